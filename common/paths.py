@@ -1,0 +1,57 @@
+"""Where things lie: the repository, the cache, and how a file is written so that nobody ever sees half of it."""
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def cache_dir(name: str) -> Path:
+    """A folder for things that can be made again: .cache/NAME in the repository, or $COS598D_CACHE/NAME.
+
+    Where neither can be written (a read-only checkout), a folder of this user under the system's temporary folder.
+    """
+    wanted = Path(os.environ.get("COS598D_CACHE") or ROOT / ".cache") / name
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+        if os.access(wanted, os.W_OK):
+            return wanted
+    except OSError:
+        pass  # a read-only checkout: the folder below serves as well
+    fallback = Path(tempfile.gettempdir()) / f"cos598d-cache-{os.getuid()}" / name
+    fallback.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return fallback
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
+    """Open a temporary file beside `path`; on success rename it to `path`, on an error remove it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    encoding = None if "b" in mode else "utf-8"
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, mode, encoding=encoding) as file:
+            yield file
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner can read
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Hold a lock beside `path`: of several ranks one makes the cached thing, the others wait here and then read it.
+
+    The kernel frees the lock when its holder dies, so a killed run never blocks the next one.
+    """
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
