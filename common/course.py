@@ -1,0 +1,227 @@
+"""Reads course.toml, the one table an instructor edits, and says in one line what is wrong with it.
+
+The handout's copy of course.toml has no staff tables; everything about them is then empty.
+"""
+
+import fnmatch
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError
+from common.paths import ROOT
+
+STEPS_OF_A_HINT = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """One part of the course; `submitted_as` is the folder name that hand-ins use for it."""
+
+    id: str
+    title: str
+    folder: str
+    submitted_as: str
+    readme: str
+    tests: tuple[str, ...]
+    marker: str
+
+
+@dataclass(frozen=True)
+class RegionRow:
+    """One region: its home file, integer points, the regions it directly builds on, its tests and three hints."""
+
+    id: str
+    task: str
+    title: str
+    file: str
+    points: int
+    needs: tuple[str, ...]
+    tests: tuple[str, ...]
+    marker: str
+    hints: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Handout:
+    """What ships: glob patterns, sets of them that ship only if asked for, files that ship under another name."""
+
+    ships: tuple[str, ...] = ()
+    extras: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    renames: dict[str, str] = field(default_factory=dict)
+    common_lines: tuple[str, ...] = ()
+    taught_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Course:
+    """The whole table. `imports` maps a file pattern to the modules that files of this name may import."""
+
+    total: int
+    tasks: dict[str, Task]
+    regions: dict[str, RegionRow]
+    may_change: tuple[str, ...]
+    imports: dict[str, tuple[str, ...]]
+    handout: Handout
+    hidden: dict[str, Any]
+
+    def readme(self, region_id: str) -> str:
+        """The README that explains a region."""
+        return self.tasks[self.regions[region_id].task].readme
+
+    def may_student_change(self, file: str) -> bool:
+        """Whether a submission's version of this file replaces ours; `*` in a pattern crosses folders."""
+        parts = Path(file).parts
+        return ".." not in parts and any(fnmatch.fnmatchcase(file, pattern) for pattern in self.may_change)
+
+    def allowed_imports(self, file: str) -> tuple[str, ...] | None:
+        """Modules that a file may import, their submodules included; None where the course sets no limit."""
+        rows = (modules for pattern, modules in self.imports.items() if fnmatch.fnmatchcase(file, pattern))
+        return next(rows, None)
+
+    def all_needs(self, region_id: str) -> tuple[str, ...]:
+        """Every region that one builds on, directly or not, in the table's order."""
+        todo, found = list(self.regions[region_id].needs), set[str]()
+        while todo:
+            need = todo.pop()
+            if need not in found:
+                found.add(need)
+                todo += self.regions[need].needs
+        return tuple(other for other in self.regions if other in found)
+
+
+def load_course(path: Path = ROOT / "course.toml") -> Course:
+    """Read and check the table.
+
+    Raises:
+        InputError: a missing file, TOML that does not parse, a key that is missing, unknown or of the wrong type,
+            points that do not add up to the total, a prerequisite that does not exist or that goes in a circle.
+    """
+    try:
+        table = _Table(tomllib.loads(path.read_text(encoding="utf-8")), path.name)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path}: expected the course's table as TOML, got {error}") from error
+    tasks = {id: _task(id, row) for id, row in table.rows("tasks")}
+    course = Course(
+        total=table.take("total", int),
+        tasks=tasks,
+        regions={id: _region(id, row, tasks) for id, row in table.rows("regions")},
+        may_change=table.texts("may_change"),
+        imports={
+            pattern: _texts(names, f"imports.{pattern}") for pattern, names in table.take("imports", dict).items()
+        },
+        handout=_handout(_Table(table.take("handout", dict, {}), f"{path.name}: handout")),
+        hidden=table.take("hidden", dict, {}),
+    )
+    table.nothing_left()
+    _check(course, path.name)
+    return course
+
+
+class _Table:
+    """A TOML table that is read key by key, so that what is left at the end is a misspelt key."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self.values, self.where = dict(values), where
+
+    def take(self, key: str, kind: type, default: Any = None) -> Any:
+        value = self.values.pop(key, default)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InputError(f"{self.where}.{key}: expected {kind.__name__}, got {value!r}")
+        return value
+
+    def texts(self, key: str, default: Any = None) -> tuple[str, ...]:
+        return _texts(self.values.pop(key, default), f"{self.where}.{key}")
+
+    def rows(self, key: str) -> list[tuple[str, "_Table"]]:
+        return [(id, _Table(row, f'{self.where}: {key}."{id}"')) for id, row in self.take(key, dict).items()]
+
+    def nothing_left(self) -> None:
+        if self.values:
+            raise InputError(f"{self.where}: unknown key {min(self.values)!r}; see the comments in course.toml")
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
+        raise InputError(f"{where}: expected a list of texts, got {value!r}")
+    return tuple(value)
+
+
+def _task(id: str, row: _Table) -> Task:
+    texts = {key: row.take(key, str) for key in ("title", "folder", "submitted_as", "readme", "marker")}
+    task = Task(id, tests=row.texts("tests"), **texts)
+    row.nothing_left()
+    return task
+
+
+def _region(id: str, row: _Table, tasks: dict[str, Task]) -> RegionRow:
+    task = tasks.get(id.split(".")[0])
+    if task is None:
+        raise InputError(f"{row.where}: expected an id that begins with a task, one of {', '.join(tasks)}, and a dot")
+    region = RegionRow(
+        id,
+        task.id,
+        title=row.take("title", str),
+        file=row.take("file", str),
+        points=row.take("points", int),
+        needs=row.texts("needs", []),
+        tests=row.texts("tests", list(task.tests)),
+        marker=row.take("marker", str, task.marker),
+        hints=row.texts("hints"),
+    )
+    row.nothing_left()
+    if region.points < 1:
+        raise InputError(f"{row.where}.points: expected at least 1, got {region.points}")
+    if len(set(region.hints)) != STEPS_OF_A_HINT:
+        raise InputError(f"{row.where}.hints: expected {STEPS_OF_A_HINT} different hints, got {len(set(region.hints))}")
+    return region
+
+
+def _handout(row: _Table) -> Handout:
+    handout = Handout(
+        ships=row.texts("ships", []),
+        extras={name: _texts(patterns, f"extras.{name}") for name, patterns in row.take("extras", dict, {}).items()},
+        renames=row.take("renames", dict, {}),
+        common_lines=row.texts("common_lines", []),
+        taught_names=row.texts("taught_names", []),
+    )
+    row.nothing_left()
+    return handout
+
+
+def _check(course: Course, where: str) -> None:
+    points = sum(region.points for region in course.regions.values())
+    if points != course.total:
+        raise InputError(f"{where}: expected points that add up to total = {course.total}, got {points}; change one")
+    for region in course.regions.values():
+        if unknown := set(region.needs) - set(course.regions):
+            raise InputError(
+                f"{where}: region {region.id} needs {min(unknown)}, which is not in the table; mend `needs`"
+            )
+    for region in course.regions.values():
+        if region.id in course.all_needs(region.id):
+            raise InputError(f"{where}: region {region.id} needs itself in a circle; mend `needs`")
+        if not course.may_student_change(region.file):
+            raise InputError(f"{where}: region {region.id} is in {region.file}, which may_change does not list")
+
+
+def files_matching(root: Path, patterns: Iterable[str]) -> list[str]:
+    """Files under `root` that the glob patterns name, sorted, relative, without caches.
+
+    Raises:
+        InputError: a pattern that matches nothing, or a link.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        paths = [path for path in root.glob(pattern) if path.is_symlink() or path.is_file()]
+        if not paths:
+            raise InputError(f"course.toml: the pattern {pattern!r} matches no file; mend it or add the file")
+        for path in paths:
+            if path.is_symlink():
+                raise InputError(
+                    f"{path.relative_to(root)}: expected a plain file, got a link; put the file itself there"
+                )
+        found.update(path.relative_to(root).as_posix() for path in paths if "__pycache__" not in path.parts)
+    return sorted(found)

@@ -1,0 +1,423 @@
+"""The handout builder: what it writes, what it refuses to give out, and what it never deletes. Then our own tree."""
+
+import ast
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from common.course import files_matching, load_course
+from common.errors import InputError
+from common.paths import ROOT
+from common.todo import find_blocks
+from staff.handout import MANIFEST, STAFF_ONLY, Handout, assemble, write
+from staff.leaks import solution_lines
+from staff.regions import regions_of_tree
+
+COURSE = """
+total = 10
+may_change = ["task1_single/*", "common/lesson.py"]
+[imports]
+[tasks.1]
+title = "One"
+folder = "task1_single"
+submitted_as = "task1"
+readme = "task1_single/README.md"
+tests = ["tests/test_task1.py"]
+marker = "task1"
+[regions."1.1"]
+title = "first"
+file = "task1_single/run.py"
+points = 4
+hints = ["a", "b", "c"]
+[regions."1.2"]
+title = "second"
+file = "common/lesson.py"
+points = 6
+needs = ["1.1"]
+hints = ["a", "b", "c"]
+# === staff only: below ===
+[handout]
+ships = ["README.md", "course.toml", "common/*.py", "task*/**/*"]
+common_lines = ["model.train()"]
+taught_names = ["set_epoch"]
+[handout.extras]
+benchmark = ["benchmark/*.py"]
+[hidden]
+visibility = "hidden"
+"""
+RUN = '''#!/usr/bin/env python
+"""A script."""
+
+
+def train(model, loss):
+    # TODO(cos598d) 1.1: go back (3 lines)
+    # BEGIN SOLUTION 1.1
+    model.train()
+    loss.backward()
+    sampler.set_epoch(1)
+    # END SOLUTION 1.1
+    return model
+'''
+LESSON = '''"""A lesson."""
+
+
+def mean(values, number_of_workers):
+    # TODO(cos598d) 1.2: average (2 lines)
+    # BEGIN SOLUTION 1.2
+    running_total = sum(values)
+    return running_total / number_of_workers
+    # END SOLUTION 1.2
+'''
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small solved course with everything a handout needs, and things that must not ship."""
+    files = {
+        "course.toml": COURSE,
+        "README.md": "# The course\n",
+        "task1_single/README.md": "# Task 1\n## 1.1 and 1.2\n1. Read.\n2. Think.\n",
+        "task1_single/run.py": RUN,
+        "common/lesson.py": LESSON,
+        "task1_single/__pycache__/run.py": "stale",
+        "staff/secret.py": "answers = 1\n",
+        "benchmark/run.py": "x = 1\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "tree"
+
+
+def edit(tree: Path, name: str, old: str, new: str) -> None:
+    text = (tree / name).read_text()
+    assert old in text
+    (tree / name).write_text(text.replace(old, new))
+
+
+def test_the_handout_holds_what_is_listed_and_nothing_else(tree, tmp_path):
+    write(assemble(tree), tmp_path / "out")
+
+    built = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert built == {
+        MANIFEST, "README.md", "course.toml", "common/lesson.py", "task1_single/README.md", "task1_single/run.py",
+    }  # fmt: skip
+
+
+def test_regions_are_replaced_and_the_rest_stays(tree):
+    handout = assemble(tree)
+
+    assert not handout.problems
+    assert handout.files["common/lesson.py"].decode() == (
+        '"""A lesson."""\n\n\ndef mean(values, number_of_workers):\n'
+        "    # TODO(cos598d) 1.2: average (2 lines)\n"
+        '    raise NotImplementedError("TODO 1.2: average; see task1_single/README.md")\n'
+        "    # END TODO 1.2\n"
+    )
+
+
+def test_the_students_table_has_points_and_hints_but_no_staff_part(tree, tmp_path):
+    write(assemble(tree), tmp_path / "out")
+
+    course = load_course(tmp_path / "out" / "course.toml")
+    assert course.regions["1.2"].hints == ("a", "b", "c")
+    assert not course.handout.ships
+    assert not course.hidden
+
+
+def test_an_extra_ships_only_if_asked_for(tree):
+    assert "benchmark/run.py" not in assemble(tree).files
+    assert "benchmark/run.py" in assemble(tree, ["benchmark"]).files
+    with pytest.raises(InputError, match="benchmark"):
+        assemble(tree, ["benchmrk"])
+
+
+def test_a_solved_region_stands_where_a_student_would_have_written_it(tree):
+    handout = assemble(tree, solved=["1.2"])
+
+    (block,) = find_blocks(handout.files["common/lesson.py"].decode())
+    assert not handout.problems
+    assert block.body == "running_total = sum(values)\nreturn running_total / number_of_workers"
+
+
+def test_building_again_gives_the_same_bytes_times_and_modes(tree, tmp_path):
+    def state(name: str) -> list:
+        write(assemble(tree), tmp_path / name / "handout")
+        for path in tree.rglob("*"):
+            os.utime(path, (1, 1))
+            path.chmod(0o700)
+        paths = sorted((tmp_path / name / "handout").rglob("*"))
+        folder = [(path.stat().st_mode, path.stat().st_mtime, path.is_file() and path.read_bytes()) for path in paths]
+        return [*folder, (tmp_path / name / "handout.zip").read_bytes()]
+
+    assert state("first") == state("second")
+
+
+def test_the_zip_begins_with_the_readme_and_holds_the_folder(tree, tmp_path):
+    archive = write(assemble(tree), tmp_path / "handout")
+
+    with zipfile.ZipFile(archive) as opened:
+        assert opened.namelist()[0] == "handout/README.md"
+        for info in opened.infolist():
+            path = tmp_path / info.filename
+            assert opened.read(info) == path.read_bytes()
+            assert info.date_time == (2020, 1, 1, 0, 0, 0)
+            assert stat.S_IMODE(info.external_attr >> 16) == stat.S_IMODE(path.stat().st_mode)
+    assert os.access(tmp_path / "handout/task1_single/run.py", os.X_OK)
+
+
+LEAKS = [
+    ("task1_single/README.md", "Think.", "Write `loss.backward()`.", "README.md:4: a line of solution 1.1"),
+    ("common/lesson.py", "def mean", "# loss . backward( )\ndef mean", "lesson.py:4: a line of solution 1.1"),
+    ("task1_single/run.py", "return model", "return model  # running_total", "run.py:9: the name running_total"),
+    ("course.toml", '["a", "b", "c"]', '["a", "b", "use running_total"]', "the name running_total"),
+    ("README.md", "course", "course\n# begin  solution", "README.md:2: a marker is left"),
+    ("task1_single/README.md", "1. Read.\n2. ", "", "a section that names 1.1 and has numbered steps"),
+    ("task1_single/README.md", "and 1.2", "and 1.25", "a section that names 1.2 and has numbered steps"),
+    ("task1_single/run.py", "def train(model, loss):", "def train(model, loss:", "task1_single/run.py:"),
+    ("common/lesson.py", "1.2", "1.1", "common/lesson.py: expected region 1.2 here"),
+    ("course.toml", '"common/*.py", ', '"common/*.py", "staff/*.py", ', "staff/secret.py: ships"),
+    ("course.toml", '"common/*.py", ', '"common/*.py", "benchmark/*.py", ', "benchmark/run.py: ships"),
+    ("course.toml", "total = 10", f"{STAFF_ONLY}\ntotal = 10", "has not the hints of region 1.1"),
+    ("task1_single/run.py", "return model", "return (  # TODO(cos598d) 1.2\n    model)", "run.py:12: "),
+]
+
+
+def test_a_statement_of_several_lines_is_found_on_one_line_and_its_opening_alone_is_not():
+    joined = ["dist", ".", "join", "(", "config", ".", "backend", ",", "rank", "=", "rank", ")"]
+
+    lines = solution_lines("dist.join(\n    config.backend,  # gloo\n    rank=rank,\n)\nreturn rank\n")
+
+    assert lines == [["config", ".", "backend", ","], joined]
+
+
+@pytest.mark.parametrize(("name", "old", "new", "message"), LEAKS)
+def test_a_leak_is_named_with_its_file(tree, name, old, new, message):
+    edit(tree, name, old, new)
+
+    try:
+        problems = assemble(tree).problems
+    except InputError as error:
+        problems = [str(error)]
+    assert any(message in problem for problem in problems), problems
+
+
+def test_a_region_inside_an_expression_does_not_compile_and_is_refused(tree):
+    body = "(\n    # TODO(cos598d) 1.1: x\n    # BEGIN SOLUTION 1.1\n    loss\n    # END SOLUTION 1.1\n    )\n"
+    edit(tree, "task1_single/run.py", "    return model\n", f"    return {body}")
+
+    assert any("run.py: does not compile" in problem for problem in assemble(tree).problems)
+
+
+def test_a_sentinel_that_survives_the_cut_is_reported(tree, monkeypatch):
+    monkeypatch.setattr("staff.handout.strip", lambda text, *rest: text)
+
+    assert "common/lesson.py: a line of a region was not cut away" in assemble(tree).problems
+
+
+def test_a_todo_that_carry_could_not_find_is_reported(tree, monkeypatch):
+    monkeypatch.setattr("staff.handout.strip", lambda *rest: "x = 1\n")
+
+    assert "common/lesson.py: expected the open TODOs ['1.2'], got []" in assemble(tree).problems
+
+
+def test_common_lines_and_taught_names_are_no_leaks(tree):
+    edit(tree, "README.md", "course", "course\nmodel.train()\nset_epoch\n")
+
+    assert not assemble(tree).problems
+
+
+def test_the_same_id_in_a_later_script_is_stripped_and_guarded_too(tree):
+    later = RUN.replace("sampler.set_epoch(1)", "later_only.step_forward()")
+    (tree / "task1_single" / "later.py").write_text(later)
+    edit(tree, "README.md", "course", "later_only.step_forward()")
+
+    handout = assemble(tree)
+
+    assert b"backward" not in handout.files["task1_single/later.py"]
+    assert any("README.md:1: a line of solution 1.1" in problem for problem in handout.problems)
+
+
+def test_a_handout_with_problems_is_not_written(tree, tmp_path):
+    edit(tree, "task1_single/README.md", "Think.", "loss.backward()")
+
+    with pytest.raises(InputError, match="1 problem"):
+        write(assemble(tree), tmp_path / "out")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tree"]
+
+
+def test_an_untouched_handout_is_replaced_even_after_it_was_run(tree, tmp_path):
+    write(assemble(tree), tmp_path / "out")
+    (tmp_path / "out/common/__pycache__").mkdir()
+    (tmp_path / "out/common/__pycache__/lesson.pyc").write_bytes(b"cache")
+    edit(tree, "README.md", "course", "new course")
+
+    write(assemble(tree), tmp_path / "out")
+
+    assert (tmp_path / "out/README.md").read_text() == "# The new course\n"
+    assert not (tmp_path / "out/common/__pycache__").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.zip", "tree"]
+
+
+def add_a_note(out: Path) -> None:
+    (out / "notes.txt").write_text("mine")
+
+
+def edit_a_file(out: Path) -> None:
+    (out / "README.md").write_text("mine")
+
+
+def add_a_link(out: Path) -> None:
+    (out / "link").symlink_to(out.parent)
+
+
+def remove_the_manifest(out: Path) -> None:
+    (out / MANIFEST).unlink()
+
+
+def break_the_manifest(out: Path) -> None:
+    (out / MANIFEST).write_text("[]")
+
+
+def put_another_zip_there(out: Path) -> None:
+    out.with_name(f"{out.name}.zip").write_bytes(b"mine")
+
+
+@pytest.mark.parametrize(
+    "touch", [add_a_note, edit_a_file, add_a_link, remove_the_manifest, break_the_manifest, put_another_zip_there]
+)
+def test_what_the_builder_did_not_make_is_never_deleted(tree, tmp_path, touch):
+    out = tmp_path / "out"
+    write(assemble(tree), out)
+    touch(out)
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+
+    with pytest.raises(InputError):
+        write(assemble(tree), out)
+
+    assert before == {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+
+
+def test_a_link_is_not_shipped(tree):
+    (tree / "common" / "link.py").symlink_to(tree / "staff" / "secret.py")
+
+    with pytest.raises(InputError, match=r"common/link\.py: expected a plain file"):
+        assemble(tree)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("total = 10", "total = 11", "add up to total = 11, got 10"),
+        ("points = 4", "points = true", "points: expected int, got True"),
+        ("points = 4", "points = 0", "points: expected at least 1"),
+        ('["a", "b", "c"]', '["a", "b"]', "expected 3 different hints, got 2"),
+        ('needs = ["1.1"]', 'needs = ["1.3"]', "needs 1.3, which is not in the table"),
+        ('needs = ["1.1"]', 'needs = ["1.2"]', "needs itself in a circle"),
+        ('title = "first"', 'titel = "first"', "title: expected str"),
+        ('title = "first"', 'title = "first"\nhint = "x"', "unknown key 'hint'"),
+        ('"common/lesson.py"]', '"common/other.py"]', "which may_change does not list"),
+        ('[regions."1.1"]', '[regions."9.1"]', "begins with a task"),
+        ('ships = ["README.md"', 'ships = ["READM.md"', "matches no file"),
+        ("total = 10", "total = ", "course's table as TOML"),
+    ],
+)
+def test_a_mistake_in_the_table_gets_one_clear_line(tree, old, new, message):
+    edit(tree, "course.toml", old, new)
+
+    with pytest.raises(InputError, match=message):
+        assemble(tree)
+
+
+def test_what_a_region_builds_on_is_followed_all_the_way():
+    course = load_course()
+
+    assert set(course.all_needs("p.3")) == {"p.1", "p.2", "p.4"}
+    assert {"1.2", "1.3", "1.4"} <= set(course.all_needs("3.1"))
+
+
+def test_a_student_may_change_task_folders_and_nothing_beside_them():
+    course = load_course()
+
+    assert course.may_student_change("task2b_allreduce/helpers/mine.py")
+    assert not course.may_student_change("tests/test_task1.py")
+    assert not course.may_student_change("pipeline/../grader/run.py")
+
+
+# --- our own tree ---
+
+
+def our_files() -> list[str]:
+    """The Python files that students may change, as far as the tree has them."""
+    course = load_course()
+    patterns = [pattern for pattern in ("common/*.py", "task*/*.py", "pipeline/*.py") if any(ROOT.glob(pattern))]
+    return [file for file in files_matching(ROOT, patterns) if course.may_student_change(file)]
+
+
+def our_handout() -> Handout:
+    """The handout of our tree; skipped while a file that ships is not written yet."""
+    course = load_course()
+    missing = [pattern for pattern in course.handout.ships if not any(ROOT.glob(pattern))]
+    missing += [row.file for row in course.regions.values() if not (ROOT / row.file).is_file()]
+    missing += [task.readme for task in course.tasks.values() if not (ROOT / task.readme).is_file()]
+    if missing:
+        pytest.skip(f"not written yet: {', '.join(sorted(set(missing)))}")
+    return assemble(ROOT)
+
+
+def test_every_region_of_our_tree_is_well_formed():
+    regions = regions_of_tree(ROOT, our_files(), load_course().regions)
+
+    assert regions
+
+
+def test_our_solved_files_import_only_what_the_table_allows():
+    course = load_course()
+    for file in our_files():
+        allowed = course.allowed_imports(file)
+        nodes = list(ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        new = [name for name in names if allowed and not any(f"{name}.".startswith(f"{top}.") for top in allowed)]
+        assert not new, f"{file} imports {new}"
+
+
+def test_our_handout_gives_nothing_away():
+    assert our_handout().problems == []
+
+
+def test_every_script_of_our_handout_answers_help(tmp_path):
+    write(our_handout(), tmp_path / "handout")
+    scripts = sorted((tmp_path / "handout").glob("task*/run_*.py")) + [tmp_path / "handout/pipeline/run_gpt2.py"]
+    for script in scripts:
+        done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, f"{script}: {done.stderr}"
+
+
+def test_the_command_prints_a_line_of_json_and_exits_with_2_on_a_problem(tmp_path):
+    shutil.copytree(ROOT / "staff", tmp_path / "staff", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "common", tmp_path / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    run = [sys.executable, "-m", "staff.handout", "--out", str(tmp_path / "out")]
+
+    without_table = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    table = COURSE.replace('"common/*.py", "task*/**/*"', '"common/lesson.py", "task1_single/*"')
+    for name, text in {"course.toml": table, "README.md": "", "common/lesson.py": LESSON}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "task1_single").mkdir()
+    (tmp_path / "task1_single/run.py").write_text(RUN)
+    (tmp_path / "task1_single/README.md").write_text("# 1.1, 1.2\n1. Read.\n")
+    complete = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+
+    assert (without_table.returncode, without_table.stderr.count("\n")) == (2, 1)
+    assert complete.returncode == 0, complete.stderr
+    assert json.loads(complete.stdout.splitlines()[-1])["regions"] == 2
+    assert STAFF_ONLY not in (tmp_path / "out/course.toml").read_text()

@@ -1,0 +1,225 @@
+"""The parser of regions: what it finds, what it refuses, and how bodies go in and come back out."""
+
+import pytest
+
+from common.errors import InputError
+from common.paths import ROOT
+from common.todo import find_blocks, replace_block
+from staff.regions import find_regions, patch_in_tree, replace_in_tree, strip
+
+SOLVED = '''\
+def train(model, loss):
+    """Docstring."""
+    if model:
+        # TODO(cos598d) 1.2: compute the gradients (2 lines)
+        # BEGIN SOLUTION 1.2
+        loss.backward()
+        note = """first
+            second"""
+        # END SOLUTION 1.2
+    return note
+'''
+
+
+def handed_out(text: str, **options) -> str:
+    return strip(text, "a.py", lambda id: "task1_single/README.md", **options)
+
+
+def test_a_region_is_found_with_its_place_text_and_body():
+    (region,) = find_regions(SOLVED, "a.py")
+
+    assert (region.id, region.part, region.line, region.end_line) == ("1.2", 1, 4, 9)
+    assert region.todo == "compute the gradients (2 lines)"
+    assert region.body == 'loss.backward()\nnote = """first\n            second"""'
+
+
+def test_parts_of_one_id_are_numbered():
+    part = "# TODO(cos598d) 2a.2: a\n# BEGIN SOLUTION 2a.2\nx = 1\n# END SOLUTION 2a.2\n"
+
+    assert [region.part for region in find_regions(part + part)] == [1, 2]
+
+
+def test_marker_text_inside_a_string_is_no_marker():
+    assert find_regions('text = """\n# BEGIN SOLUTION 1.2\n# END SOLUTIN 1.2\n"""\n') == []
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "# todo(cos598d) 1.2: x",
+        "# TODO (cos598d) 1.2: x",
+        "# TODO(cos598d): x",
+        "# TODO(cos598d) 1.2",
+        "# TODO(cos589d) 1.2: x",
+        "# TODO 1.2: x",
+        "#TODO(cos598d) 1.2: x",
+        "# begin solution 1.2",
+        "# BEGIN SOLUTION",
+        "# BEGIN SOLUTION 1.2:",
+        "# BEGIN SOLUTION 1.2 ",
+        "#BEGIN SOLUTION 1.2",
+        "# BEGIN-SOLUTION 1.2",
+        "# BEGINSOLUTION 1.2",
+        "# BEGN SOLUTION 1.2",
+        "# BEGIN SOLUTON 1.2",
+        "# START SOLUTION 1.2",
+        "# BEGIN 1.2",
+        "## END SOLUTION 1.2",
+        "# END SOLUTIONS",
+        "# END TODO 1.2",
+        "x = 1  # BEGIN SOLUTION 1.2",
+    ],
+)
+def test_a_near_miss_of_a_marker_is_refused_with_its_line(comment):
+    with pytest.raises(InputError, match=r"^a\.py:2: "):
+        find_regions(f"y = 1\n{comment}\n", "a.py")
+
+
+@pytest.mark.parametrize("comment", ["# TODO: later", "# end of the epoch", "# the solution of 2 equations", "# begin"])
+def test_an_ordinary_comment_is_let_be(comment):
+    assert find_regions(f"{comment}\n") == []
+
+
+TODO, BEGIN, END = "# TODO(cos598d) 1.2: x", "# BEGIN SOLUTION 1.2", "# END SOLUTION 1.2"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([TODO, "x = 1"], "a.py:1: expected '# BEGIN SOLUTION 1.2' below"),
+        ([TODO, BEGIN, "x = 1"], "a.py:2: expected '# END SOLUTION 1.2' below"),
+        ([BEGIN, "x = 1", END], "a.py:1: expected TODO, got BEGIN"),
+        ([TODO, "", BEGIN, "x = 1", END], "a.py:3: expected BEGIN right below"),
+        ([TODO, BEGIN, TODO, BEGIN, "x = 1", END], "a.py:3: expected END, got TODO 1.2 inside region 1.2 of line 1"),
+        ([TODO, BEGIN, "x = 1", "# END SOLUTION 1.3"], "a.py:4: expected END 1.2, got END 1.3"),
+        ([TODO, BEGIN, "# only words", END], "a.py:1: expected at least one line of code"),
+        (
+            ["if 1:", f"    {TODO}", f"    {BEGIN}", "    x = 1", END, "    y = 1"],
+            "a.py:5: expected the marker at the indent of line 3",
+        ),
+        (
+            ["if 1:", f"    {TODO}", f"    {BEGIN}", "    x = 1", "y = 1", f"    {END}"],
+            "a.py:2: expected the body at the",
+        ),
+        (["if 1:", f"\t{TODO}", f"\t{BEGIN}", "\tx = 1", f"\t{END}"], "a.py:2: expected spaces before a marker"),
+        ([TODO, BEGIN, "if 1:", "\tx = 1", END], "a.py:1: expected spaces in the region"),
+        ([TODO.replace("1.2", "9.9")], "a.py:1: region 9.9 is not in course.toml"),
+        (["x = (", TODO], "a.py:"),
+        ([f"x = 1  {TODO}"], "a.py:1: expected the marker on a line of its own"),
+    ],
+)
+def test_a_malformed_region_is_refused_with_file_and_line(lines, message):
+    with pytest.raises(InputError) as error:
+        find_regions("\n".join(lines) + "\n", "a.py", known={"1.2", "1.3"})
+
+    assert str(error.value).startswith(message)
+
+
+def test_stripping_leaves_the_todo_and_a_raise_at_its_indent():
+    assert handed_out(SOLVED) == (
+        'def train(model, loss):\n    """Docstring."""\n    if model:\n'
+        "        # TODO(cos598d) 1.2: compute the gradients (2 lines)\n"
+        '        raise NotImplementedError("TODO 1.2: compute the gradients; see task1_single/README.md")\n'
+        "        # END TODO 1.2\n    return note\n"
+    )
+
+
+def test_a_long_or_quoted_todo_still_makes_one_valid_line_of_code():
+    text = SOLVED.replace("compute the gradients", 'say "what" and \\ ' + "very long words " * 12)
+
+    line = next(line for line in handed_out(text).split("\n") if "raise" in line)
+
+    assert len(line) <= 120
+    compile(line.strip(), "a.py", "exec")
+
+
+def test_a_students_lines_come_back_as_they_were_written():
+    blocks = find_blocks(handed_out(SOLVED, keep={"1.2"}))
+
+    assert [block.body for block in blocks] == [find_regions(SOLVED)[0].body]
+    assert blocks[0].attempted
+
+
+@pytest.mark.parametrize("body", ["", "# soon", 'raise NotImplementedError("TODO 1.2: compute")'])
+def test_the_placeholder_or_nothing_is_not_an_attempt(body):
+    text = f"# TODO(cos598d) 1.2: x\n{body}\n# END TODO 1.2\n"
+
+    assert not find_blocks(text)[0].attempted
+
+
+def test_a_body_is_carried_to_another_indent_without_touching_its_strings():
+    source = find_blocks(handed_out(SOLVED, keep={"1.2"}))[0]
+    target = "# TODO(cos598d) 1.2: again\nraise NotImplementedError\n# END TODO 1.2\n"
+
+    carried = replace_block(target, find_blocks(target)[0], source.body)
+
+    assert carried == (
+        '# TODO(cos598d) 1.2: again\nloss.backward()\nnote = """first\n            second"""\n# END TODO 1.2\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# TODO(cos598d) 1.2: x\ny = 1\n",
+        "# TODO(cos598d) 1.2: x\n# TODO(cos598d) 1.3: x\n# END TODO 1.3\n",
+        "# TODO(cos598d) 1.2: x\n# END TODO 1.3\n",
+        "# END TODO 1.2\n",
+        "# TODO(cos598d) 1.2: x\ny = (\n# END TODO 1.2\n",
+    ],
+)
+def test_a_students_file_without_matching_lines_is_an_error_with_file_and_line(text):
+    with pytest.raises(InputError, match=r"^a\.py:\d+: "):
+        find_blocks(text, "a.py")
+
+
+def test_a_body_is_replaced_in_a_copy_and_the_markers_stay(tmp_path):
+    (tmp_path / "a.py").write_text(SOLVED)
+
+    replace_in_tree(tmp_path, "a.py", "1.2", "if model:\n    note = 1\n")
+
+    text = (tmp_path / "a.py").read_text()
+    assert "        if model:\n            note = 1\n        # END SOLUTION 1.2\n" in text
+    assert find_regions(text)[0].body == "if model:\n    note = 1"
+
+
+def test_a_part_must_be_named_where_there_are_several(tmp_path):
+    part = "# TODO(cos598d) 2a.2: a\n# BEGIN SOLUTION 2a.2\nx = 1\n# END SOLUTION 2a.2\n"
+    (tmp_path / "a.py").write_text(part + part)
+
+    with pytest.raises(InputError, match="got 2"):
+        replace_in_tree(tmp_path, "a.py", "2a.2", "x = 2")
+    replace_in_tree(tmp_path, "a.py", "2a.2", "x = 2", part=2)
+
+    assert [region.body for region in find_regions((tmp_path / "a.py").read_text())] == ["x = 1", "x = 2"]
+
+
+@pytest.mark.parametrize("old", ["nothing like it", "note"])
+def test_a_patch_must_match_exactly_once(tmp_path, old):
+    (tmp_path / "a.py").write_text(SOLVED)
+
+    with pytest.raises(InputError, match="once"):
+        patch_in_tree(tmp_path, "a.py", old, "other")
+
+    assert (tmp_path / "a.py").read_text() == SOLVED
+
+
+def test_a_patch_replaces_its_text(tmp_path):
+    (tmp_path / "a.py").write_text(SOLVED)
+
+    patch_in_tree(tmp_path, "a.py", "return note", "return 1")
+
+    assert (tmp_path / "a.py").read_text() == SOLVED.replace("return note", "return 1")
+
+
+def test_the_source_tree_itself_is_never_changed():
+    with pytest.raises(InputError, match="copy"):
+        patch_in_tree(ROOT, "common/paths.py", "import", "import")
+
+
+def test_a_path_out_of_the_copy_is_refused(tmp_path):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "a.py").write_text("x = 1\n")
+
+    with pytest.raises(InputError, match="inside"):
+        patch_in_tree(tmp_path / "tree", "../a.py", "x", "y")
