@@ -1,0 +1,28 @@
+# make demo: set up and run the assignment's main job.  make test: everything a change must not break.
+PYTHON ?= python3
+RUN := .venv/bin/python
+
+.PHONY: setup demo test check verify handout
+.DEFAULT_GOAL := demo
+
+setup:
+	@command -v $(PYTHON) > /dev/null || { echo "error: no $(PYTHON); sudo apt-get install python3 python3-venv" >&2; exit 2; }
+	@$(PYTHON) install.py dev
+
+demo: setup
+	$(RUN) task1_single/run_glue.py
+
+check: setup
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	$(RUN) -m pytest -q -m "not slow and not medium" tests staff/tests
+
+test: setup
+	$(RUN) -m pytest -q -m "not slow" tests staff/tests
+
+verify: setup
+	$(RUN) -m pytest -q tests staff/tests
+
+handout: setup
+	$(RUN) -m staff.handout
