@@ -1,0 +1,311 @@
+"""Every flag of the task scripts, once: parsed, checked and frozen.
+
+A wrong flag is said in one line before any process group is joined: afterwards one rank's error is the others' hang.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from common.errors import InputError
+from common.models import model_path
+from common.paths import ROOT
+
+GLUE_TASKS = ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli", "mnli-mm", "qnli", "rte", "wnli")
+WORLD_SIZES = range(1, 65)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What every task script needs. `rank` is what the course's command line calls --local_rank."""
+
+    task: str  # the folder of the script, for instance "task1_single"
+    output_dir: Path
+    overwrite_output_dir: bool
+    model_name_or_path: str
+    tokenizer_name: str
+    data_dir: Path | None  # None: the embedded sample
+    learning_rate: float
+    weight_decay: float
+    adam_epsilon: float
+    max_grad_norm: float  # 0: no clipping
+    warmup_steps: int
+    max_steps: int  # 0: as many as the epochs have
+    dropout: float | None  # None: as the model has it
+    seed: int
+    no_cuda: bool
+    profile: bool
+    master_ip: str
+    master_port: int
+    world_size: int
+    rank: int
+    node_rank: int  # which of this machine's workers this is: chooses the GPU
+    backend: str
+    join_seconds: float
+    hang_seconds: float
+
+
+@dataclass(frozen=True)
+class GlueConfig(RunConfig):
+    """The flags of run_glue.py. Batch sizes are those of one worker."""
+
+    model_type: str
+    config_name: str
+    task_name: str
+    do_train: bool
+    do_eval: bool
+    do_lower_case: bool
+    max_seq_length: int
+    per_gpu_train_batch_size: int
+    per_gpu_eval_batch_size: int
+    num_train_epochs: int
+    overwrite_cache: bool
+
+    @property
+    def total_batch_size(self) -> int:
+        """Examples in one step of all workers together."""
+        return self.per_gpu_train_batch_size * self.world_size
+
+
+@dataclass(frozen=True)
+class Gpt2Config(RunConfig):
+    """The flags of run_gpt2.py. `batch_size` is the total of all workers."""
+
+    batch_size: int
+    n_epochs: int
+    model_max_length: int
+    pytest: bool  # stop after the first step and keep its gradients in tests/
+    model_parallel_mode: str
+    n_chunk: int
+    schedule: str
+
+    @property
+    def num_train_epochs(self) -> int:
+        return self.n_epochs
+
+
+def parse_glue_arguments(task: str, argv: list[str] | None = None) -> GlueConfig:
+    """The command line of a run_glue.py; raises InputError, or exits with code 2 on a flag that does not exist."""
+    parser = _Parser(description=f"{task}: fine-tune BERT on a GLUE task", allow_abbrev=False)
+    _add_common_flags(parser)
+    _add_glue_flags(parser)
+    given = vars(parser.parse_args(argv))
+    sample = given["data_dir"] is None
+    # The sample is made so that a tiny model can learn it in seconds: that needs a larger learning rate than BERT's.
+    fill(given, "model_name_or_path", "tiny" if sample else "bert-base-cased")
+    fill(given, "learning_rate", SAMPLE_GLUE["learning_rate"] if sample else 5e-5)
+    fill(given, "num_train_epochs", SAMPLE_GLUE["epochs"] if sample else 3)
+    fill(given, "max_seq_length", SAMPLE_GLUE["max_seq_length"] if sample else 128)
+    if not (given["do_train"] or given["do_eval"]):
+        given["do_train"] = given["do_eval"] = True
+    _finish(task, given)
+    fill(given, "per_gpu_train_batch_size", max(1, 64 // given["world_size"]))
+    given["task_name"] = given["task_name"].lower()
+    if given["task_name"] not in GLUE_TASKS:
+        raise InputError(f"--task_name: expected one of {', '.join(GLUE_TASKS)}; got {given['task_name']!r}")
+    _check_at_least(given, 1, "per_gpu_train_batch_size", "per_gpu_eval_batch_size", "num_train_epochs")
+    _check_at_least(given, 8, "max_seq_length")
+    _find_model(given, "bert")
+    return GlueConfig(**_only_fields(GlueConfig, given))
+
+
+def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: int = 1) -> Gpt2Config:
+    """The command line of a run_gpt2.py; `world_size` is the default of a script that starts its own workers."""
+    parser = _Parser(description=f"{task}: train GPT-2 on OSCAR text", allow_abbrev=False)
+    _add_common_flags(parser)
+    _add_gpt2_flags(parser)
+    given = vars(parser.parse_args(argv))
+    sample = given["data_dir"] is None
+    fill(given, "model_name_or_path", "tiny" if sample else "gpt2")
+    fill(given, "learning_rate", SAMPLE_GPT2["learning_rate"] if sample else 1e-4)
+    fill(given, "model_max_length", SAMPLE_GPT2["model_max_length"] if sample else 128)
+    starts_own_workers = world_size > 1 and given["local_rank"] == -1 and "RANK" not in os.environ
+    if starts_own_workers:
+        fill(given, "world_size", world_size)
+        given["local_rank"] = 0
+    _finish(f"{task}_gpt2" if task.startswith("task") else task, given)
+    given["task"] = task
+    _find_model(given, "gpt2")
+    _check_at_least(given, 1, "batch_size", "n_epochs", "n_chunk")
+    _check_at_least(given, 8, "model_max_length")
+    if given["batch_size"] % given["world_size"]:
+        total, workers = given["batch_size"], given["world_size"]
+        advice = max(workers, total - total % workers)
+        raise InputError(
+            f"--batch_size: total batch size {total} does not divide over {workers} workers; "
+            f"use a multiple of {workers}, for example {advice}"
+        )
+    return Gpt2Config(**_only_fields(Gpt2Config, given))
+
+
+# What suits the embedded sample and the tiny models, found by trying five seeds.
+SAMPLE_GLUE = {"learning_rate": 1e-3, "epochs": 10, "max_seq_length": 64}
+SAMPLE_GPT2 = {"learning_rate": 1e-3, "model_max_length": 64}
+
+
+def _add_common_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    group = parser.add_argument_group
+    add("--data_dir", type=Path, help="folder with the data (default: the embedded sample)")
+    add("--model_name_or_path", help="tiny, a hub name or a folder (default: tiny for the sample)")
+    add("--tokenizer_name", default="", help="tokenizer, if it is not the model's own")
+    add("--output_dir", type=Path, help="folder for the record of the run (default: runs/<task>, replaced each time)")
+    add("--overwrite_output_dir", action="store_true", help="replace the record of an earlier run in --output_dir")
+    add("--learning_rate", type=float, help="AdamW's learning rate, at the top of the schedule")
+    add("--weight_decay", type=float, default=0.0, help="for all weights but biases and LayerNorm")
+    add("--adam_epsilon", type=float, default=1e-8, help="AdamW's epsilon")
+    add("--max_grad_norm", type=float, default=1.0, help="clip gradients to this norm; 0: do not clip")
+    add("--warmup_steps", type=int, default=0, help="steps over which the learning rate rises from 0")
+    add("--max_steps", type=int, default=-1, help="stop after so many steps (default: after the last epoch)")
+    add("--dropout", type=float, help="dropout probability (default: the model's own)")
+    add("--seed", type=int, default=42, help="seed of weights, order of examples and dropout")
+    add("--no_cuda", action="store_true", help="use the CPU even where there is a GPU")
+    add("--profile", action="store_true", help="trace a few steps and list the parameters by size")
+    workers = group("workers (under torchrun these may be left out)")
+    workers.add_argument("--master_ip", help="address of worker 0 (default: 127.0.0.1)")
+    workers.add_argument("--master_port", type=int, help="a free port above 1023 on worker 0 (default: 6585)")
+    workers.add_argument("--world_size", type=int, help="number of workers (default: 1)")
+    workers.add_argument("--local_rank", type=int, default=-1, help="rank of this worker among all: 0 to world_size-1")
+    workers.add_argument("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on CPUs")
+    workers.add_argument("--join_seconds", type=float, default=120.0, help="how long to wait for the other workers")
+    workers.add_argument("--hang_seconds", type=float, default=120.0, help="stop if no step ends for so long")
+
+
+def _add_glue_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model_type", choices=("bert",), default="bert", help="architecture that the model must have")
+    add("--config_name", default="", help="configuration, if it is not the model's own")
+    add("--task_name", default="RTE", help=", ".join(GLUE_TASKS))
+    add("--do_train", action="store_true", help="train (neither --do_train nor --do_eval: both)")
+    add("--do_eval", action="store_true", help="evaluate on the dev set after every epoch")
+    add("--do_lower_case", action="store_true", help="for an uncased model")
+    add("--max_seq_length", type=int, help="longer examples are cut, shorter ones padded (tokens)")
+    add("--per_gpu_train_batch_size", type=int, help="examples per step on one worker (default: 64 / world_size)")
+    add("--per_gpu_eval_batch_size", type=int, default=64, help="examples per evaluation batch on one worker")
+    add("--num_train_epochs", type=_whole_number, help="passes over the training set")
+    add("--overwrite_cache", action="store_true", help="tokenize again, even where the cache has the features")
+
+
+def _add_gpt2_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--batch_size", type=int, default=64, help="examples per step on all workers together")
+    add("--n_epochs", type=_whole_number, default=2, help="passes over the training set")
+    add("--model_max_length", type=int, help="tokens in one training example")
+    add("--pytest", type=_true_or_false, default=False, help="True: one step, its gradients kept in tests/")
+    modes = ("none", "model_parallel", "pipeline_parallel")
+    add("--model_parallel_mode", choices=modes, default="none", help="pipeline only: how the blocks are spread")
+    add("--n_chunk", type=int, default=4, help="pipeline only: micro-batches in a batch")
+    schedules = ("threads", "gpipe", "1f1b", "interleaved")
+    add("--schedule", choices=schedules, default="threads", help="pipeline only: one thread or one process a stage")
+
+
+def _finish(run_name: str, given: dict) -> None:
+    """Everything about workers, output and optimizer that GLUE and GPT-2 have in common; changes `given`."""
+    given["task"] = run_name
+    given["max_steps"] = max(0, given["max_steps"])
+    _place_worker(given, os.environ)
+    _check_at_least(given, 0, "weight_decay", "max_grad_norm", "warmup_steps", "seed")
+    for name in ("learning_rate", "adam_epsilon", "join_seconds", "hang_seconds"):
+        if not given[name] > 0:
+            raise InputError(f"--{name}: expected a number above 0, got {given[name]}")
+    if given["dropout"] is not None and not 0 <= given["dropout"] < 1:
+        raise InputError(f"--dropout: expected a probability from 0 to below 1, got {given['dropout']}")
+    if given["data_dir"] is not None and not given["data_dir"].is_dir():
+        raise InputError(f"--data_dir: there is no folder {given['data_dir']}; leave the flag out for the sample data")
+    named = given["output_dir"] is not None
+    given["output_dir"] = (given["output_dir"] or ROOT / "runs" / run_name).absolute()
+    if named and given["rank"] == 0 and not given["overwrite_output_dir"]:
+        _check_empty(given["output_dir"])
+
+
+def _place_worker(given: dict, environment: Mapping[str, str]) -> None:
+    """Rank, world size, master and device, from the flags or from torchrun's environment."""
+    under_torchrun = "RANK" in environment and "WORLD_SIZE" in environment
+    if under_torchrun:
+        fill(given, "world_size", int(environment["WORLD_SIZE"]))
+        fill(given, "master_ip", environment.get("MASTER_ADDR"))
+        fill(given, "master_port", int(environment.get("MASTER_PORT", 6585)))
+        if given["local_rank"] == -1:
+            given["local_rank"] = int(environment["RANK"])
+    fill(given, "world_size", 1)
+    fill(given, "master_ip", "127.0.0.1")
+    fill(given, "master_port", 6585)
+    rank, world_size = given["local_rank"], given["world_size"]
+    if world_size not in WORLD_SIZES:
+        raise InputError(f"--world_size: expected {WORLD_SIZES[0]} to {WORLD_SIZES[-1]} workers, got {world_size}")
+    if rank == -1 and world_size == 1:
+        rank = 0
+    if not 0 <= rank < world_size:
+        came = "it was not given" if rank == -1 else f"got {rank}"
+        raise InputError(f"--local_rank: expected 0 to {world_size - 1} with --world_size {world_size}; {came}")
+    if not 1023 < given["master_port"] < 65536:
+        raise InputError(f"--master_port: expected 1024 to 65535 (lower ones need root), got {given['master_port']}")
+    on_gpu = torch.cuda.is_available() and not given["no_cuda"]
+    if given["backend"] == "nccl" and not on_gpu:
+        raise InputError("--backend nccl needs an NVIDIA GPU that PyTorch can see; use --backend gloo on CPUs")
+    given["backend"] = given["backend"] or ("nccl" if on_gpu else "gloo")
+    given["rank"] = rank
+    given["node_rank"] = int(environment.get("LOCAL_RANK", rank)) if under_torchrun else rank
+
+
+def _find_model(given: dict, kind: str) -> None:
+    """Names become paths here, so that a wrong one is said before anybody joins; hub names stay as they are."""
+    model = given["model_name_or_path"] = model_path(given["model_name_or_path"], kind)
+    given["tokenizer_name"] = given["tokenizer_name"] or model
+    if "config_name" in given:
+        given["config_name"] = model_path(given["config_name"], kind) if given["config_name"] else model
+
+
+def _check_at_least(given: dict, least: int, *names: str) -> None:
+    for name in names:
+        if not given[name] >= least:
+            raise InputError(f"--{name}: expected {least} or more, got {given[name]}")
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--output_dir: {folder} is a file; name a folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"--output_dir: {folder} is not empty; name another, or add --overwrite_output_dir")
+
+
+def fill(given: dict, name: str, default: object) -> None:
+    """Give `name` its default if the user left it out."""
+    if given[name] is None:
+        given[name] = default
+
+
+def _only_fields(kind: type, given: dict) -> dict:
+    return {field.name: given[field.name] for field in fields(kind)}
+
+
+def _whole_number(text: str) -> int:
+    """The course writes both 3 and 3.0."""
+    if float(text) != int(float(text)):
+        raise ValueError(text)
+    return int(float(text))
+
+
+_whole_number.__name__ = "whole number"  # argparse puts this name into its message
+
+
+def _true_or_false(text: str) -> bool:
+    """True or False as words: bool("False") would be True."""
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    return words[text.lower()] if text.lower() in words else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the whole usage would push that line off the screen."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (--help lists the flags)\n")

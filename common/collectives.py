@@ -1,0 +1,107 @@
+"""Which collectives this rank took part in: read from torch's flight recorder, which notes DDP's own ones too.
+
+The recorder keeps the last BUFFER entries, each with operation, sizes, dtypes and Python frames. It is an internal
+of PyTorch, so everything here falls back to "nothing known" where it is missing.
+"""
+
+import math
+import os
+import pickle
+from dataclasses import dataclass
+
+BUFFER = 4000
+
+
+def turn_on_recorder() -> None:
+    """Must run before the process group is made: the recorder reads its size then."""
+    for prefix in ("TORCH_FR", "TORCH_NCCL_TRACE"):  # the name since 2.7 and the one before
+        os.environ.setdefault(f"{prefix}_BUFFER_SIZE", str(BUFFER))
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One entry of the recorder."""
+
+    number: int
+    name: str  # all_reduce, gather, ...
+    bytes: int  # of this rank's input tensors
+    finished: bool
+    place: str  # file:line of the call, outside torch
+    shapes: tuple
+
+    def __str__(self) -> str:
+        state = "finished" if self.finished else "not finished"
+        return f"{self.name} #{self.number} of {list(self.shapes)} at {self.place} ({state})"
+
+
+def recorded(with_places: bool = False) -> list[Collective]:
+    """What the recorder holds, oldest first; an empty list where there is no recorder.
+
+    Looking up the source lines takes seconds the first time, so they are left out unless asked for.
+    """
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace
+
+        dump = _dump_fr_trace(includeStackTraces=with_places)
+        entries = pickle.loads(dump)["entries"]  # made by torch in this process
+    except (ImportError, RuntimeError, KeyError, TypeError):
+        return []
+    return [_collective(entry) for entry in entries]
+
+
+class CollectiveLog:
+    """Counts collectives by name over a run, however many there are."""
+
+    def __init__(self) -> None:
+        self._count: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
+        self._last = -1
+        self._iterations_until_full = 0
+        self._iterations = 0
+
+    def drain(self) -> int:
+        """Add what the recorder has seen since the last call; gives the number of new entries."""
+        fresh = [entry for entry in recorded() if entry.number > self._last]
+        for entry in fresh:
+            self._count[entry.name] = self._count.get(entry.name, 0) + 1
+            self._bytes[entry.name] = self._bytes.get(entry.name, 0) + entry.bytes
+            self._last = entry.number
+        return len(fresh)
+
+    def forget(self) -> None:
+        """Start to count here."""
+        self._count, self._bytes = {}, {}
+
+    def drain_before_it_overflows(self) -> None:
+        """Call after every iteration; reads the recorder only as often as its buffer needs, because that is slow."""
+        self._iterations += 1
+        if self._iterations < self._iterations_until_full:
+            return
+        per_iteration = max(1, self.drain() // max(1, self._iterations))
+        self._iterations_until_full = max(1, BUFFER // (2 * per_iteration))
+        self._iterations = 0
+
+    def summary(self) -> list[dict]:
+        """[{"name", "count", "bytes"}]: calls, and the bytes of the tensors that this rank handed in."""
+        return [{"name": n, "count": self._count[n], "bytes": self._bytes[n]} for n in sorted(self._count)]
+
+
+_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2}  # others: 1
+
+
+def _collective(entry: dict) -> Collective:
+    name = entry["profiling_name"].split(":")[-1].split(" ")[0]
+    name = {"allreduce": "all_reduce", "allgather": "all_gather"}.get(name, name)
+    shapes = tuple(tuple(shape) for shape in entry.get("input_sizes", ()))
+    dtypes = [dtype.removeprefix("torch.") for dtype in entry.get("input_dtypes", ())]
+    sizes = [math.prod(shape) * _BYTES.get(dtype, 1) for shape, dtype in zip(shapes, dtypes, strict=False)]
+    return Collective(entry["record_id"], name, sum(sizes), bool(entry.get("retired")), _place(entry), shapes)
+
+
+def _place(entry: dict) -> str:
+    """The innermost frame that is not torch's own."""
+    for frame in entry.get("frames", ()):
+        file = frame.get("filename", "")
+        if file.endswith(".py") and "/torch/" not in file and "contextlib" not in file:
+            return f"{'/'.join(file.split('/')[-2:])}:{frame['line']}"
+    return "an unknown line"

@@ -1,0 +1,32 @@
+"""Makes a loaded model fit the run: its vocabulary, its dropout, the length of its input."""
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from common.arguments import RunConfig
+from common.errors import InputError
+
+
+def fit_model(model: PreTrainedModel, config: RunConfig, tokenizer, length: int) -> PreTrainedModel:
+    """The same model, with rows for every token of `tokenizer` and with --dropout. Raises InputError if T is too long.
+
+    Rows are added where --tokenizer_name brings a larger vocabulary than the model was saved with.
+    """
+    positions = model.config.max_position_embeddings
+    if length > positions:
+        raise InputError(f"examples of {length} tokens do not fit a model with {positions} positions; ask for fewer")
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    if config.dropout is not None:
+        set_dropout(model, config.dropout)
+    return model
+
+
+def set_dropout(model: nn.Module, probability: float) -> None:
+    """Set every dropout of the model; 0 makes runs on different numbers of workers comparable."""
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        if hasattr(model.config, name):  # type: ignore[attr-defined]
+            setattr(model.config, name, probability)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability

@@ -1,0 +1,57 @@
+"""The optimizer of BERT and GPT-2: AdamW, no decay on biases and LayerNorm, a linear rise and fall of the rate."""
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from common.arguments import RunConfig
+from common.errors import InputError
+
+
+def total_steps(config: RunConfig, steps_per_epoch: int) -> int:
+    """Steps of the whole run: all epochs, or --max_steps if that is fewer or more."""
+    return config.max_steps or steps_per_epoch * config.num_train_epochs  # type: ignore[attr-defined]
+
+
+def number_of_epochs(config: RunConfig, steps_per_epoch: int) -> int:
+    """Epochs that are begun: with --max_steps the last one may be cut short."""
+    return -(-total_steps(config, steps_per_epoch) // steps_per_epoch)
+
+
+def build_optimizer(config: RunConfig, model: nn.Module, steps_per_epoch: int) -> tuple[AdamW, LambdaLR]:
+    """AdamW and its schedule. `steps_per_epoch` is the number of batches of this worker's loader.
+
+    The rate rises linearly over --warmup_steps and falls linearly to 0 at the last step (Devlin et al., BERT, 2019).
+    """
+    total, warmup = total_steps(config, steps_per_epoch), config.warmup_steps
+    if warmup and warmup >= total:
+        raise InputError(f"--warmup_steps: expected fewer than the run's {total} steps, got {warmup}")
+
+    def share_of_rate(step: int) -> float:
+        if step < warmup:
+            return step / warmup
+        return max(0.0, (total - step) / max(1, total - warmup))
+
+    groups = weight_decay_groups(model, config.weight_decay)
+    optimizer = AdamW(groups, lr=config.learning_rate, eps=config.adam_epsilon)
+    return optimizer, LambdaLR(optimizer, share_of_rate)
+
+
+def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """Trainable parameters in two groups: weights decay, biases and LayerNorm (all that is one-dimensional) do not."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decayed = [parameter for parameter in trainable if parameter.dim() >= 2]
+    kept = [parameter for parameter in trainable if parameter.dim() < 2]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+
+
+def set_seed(seed: int) -> None:
+    """One seed for all generators. Every worker takes the same one, so that all start from the same weights."""
+    import random
+
+    import numpy as np
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)  # GPUs too

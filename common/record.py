@@ -1,0 +1,196 @@
+"""What a run leaves behind: the loss and time of every iteration, the metrics of every epoch, one JSON file per rank.
+
+record = Record(config, worker)
+for batch in record.iterations(loader):      # times the wait for data, and the whole iteration
+    with record.phase("forward"):
+        ...
+    record.loss(loss.item())
+record.evaluation(epoch, metrics)
+record.write()                               # output_dir/rank{r}.json and loss_{r}.txt
+"""
+
+import contextlib
+import itertools
+import json
+import platform
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import transformers
+from torch import nn
+from tqdm.auto import tqdm
+
+from common.arguments import RunConfig
+from common.collectives import CollectiveLog
+from common.errors import InputError
+from common.optim import number_of_epochs, total_steps
+from common.paths import ROOT, atomic_write
+from common.process_group import Worker
+from common.step_profiler import StepProfiler, parameter_table
+
+PHASES = ("data", "forward", "backward", "communication", "optimizer")
+
+
+class Record:
+    """The measurements of one run on one rank. The first worker also prints them."""
+
+    def __init__(self, config: RunConfig, worker: Worker):
+        self.config = config
+        self.worker = worker
+        self.steps_per_epoch = 0
+        self.examples = {"train": 0, "dev": 0}
+        self.parameters = 0
+        self.losses: list[float] = []
+        self.evaluations: list[dict] = []
+        self.collectives = CollectiveLog()
+        self._iterations: list[dict] = []
+        self._phases: dict[str, float] = {}
+        _prepare(config)
+        self._profiler = StepProfiler(config.output_dir, worker.rank) if config.profile else None
+
+    def describe(self, model: nn.Module, train: int, dev: int) -> None:
+        """Note the size of the model and of the data."""
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.examples = {"train": train, "dev": dev}
+        if self.worker.is_first:
+            print(f"{self.parameters:,} parameters; {train:,} training and {dev:,} dev examples", flush=True)
+            if self.config.profile:
+                print(parameter_table(model))
+
+    def epochs(self, loader) -> Iterator[int]:
+        """0, 1, ... up to the last epoch of the run, with a progress bar on the first worker."""
+        self.steps_per_epoch = len(loader)
+        self.collectives.drain()  # what was sent before training, such as DDP's first broadcast, does not count
+        self.collectives.forget()
+        count = number_of_epochs(self.config, len(loader))
+        yield from tqdm(range(count), desc="epochs", disable=not self.worker.is_first)
+
+    def iterations(self, loader: Iterable) -> Iterator[dict[str, torch.Tensor]]:
+        """The batches of one epoch on this worker's device, each timed until the next one is asked for."""
+        left = total_steps(self.config, self.steps_per_epoch) - len(self._iterations)
+        batches = self.worker.batches(itertools.islice(loader, left))
+        total = min(left, self.steps_per_epoch)
+        with tqdm(total=total, desc="iterations", leave=False, disable=not self.worker.is_first) as bar:
+            self._synchronize()
+            begin = time.perf_counter()
+            for batch in batches:
+                self._phases = {"data": time.perf_counter() - begin}
+                yield batch
+                self._synchronize()
+                self._finish_iteration(time.perf_counter() - begin)
+                bar.update()
+                begin = time.perf_counter()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what stands inside. The same name may come several times in one iteration."""
+        assert name in PHASES, name
+        begin = time.perf_counter()
+        yield
+        self._synchronize()  # a GPU still computes after the call has returned
+        self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - begin
+
+    def loss(self, value: float) -> None:
+        """The loss of this iteration's batch, before the update; printed by the first worker."""
+        self.losses.append(value)
+        if self.worker.is_first:
+            tqdm.write(f"iteration {len(self.losses)}: loss {value:.6f}")
+
+    def evaluation(self, epoch: int, metrics: dict[str, float]) -> None:
+        """The dev metrics after an epoch (counted from 0). The first worker prints and keeps them."""
+        if self.worker.is_first:
+            self.evaluations.append({"epoch": epoch + 1, "metrics": metrics})
+            tqdm.write(f"epoch {epoch + 1}: {_words(metrics)}")
+
+    @property
+    def seconds_per_iteration(self) -> float | None:
+        """Mean time of an iteration without the first, which warms caches up; None with fewer than two."""
+        seconds = [iteration["seconds"] for iteration in self._iterations[1:]]
+        return sum(seconds) / len(seconds) if seconds else None
+
+    def write(self) -> None:
+        """Write rank{r}.json and loss_{r}.txt; the first worker prints the summary."""
+        rank, folder = self.worker.rank, self.config.output_dir
+        if self._profiler:
+            self._profiler.close()
+        self.collectives.drain()
+        with atomic_write(folder / f"rank{rank}.json") as file:
+            json.dump(self.as_dict(), file, indent=1)
+        with atomic_write(folder / f"loss_{rank}.txt") as file:
+            file.writelines(f"{loss}\n" for loss in self.losses)
+        if self.worker.is_first:
+            self._print_summary()
+
+    def as_dict(self) -> dict:
+        """The record as README.md of task 1 describes it; seconds, bytes."""
+        return {
+            "task": self.config.task,
+            "rank": self.worker.rank,
+            "world_size": self.worker.world_size,
+            "config": {name: _plain(value) for name, value in asdict(self.config).items()},
+            "versions": versions(),
+            "host": {
+                "name": socket.gethostname(),
+                "device": str(self.worker.device),
+                "threads": torch.get_num_threads(),
+            },
+            "parameters": self.parameters,
+            "examples": self.examples,
+            "steps_per_epoch": self.steps_per_epoch,
+            "iterations": self._iterations,
+            "evaluations": self.evaluations,
+            "collectives": self.collectives.summary(),
+            "seconds_per_iteration": self.seconds_per_iteration,
+        }
+
+    def _finish_iteration(self, seconds: float) -> None:
+        loss = self.losses[len(self._iterations)] if len(self.losses) > len(self._iterations) else None
+        phases = {name: self._phases.get(name) for name in PHASES}
+        self._iterations.append({"loss": loss, "seconds": seconds, "phases": phases})
+        self.collectives.drain_before_it_overflows()
+        if self._profiler:
+            self._profiler.step()
+
+    def _synchronize(self) -> None:
+        if self.worker.device.type == "cuda":
+            torch.cuda.synchronize(self.worker.device)
+
+    def _print_summary(self) -> None:
+        if self.losses:
+            print("first losses:", " ".join(f"{loss:.6f}" for loss in self.losses[:5]))
+        for evaluation in self.evaluations:
+            print(f"after epoch {evaluation['epoch']}: {_words(evaluation['metrics'])}")
+        if self.seconds_per_iteration is not None:
+            print(f"mean time per iteration, without the first: {self.seconds_per_iteration:.4f} s")
+        folder = self.config.output_dir
+        shown = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
+        print(f"record: {shown}/rank{self.worker.rank}.json", flush=True)
+
+
+def versions() -> dict[str, str]:
+    """What the figures were measured with."""
+    return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def _prepare(config: RunConfig) -> None:
+    """The first worker makes the folder and takes an earlier run's record away, so that no two runs are mixed."""
+    if config.rank != 0:
+        return
+    try:
+        config.output_dir.mkdir(parents=True, exist_ok=True)
+        for old in [*config.output_dir.glob("rank*.json"), *config.output_dir.glob("loss_*.txt")]:
+            old.unlink()
+    except OSError as error:
+        raise InputError(f"--output_dir: cannot write to {config.output_dir}: {error.strerror}") from None
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _words(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
