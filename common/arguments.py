@@ -128,6 +128,7 @@ def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: i
     if starts_own_workers:
         fill(given, "world_size", world_size)
         given["local_rank"] = 0
+        fill(given, "master_port", int(os.environ.get("MASTER_PORT", 11868)))  # the port of the course's `setup`
     _finish(f"{task}_gpt2" if task.startswith("task") else task, given)
     given["task"] = task
     _find_model(given, "gpt2")

@@ -1,9 +1,11 @@
 """How good the model is on the dev set."""
 
+import math
+
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from common.arguments import GlueConfig
 from common.glue import GlueData, glue_metrics
@@ -30,3 +32,20 @@ def evaluate(config: GlueConfig, worker: Worker, model: nn.Module, data: GlueDat
 def evaluate_only(config: GlueConfig, worker: Worker, model: nn.Module, data: GlueData, record: Record) -> None:
     """What --do_eval without --do_train does: the metrics of the model as it was loaded, as epoch 0."""
     record.evaluation(-1, evaluate(config, worker, model, data))
+
+
+def evaluate_text(worker: Worker, model: nn.Module, blocks: Dataset, batch_size: int = 16) -> dict[str, float]:
+    """Language modelling on token blocks (T,): mean loss per token, its exponential, share of next tokens guessed."""
+    model.eval()
+    total_loss, right, tokens = 0.0, 0, 0
+    with torch.no_grad():
+        for ids in worker.batches(DataLoader(blocks, batch_size=batch_size)):  # (B, T)
+            logits = model(input_ids=ids).logits[:, :-1].float()  # (B, T-1, V): the last token has no successor
+            targets = ids[:, 1:]  # (B, T-1)
+            total_loss += nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
+            right += int((logits.argmax(-1) == targets).sum())
+            tokens += targets.numel()
+    if tokens == 0:
+        return {}
+    loss = total_loss / tokens
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": right / tokens}

@@ -15,7 +15,7 @@ def fit_model(model: PreTrainedModel, config: RunConfig, tokenizer, length: int)
     positions = model.config.max_position_embeddings
     if length > positions:
         raise InputError(f"examples of {length} tokens do not fit a model with {positions} positions; ask for fewer")
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+    if len(tokenizer) > model.config.vocab_size:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if config.dropout is not None:
         set_dropout(model, config.dropout)

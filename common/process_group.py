@@ -32,7 +32,7 @@ class Worker:
 
     rank: int = 0
     world_size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     pulse: Pulse = field(default_factory=Pulse, repr=False, compare=False)
 
     @property
@@ -63,6 +63,7 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
         yield worker
         return
     turn_on_recorder()
+    share_cores(config)
     choose_interface(config.master_ip)
     call_the_roll(config)
     with Deadline(config.join_seconds, f"rank {config.rank}: init_process_group did not return"):
@@ -88,6 +89,12 @@ def choose_device(config: RunConfig) -> torch.device:
     device = torch.device("cuda", config.node_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def share_cores(config: RunConfig) -> None:
+    """Workers on one machine divide its cores: with all cores for each of them, they would mostly wait in turns."""
+    if config.master_ip.startswith("127.") and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // config.world_size))
 
 
 def choose_interface(master_ip: str) -> None:

@@ -8,7 +8,7 @@ import contextlib
 import json
 import socket
 import time
-from typing import IO
+from io import TextIOWrapper
 
 from common.arguments import RunConfig
 from common.errors import InputError
@@ -24,7 +24,7 @@ def call_the_roll(config: RunConfig) -> None:
 
 def _answer_all(config: RunConfig, deadline: float) -> None:
     """The first worker: collect the others, then tell everybody how it went."""
-    there: dict[int, IO] = {}
+    there: dict[int, TextIOWrapper] = {}
     wrong = ""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(_listen(config))
@@ -51,7 +51,7 @@ def _answer_all(config: RunConfig, deadline: float) -> None:
         raise InputError(wrong)
 
 
-def _check_in(line: IO, address: str, config: RunConfig, there: dict[int, IO]) -> str:
+def _check_in(line: TextIOWrapper, address: str, config: RunConfig, there: dict[int, TextIOWrapper]) -> str:
     """Read one worker's line; what is wrong with it, or the empty string."""
     try:
         who = json.loads(line.readline(1000))

@@ -1,0 +1,278 @@
+"""How fast the pipeline is: against the ideal, against torch.distributed.pipelining, and for GPT-2.
+
+    python -m benchmark.checks.pipeline_speed [--rounds 15] [--only ideal bubble torch gpt2] [--plot bubble.png]
+
+Everything runs on two cores, with one thread per stage. What is compared runs in turns within a round, so that both
+meet the same machine; a figure is the median over the rounds of the ratio within a round, with a bootstrap 95 %
+interval. The last line is one JSON object; the exit code is 0 only if every figure keeps its promise.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common.paths import atomic_write
+from pipeline.partition import WithDevice
+from pipeline.pipe import Pipe
+from pipeline.trace import Trace
+
+STAGES = 2
+WIDTH, LAYERS, ROWS = 512, 4, 256  # of a stage; rows in one micro-batch. Products large enough to be what takes time
+IDEAL_AT_LEAST, GPT2_AT_LEAST = 0.90, 1.4
+TORCH_AT_MOST = {"gpipe": 0.95, "1f1b": 1.00}
+
+
+def make_stage(seed: int) -> nn.Sequential:
+    """WIDTH x WIDTH products, one after another; (rows, WIDTH) to (rows, WIDTH)."""
+    torch.manual_seed(seed)
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    return nn.Sequential(*layers)
+
+
+def batch(micro_batches: int) -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(micro_batches * ROWS, WIDTH)
+
+
+def loss_of(output: Tensor, *_unused: Tensor) -> Tensor:
+    """Sums over examples, so that the sum over micro-batches is the loss of the batch."""
+    return output.square().mean(dim=1).sum()
+
+
+def seconds(function: Callable[[], object], parameters: list[nn.Parameter]) -> float:
+    for parameter in parameters:
+        parameter.grad = None
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def gradient_norm(parameters: list[nn.Parameter]) -> float:
+    return float(torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm())
+
+
+def interval(samples: list[float]) -> tuple[float, float, float]:
+    """Median and its bootstrap 95 % interval."""
+    values = np.array(samples)
+    draws = np.random.default_rng(0).choice(values, (2000, len(values)))
+    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+    return float(np.median(values)), float(low), float(high)
+
+
+def show(name: str, samples: list[float], promise: str = "") -> float:
+    middle, low, high = interval(samples)
+    print(f"{name:44} {middle:6.3f}  [{low:.3f}, {high:.3f}]  {promise}", flush=True)
+    return middle
+
+
+def make_pipe() -> tuple[Pipe, list[nn.Sequential]]:
+    stages = [make_stage(seed) for seed in range(STAGES)]
+    return Pipe(nn.Sequential(*(WithDevice(stage, f"cpu:{j}") for j, stage in enumerate(stages))), ROWS), stages
+
+
+def measure_ideal(rounds: int, micro_batches: list[int]) -> dict[str, float]:
+    """Speed-up over the same stages run one after another, micro-batch by micro-batch, over K*M/(K+M-1)."""
+    pipe, stages = make_pipe()
+    parameters = list(pipe.parameters())
+    result = {}
+    for m in micro_batches:
+        x = batch(m)
+
+        def one_after_another(x: Tensor = x) -> None:
+            for rows in x.split(ROWS):
+                loss_of(stages[1](stages[0](rows))).backward()
+
+        def piped(x: Tensor = x) -> None:
+            loss_of(pipe(x)).backward()
+
+        ideal, ratios = STAGES * m / (STAGES + m - 1), []
+        for _ in range(2):  # warm-up
+            seconds(one_after_another, parameters), seconds(piped, parameters)
+        for _ in range(rounds):
+            plain = seconds(one_after_another, parameters)
+            ratios.append(plain / seconds(piped, parameters) / ideal)
+        result[str(m)] = show(f"fraction of the ideal {ideal:.2f}, M={m}", ratios, f"at least {IDEAL_AT_LEAST:.2f}")
+    return result
+
+
+def measure_bubble(rounds: int, plot: Path | None) -> None:
+    """The share of the workers' time in which they did nothing, from traces, beside (K-1)/(M+K-1)."""
+    pipe, _ = make_pipe()
+    counts, measured = [1, 2, 4, 8, 16], []
+    for m in counts:
+        bubbles, x = [], batch(m)
+        for _ in range(1 + rounds):
+            pipe.trace = Trace()
+            loss_of(pipe(x)).backward()
+            bubbles.append(pipe.trace.bubble)
+        ideal = (STAGES - 1) / (m + STAGES - 1)
+        measured.append(show(f"bubble, M={m}", bubbles[1:], f"ideal {ideal:.3f}"))
+    if plot is not None:
+        draw_bubble(plot, counts, measured)
+
+
+def draw_bubble(path: Path, counts: list[int], measured: list[float]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(counts, [(STAGES - 1) / (m + STAGES - 1) for m in counts], "k--", label="(K-1) / (M+K-1)")
+    axes.plot(counts, measured, "o-", label="measured")
+    axes.set(xscale="log", xticks=counts, xlabel="micro-batches M", ylabel=f"bubble, K={STAGES}", ylim=(0, None))
+    axes.set_xticklabels(map(str, counts))
+    axes.minorticks_off()
+    axes.legend()
+    with atomic_write(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=120)
+
+
+def measure_torch(rounds: int, micro_batches: list[int]) -> dict[str, float]:
+    """Step time of the Pipe over that of torch's schedules in two processes; the largest ratio over all M counts."""
+    pipe, _ = make_pipe()
+    parameters = list(pipe.parameters())
+    worst: dict[str, float] = {}
+    with torch_processes() as ask:
+        for m in micro_batches:
+            x = batch(m)
+            ratios: dict[str, list[float]] = {name: [] for name in TORCH_AT_MOST}
+            for turn in range(-1, rounds):
+                mine = seconds(lambda: loss_of(pipe(x)).backward(), parameters)  # noqa: B023
+                norm = gradient_norm(parameters)
+                for name in TORCH_AT_MOST:
+                    theirs, their_norm = ask(name, m)
+                    assert abs(their_norm / norm - 1) < 1e-4, f"{name} computed other gradients: {their_norm}, {norm}"
+                    if turn >= 0:
+                        ratios[name].append(mine / theirs)
+            for name, samples in ratios.items():
+                middle = show(f"step time over torch's {name}, M={m}", samples, f"at most {TORCH_AT_MOST[name]:.2f}")
+                worst[name] = max(middle, worst.get(name, 0.0))
+    return worst
+
+
+@contextmanager
+def torch_processes() -> Iterator[Callable[[str, int], tuple[float, float]]]:
+    """Two processes with a stage each; ask(schedule, M) gives the slower one's seconds and the gradients' norm."""
+    context, connections, processes = get_context("spawn"), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(STAGES):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=torch_process, args=(rank, f"{folder}/store", theirs), daemon=True)
+            process.start()
+            connections.append(mine)
+            processes.append(process)
+
+        def ask(name: str, m: int) -> tuple[float, float]:
+            for connection in connections:
+                connection.send((name, m))
+            answers = [connection.recv() for connection in connections]
+            return max(answer[0] for answer in answers), sum(answer[1] for answer in answers) ** 0.5
+
+        try:
+            yield ask
+        finally:
+            for connection in connections:
+                connection.close()
+            for process in processes:
+                process.join(10)
+                if process.is_alive():
+                    process.kill()
+
+
+def torch_process(rank: int, store: str, connection: Connection) -> None:
+    """One stage: run the step that is asked for, answer (seconds, squared norm of the gradients)."""
+    import torch.distributed as dist
+
+    from pipeline.distributed import make_schedule
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, STAGES), rank=rank, world_size=STAGES)
+    stage, schedules = make_stage(rank), {}
+    parameters = list(stage.parameters())
+    while True:
+        try:
+            name, m = connection.recv()
+        except EOFError:
+            break
+        if (name, m) not in schedules:
+            schedules[name, m] = make_schedule(name, [stage], m, loss_of, torch.device("cpu"))
+        x = batch(m)
+        inputs = (x,) if rank == 0 else ()
+        step = partial(schedules[name, m].step, *inputs, target=x, return_outputs=False)
+        dist.barrier()
+        taken = seconds(step, parameters)
+        connection.send((taken, gradient_norm(parameters) ** 2))
+    dist.destroy_process_group()
+
+
+def measure_gpt2(rounds: int, micro_batches: int = 8) -> float:
+    """Step time (forward and backward) of model_parallel over pipeline_parallel: GPT-2 with 4 blocks on 2 stages."""
+    from transformers import GPT2Config
+
+    from pipeline.model_parallel import GPT2LMHeadModelParallel
+
+    sizes: dict = {"n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 128, "vocab_size": 2000}
+    config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
+    model = GPT2LMHeadModelParallel(config)
+    model.parallelize([f"cpu:{j}" for j in range(STAGES)])
+    tokens = torch.randint(0, 2000, (4 * micro_batches, 128))
+    model._prepare_pipeline_parallel(len(tokens) // micro_batches)
+    parameters, ratios = list(model.parameters()), []
+
+    def step(pipeline_parallel: bool) -> None:
+        model.transformer.pipeline_parallel = pipeline_parallel
+        loss = model(tokens, labels=tokens).loss
+        assert loss is not None
+        loss.backward()
+
+    for turn in range(-1, rounds):
+        one_after_another = seconds(lambda: step(False), parameters)
+        piped = seconds(lambda: step(True), parameters)
+        if turn >= 0:
+            ratios.append(one_after_another / piped)
+    return show(f"GPT-2: pipeline over model parallel, M={micro_batches}", ratios, f"at least {GPT2_AT_LEAST}")
+
+
+def main() -> None:
+    parts = ("ideal", "bubble", "torch", "gpt2")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each comparison (default: 15)")
+    parser.add_argument("--micro_batches", type=int, nargs="+", default=[4, 8, 16], help="M (default: 4 8 16)")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts, help="measure these parts alone")
+    parser.add_argument("--plot", type=Path, help="draw the bubble into this PNG file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0]
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {load:.1f}, {arguments.rounds} rounds")
+    print(f"a stage: {LAYERS} products of ({ROWS}, {WIDTH}) by ({WIDTH}, {WIDTH}) per micro-batch\n")
+    result: dict = {}
+    holds = True
+    if "ideal" in arguments.only:
+        result["fraction_of_ideal"] = measure_ideal(arguments.rounds, arguments.micro_batches)
+        holds &= min(result["fraction_of_ideal"].values()) >= IDEAL_AT_LEAST
+    if "bubble" in arguments.only:
+        measure_bubble(arguments.rounds, arguments.plot)
+    if "torch" in arguments.only:
+        result["vs_torch"] = measure_torch(arguments.rounds, arguments.micro_batches)
+        holds &= all(result["vs_torch"][name] <= bound for name, bound in TORCH_AT_MOST.items())
+    if "gpt2" in arguments.only:
+        result["gpt2_speedup"] = measure_gpt2(arguments.rounds)
+        holds &= result["gpt2_speedup"] >= GPT2_AT_LEAST
+    print(json.dumps(result))
+    sys.exit(0 if holds else 1)
+
+
+if __name__ == "__main__":
+    main()

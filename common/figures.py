@@ -1,0 +1,48 @@
+"""One style for every plot: readable in print, in grey and for colour-blind readers, with units on the axes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # files, not windows: there may be no screen
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+# Okabe and Ito's colours: told apart with every common kind of colour blindness.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")  # and without any colour
+
+
+@contextmanager
+def figure(path: str | Path, width: float = 6.0, height: float = 3.6) -> Iterator[Axes]:
+    """Axes to draw on; saved to `path` at the end. Sizes in inches."""
+    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+        fig, axes = plt.subplots(figsize=(width, height), layout="constrained")
+        try:
+            yield axes
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            fig.savefig(path, dpi=150)
+        finally:
+            plt.close(fig)
+
+
+def bars(
+    path: str | Path,
+    names: Sequence[str],
+    values: Sequence[float],
+    *,
+    label: str,
+    title: str,
+    errors: Sequence[float] | None = None,
+) -> None:
+    """One bar per name, its value above it. `label`: what is measured, with its unit."""
+    with figure(path) as axes:
+        drawn = axes.bar(names, values, yerr=errors, capsize=4, color=COLOURS[: len(names)], edgecolor="black")
+        for bar, hatch in zip(drawn, HATCHES * len(names), strict=False):
+            bar.set_hatch(hatch)
+        axes.bar_label(drawn, fmt="%.3g", padding=3)
+        axes.set_ylabel(label)
+        axes.set_title(title)
+        axes.margins(y=0.15)

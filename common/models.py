@@ -1,0 +1,174 @@
+"""BERT, GPT-2 and T5 by hub name, from a folder, or `tiny`: a small model of each kind, made without a download.
+
+    model_path("tiny", "bert")  -> a folder with config.json, model.safetensors and a tokenizer, as a hub model has them
+    model_path("bert-base-cased", "bert"), model_path("/a/folder", "gpt2")  -> where from_pretrained finds the model
+
+Names are checked here, in one line, before any worker joins: afterwards one rank's error is the others' hang.
+"""
+
+import json
+import re
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+from huggingface_hub.utils import logging as hub_logging
+from safetensors import SafetensorError, safe_open
+from transformers import AutoTokenizer, BertTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from common.errors import InputError
+from common.tiny_models import tiny_model_folder
+
+KINDS = ("bert", "gpt2", "t5")
+MODEL_FLAG, TOKENIZER_FLAG = "--model_name_or_path", "--tokenizer_name"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# A tokenizer is one whole file, or a vocabulary of its kind that may lie alone in a folder.
+VOCABULARIES = {"bert": ("vocab.txt",), "gpt2": ("vocab.json", "merges.txt"), "t5": ("spiece.model",)}
+
+
+def quiet_transformers() -> None:
+    """No progress bars, and no table of newly initialised weights: that the head is new is what fine-tuning means."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
+
+
+def model_path(name: str, kind: str) -> str:
+    """Where `from_pretrained` finds the model `name`: a folder, or a hub name that is not in the hub's cache yet.
+
+    Args:
+        name: "tiny", a folder, or a name on the Hugging Face hub.
+        kind: "bert", "gpt2" or "t5", what the model must be.
+
+    Raises InputError if the folder misses a file or holds another kind of model, or if the hub cannot be reached.
+    """
+    assert kind in KINDS, kind
+    quiet_transformers()
+    if name == "tiny":
+        return str(tiny_model_folder(kind))
+    folder = Path(name).expanduser()
+    if folder.exists():
+        _check_model_folder(folder, kind)
+        return str(folder.absolute())
+    folder = _ask_hub(name, "config.json", MODEL_FLAG)
+    _check_kind(folder, kind)
+    # With the weights in the hub's cache nothing more is asked over the network: runs go on when it is gone.
+    return str(folder) if _first_file(folder, WEIGHTS) else name
+
+
+def load_tokenizer(name: str, kind: str, lower_case: bool = False) -> PreTrainedTokenizerFast:
+    """The fast tokenizer `name`: "tiny", a model's folder or hub name, or a folder that holds only a vocabulary.
+
+    Args:
+        kind: "bert", "gpt2" or "t5": what a lone vocabulary is for (vocab.txt; vocab.json and merges.txt).
+        lower_case: lower all text (BERT). Otherwise a tokenizer does what its own settings say; without any it keeps
+            upper case.
+
+    Raises InputError if the files are missing or damaged, or if the hub cannot be reached.
+    """
+    assert kind in KINDS, kind
+    quiet_transformers()
+    folder = tiny_model_folder(kind) if name == "tiny" else Path(name).expanduser()
+    if not folder.exists():
+        # A whole tokenizer is one file. Old models have only the vocabulary: from_pretrained fetches what there is.
+        folder = _ask_hub(name, "config.json", TOKENIZER_FLAG)
+        if not _has_tokenizer(folder, kind):
+            return _read_tokenizer(name, AutoTokenizer, {"do_lower_case": True} if lower_case else {})
+    elif not _has_tokenizer(folder, kind):
+        vocabulary = " and ".join(VOCABULARIES[kind])
+        raise InputError(f"{TOKENIZER_FLAG}: {folder} holds no tokenizer: expected tokenizer.json, or {vocabulary}")
+    kinds = {"bert": BertTokenizer, "gpt2": GPT2Tokenizer, "t5": AutoTokenizer}
+    has_settings = (folder / "tokenizer_config.json").exists()
+    settings = {"do_lower_case": lower_case or _lowers(folder)} if kind == "bert" else {}
+    return _read_tokenizer(str(folder), AutoTokenizer if has_settings else kinds[kind], settings)
+
+
+def _read_tokenizer(source: str, reader, settings: dict) -> PreTrainedTokenizerFast:
+    try:
+        tokenizer = reader.from_pretrained(source, **settings)
+    except Exception as error:  # the libraries raise a dozen kinds; all of them mean that the files are not right
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"{TOKENIZER_FLAG}: cannot read the tokenizer in {source} ({reason}); copy it again"
+        ) from error
+    if not tokenizer.is_fast:
+        raise InputError(f"{TOKENIZER_FLAG}: {source} holds no fast tokenizer; save it with a tokenizer.json")
+    return tokenizer
+
+
+def _has_tokenizer(folder: Path, kind: str) -> bool:
+    return (folder / "tokenizer.json").is_file() or all((folder / name).is_file() for name in VOCABULARIES[kind])
+
+
+def _lowers(folder: Path) -> bool:
+    """What a BERT tokenizer's own files say about case. transformers would lower everything where they say nothing."""
+    settings = _read_json(folder / "tokenizer_config.json", TOKENIZER_FLAG, default={})
+    if "do_lower_case" in settings:
+        return bool(settings["do_lower_case"])
+    normalizer = _read_json(folder / "tokenizer.json", TOKENIZER_FLAG, default={}).get("normalizer") or {}
+    return bool(normalizer.get("lowercase", False))
+
+
+def _check_model_folder(folder: Path, kind: str) -> None:
+    if not folder.is_dir():
+        raise InputError(f"{MODEL_FLAG}: expected a folder, {folder} is a file; name the folder it lies in")
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"{MODEL_FLAG}: {folder} is not a model: it has no config.json; copy the whole folder, or use tiny"
+        )
+    _check_kind(folder, kind)
+    weights = _first_file(folder, WEIGHTS)
+    if weights is None:
+        raise InputError(f"{MODEL_FLAG}: {folder} is not a model: it has no model.safetensors; copy the whole folder")
+    if weights.suffix == ".safetensors":
+        try:
+            with safe_open(weights, "pt"):
+                pass  # opening compares the header with the file's size: a copy that was cut off is seen here
+        except SafetensorError as error:
+            raise InputError(f"{MODEL_FLAG}: {weights} is damaged ({error}); copy it again") from error
+
+
+def _check_kind(folder: Path, kind: str) -> None:
+    found = _read_json(folder / "config.json", MODEL_FLAG).get("model_type")
+    if found != kind:
+        raise InputError(f"{MODEL_FLAG}: expected a model of type {kind}, {folder} holds {found}; name another model")
+
+
+def _first_file(folder: Path, names: tuple[str, ...]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _read_json(path: Path, flag: str, default: dict | None = None) -> dict:
+    """The object in a JSON file; `default`, if there is one, for a file that does not exist."""
+    if default is not None and not path.exists():
+        return default
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{flag}: {path} is not JSON ({error}); copy it again") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{flag}: {path}: expected a JSON object; copy it again")
+    return content
+
+
+def _ask_hub(name: str, file: str, flag: str) -> Path:
+    """The folder of the hub's cache that holds `file` of model `name`, fetched now if need be.
+
+    Raises InputError within seconds where the name is not a hub's, or the hub does not know it or does not answer.
+    """
+    by_hand = f"copy the model's folder here and give {flag} its path, or use {flag} tiny"
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+        raise InputError(f"{flag}: there is no folder {name}; name a folder, a hub model or tiny")
+    try:
+        return Path(hf_hub_download(name, file, etag_timeout=5)).parent
+    except GatedRepoError:
+        raise InputError(f"{flag}: {name} asks for an account that accepted its terms; {by_hand}") from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise InputError(
+            f"{flag}: no folder and no hub model is called {name!r}; check the spelling, or use tiny"
+        ) from None
+    except Exception as error:  # a dozen kinds: no network, HF_HUB_OFFLINE, a proxy, a repository without this file
+        raise InputError(
+            f"{flag}: there is no folder {name}, and the hub cannot be asked ({type(error).__name__}); {by_hand}"
+        ) from None

@@ -1,0 +1,95 @@
+"""Training time and tokens per second of a GPT-2 run, kept beside those of earlier runs and drawn beside them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from common.arguments import Gpt2Config
+from common.errors import InputError
+from common.figures import bars
+from common.paths import ROOT, atomic_write
+from common.watchdog import LOST_CONTACT
+
+FIGURES = ROOT / "submit_figures"
+
+
+def check_workers(processes: Sequence) -> None:
+    """Raises InputError unless all processes were started, were waited for and ended well."""
+    if not processes:
+        raise InputError("no worker was started (region 2b.9)")
+    if any(process.is_alive() for process in processes):
+        for process in processes:
+            process.terminate()
+        raise InputError("the script did not wait for its workers: join every process (region 2b.9)")
+    failed = [(rank, process.exitcode) for rank, process in enumerate(processes) if process.exitcode]
+    # A worker that only lost contact is not the one that failed first.
+    failed.sort(key=lambda failure: failure[1] == LOST_CONTACT)
+    if failed:
+        raise InputError("rank {} ended with exit code {}; its message stands above".format(*failed[0]))
+
+
+def epoch_metrics(record: dict) -> dict[str, float]:
+    """One worker's mean and standard deviation over epochs of training time (s) and tokens per second.
+
+    The first epoch is dropped, since it warms caches up, unless there is no other.
+    """
+    config, steps = record["config"], record["steps_per_epoch"]
+    seconds = [iteration["seconds"] for iteration in record["iterations"]]
+    per_epoch = np.array([sum(seconds[i : i + steps]) for i in range(0, len(seconds), steps)])
+    counts = np.array([len(seconds[i : i + steps]) for i in range(0, len(seconds), steps)])
+    tokens = counts * config["batch_size"] // record["world_size"] * config["model_max_length"]
+    kept = slice(1, None) if len(per_epoch) > 1 else slice(None)
+    times, speeds = per_epoch[kept], (tokens / per_epoch)[kept]
+    return {
+        "training_time": float(times.mean()),
+        "training_time_std": float(times.std()),
+        "tokens_per_second": float(speeds.mean()),
+        "tokens_per_second_std": float(speeds.std()),
+    }
+
+
+def combine(workers: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Workers' times are averaged, their tokens per second add up; deviations likewise (taken as independent)."""
+    column = {name: np.array([worker[name] for worker in workers]) for name in workers[0]}
+    return {
+        "training_time": float(column["training_time"].mean()),
+        "training_time_std": float(column["training_time_std"].mean()),
+        "tokens_per_second": float(column["tokens_per_second"].sum()),
+        "tokens_per_second_std": float(np.sqrt((column["tokens_per_second_std"] ** 2).sum())),
+    }
+
+
+def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
+    """Read the records of a run, keep its metrics in submit_figures/ and draw both figures from all that are there."""
+    records = [json.loads((config.output_dir / f"rank{r}.json").read_text()) for r in range(config.world_size)]
+    workers = [epoch_metrics(record) for record in records]
+    for rank, worker in enumerate(workers):
+        print(f"rank {rank}: {_words(worker)}")
+    together = {"workers": config.world_size, "batch_size": config.batch_size, **combine(workers)}
+    print(f"{config.world_size} workers: {_words(together)}")
+    with atomic_write(figures / f"data_parallel_{config.world_size}.json") as file:
+        json.dump({**together, "per_worker": workers}, file, indent=1)
+    draw_scaling(figures)
+
+
+def draw_scaling(figures: Path) -> None:
+    """The two figures, one bar for each number of workers whose run is kept in `figures`."""
+    runs = sorted((json.loads(f.read_text()) for f in figures.glob("data_parallel_*.json")), key=lambda r: r["workers"])
+    names = [f"{run['workers']} worker{'s' * (run['workers'] > 1)}\nbatch {run['batch_size']}" for run in runs]
+    for metric, label in (
+        ("training_time", "training time per epoch (s)"),
+        ("tokens_per_second", "tokens per second, all workers"),
+    ):
+        values, errors = [run[metric] for run in runs], [run[f"{metric}_std"] for run in runs]
+        path = figures / f"data_parallel_{metric}.png"
+        bars(path, names, values, errors=errors, label=label, title="GPT-2, data parallel")
+        print(f"figure: {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}")
+
+
+def _words(metrics: dict) -> str:
+    return (
+        f"training time {metrics['training_time']:.3f} +- {metrics['training_time_std']:.3f} s per epoch, "
+        f"{metrics['tokens_per_second']:.0f} +- {metrics['tokens_per_second_std']:.0f} tokens per second"
+    )

@@ -1,0 +1,149 @@
+"""Task 2b for GPT-2: train on OSCAR text, every worker on its own partition; this script starts the workers itself.
+
+    arguments -> processes -> process group -> partition of the data -> model -> train (the lesson) -> record
+
+Shapes: B examples in a worker's batch, T tokens in an example. README.md beside this file has the numbered steps.
+"""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.multiprocessing import Process
+from torch.nn.utils import clip_grad_norm_
+from transformers import GPT2LMHeadModel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+
+from common.arguments import parse_gpt2_arguments
+from common.data_partition import partition_dataset
+from common.errors import exit_on_input_error
+from common.evaluation import evaluate_text
+from common.model_fit import fit_model
+from common.models import load_tokenizer
+from common.optim import build_optimizer, set_seed
+from common.oscar import load_blocks
+from common.process_group import process_group
+from common.record import Record
+from common.scaling import check_workers, report_scaling
+from common.worker_gradients import keep_gradients
+
+
+def setup(rank, world_size, backend):
+    """Join the process group through the environment; the other way than task 2a's tcp:// address.
+
+    2b.6  [1] MASTER_ADDR and MASTER_PORT say where worker 0 listens: 127.0.0.1 and 11868, unless they are set already.
+          [2] Join with this backend, rank and size.
+    """
+    # TODO(cos598d) 2b.6: set the two variables and call init_process_group (3 lines)
+    # BEGIN SOLUTION 2b.6
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "11868")
+    dist.init_process_group(backend, rank=rank, world_size=world_size)
+    # END SOLUTION 2b.6
+
+
+def average_gradients(model):
+    """Replace every parameter's gradient by its mean over all workers.
+
+    2b.7  As in run_glue.py; the number of workers is asked from the process group.
+    """
+    # TODO(cos598d) 2b.7: all_reduce every gradient and divide by the number of workers (about 5 lines)
+    # BEGIN SOLUTION 2b.7
+    num_workers = dist.get_world_size()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
+            parameter.grad.div_(num_workers)
+    # END SOLUTION 2b.7
+
+
+def train(config, worker, model, loader, validation, record):
+    """Train `model` on this worker's partition; in every step the workers together see config.batch_size examples.
+
+    2b.8  Average the gradients over the workers, at the one right place of the step.
+    """
+    optimizer, scheduler = build_optimizer(config, model, len(loader))
+    for epoch in record.epochs(loader):
+        model.train()
+        for tokens in record.iterations(loader):  # (B, T)
+            with record.phase("forward"):
+                loss = model(input_ids=tokens, labels=tokens).loss  # the model shifts the labels by one token
+            with record.phase("backward"):
+                # TODO(cos598d) 1.2: compute the gradient of the loss with respect to every parameter (1 line)
+                # BEGIN SOLUTION 1.2
+                loss.backward()
+                # END SOLUTION 1.2
+            with record.phase("communication"):
+                # TODO(cos598d) 2b.8: average the gradients over the workers (1 line)
+                # BEGIN SOLUTION 2b.8
+                average_gradients(model)
+                # END SOLUTION 2b.8
+            if config.pytest:
+                keep_gradients(model, worker.rank)
+                return
+            with record.phase("optimizer"):
+                clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
+                # TODO(cos598d) 1.3: take one optimizer step (1 line)
+                # BEGIN SOLUTION 1.3
+                optimizer.step()
+                # END SOLUTION 1.3
+                scheduler.step()
+                model.zero_grad()
+            record.loss(loss.item())
+        record.evaluation(epoch, evaluate_text(worker, model, validation))
+
+
+def work(rank, config):
+    """What each process runs."""
+    exit_on_input_error(run_worker, rank, config)
+
+
+def run_worker(rank, config):
+    """One worker, from joining to its record."""
+    config = replace(config, rank=rank, node_rank=rank)
+    with process_group(config, lambda config: setup(config.rank, config.world_size, config.backend)) as worker:
+        set_seed(config.seed)  # the same on every worker: all must start from the same weights
+        tokenizer = load_tokenizer(config.tokenizer_name, "gpt2")
+        data = load_blocks(config, tokenizer)
+        loader, _ = partition_dataset(data.train, config.batch_size)
+        model = GPT2LMHeadModel.from_pretrained(config.model_name_or_path)
+        model = fit_model(model, config, tokenizer, config.model_max_length).to(worker.device)
+        record = Record(config, worker)
+        record.describe(model, len(data.train), len(data.validation))
+        train(config, worker, model, loader, data.validation, record)
+        record.write()
+
+
+def start_workers(config):
+    """Start config.world_size processes that run work(rank, config), and wait for all of them.
+
+    2b.9  [1] make a Process for every rank, [2] start it, [3] when all run, wait until each has ended.
+    Returns the list of processes.
+    """
+    processes = []
+    # TODO(cos598d) 2b.9: make, start and join the processes (about 6 lines)
+    # BEGIN SOLUTION 2b.9
+    for rank in range(config.world_size):
+        process = Process(target=work, args=(rank, config))
+        process.start()
+        processes.append(process)
+    for process in processes:
+        process.join()  # joining inside the first loop would run the workers one after the other
+    # END SOLUTION 2b.9
+    return processes
+
+
+def main():
+    config = parse_gpt2_arguments("task2b_allreduce", world_size=2)
+    torch.multiprocessing.set_start_method("forkserver")  # the imports are made once, for all workers
+    check_workers(start_workers(config))
+    if not config.pytest:
+        report_scaling(config)
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)
