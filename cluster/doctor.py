@@ -1,0 +1,269 @@
+"""Before a long run: is everything there, here or on all nodes? Each line is `ok` or says what to do.
+
+    python -m cluster.doctor
+    python -m cluster.doctor --hosts node0,node1,node2,node3 --master_ip 10.10.1.1
+
+The last line is the same as JSON; the exit code is 0 if nothing is to be fixed.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from cluster.emulate import why_not
+from cluster.launch import SSH, address_of, remote_folder, remote_python
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT
+
+PACKAGES = ("torch", "transformers", "datasets", "numpy", "scikit-learn", "tqdm")
+DISK_GB, MEMORY_GB = 10, 12  # what fine-tuning BERT-base needs: weights, data, caches; weights, AdamW, activations
+SLOW_MBIT = 500.0
+EXPERIMENT_NETWORK = "10.10.1."  # the nodes' own network on CloudLab, see README.md
+SIOCGIFADDR = 0x8915  # from linux/sockios.h: the address of an interface
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `level`: ok, fix (a run would fail) or note (it would not)."""
+
+    level: str
+    text: str
+    todo: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.level:<4}  {self.text}" + (f": {self.todo}" if self.todo else "")
+
+
+def ok_or_fix(good: bool, text: str, todo: str) -> Finding:
+    return Finding("ok", text) if good else Finding("fix", text, todo)
+
+
+# --------------------------------------------------------------------------------------- of one node
+
+
+def check_versions(found: dict[str, str]) -> Finding:
+    """Python and the packages; `found` as versions() gives it."""
+    text = ", ".join(f"{name} {number}" for name, number in found.items())
+    missing = [name for name, number in found.items() if number == "missing"]
+    old = tuple(int(part) for part in found["Python"].split(".")[:2]) < (3, 11)
+    todo = "install Python 3.11 or newer" if old else f"{', '.join(missing)} missing, run make setup"
+    return ok_or_fix(not missing and not old, text, todo)
+
+
+def check_disk(free_bytes: float) -> Finding:
+    text = f"disk: {free_bytes / 1e9:.0f} GB free where the course lies ({DISK_GB} needed)"
+    return ok_or_fix(free_bytes >= DISK_GB * 1e9, text, "delete what you can, or clone to a larger disk")
+
+
+def check_memory(total_bytes: float) -> Finding:
+    text = f"memory: {total_bytes / 1e9:.0f} GB ({MEMORY_GB} needed for BERT-base at batch 64)"
+    return ok_or_fix(total_bytes >= MEMORY_GB * 1e9, text, "use smaller batches or a smaller model, or a larger node")
+
+
+def check_interface(master_ip: str, addresses: dict[str, str]) -> Finding:
+    """Which of this node's interfaces (`addresses`: name -> IPv4) a packet to the master leaves by."""
+    try:
+        own = own_address_towards(master_ip)
+    except OSError as error:
+        return Finding("fix", f"network: no way to {master_ip} ({error})", "check --master_ip and `ip address`")
+    name = next((name for name, address in addresses.items() if address == own), "unknown interface")
+    text = f"network: {master_ip} is reached by {name} ({own})"
+    better = [address for address in addresses.values() if address.startswith(EXPERIMENT_NETWORK)]
+    wrong = bool(better) and not own.startswith((EXPERIMENT_NETWORK, "127."))
+    return ok_or_fix(not wrong, text, f"use the experiment network, --master_ip {EXPERIMENT_NETWORK}1; see README.md")
+
+
+def own_address_towards(master_ip: str) -> str:
+    """The address that this node's packets to the master carry."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((master_ip, 9))  # sends nothing: it only chooses the route
+        return probe.getsockname()[0]
+
+
+def check_port(master_ip: str, port: int) -> Finding:
+    """Whether rank 0 could listen on the port, on the node that has the master's address."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((master_ip, port))
+        except OSError as error:
+            return Finding("fix", f"port {port} cannot be used ({error.strerror})", "take another with --master_port")
+    return Finding("ok", f"port {port} is free")
+
+
+def check_emulation(reason: str) -> Finding:
+    text = "emulated nodes: network namespaces and shaping"
+    return Finding("note", f"{text} are not allowed here", reason) if reason else Finding("ok", f"{text} are allowed")
+
+
+def versions() -> dict[str, str]:
+    """Python's and the packages' versions, from their metadata: importing torch takes seconds."""
+    found = {"Python": ".".join(str(part) for part in sys.version_info[:3])}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def code_state() -> dict[str, str]:
+    """The commit, and a digest of the course's code as it lies there, changes that are not committed included."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in (ROOT, *_rooms()) for path in folder.glob("*.py")):
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {"commit": git.stdout.strip() or "none", "code": digest.hexdigest()[:12]}
+
+
+def _rooms() -> Iterable[Path]:
+    return (path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def interface_addresses() -> dict[str, str]:
+    """This node's interfaces and their first IPv4 address; only the standard library, since psutil may be missing."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:
+                continue  # it has none
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def examine_node(master_ip: str, port: int) -> dict:
+    """Everything about the node this runs on, ready for JSON."""
+    addresses = interface_addresses()
+    findings = [
+        check_versions(versions()),
+        check_disk(shutil.disk_usage(ROOT).free),
+        check_memory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        check_interface(master_ip, addresses),
+        check_emulation(why_not()),
+    ]
+    if master_ip in addresses.values() or master_ip.startswith("127."):
+        findings.append(check_port(master_ip, port))
+    return {"findings": [asdict(finding) for finding in findings], "versions": versions(), "state": code_state()}
+
+
+# ------------------------------------------------------------------------------------- of all together
+
+
+def compare_nodes(nodes: dict[str, dict]) -> list[Finding]:
+    """Same code and same packages everywhere? The first node is the measure."""
+    findings = []
+    for what, key, todo in (
+        ("code", "state", "git pull there, and copy changes that are not committed"),
+        ("packages", "versions", "run make setup there"),
+    ):
+        first, *others = nodes
+        differing = [name for name in others if nodes[name][key] != nodes[first][key]]
+        text = f"{what}: the same on all {len(nodes)} nodes"
+        if differing:
+            parts = ", ".join(_difference(nodes[name][key], nodes[first][key], name) for name in differing)
+            text = f"{what}: {parts} unlike {first}"
+        findings.append(ok_or_fix(not differing, text, todo))
+    return findings
+
+
+def _difference(here: dict[str, str], there: dict[str, str], name: str) -> str:
+    return f"{name} has " + " and ".join(f"{key} {here[key]}" for key in here if here[key] != there[key])
+
+
+def measure_bandwidth(workers: int, more: list[str]) -> Finding:
+    """cluster.bandwidth between `workers` processes, started as the launcher starts any script."""
+    command = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), *more]
+    command += ["--", "-m", "cluster.bandwidth"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=180)
+    except subprocess.TimeoutExpired:
+        return Finding("fix", "all_reduce: no result after 180 s", "is a firewall between the nodes?")
+    figures = [line.partition("Mbit/s: ")[2] for line in done.stdout.splitlines() if "Mbit/s: " in line]
+    if done.returncode or not figures:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return Finding("fix", f"all_reduce between {workers} workers failed", f"{last} ({shlex.join(command)})")
+    speed, on_this_machine = float(figures[0]), not more
+    text = f"all_reduce between {workers} workers: {speed:.0f} Mbit/s out of each"
+    return ok_or_fix(
+        on_this_machine or speed > SLOW_MBIT, text, "slow for a cluster; is --master_ip on the fast network?"
+    )
+
+
+# ------------------------------------------------------------------------------------------ command line
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m cluster.doctor", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--hosts", default="", help="nodes, separated by commas, as for cluster.launch (default: this machine)")
+    add("--master_ip", help="address of rank 0 (default: the first host's)")
+    add("--master_port", type=int, default=6585, help="the port you will use (%(default)s)")
+    add("--ssh", default=SSH, help="how to reach the nodes")
+    add("--folder", default=remote_folder(), help="this repository on the nodes (%(default)s)")
+    add("--python", default=remote_python(), help="Python on the nodes (%(default)s)")
+    add("--json", action="store_true", help=argparse.SUPPRESS)  # one node, asked by another
+    return parser.parse_args(argv)
+
+
+def ask_hosts(config: argparse.Namespace, hosts: list[str]) -> dict[str, dict]:
+    """Run this program on every host and read what it found; raises InputError with ssh's words if that fails."""
+    remote = ["-m", "cluster.doctor", "--json", "--master_ip", config.master_ip]
+    words = shlex.join([config.python, *remote, "--master_port", str(config.master_port)])
+    nodes = {}
+    for host in hosts:
+        command = [*shlex.split(config.ssh), host, f"cd {shlex.quote(config.folder)} && {words}"]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise InputError(f"--hosts: {host} does not answer ({last}); try: {shlex.join(command)}")
+        nodes[host] = json.loads(done.stdout)
+    return nodes
+
+
+def report(config: argparse.Namespace) -> int:
+    """Print all findings as they come, then their number by level; 0 if there is nothing to fix."""
+    hosts = [host.strip() for host in config.hosts.split(",") if host.strip()]
+    config.master_ip = config.master_ip or (address_of(hosts[0], shlex.split(config.ssh)) if hosts else "127.0.0.1")
+    nodes = ask_hosts(config, hosts) if hosts else {"": examine_node(config.master_ip, config.master_port)}
+    findings = [
+        Finding(entry["level"], f"{name} {entry['text']}".strip(), entry["todo"])
+        for name, node in nodes.items()
+        for entry in node["findings"]
+    ]
+    findings += compare_nodes(nodes) if hosts else []
+    print("\n".join(map(str, findings)), flush=True)  # what follows takes some seconds
+    if len(hosts) != 1 and "missing" not in nodes[next(iter(nodes))]["versions"]["torch"]:
+        reach = ["--hosts", config.hosts, "--master_ip", config.master_ip, "--ssh", config.ssh]
+        reach += ["--folder", config.folder, "--python", config.python]
+        findings.append(measure_bandwidth(len(hosts) or 2, reach if hosts else []))
+        print(findings[-1])
+    counts = {level: sum(finding.level == level for finding in findings) for level in ("ok", "fix", "note")}
+    print(json.dumps(counts))
+    return int(counts["fix"] > 0)
+
+
+def main() -> None:
+    config = parse()
+    if config.json:
+        print(json.dumps(examine_node(config.master_ip, config.master_port)))
+    else:
+        sys.exit(report(config))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,247 @@
+"""Four CloudLab nodes in one machine: network namespaces on a bridge, every link as slow as a real one.
+
+    python -m cluster.emulate --nodes 4 --rate 1gbit -- \
+        python task2b_allreduce/run_glue.py --master_ip 10.10.1.1 --master_port 6585 --world_size 4 --local_rank {rank}
+
+The command runs unchanged on each node, with {rank} replaced. Node r is called node{r}, has the address 10.10.1.{r+1}
+on its interface eth0 and nothing else. No root is needed, and nothing is left behind however this ends: all of it lives
+in namespaces of its own, which the kernel removes with their last process.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.guard import die_with_parent, exit_code
+from cluster.launch import GUARD
+from cluster.supervise import Command, supervise
+from common.errors import InputError, exit_on_input_error
+
+SUBNET = "10.10.1"
+MAX_NODES = 64
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+QUEUE = "50ms"  # how much a port may have waiting before it drops packets, as time at the link's rate
+BURST_SECONDS, LEAST_BURST = 0.002, 65536  # how far a link may run ahead; at least one segment as large as TCP makes
+INSIDE = "COS598D_EMULATE_INSIDE"  # set where the namespaces are already there
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The network as data: `rate` in tc's words (1gbit) or none, `delay` one way from node to node (5ms) or nothing."""
+
+    nodes: int = 4
+    rate: str = "1gbit"
+    delay: str = ""
+
+    def address(self, node: int) -> str:
+        return f"{SUBNET}.{node + 1}"
+
+
+def commands(plan: Plan) -> list[list[str]]:
+    """The commands that turn fresh namespaces into the plan's network, in order."""
+    made = [words("ip link add lan type bridge"), words("ip link set lan up")]
+    for node in range(plan.nodes):
+        name, port, inside = f"node{node}", f"port{node}", f"ip -netns node{node}"
+        made += [
+            words(f"ip netns add {name}"),
+            words(f"ip link add {port} type veth peer name eth0 netns {name}"),
+            words(f"ip link set {port} master lan up"),
+            words(f"{inside} address add {plan.address(node)}/24 dev eth0"),
+            words(f"{inside} link set lo up"),
+            words(f"{inside} link set eth0 up"),
+        ]
+        # A qdisc shapes what leaves an interface. Both ends, or a node would receive from all others at once.
+        made += shaping(f"tc -netns {name}", "eth0", plan.rate, plan.delay)
+        made += shaping("tc", port, plan.rate, "")
+    return made
+
+
+def shaping(tc: str, device: str, rate: str, delay: str) -> list[list[str]]:
+    """Limit what leaves `device` to `rate` and send it on `delay` later."""
+    made = []
+    if rate != "none":
+        burst = max(LEAST_BURST, int(bits_per_second(rate) / 8 * BURST_SECONDS))
+        made.append(words(f"{tc} qdisc add dev {device} root handle 1: tbf rate {rate} burst {burst} latency {QUEUE}"))
+    if delay:
+        where = "root" if rate == "none" else "parent 1:"
+        made.append(words(f"{tc} qdisc add dev {device} {where} netem delay {delay} limit 100000"))
+    return made
+
+
+def node_command(node: int, command: list[str]) -> list[str]:
+    """`command` on a node: its network, and its name as the host name (gloo looks its own address up by that)."""
+    name_it = f'hostname node{node}; exec "$@"'
+    return [*words(f"ip netns exec node{node} unshare --uts sh -c"), name_it, "sh", *command]
+
+
+def rank_command(plan: Plan, rank: int, command: list[str]) -> Command:
+    """The user's command for one rank, beside its guard."""
+    guard = [sys.executable, "-I", str(GUARD), "--share", str(plan.nodes), "--"]
+    own = [word.replace("{rank}", str(rank)) for word in command]
+    return Command(node_command(rank, [*guard, *own]), node=f"node{rank}")
+
+
+def bits_per_second(rate: str) -> float:
+    """A rate in tc's words as a number; raises InputError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
+    if not match or float(match[1]) == 0:
+        raise InputError(f"--rate: expected a number with kbit, mbit or gbit such as 1gbit, or none; got {rate!r}")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def words(line: str) -> list[str]:
+    return line.split()
+
+
+# ----------------------------------------------------------------------------------- outside the namespaces
+
+
+def namespaces() -> list[str]:
+    """The command that gives a program namespaces of its own; they end with it, and it ends with its parent."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    return ["unshare", *user, *words("--net --mount --pid --fork --kill-child --mount-proc")]
+
+
+def run_inside(argv: list[str], interactive: bool) -> int:
+    """Run this program again in namespaces, and stop it with us. Killed by kill -9 or not, nothing remains."""
+    command = [*namespaces(), sys.executable, "-m", "cluster.emulate", *argv]
+    child = subprocess.Popen(
+        command,
+        stdin=None if interactive else subprocess.PIPE,  # closed to say: stop
+        start_new_session=not interactive,  # Ctrl-C reaches only us, but a shell needs its terminal
+        preexec_fn=die_with_parent,
+        env=os.environ | {INSIDE: "1"},
+    )
+    received: list[int] = []
+
+    def stop(number: int, _frame) -> None:
+        received.append(number)
+        if child.stdin:
+            child.stdin.close()
+        elif number != signal.SIGINT:  # Ctrl-C in a shell is the shell's own business
+            child.kill()
+
+    for wanted in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(wanted) is not signal.SIG_IGN:
+            signal.signal(wanted, stop)
+    code = exit_code(child.wait())
+    return 128 + received[0] if received and not interactive else code
+
+
+def why_not() -> str:
+    """Why this machine cannot emulate nodes, with what to do; empty if it can."""
+    missing = [tool for tool in ("unshare", "ip", "tc") if not shutil.which(tool, path=search_path())]
+    if missing:
+        return f"{' and '.join(missing)} not found: sudo apt-get install iproute2 util-linux"
+    tried = subprocess.run(
+        [*namespaces(), "ip", "link", "add", "lan", "type", "bridge"], capture_output=True, text=True
+    )
+    if tried.returncode == 0:
+        return ""
+    said = tried.stderr.strip().splitlines()[-1:] or [f"exit code {tried.returncode}"]
+    if os.geteuid() == 0:
+        return f"this root may not make namespaces ({said[0]}): a container needs --privileged"
+    return (
+        f"this user may not make namespaces ({said[0]}): use sudo, or allow it with sudo sysctl -w "
+        "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu) or kernel.unprivileged_userns_clone=1 (Debian)"
+    )
+
+
+def search_path() -> str:
+    """PATH, with this Python first (`python` means this one) and the places where ip and tc lie for root."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
+
+# ------------------------------------------------------------------------------------ inside the namespaces
+
+
+def build(plan: Plan) -> None:
+    """Carry out the plan's commands; raises InputError with the command that failed and its words."""
+    # `ip netns` keeps names in /run/netns, which belongs to the machine: cover it with a folder of our own.
+    folder = Path("/run/netns" if Path("/run/netns").is_dir() else "/run")
+    run(words(f"mount -t tmpfs tmpfs {folder}"))
+    # Also as IPv6 sees it (::ffff:10.10.1.1), or PyTorch asks a name server that is not there, and warns.
+    nodes = [(plan.address(node), f"node{node}") for node in range(plan.nodes)]
+    # PyTorch asks for the name behind ::ffff:10.10.1.1, IPv6's view of 10.10.1.1, and warns if nobody knows it.
+    names = "".join(f"{address} {name}\n::ffff:{address} {name}.mapped\n" for address, name in nodes)
+    (folder / "hosts").write_text("127.0.0.1 localhost\n" + names)
+    if Path("/etc/hosts").exists():
+        run(words(f"mount --bind {folder}/hosts /etc/hosts"))
+    for command in commands(plan):
+        run(command)
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 0:
+        return
+    if "netem" in command:
+        raise InputError(
+            "--delay: this kernel has no netem (module sch_netem); leave --delay out, or use another kernel"
+        )
+    raise InputError(f"{shlex.join(command)} failed: {done.stderr.strip() or done.returncode}")
+
+
+def inside(plan: Plan, shell: int | None, command: list[str]) -> int:
+    """Build the network, then run the command on every node, or a shell on one."""
+    build(plan)
+    if shell is not None:
+        return subprocess.run(node_command(shell, [os.environ.get("SHELL", "sh")])).returncode
+    return supervise([rank_command(plan, rank, command) for rank in range(plan.nodes)], lifeline=sys.stdin.fileno())
+
+
+# -------------------------------------------------------------------------------------------- command line
+
+
+def parse(argv: list[str]) -> tuple[Plan, argparse.Namespace]:
+    """The plan and the rest of the command line, checked; raises InputError."""
+    parser = argparse.ArgumentParser(prog="python -m cluster.emulate", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--nodes", type=int, default=4, help="number of nodes (4)")
+    parser.add_argument("--rate", default="1gbit", help="of each link, in each direction: 1gbit, 100mbit, none (1gbit)")
+    parser.add_argument("--delay", default="", help="from one node to another, for instance 1ms (needs netem)")
+    parser.add_argument("--shell", metavar="NODE", help="open a shell on this node, for instance node2")
+    parser.add_argument("--plan", action="store_true", help="print the commands instead of running them")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run on each node; {rank} is replaced")
+    given = parser.parse_args(argv)
+    given.command = given.command[1:] if given.command[:1] == ["--"] else given.command
+    if not 1 <= given.nodes <= MAX_NODES:
+        raise InputError(f"--nodes: expected 1 to {MAX_NODES}, got {given.nodes}")
+    if given.rate != "none":
+        bits_per_second(given.rate)
+    if given.delay and not re.fullmatch(r"\d+(\.\d+)?(us|ms|s)", given.delay):
+        raise InputError(f"--delay: expected a number with us, ms or s such as 1ms; got {given.delay!r}")
+    names = [f"node{node}" for node in range(given.nodes)]
+    if given.shell is not None and given.shell not in names:
+        raise InputError(f"--shell: expected one of {', '.join(names)}; got {given.shell!r}")
+    if not (given.command or given.shell or given.plan):
+        raise InputError("no command given; for instance: python -m cluster.emulate -- ping -c 3 10.10.1.1")
+    given.shell = names.index(given.shell) if given.shell else None
+    return Plan(given.nodes, given.rate, given.delay), given
+
+
+def main() -> None:
+    argv = sys.argv[1:]
+    os.environ["PATH"] = search_path()
+    plan, given = parse(argv)
+    if given.plan:
+        shown = [*commands(plan), *(rank_command(plan, rank, given.command).words for rank in range(plan.nodes))]
+        print(shlex.join(namespaces()))
+        print("\n".join(shlex.join(command) for command in shown if command))
+    elif os.environ.pop(INSIDE, "") and os.getpid() == 1:  # the first process of its own namespaces, and no other
+        sys.exit(inside(plan, given.shell, given.command))
+    elif reason := why_not():
+        raise InputError(reason)
+    else:
+        sys.exit(run_inside(argv, interactive=given.shell is not None))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

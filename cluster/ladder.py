@@ -1,0 +1,118 @@
+"""The ladder in one table: tasks 1, 2a, 2b and 3 on the embedded data, one after the other.
+
+    python -m cluster.ladder [--workers 4] [--iterations 40]
+
+Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch. Each line comes
+from the records in runs/; the bar chart lies beside them.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from common.errors import InputError, exit_on_input_error
+from common.figures import bars
+from common.paths import ROOT
+
+TASKS = ("task1_single", "task2a_gather_scatter", "task2b_allreduce", "task3_ddp")
+NAMES = ("1 one worker", "2a gather + scatter", "2b all_reduce", "3 DDP")
+TOTAL_BATCH = 64
+
+WHY = """On one machine nothing crosses a network: what a small model shows is latency, the cost of a message, and
+tasks 2a and 2b send one for every parameter. Bandwidth shows with a network and a larger model:
+    python -m cluster.emulate --nodes 4 --rate 1gbit -- python task2b_allreduce/run_glue.py \\
+        --master_ip 10.10.1.1 --master_port 6585 --world_size 4 --local_rank {rank}"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task's line of the table. Losses are means over the workers; payload is bytes sent in one iteration."""
+
+    name: str
+    losses: list[float]
+    accuracy: float
+    seconds: float
+    payload_first: float  # by rank 0
+    payload_others: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--iterations", type=int, default=40)
+    given = parser.parse_args()
+    if given.workers < 2 or TOTAL_BATCH % given.workers:
+        raise InputError(f"--workers: expected 2 or more that divide {TOTAL_BATCH}, got {given.workers}")
+    rows = []
+    for task, name in zip(TASKS, NAMES, strict=True):
+        workers = 1 if task == TASKS[0] else given.workers
+        print(f"--- task {name}: {workers} worker{'s' * (workers > 1)}, {given.iterations} iterations", flush=True)
+        run(task, workers, given.iterations)
+        rows.append(read_row(task, name, workers))
+    print(table(rows))
+    print(WHY)
+    path = ROOT / "runs" / "ladder.png"
+    title = f"{given.workers} workers, batch {TOTAL_BATCH}, tiny BERT"
+    names = [row.name.replace(" ", "\n", 1) for row in rows]
+    bars(path, names, [row.seconds * 1000 for row in rows], label="time per iteration (ms)", title=title)
+    print(f"bar chart: {path.relative_to(ROOT)}")
+
+
+def run(task: str, workers: int, iterations: int) -> None:
+    """Run one task as a student would. Its losses are in its record, so only what goes wrong is shown here."""
+    batch = str(TOTAL_BATCH // workers)
+    flags = ["--max_steps", str(iterations), "--per_gpu_train_batch_size", batch, "--dropout", "0"]
+    script = [f"{task}/run_glue.py", *flags]
+    command = [sys.executable, *script]
+    if workers > 1:
+        command = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--", *script]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise InputError(f"{task} ended with exit code {done.returncode}: {done.stdout[-2000:]}")
+
+
+def read_row(task: str, name: str, workers: int) -> Row:
+    """The line of one task, from the records of all its workers."""
+    records = [json.loads((ROOT / "runs" / task / f"rank{rank}.json").read_text()) for rank in range(workers)]
+    losses = [[step["loss"] for step in record["iterations"]] for record in records]
+    first, others = payload_per_rank(records[0])
+    return Row(
+        name,
+        [sum(step) / workers for step in zip(*losses, strict=True)],
+        records[0]["evaluations"][-1]["metrics"]["acc"],
+        records[0]["seconds_per_iteration"],
+        first,
+        others,
+    )
+
+
+def payload_per_rank(record: dict) -> tuple[float, float]:
+    """Bytes sent in one iteration by rank 0 and by each other rank: collectives of the record, times the algorithm.
+
+    For S bytes on N ranks: all_reduce as a ring sends 2(N-1)/N S from every rank; gather S from each but the root;
+    scatter and broadcast (N-1) S from the root, where scatter's input on the root is a list of N tensors.
+    """
+    n, iterations = record["world_size"], len(record["iterations"])
+    size = {entry["name"]: entry["bytes"] / iterations for entry in record["collectives"]}
+    ring = 2 * (n - 1) / n * size.get("all_reduce", 0)
+    root = (n - 1) / n * size.get("scatter", 0) + (n - 1) * size.get("broadcast", 0)
+    return ring + root, ring + size.get("gather", 0)
+
+
+def table(rows: list[Row]) -> str:
+    """All rows; times also as multiples of the last one, DDP."""
+    head = f"{'task':<20} {'first five losses (mean of workers)':<45} {'acc':>6} {'s/iter':>8} {'x DDP':>6}"
+    lines = ["", head + f" {'MB sent by rank 0':>18} {'by others':>10}"]
+    for row in rows:
+        losses = " ".join(f"{loss:.6f}" for loss in row.losses[:5])
+        lines.append(
+            f"{row.name:<20} {losses:<45} {row.accuracy:6.3f} {row.seconds:8.4f} {row.seconds / rows[-1].seconds:6.2f}"
+            f" {row.payload_first / 1e6:18.2f} {row.payload_others / 1e6:10.2f}"
+        )
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,177 @@
+"""Starts n workers with one command: on this machine, or on several over ssh.
+
+    python -m cluster.launch --workers 4 -- task2a_gather_scatter/run_glue.py --max_steps 40
+    python -m cluster.launch --hosts node0,node1,node2,node3 -- task2a_gather_scatter/run_glue.py --max_steps 40
+
+Every worker gets the same command line plus --master_ip, --master_port, --world_size and its own --local_rank: what
+you would type into n terminals, and what --plan prints. torchrun starts the same scripts too.
+"""
+
+import argparse
+import os
+import random
+import shlex
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.guard import exit_code
+from cluster.supervise import Command, supervise
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT
+
+GUARD = Path(__file__).with_name("guard.py")
+WORKER_FLAGS = ("--master_ip", "--master_port", "--world_size")
+SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15"  # no questions; a dead connection is noticed in 45 s
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is to be started: `script` is everything that is the same on each worker."""
+
+    script: list[str]
+    workers: int
+    hosts: list[str]  # empty: this machine
+    ssh: list[str]
+    folder: str  # the repository on the other nodes
+    python: str  # Python on the other nodes
+
+
+def parse(argv: list[str] | None = None) -> tuple[Launch, bool]:
+    """The launch that the command line describes, and whether it is only to be printed; raises InputError."""
+    parser = argparse.ArgumentParser(prog="python -m cluster.launch", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--workers", type=int, help="number of workers (default: one per host, or 4)")
+    parser.add_argument(
+        "--hosts", default="", help="nodes by name or address, separated by commas; the first has rank 0"
+    )
+    parser.add_argument("--ssh", default=SSH, help='how to reach them, for instance "ssh -p 2222 -i key"')
+    parser.add_argument("--folder", default=remote_folder(), help="this repository on the nodes (%(default)s)")
+    parser.add_argument("--python", default=remote_python(), help="Python on the nodes (%(default)s)")
+    parser.add_argument("--plan", action="store_true", help="print the commands instead of running them")
+    for flag in WORKER_FLAGS:
+        parser.add_argument(flag, help="found if not given, here or behind the script")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its flags")
+    given = parser.parse_args(argv)
+    script = given.script[1:] if given.script[:1] == ["--"] else given.script
+    hosts = [host.strip() for host in given.hosts.split(",") if host.strip()]
+    for flag in WORKER_FLAGS:
+        before = getattr(given, flag.removeprefix("--"))
+        if before is not None and flag_value(script, flag) is None:
+            script = [*script, flag, before]
+    _check_script(script, local=not hosts)
+    workers = _count_workers(given.workers, flag_value(script, "--world_size"), hosts)
+    ssh = shlex.split(given.ssh)
+    script = _with_defaults(script, workers, hosts, ssh)
+    return Launch(script, workers, hosts, ssh, given.folder, given.python), given.plan
+
+
+def flag_value(words: list[str], flag: str) -> str | None:
+    """The value of `--flag value` or `--flag=value` among `words`, or None."""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word == flag:
+            return after
+        if word.startswith(flag + "="):
+            return word.partition("=")[2]
+    return None
+
+
+def commands(launch: Launch) -> list[Command]:
+    """One command for each rank, in order; hosts are filled one after the other, as even as can be."""
+    if not launch.hosts:
+        guard = [sys.executable, "-I", str(GUARD), "--share", str(launch.workers), "--", sys.executable]
+        return [Command([*guard, *launch.script, "--local_rank", str(rank)]) for rank in range(launch.workers)]
+    hosts = [launch.hosts[rank * len(launch.hosts) // launch.workers] for rank in range(launch.workers)]
+    return [_remote_command(launch, rank, host, hosts.count(host)) for rank, host in enumerate(hosts)]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now. Somebody may take it before rank 0 does: that rank then says so."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def address_of(host: str, ssh: list[str]) -> str:
+    """The address behind a host's name as ssh and this machine's resolver know it; raises InputError."""
+    shown = subprocess.run([*ssh, "-G", host], capture_output=True, text=True).stdout
+    names = [line.split()[1] for line in shown.splitlines() if line.startswith("hostname ")]
+    name = names[0] if names else host.rpartition("@")[2]
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise InputError(f"--hosts: {name} has no address here ({error}); add --master_ip ADDRESS") from error
+
+
+def _remote_command(launch: Launch, rank: int, host: str, share: int) -> Command:
+    guard = [launch.python, "-I", "cluster/guard.py", "--share", str(share), "--", launch.python]
+    words = shlex.join([*guard, *launch.script, "--local_rank", str(rank)])
+    return Command([*launch.ssh, host, f"cd {shlex.quote(launch.folder)} && exec {words}"], node=host)
+
+
+def _with_defaults(script: list[str], workers: int, hosts: list[str], ssh: list[str]) -> list[str]:
+    """The script with the worker flags that nobody gave."""
+    if flag_value(script, "--master_ip") is None:
+        address = address_of(hosts[0], ssh) if hosts else "127.0.0.1"
+        if address.startswith("127.") and len({host.rpartition("@")[2] for host in hosts}) > 1:
+            raise InputError(f"--hosts: {hosts[0]} is {address} here, which only that node can reach; add --master_ip")
+        script = [*script, "--master_ip", address]
+    if flag_value(script, "--master_port") is None:
+        # Another node's free ports cannot be seen from here; below 32768 no outgoing connection takes them.
+        port = random.randrange(20000, 30000) if hosts else free_port()
+        script = [*script, "--master_port", str(port)]
+    if flag_value(script, "--world_size") is None:
+        script = [*script, "--world_size", str(workers)]
+    return script
+
+
+def _count_workers(asked: int | None, world_size: str | None, hosts: list[str]) -> int:
+    if world_size is not None and not world_size.isdecimal():
+        raise InputError(f"--world_size: expected a number of workers, got {world_size!r}")
+    workers = asked if asked is not None else int(world_size) if world_size else len(hosts) or 4
+    if world_size is not None and workers != int(world_size):
+        raise InputError(f"--workers {workers} and --world_size {world_size} differ; leave --world_size out")
+    if workers < max(1, len(hosts)):
+        raise InputError(f"--workers: expected at least {max(1, len(hosts))} (one per host), got {workers}")
+    return workers
+
+
+def _check_script(script: list[str], local: bool) -> None:
+    if not script:
+        raise InputError("no script given; for instance: python -m cluster.launch --workers 4 -- cluster/hello.py")
+    if Path(script[0]).name.startswith("python"):
+        raise InputError(f"leave out {script[0]!r}: the launcher starts Python itself; begin with the script")
+    if local and script[0] != "-m" and not Path(script[0]).is_file():
+        raise InputError(f"there is no script {script[0]} in {Path.cwd()}; give its path from here")
+    if flag_value(script, "--local_rank") is not None:
+        raise InputError("leave out --local_rank: the launcher gives each worker its own")
+
+
+def remote_folder() -> str:
+    """This repository; below the home folder without that, since ssh begins there and homes differ between nodes."""
+    return str(ROOT.relative_to(Path.home())) if ROOT.is_relative_to(Path.home()) else str(ROOT)
+
+
+def remote_python() -> str:
+    """This Python's place if it lies in the repository, as .venv does: it lies there on the nodes too."""
+    here = Path(sys.executable)
+    return str(here.relative_to(ROOT)) if here.is_relative_to(ROOT) else "python3"
+
+
+def main() -> None:
+    launch, only_print = parse()
+    if only_print:
+        for command in commands(launch):
+            print(shlex.join(command.words))
+        return
+    code = supervise(commands(launch))
+    if code == 255 and launch.hosts:
+        print(f"255 is ssh's own code; try: {shlex.join([*launch.ssh, launch.hosts[0], 'true'])}", file=sys.stderr)
+    sys.exit(exit_code(code))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    exit_on_input_error(main)

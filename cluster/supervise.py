@@ -1,0 +1,262 @@
+"""Watches n ranks: shows their output, stops all of them when one fails, and says which one failed first and why.
+
+Each rank runs beside a guard (guard.py), here or on another node; closing a guard's input stops its rank. The ranks'
+output comes through two pipes each. One loop, one thread:
+
+    read what is there  ->  notice who has ended  ->  after a failure: wait a moment, report, stop the others
+"""
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO
+
+from cluster.screen import Line, Lines, Screen
+
+TICK_SECONDS = 0.05
+SETTLE_SECONDS = 1.0  # after a first failure, for the ranks that fail with it: which of them is the cause?
+STOP_SECONDS = 3.5  # the guards need 2.5; a guard that is still there after this is killed, and its rank with it
+TAIL_LINES = 5  # of a failed rank that said nothing new, show these again
+REPORT_LINES, HELD_LINES = 60, 200
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# A rank that ends tears its connections: the others then fail too, with these words of gloo's, the system's or
+# common/process_group.py's. They are not the cause.
+CONSEQUENCE = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connection refused|socket closed"
+    r"|lost contact with another|stopped because rank|rank 0 (left|says)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run for one rank, guard included, and on which node, if not on this machine."""
+
+    words: list[str]
+    node: str = ""
+
+
+@dataclass
+class Rank:
+    """One started rank; `code` is its exit code once it has ended."""
+
+    number: int
+    node: str
+    process: subprocess.Popen
+    out: Lines = field(default_factory=Lines)
+    err: Lines = field(default_factory=Lines)
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    held: list[str] = field(default_factory=list)  # lines of stderr that wait, see is_holding
+    last_held_at: float = 0.0
+    code: int | None = None
+
+    def __str__(self) -> str:
+        return f"rank {self.number}" + (f" ({self.node})" if self.node else "")
+
+    @property
+    def is_holding(self) -> bool:
+        """Lines of stderr wait a little: if they announce the rank's end, they belong into the report, once.
+
+        After an error a rank still takes down torch, on a busy machine for seconds.
+        """
+        patience = 10.0 if any(re.search("Traceback|[Ee]rror", line) for line in self.held) else 0.7
+        return time.monotonic() < self.last_held_at + patience and len(self.held) < HELD_LINES
+
+
+def supervise(commands: list[Command], lifeline: int | None = None) -> int:
+    """Run all commands to their end and return the exit code: 0, the first failing rank's, or 128 + signal.
+
+    Args:
+        commands: one for each rank, in order.
+        lifeline: a file descriptor; when its other end is closed, all ranks are stopped.
+    """
+    received: list[int] = []
+    before = {wanted: signal.getsignal(wanted) for wanted in STOP_SIGNALS}
+    for wanted, handler in before.items():
+        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
+            signal.signal(wanted, lambda came, _: received.append(came))
+    supervisor = Supervisor(received, lifeline)
+    try:
+        for number, command in enumerate(commands):
+            supervisor.start(number, command)
+        return supervisor.run()
+    except BrokenPipeError:  # the reader of our own output has left, as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again when it exits
+        return 128 + signal.SIGPIPE
+    finally:
+        supervisor.stop_all()
+        supervisor.screen.close()
+        for wanted, handler in before.items():
+            signal.signal(wanted, handler)
+
+
+class Supervisor:
+    """The ranks, and what has happened to them so far."""
+
+    def __init__(self, received: list[int], lifeline: int | None) -> None:
+        self.received = received  # signals that asked us to stop
+        self.screen = Screen(sys.stdout, sys.stderr)
+        self.ranks: list[Rank] = []
+        self.failed: list[Rank] = []  # in the order in which they failed
+        self.first_failure_at = 0.0
+        self.selector = selectors.DefaultSelector()
+        self.lifeline = lifeline
+        if lifeline is not None:
+            self.selector.register(lifeline, selectors.EVENT_READ, None)
+
+    def start(self, number: int, command: Command) -> None:
+        pipe = subprocess.PIPE
+        # A session of its own: Ctrl-C in the terminal reaches this process only, which then stops the ranks in order.
+        process = subprocess.Popen(command.words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        rank = Rank(number, command.node, process)
+        self.ranks.append(rank)
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self.selector.register(stream, selectors.EVENT_READ, rank)
+
+    def run(self) -> int:
+        """Until every rank has ended or a reason to stop came; then stop the rest, and return the exit code."""
+        while self._running() and not self.received and not self._settled():
+            self._read(TICK_SECONDS)
+            self._notice_exits()
+            if not self.failed:  # afterwards they belong to the report
+                self._show_held()
+        if self.received:
+            self.screen.say(f"{signal.Signals(self.received[0]).name}: stopping all ranks")
+            self.stop_all()
+            return 128 + self.received[0]
+        if self.failed:
+            cause = self._report_failure()
+            self.stop_all()
+            assert cause.code is not None
+            return cause.code
+        return 0
+
+    def stop_all(self) -> None:
+        """Close every guard's input and wait; what is still there after STOP_SECONDS is killed. Can be called twice."""
+        for rank in self.ranks:
+            assert rank.process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                rank.process.stdin.close()
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._running():
+            if time.monotonic() > deadline:
+                for rank in self._running():
+                    rank.process.kill()
+            self._read(TICK_SECONDS)
+            for rank in self._running():
+                self._end(rank)
+        if not self.failed:
+            self._show_held(everything=True)
+
+    def _running(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.code is None]
+
+    def _settled(self) -> bool:
+        return bool(self.failed) and time.monotonic() > self.first_failure_at + SETTLE_SECONDS
+
+    def _read(self, timeout: float) -> None:
+        for key, _ in self.selector.select(timeout):
+            if key.data is None:
+                self._read_lifeline()
+            else:
+                self._read_stream(key.data, key.fileobj)
+
+    def _read_lifeline(self) -> None:
+        assert self.lifeline is not None
+        if not os.read(self.lifeline, 4096):
+            self.selector.unregister(self.lifeline)
+            self.received.append(signal.SIGTERM)
+
+    def _read_stream(self, rank: Rank, stream) -> bool:
+        """Show what one pipe holds; False if that is nothing, now or for ever."""
+        try:
+            chunk = os.read(stream.fileno(), 65536)
+        except BlockingIOError:
+            return False
+        from_out = stream is rank.process.stdout
+        lines = (rank.out if from_out else rank.err).feed(chunk)
+        for line in lines:
+            self._take(rank, line, from_out)
+        if not chunk:
+            self.selector.unregister(stream)
+            stream.close()
+        return bool(chunk)
+
+    def _take(self, rank: Rank, line: Line, from_out: bool) -> None:
+        if line.is_bar:
+            if rank.number == 0 and not self.failed:
+                self.screen.show_bar(line.text)
+        elif from_out:
+            self.screen.show(f"[{rank.number}] {line.text}")
+            rank.tail.append(line.text)
+        elif line.text:  # tqdm moves its bars with empty lines
+            rank.last_held_at = time.monotonic()
+            rank.held.append(line.text)
+            rank.tail.append(line.text)
+
+    def _show_held(self, everything: bool = False) -> None:
+        for rank in self.ranks:
+            if everything or not rank.is_holding:
+                for text in rank.held:
+                    self.screen.show(f"[{rank.number}] {text}", error=True)
+                rank.held.clear()
+
+    def _notice_exits(self) -> None:
+        for rank in self._running():
+            if self._end(rank) and rank.code:
+                if not self.failed:
+                    self.first_failure_at = time.monotonic()
+                self.failed.append(rank)
+
+    def _end(self, rank: Rank) -> bool:
+        """If this rank has ended, show what it still had to say and keep its exit code."""
+        code = rank.process.poll()
+        if code is None:
+            return False
+        for stream in self._open_streams(rank):
+            while self._read_stream(rank, stream):
+                pass
+        rank.code = code if code >= 0 else 128 - code
+        return True
+
+    def _open_streams(self, rank: Rank) -> Iterator[IO]:
+        for stream in (rank.process.stdout, rank.process.stderr):
+            if stream is not None and not stream.closed:
+                yield stream
+
+    def _report_failure(self) -> Rank:
+        """Of the ranks that failed within a moment, name the cause: the first that does not just miss another one."""
+        causes = [rank for rank in self.failed if not CONSEQUENCE.search("\n".join([*rank.held, *rank.tail]))]
+        cause = (causes or self.failed)[0]
+        last = (cause.held or list(cause.tail))[-REPORT_LINES:]
+        self.screen.say(f"{cause} failed first: {meaning(cause.code or 0)}" + (". Its last lines:" if last else ""))
+        for text in last:
+            self.screen.show(f"[{cause.number}] {text}", error=True)
+        for rank in self.failed:
+            if rank is not cause:
+                # Of the others one line is enough, and none where it is the same mistake.
+                said = f": {rank.held[-1]}" if rank.held and rank.held[-1:] != cause.held[-1:] else ""
+                self.screen.say(f"then {rank}: {meaning(rank.code or 0)}{said}")
+        stopped = [str(rank) for rank in self._running()]
+        if stopped:
+            self.screen.say("stopping: " + ", ".join(stopped))
+        return cause
+
+
+def meaning(code: int) -> str:
+    """An exit code in words; codes above 128 are a signal's."""
+    with contextlib.suppress(ValueError):
+        if code > 128:
+            return f"killed by {signal.Signals(code - 128).name} (exit code {code})"
+    return f"exit code {code}"
