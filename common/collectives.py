@@ -14,8 +14,7 @@ BUFFER = 4000
 
 def turn_on_recorder() -> None:
     """Must run before the process group is made: the recorder reads its size then."""
-    for prefix in ("TORCH_FR", "TORCH_NCCL_TRACE"):  # the name since 2.7 and the one before
-        os.environ.setdefault(f"{prefix}_BUFFER_SIZE", str(BUFFER))
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(BUFFER))
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,12 @@ class Collective:
     number: int
     name: str  # all_reduce, gather, ...
     bytes: int  # of this rank's input tensors
-    finished: bool
     place: str  # file:line of the call, outside torch
     shapes: tuple
 
     def __str__(self) -> str:
-        state = "finished" if self.finished else "not finished"
-        return f"{self.name} #{self.number} of {list(self.shapes)} at {self.place} ({state})"
+        shapes = ", ".join("x".join(map(str, shape)) or "a number" for shape in self.shapes)
+        return f"{self.name} #{self.number + 1} ({shapes}) at {self.place}"
 
 
 def recorded(with_places: bool = False) -> list[Collective]:
@@ -40,7 +38,7 @@ def recorded(with_places: bool = False) -> list[Collective]:
     Looking up the source lines takes seconds the first time, so they are left out unless asked for.
     """
     try:
-        from torch._C._distributed_c10d import _dump_fr_trace
+        from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
 
         dump = _dump_fr_trace(includeStackTraces=with_places)
         entries = pickle.loads(dump)["entries"]  # made by torch in this process
@@ -95,7 +93,7 @@ def _collective(entry: dict) -> Collective:
     shapes = tuple(tuple(shape) for shape in entry.get("input_sizes", ()))
     dtypes = [dtype.removeprefix("torch.") for dtype in entry.get("input_dtypes", ())]
     sizes = [math.prod(shape) * _BYTES.get(dtype, 1) for shape, dtype in zip(shapes, dtypes, strict=False)]
-    return Collective(entry["record_id"], name, sum(sizes), bool(entry.get("retired")), _place(entry), shapes)
+    return Collective(entry["record_id"], name, sum(sizes), _place(entry), shapes)
 
 
 def _place(entry: dict) -> str:

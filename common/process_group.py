@@ -74,7 +74,7 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
     except RuntimeError as error:
         if not _is_lost_contact(error):
             raise
-        watchdog.report(f"lost contact with another worker: {str(error).splitlines()[0][:200]}")
+        watchdog.report(f"lost contact with another worker, which may have died: {_reason(error)}")
         stop(LOST_CONTACT)
     finally:
         watchdog.close()
@@ -127,6 +127,8 @@ def interface_towards(address: str) -> str | None:
 def _join(config: RunConfig, join: Callable[[RunConfig], None]) -> None:
     try:
         join(config)
+    except NotImplementedError:
+        raise  # an unsolved TODO says by itself what to do
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"rank {config.rank} could not join the process group: {reason}") from error
@@ -136,6 +138,12 @@ def _join(config: RunConfig, join: Callable[[RunConfig], None]) -> None:
     if joined != (config.rank, config.world_size):
         wanted = f"rank {config.rank} of {config.world_size}"
         raise InputError(f"expected to join as {wanted}, but joined as rank {joined[0]} of {joined[1]} (region 2a.1)")
+
+
+def _reason(error: RuntimeError) -> str:
+    """The first sentence of gloo's or NCCL's message, without the place in their sources."""
+    sentence = str(error).splitlines()[0].split(". ")[0]
+    return sentence.split("] ", 1)[-1][:120]
 
 
 _SIGNS = ("closed by peer", "connection reset", "broken pipe", "connection refused", "socket closed", "timed out")

@@ -6,6 +6,7 @@ The first worker listens on master_ip:master_port, the others connect and send o
 
 import contextlib
 import json
+import os
 import socket
 import time
 from io import TextIOWrapper
@@ -16,8 +17,8 @@ from common.errors import InputError
 
 def call_the_roll(config: RunConfig) -> None:
     """Return when all workers are there. Raises InputError that says what is wrong, on every worker."""
-    if config.world_size == 1:
-        return
+    if config.world_size == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return  # torchrun counts its workers itself, and its own store listens on the port
     deadline = time.monotonic() + config.join_seconds
     (_answer_all if config.rank == 0 else _report_in)(config, deadline)
 

@@ -106,7 +106,10 @@ class Watchdog:
     def _leave_word(self) -> None:
         if self._store is not None:
             with contextlib.suppress(RuntimeError):
-                self._store.set("hang", f"stopped because rank {self._config.rank} made no progress")
+                self._store.set(
+                    "hang",
+                    f"rank {self._config.rank} saw no progress for {self._config.hang_seconds:g} s and stopped the run",
+                )
 
     def _word_from_others(self) -> str:
         if self._store is None:
