@@ -1,0 +1,43 @@
+"""Sentences about ranks: `rank 0 waits in scatter #2 (task/run_glue.py:88); ranks 1-3 wait in gather #2 (:85)`."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+PLURAL = {"calls": "call", "joins": "join", "waits": "wait", "has": "have", "was": "were"}
+
+
+class Phrase(NamedTuple):
+    """What one rank does, and where: Phrase(0, "waits", "in scatter #2", "task/run_glue.py:88")."""
+
+    rank: int
+    verb: str
+    rest: str
+    where: str = ""
+
+
+def rank_names(ranks: Iterable[int]) -> str:
+    """`rank 2`, `ranks 0, 2-4`"""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    names = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    only = len(runs) == 1 and len(runs[0]) == 1
+    return f"rank{'' if only else 's'} {', '.join(names)}"
+
+
+def sentence(phrases: Iterable[Phrase]) -> str:
+    """One clause for all ranks that do the same, in the order given; a file is named in full the first time only."""
+    ranks: dict[tuple[str, str, str], list[int]] = {}
+    for phrase in phrases:
+        ranks.setdefault((phrase.verb, phrase.rest, phrase.where), []).append(phrase.rank)
+    clauses, last_file = [], ""
+    for (verb, rest, where), group in ranks.items():
+        file, _, line = where.rpartition(":")
+        place = f" ({':' + line if file == last_file else where})" if where else ""
+        last_file = file or last_file
+        verb = verb if len(group) == 1 else PLURAL.get(verb, verb)
+        clauses.append(f"{rank_names(group)} {verb} {rest}{place}")
+    return "; ".join(clauses)

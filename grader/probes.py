@@ -1,0 +1,149 @@
+"""What runs inside a rank: a probe, which calls a student's code and returns values, and the context it is given.
+
+A probe is a function in a module of the grader's, named "package.module:function". It says nothing about right and
+wrong, and holds no expected value: a rank can read all that is in it. Its module imports nothing of the student's tree
+(common, the tasks) at its top; the probe loads what it needs:
+
+    def train(context):
+        task = context.load("task2b_allreduce/run_glue.py")
+        context.join()
+        context.spy(torch.optim.SGD, "step", "step")
+        task.sync_gradients(model, context.world_size)
+        return {"grads": [parameter.grad for parameter in model.parameters()]}
+"""
+
+import functools
+import importlib.util
+import random
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from grader import join, values
+from grader.wire import Wire
+from grader.zygote import find_function
+
+_HOLES: list[Any] = []  # see _unlike_other_ranks
+
+
+class Context:
+    """A probe's view of the run: `rank`, `world_size`, `arguments` (arrays are torch tensors here) and `tree`."""
+
+    def __init__(self, wire: Wire, job: dict) -> None:
+        self.rank: int = job["rank"]
+        self.world_size: int = job["world_size"]
+        self.arguments: dict[str, Any] = job["arguments"]
+        self.tree = Path(job["tree"])
+        self.during = ""  # what is going on, for the message if it fails
+        self._wire = wire
+        self._loaded = 0
+
+    def load(self, path: str) -> ModuleType:
+        """Run a file of the student's tree as a fresh module. What it raises, a SystemExit included, ends the probe
+        and is reported as happening while loading this file."""
+        file = self.tree / path
+        before, self.during = self.during, f"loading {path}"
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no {path}")
+        self._loaded += 1
+        name = f"student_{file.stem}_{self._loaded}"
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec, "a file that exists has a spec"
+        assert spec.loader, "and a loader"
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
+        sys.argv = [str(file)]
+        sys.path[1:1] = [str(file.parent)]  # where `python file.py` would look first; the tree's root stays in front
+        spec.loader.exec_module(module)
+        self.during = before
+        return module
+
+    def join(self, backend: str = "gloo") -> None:
+        """Join the process group without the student's code, for a region that is graded alone."""
+        method = "tcp://127.0.0.1:1"  # never opened
+        dist.init_process_group(backend, init_method=method, rank=self.rank, world_size=self.world_size)
+
+    def event(self, name: str, **data: Any) -> None:
+        """Write an event into the rank's list, between the collectives before and after it."""
+        self._wire.event(name, data)
+
+    def spy(self, owner: Any, attribute: str, name: str = "", note: Callable[..., dict] | None = None) -> None:
+        """Put an event before every call of `owner.attribute`: a function of a module, a method of a class or object.
+
+        Load the student's file afterwards, since `from module import function` copies what is there. `note` is called
+        with the arguments of the call and returns the event's data; it must not use up an iterator among them.
+        """
+        original = getattr(owner, attribute)
+        name = name or attribute
+
+        @functools.wraps(original)
+        def spied(*arguments: Any, **keywords: Any) -> Any:
+            self.event(name, **(note(*arguments, **keywords) if note else {}))
+            return original(*arguments, **keywords)
+
+        setattr(owner, attribute, spied)
+
+
+def call(context: Context) -> Any:
+    """The plainest probe: `function(context)` of `file` in the tree, both from the arguments."""
+    return getattr(context.load(context.arguments["file"]), context.arguments["function"])(context)
+
+
+def run_probe(connection: socket.socket) -> None:
+    """The whole life of a rank: take the job from the grader, run the probe, send back its value or its failure."""
+    job = values.receive(connection, values.to_tensor)
+    tree = job["tree"]
+    wire = Wire(connection, tree)
+    probe = find_function(job["probe"])
+    assert "common" not in sys.modules, "a probe's module must not import the tree at its top"
+    _unlike_other_ranks()
+    sys.path.insert(0, tree)
+    join.install(wire, job["rank"], job["world_size"])
+    context = Context(wire, job)
+    try:
+        wire.send({"kind": "returned", "value": probe(context), "never_waited": list(wire.pending)})
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too, and a value that cannot be sent
+        failure = describe_error(error, wire, context.during)
+        wire.send({"kind": "raised", "error": failure, "never_waited": list(wire.pending)})
+
+
+def _unlike_other_ranks() -> None:
+    """Make a forked rank differ where separately started processes do, or the fork would hide mistakes.
+
+    Python's and numpy's generators start anywhere (torch's starts alike in every process, so it stays), and new objects
+    lie at other addresses, so `for parameter in set(parameters)` goes in another order on every rank. What remains
+    alike is the order of a set of strings.
+    """
+    random.seed()
+    np.random.seed()
+    dice = random.SystemRandom()
+    objects: list[Any] = [torch.nn.Parameter(torch.empty(1)) for _ in range(1000)]
+    _HOLES.extend(thing for thing in objects if dice.random() < 0.5)
+
+
+def describe_error(error: BaseException, wire: Wire, during: str) -> dict:
+    """An exception as values: type, message, the student's lines of its traceback, and the code of a SystemExit."""
+    frames = traceback.extract_tb(error.__traceback__)
+    trace = [(wire.student_file(f.filename), f.lineno or 0, f.name, f.line or "") for f in frames]
+    trace = [frame for frame in trace if frame[0]]
+    if isinstance(error, SyntaxError) and wire.student_file(error.filename or ""):
+        trace.append((wire.student_file(error.filename or ""), error.lineno or 0, "", (error.text or "").strip()))
+    if not trace:  # our own mistake: show our lines
+        trace = [("/".join(Path(f.filename).parts[-2:]), f.lineno or 0, f.name, f.line or "") for f in frames]
+    code = None
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be printed)"
+    name = type(error).__name__
+    return {"type": name, "message": text, "during": during, "trace": trace, "code": code}

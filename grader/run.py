@@ -1,0 +1,288 @@
+"""One run of ranks as its grader sees it, from the fork to the result.
+
+One thread does it all: it feeds the broker with what the ranks send, keeps what they print, and watches the deadline.
+It waits for whoever speaks first, never for one rank in particular.
+"""
+
+import contextlib
+import os
+import re
+import selectors
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from grader import values
+from grader.broker import Broker
+from grader.outcome import Failure, Frame, RankResult, Result
+from grader.values import MessageError
+from grader.wire import student_file
+from grader.zygote import PER_RANK
+
+if TYPE_CHECKING:
+    from grader.ranks import ZygoteProcess
+
+MAX_OUTPUT = 100_000  # bytes kept of each rank's stdout, and as many of its stderr
+GRACE = 0.5  # seconds in which a rank that still computes may end by itself once the run has failed
+STACK_TIME = 0.3  # seconds in which a rank may say where it is once the deadline has passed
+END_TIME = 30  # seconds for the zygote to kill what is left
+FLOOD_PAUSE = 0.005  # seconds
+MAX_MESSAGE = 4000  # characters of an exception's message
+MAX_TRACE = 20  # frames of a traceback, the innermost ones
+
+
+class Output:
+    """What a rank writes to one pipe: the beginning is kept, the rest counted."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.kept, self.dropped = fd, bytearray(), 0
+        os.set_blocking(fd, False)
+
+    def read(self) -> bool:
+        """Take what is there; False when there is nothing, now or for good."""
+        try:
+            data = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        room = MAX_OUTPUT - len(self.kept)
+        self.kept += data[:room]
+        self.dropped += len(data[room:])
+        return bool(data)
+
+    def text(self) -> str:
+        return self.kept.decode(errors="replace")
+
+
+class Seat:
+    """One rank, seen from here: its line, its output, and what is known of its end."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.line, self.theirs = socket.socketpair()
+        self.line.setblocking(False)
+        pipes = [os.pipe() for _ in range(PER_RANK - 1)]
+        self.stdout, self.stderr, self.stack = (Output(read) for read, _ in pipes)
+        self.their_fds = [self.theirs.fileno(), *(write for _, write in pipes)]
+        self.frames = values.Frames()
+        self.outgoing = bytearray()
+        self.listening = True
+        self.ending = ""  # its last word: "returned" or "raised"
+        self.value: Any = None
+        self.error: Failure | None = None
+        self.never_waited: list[int] = []
+        self.code: int | None = None  # exit code once it has ended, negative for a signal
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return self.stdout, self.stderr, self.stack
+
+    def give_away(self) -> None:
+        """Their ends now belong to the zygote."""
+        self.theirs.close()
+        for fd in self.their_fds[1:]:
+            os.close(fd)
+        self.their_fds = []
+
+    def close(self) -> None:
+        if self.their_fds:
+            self.give_away()
+        self.line.close()
+        for output in self.outputs:
+            os.close(output.fd)
+
+
+class Run:
+    """One run, from the fork to the result."""
+
+    def __init__(
+        self, zygote: "ZygoteProcess", job: dict, world_size: int, deadline: float, keep_payloads: bool
+    ) -> None:
+        self.zygote, self.deadline, self.tree = zygote, deadline, job["tree"]
+        self.broker = Broker(world_size, keep_payloads)
+        self.seats = [Seat(rank) for rank in range(world_size)]
+        self.selector = selectors.DefaultSelector()
+        self.flooding: list[Output] = []  # beyond their limit: emptied now and then, and not at every line
+        self.over = False  # what ranks say now, dying, counts no more
+        self.left: int | None = None  # processes that were left over, known when all are gone
+        zygote.request(kind="run", world_size=world_size)
+        socket.send_fds(zygote.control, [b"."], [fd for seat in self.seats for fd in seat.their_fds])
+        self.folder = zygote.receive()["folder"]
+        self.selector.register(zygote.control, selectors.EVENT_READ, self._hear_zygote)
+        for seat in self.seats:
+            seat.give_away()
+            self.selector.register(seat.line, selectors.EVENT_READ, lambda seat=seat: self._hear_rank(seat))
+            for output in seat.outputs:
+                self.selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._hear_output(output))
+            seat.outgoing += values.pack(job | {"rank": seat.rank, "world_size": world_size})
+            self._flush(seat)
+
+    def close(self) -> None:
+        self.selector.close()
+        for seat in self.seats:
+            seat.close()
+
+    def result(self) -> Result:
+        limit = time.monotonic() + self.deadline
+        self._serve(limit, lambda: self._all_ended() or self.broker.fault is not None)
+        in_time = self._all_ended() or self.broker.fault is not None
+        if self.broker.fault:
+            self._serve(min(limit, time.monotonic() + GRACE), self._all_ended)
+        if not self._all_ended():
+            self.zygote.request(kind="stacks")
+            self._serve(time.monotonic() + STACK_TIME, self._all_told_their_stack)
+        unfinished = {seat.rank for seat in self.seats if seat.code is None}
+        self.over = True
+        self.zygote.request(kind="end")
+        self._serve(time.monotonic() + END_TIME, lambda: self.left is not None)
+        for output in (output for seat in self.seats for output in seat.outputs):
+            while output.read():
+                pass
+        ranks = [self._rank_result(seat, seat.rank in unfinished, in_time) for seat in self.seats]
+        return Result(ranks, self.broker.fault, self.broker.completed, self.deadline, self.left or 0)
+
+    def _serve(self, until: float, enough: Callable[[], bool]) -> None:
+        """Answer whoever speaks, until that is enough or the time is up."""
+        while not enough() and (rest := until - time.monotonic()) > 0:
+            for key, mask in self.selector.select(min(rest, FLOOD_PAUSE) if self.flooding else rest):
+                if mask & selectors.EVENT_READ:
+                    key.data()
+            for output in self.flooding:
+                output.read()
+            for rank, message in self.broker.replies:
+                self.seats[rank].outgoing += values.pack(message)
+            self.broker.replies.clear()
+            for seat in self.seats:
+                self._flush(seat)
+
+    def _all_ended(self) -> bool:
+        return all(seat.code is not None for seat in self.seats)
+
+    def _all_told_their_stack(self) -> bool:
+        return all(seat.code is not None or b"<module>" in seat.stack.kept for seat in self.seats)
+
+    def _flush(self, seat: Seat) -> None:
+        """Write what fits: a rank that does not read must not keep us from hearing the others."""
+        if not seat.outgoing or not seat.listening:
+            return
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while seat.outgoing:
+                del seat.outgoing[: seat.line.send(seat.outgoing[: 1 << 20])]
+        write = selectors.EVENT_WRITE if seat.outgoing else 0
+        self.selector.modify(seat.line, selectors.EVENT_READ | write, self.selector.get_key(seat.line).data)
+
+    def _hear_output(self, output: Output) -> None:
+        if not output.read():
+            self.selector.unregister(output.fd)
+        elif output.dropped:
+            self.selector.unregister(output.fd)
+            self.flooding.append(output)
+
+    def _hear_zygote(self) -> None:
+        try:
+            message = self.zygote.receive()
+        except RuntimeError:  # a rank has killed it, and with it died all the others
+            self.selector.unregister(self.zygote.control)
+            for seat in self.seats:
+                seat.code = -signal.SIGKILL if seat.code is None else seat.code
+            message = {"kind": "gone", "left": self.zygote.kill_marked()}
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if message["kind"] == "gone":
+            self.left = message["left"]
+            return
+        seat = self.seats[message["rank"]]
+        while self._hear_rank(seat):
+            pass
+        seat.code = message["code"] if seat.code is None else seat.code
+        if not seat.ending and not self.over:
+            self.broker.finish(seat.rank)
+
+    def _hear_rank(self, seat: Seat) -> bool:
+        """Take what a rank has sent; False when there is nothing, now or for good."""
+        if not seat.listening or self.over:
+            return False
+        try:
+            data = seat.line.recv(1 << 20)
+            for message in seat.frames.feed(data):
+                self._take(seat, message)
+        except BlockingIOError:
+            return False
+        except ConnectionError:  # it has ended without reading all we sent
+            data = b""
+        except MessageError as error:
+            # Not what our own code in the rank sends: somebody else has written to the line. Believe nothing more.
+            seat.ending, seat.code, data = "raised", 1, b""
+            seat.error = Failure("MessageError", str(error))
+            self.broker.finish(seat.rank)
+        if not data:
+            seat.listening = False
+            self.selector.unregister(seat.line)
+        return bool(data)
+
+    def _take(self, seat: Seat, message: Any) -> None:
+        try:
+            match message["kind"]:
+                case _ if seat.ending:
+                    raise MessageError("a message after the last one")
+                case "call":
+                    self.broker.post(seat.rank, message)
+                case "wait":
+                    self.broker.wait(seat.rank, message)
+                case "event":
+                    self.broker.note(seat.rank, message)
+                case "returned" | "raised" as ending:
+                    seat.never_waited = list(message["never_waited"])
+                    seat.value, seat.error = message.get("value"), failure(message.get("error"))
+                    seat.ending = ending
+                    self.broker.finish(seat.rank)
+                case other:
+                    raise MessageError(f"a message of the kind {other}")
+        except MessageError:
+            raise
+        except Exception as error:  # whatever a forged message holds, it must not end the grader
+            raise MessageError(f"{type(error).__name__}: {error}") from error
+
+    def _rank_result(self, seat: Seat, unfinished: bool, in_time: bool) -> RankResult:
+        """What a rank came to. Stuck comes first: what a released rank did with its error is of no interest."""
+        fault = self.broker.fault
+        result = RankResult(seat.rank, "stopped", stdout=seat.stdout.text(), stderr=seat.stderr.text())
+        result.dropped = seat.stdout.dropped + seat.stderr.dropped
+        result.events = self.broker.events[seat.rank]
+        for call in result.calls:
+            call.waited = call.identity not in seat.never_waited
+        if fault and seat.rank in fault.stuck:
+            result.outcome, result.call = "stuck", fault.stuck[seat.rank]
+        elif seat.ending == "raised" and seat.error:
+            result.outcome = "raised" if seat.error.code is None else "exited"
+            result.error, result.code, result.where = seat.error, seat.error.code or 0, seat.error.where
+        elif seat.ending and (fault or not unfinished):
+            result.outcome, result.value = "returned", seat.value
+        else:
+            result.where = innermost(seat.stack.text(), self.tree)
+            if not unfinished and seat.code is not None:
+                result.outcome, result.code = "killed" if seat.code < 0 else "exited", abs(seat.code)
+            elif not in_time:
+                result.outcome, result.call = "deadline", self.broker.stuck_call(seat.rank)
+        if result.call:
+            result.where = result.call.where
+        return result
+
+
+def failure(error: dict | None) -> Failure | None:
+    """A rank's exception from its message; what is none raises some error."""
+    if error is None:
+        return None
+    frames = error["trace"][-MAX_TRACE:]
+    trace = [Frame(file[:200], int(line), function[:200], text[:200]) for file, line, function, text in frames]
+    code = None if error["code"] is None else int(error["code"])
+    return Failure(error["type"][:200], error["message"][:MAX_MESSAGE], error["during"][:200], trace, code)
+
+
+def innermost(stack: str, tree: str) -> str:
+    """file:line of the innermost of the student's frames in a stack that faulthandler has written."""
+    for filename, line in re.findall(r'File "(.*)", line (\d+)', stack):
+        if name := student_file(tree, filename):
+            return f"{name}:{line}"
+    return ""

@@ -1,0 +1,208 @@
+"""Messages between two processes: JSON for the shape of a value, raw bytes for its tensors, and never pickle.
+
+A value is None, a bool, a number, a string, a list, a dict with string keys, a numpy array or a torch tensor, nested
+as you like. On the wire a message is two lengths, a JSON header and a body of raw bytes:
+
+    {"loss": 0.5, "grad": tensor}  ->  {"dict": {"loss": 0.5, "grad": {"array": ["float32", [2, 3], 0]}}} + 24 bytes
+
+A dict is tagged, so no key of a student's can pass for an array. Tuples arrive as lists. Whoever reads a student's
+message must expect anything in it: what does not parse raises MessageError, and nothing in it is ever executed.
+"""
+
+import json
+import math
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+MAX_HEADER = 16 << 20  # bytes of JSON
+MAX_BODY = 256 << 20  # bytes of all tensors of one message
+MAX_STREAM = 1 << 30  # bytes of all messages that one rank may send in a run
+ALIGNMENT = 16  # torch.frombuffer wants its offset to be a multiple of the item size
+LENGTHS = struct.Struct("!II")
+
+# bfloat16 has no numpy type: it is widened to float32, which holds each of its values exactly.
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+)
+WIRE_DTYPES = {"bfloat16": "uint16"} | {name: name for name in DTYPES}
+
+
+class MessageError(ValueError):
+    """Bytes that are no message, or a value that cannot be one."""
+
+
+def pack(value: Any) -> bytes:
+    """The bytes of one message. Raises MessageError for a type that is not listed above, or for too many bytes."""
+    body = bytearray()
+    try:
+        header = json.dumps(_encode(value, body)).encode()
+    except RecursionError:
+        raise MessageError("the value is nested too deeply, or contains itself") from None
+    if len(header) > MAX_HEADER:
+        raise MessageError(f"the value has {len(header) >> 20} MiB of text, at most {MAX_HEADER >> 20} can be sent")
+    return b"".join([LENGTHS.pack(len(header), len(body)), header, body])
+
+
+def _encode(value: Any, body: bytearray) -> Any:
+    torch = sys.modules.get("torch")  # where torch is not imported, nothing can be a tensor
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_encode(item, body) for item in value]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise MessageError(f"a dict needs strings as keys, got {list(value)[:5]}")
+        return {"dict": {key: _encode(item, body) for key, item in value.items()}}
+    if isinstance(value, np.generic):
+        return value.item()
+    tensor = torch is not None and isinstance(value, torch.Tensor)
+    if not tensor and not isinstance(value, np.ndarray):
+        raise MessageError(
+            f"a {type(value).__name__} cannot be sent, only None, numbers, strings, lists, dicts, tensors"
+        )
+    array = plain_tensor(value) if tensor else value
+    dtype = str(array.dtype).removeprefix("torch.")
+    if dtype not in WIRE_DTYPES:
+        raise MessageError(f"an array of {dtype} cannot be sent, only {', '.join(WIRE_DTYPES)}")
+    offset = len(body)
+    if offset + array.nbytes > MAX_BODY:
+        raise MessageError(f"the value has more than the {MAX_BODY >> 20} MiB of tensors that can be sent")
+    body += tensor_bytes(array) if tensor else array.tobytes()
+    body += bytes(-len(body) % ALIGNMENT)
+    return {"array": [dtype, list(array.shape), offset]}
+
+
+def plain_tensor(tensor: Any) -> Any:
+    """The tensor without its subclass: a student's __torch_function__ has no say in what its bytes are."""
+    import torch
+
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = torch.Tensor.as_subclass(tensor, torch.Tensor).detach()
+    except (NotImplementedError, RuntimeError) as error:
+        raise MessageError(f"this tensor has no plain memory that could be sent: {error}") from None
+    if plain.device.type != "cpu":
+        raise MessageError(f"a tensor on {plain.device} cannot be sent, only one on cpu")
+    return plain
+
+
+def tensor_bytes(plain: Any) -> bytes:
+    """The elements of a plain tensor in the order of its indices, whatever its strides are."""
+    import torch
+
+    return plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def to_array(dtype: str, shape: list[int], raw: bytes | memoryview) -> np.ndarray:
+    """Raw bytes as a read-only numpy array; bfloat16 is widened to float32."""
+    array = np.frombuffer(raw, WIRE_DTYPES[dtype]).reshape(shape)
+    if dtype == "bool":
+        return array.view(np.uint8) != 0  # a liar's bool of 2 would be neither True nor False
+    if dtype == "bfloat16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
+
+
+def to_bytes(array: np.ndarray, dtype: str) -> bytes:
+    """The inverse of to_array; float32 is rounded to the nearest bfloat16, ties to even."""
+    if dtype != "bfloat16":
+        return array.astype(WIRE_DTYPES[dtype]).tobytes()
+    bits = array.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(array), 0x7FC0, rounded).astype(np.uint16).tobytes()
+
+
+def to_tensor(dtype: str, shape: list[int], raw: bytes | memoryview) -> Any:
+    """Raw bytes as a torch tensor of its own memory."""
+    import torch
+
+    if not len(raw):
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.frombuffer(bytearray(raw), dtype=getattr(torch, dtype)).reshape(shape)
+
+
+MakeArray = Callable[[str, list[int], memoryview], Any]
+
+
+def unpack(header: bytes, body: bytes, make: MakeArray) -> Any:
+    """One message back. Every length, type and offset is checked before it is used: the sender may be lying."""
+    try:
+        return _decode(json.loads(header), memoryview(body), make)
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        raise MessageError(f"not a message: {type(error).__name__}: {str(error)[:200]}") from None
+
+
+def _decode(node: Any, body: memoryview, make: MakeArray) -> Any:
+    if isinstance(node, list):
+        return [_decode(item, body, make) for item in node]
+    if not isinstance(node, dict):
+        return node
+    ((tag, content),) = node.items()
+    if tag == "dict":
+        return {key: _decode(item, body, make) for key, item in content.items()}
+    if tag != "array":
+        raise ValueError(f"unknown tag {tag[:50]!r}")
+    dtype, shape, offset = content
+    if not all(type(n) is int and 0 <= n < 1 << 40 for n in [*shape, offset]) or len(shape) > 32:
+        raise ValueError("not a shape or offset")
+    length = math.prod(shape) * np.dtype(WIRE_DTYPES[dtype]).itemsize
+    return make(dtype, shape, body[offset : offset + length])  # which refuses if the body ends before
+
+
+class Frames:
+    """Cuts a stream of bytes into messages, whatever the pieces are in which it comes."""
+
+    def __init__(self, make: MakeArray = to_array) -> None:
+        self._make = make
+        self._buffer = bytearray()
+        self._total = 0
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Yield every message that is complete now. Raises MessageError for one, or a stream, that is too large."""
+        self._buffer += data
+        self._total += len(data)
+        if self._total > MAX_STREAM:
+            raise MessageError(f"more than {MAX_STREAM >> 20} MiB were sent")
+        while len(self._buffer) >= LENGTHS.size:
+            header, body = LENGTHS.unpack_from(self._buffer)
+            if header > MAX_HEADER or body > MAX_BODY:
+                raise MessageError(f"a message of {header} + {body} bytes is announced")
+            end = LENGTHS.size + header + body
+            if len(self._buffer) < end:
+                return
+            message = bytes(self._buffer[LENGTHS.size : end])
+            del self._buffer[:end]
+            yield unpack(message[:header], message[header:], self._make)
+
+
+def receive(connection: socket.socket, make: MakeArray = to_array) -> Any:
+    """Block until one message is there and return it; EOFError when the other side has gone."""
+    header, body = LENGTHS.unpack(_read(connection, LENGTHS.size))
+    return unpack(_read(connection, header), _read(connection, body), make)
+
+
+def _read(connection: socket.socket, length: int) -> bytes:
+    data = bytearray(length)
+    view = memoryview(data)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise EOFError("the other side has closed the connection")
+        view = view[count:]
+    return bytes(data)
