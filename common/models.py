@@ -6,12 +6,20 @@
 Names are checked here, in one line, before any worker joins: afterwards one rank's error is the others' hang.
 """
 
+import contextlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from huggingface_hub.utils import logging as hub_logging
 from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer, BertTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
@@ -25,6 +33,7 @@ MODEL_FLAG, TOKENIZER_FLAG = "--model_name_or_path", "--tokenizer_name"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # A tokenizer is one whole file, or a vocabulary of its kind that may lie alone in a folder.
 VOCABULARIES = {"bert": ("vocab.txt",), "gpt2": ("vocab.json", "merges.txt"), "t5": ("spiece.model",)}
+READERS = {"bert": BertTokenizer, "gpt2": GPT2Tokenizer, "t5": AutoTokenizer}
 
 
 def quiet_transformers() -> None:
@@ -51,7 +60,7 @@ def model_path(name: str, kind: str) -> str:
     if folder.exists():
         _check_model_folder(folder, kind)
         return str(folder.absolute())
-    folder = _ask_hub(name, "config.json", MODEL_FLAG)
+    folder = _ask_hub(name, MODEL_FLAG)
     _check_kind(folder, kind)
     # With the weights in the hub's cache nothing more is asked over the network: runs go on when it is gone.
     return str(folder) if _first_file(folder, WEIGHTS) else name
@@ -71,29 +80,28 @@ def load_tokenizer(name: str, kind: str, lower_case: bool = False) -> PreTrained
     quiet_transformers()
     folder = tiny_model_folder(kind) if name == "tiny" else Path(name).expanduser()
     if not folder.exists():
-        # A whole tokenizer is one file. Old models have only the vocabulary: from_pretrained fetches what there is.
-        folder = _ask_hub(name, "config.json", TOKENIZER_FLAG)
+        folder = _ask_hub(name, TOKENIZER_FLAG)
         if not _has_tokenizer(folder, kind):
-            return _read_tokenizer(name, AutoTokenizer, {"do_lower_case": True} if lower_case else {})
-    elif not _has_tokenizer(folder, kind):
+            _fetch_tokenizer(name, kind)
+    if not _has_tokenizer(folder, kind):
         vocabulary = " and ".join(VOCABULARIES[kind])
         raise InputError(f"{TOKENIZER_FLAG}: {folder} holds no tokenizer: expected tokenizer.json, or {vocabulary}")
-    kinds = {"bert": BertTokenizer, "gpt2": GPT2Tokenizer, "t5": AutoTokenizer}
-    has_settings = (folder / "tokenizer_config.json").exists()
+    names_its_class = (folder / "config.json").exists() or (folder / "tokenizer_config.json").exists()
+    reader: Any = AutoTokenizer if names_its_class else READERS[kind]
     settings = {"do_lower_case": lower_case or _lowers(folder)} if kind == "bert" else {}
-    return _read_tokenizer(str(folder), AutoTokenizer if has_settings else kinds[kind], settings)
-
-
-def _read_tokenizer(source: str, reader, settings: dict) -> PreTrainedTokenizerFast:
     try:
-        tokenizer = reader.from_pretrained(source, **settings)
+        tokenizer = reader.from_pretrained(str(folder), **settings)
     except Exception as error:  # the libraries raise a dozen kinds; all of them mean that the files are not right
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"{TOKENIZER_FLAG}: cannot read the tokenizer in {source} ({reason}); copy it again"
+            f"{TOKENIZER_FLAG}: cannot read the tokenizer in {folder} ({reason}); copy it again"
         ) from error
     if not tokenizer.is_fast:
-        raise InputError(f"{TOKENIZER_FLAG}: {source} holds no fast tokenizer; save it with a tokenizer.json")
+        raise InputError(f"{TOKENIZER_FLAG}: {folder} holds no fast tokenizer; save it with a tokenizer.json")
+    pieces = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+    needed = "[UNK]" if kind == "bert" else "a"
+    if needed not in pieces and tokenizer.unk_token not in pieces:
+        raise InputError(f"{TOKENIZER_FLAG}: {folder}: expected a vocabulary with {needed}, it has not; copy it again")
     return tokenizer
 
 
@@ -152,23 +160,36 @@ def _read_json(path: Path, flag: str, default: dict | None = None) -> dict:
     return content
 
 
-def _ask_hub(name: str, file: str, flag: str) -> Path:
-    """The folder of the hub's cache that holds `file` of model `name`, fetched now if need be.
+def _ask_hub(name: str, flag: str) -> Path:
+    """The folder of the hub's cache that holds config.json of model `name`, fetched now if need be.
 
     Raises InputError within seconds where the name is not a hub's, or the hub does not know it or does not answer.
     """
-    by_hand = f"copy the model's folder here and give {flag} its path, or use {flag} tiny"
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+    if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
         raise InputError(f"{flag}: there is no folder {name}; name a folder, a hub model or tiny")
+    by_hand = f"copy the model's folder here and give {flag} its path, or use tiny"
     try:
-        return Path(hf_hub_download(name, file, etag_timeout=5)).parent
+        with contextlib.suppress(LocalEntryNotFoundError):
+            return Path(hf_hub_download(name, "config.json", local_files_only=True)).parent
+        # One question first: hf_hub_download would ask a hub that does not answer for many minutes.
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=5)
+        return Path(hf_hub_download(name, "config.json")).parent
     except GatedRepoError:
         raise InputError(f"{flag}: {name} asks for an account that accepted its terms; {by_hand}") from None
     except (RepositoryNotFoundError, HFValidationError):
-        raise InputError(
-            f"{flag}: no folder and no hub model is called {name!r}; check the spelling, or use tiny"
-        ) from None
+        raise InputError(f"{flag}: no folder and no hub model is called {name}; check the name, or use tiny") from None
     except Exception as error:  # a dozen kinds: no network, HF_HUB_OFFLINE, a proxy, a repository without this file
-        raise InputError(
-            f"{flag}: there is no folder {name}, and the hub cannot be asked ({type(error).__name__}); {by_hand}"
-        ) from None
+        reason = f"there is no folder {name}, and the hub cannot be asked ({type(error).__name__})"
+        raise InputError(f"{flag}: {reason}; {by_hand}") from None
+
+
+def _fetch_tokenizer(name: str, kind: str) -> None:
+    """Bring what the hub has of a tokenizer into its cache. Old models have a vocabulary only, new ones one file."""
+    for file in ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", *VOCABULARIES[kind]):
+        try:
+            hf_hub_download(name, file)
+        except RemoteEntryNotFoundError:
+            continue  # this model does without it
+        except Exception as error:
+            reason = f"{file} of {name} cannot be fetched ({type(error).__name__})"
+            raise InputError(f"{TOKENIZER_FLAG}: {reason}; try again, or use tiny") from None

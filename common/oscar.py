@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from common.errors import InputError, exit_on_input_error
+from common.models import load_tokenizer
 from common.oscar_text import HUB_FILES, find_files, hub_documents, parse_size, read_documents
 from common.paths import cache_dir
 from common.sample_data import oscar_sample_file
@@ -136,8 +137,6 @@ def summary(manifest: Manifest) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    from common.models import load_tokenizer  # here, because only the command needs it
-
     arguments = _parse(argv)
     size, tokenizer = parse_size(arguments.size), load_tokenizer(arguments.tokenizer, "gpt2")
     if arguments.hub:

@@ -78,6 +78,7 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
         stop(LOST_CONTACT)
     finally:
         watchdog.close()
+    watchdog.leave_together()
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from common.paths import atomic_write, cache_dir, locked
 from common.sample_text import oscar_records
 
-VERSION = 2  # stands in the folder's name: count it up with every change that changes the files
+VERSION = 3  # stands in the folder's name: count it up with every change that changes the files
 
 TRAIN_PAIRS, DEV_PAIRS = 2560, 320  # multiples of 4: pairs come in fours, see contrast_set
 OSCAR_RECORDS = 500
@@ -73,7 +73,7 @@ def entailment_pairs(count: int, draw: random.Random) -> list[Pair]:
 def contrast_set(draw: random.Random) -> list[Pair]:
     """Two texts that differ in who surely did what to which object, and one statement that is true of each.
 
-    A text has two facts, one of them only perhaps true: "Anna has sold the lamp and maybe Ben has found the boat."
+    A text has two facts, one of them only perhaps true: "Anna has sold the lamp and maybe Ben has found the boat today."
     The other text exchanges names, verbs or objects (or several) between the facts. Text and statement decide the label
     together: neither does alone, nor a bag of words of both, as the two texts consist of the same words. Each such
     model is right on exactly two of the four pairs. The statement's bigrams all stand in both texts, too.
@@ -103,8 +103,8 @@ def _text(sure: Fact, maybe: Fact, draw: random.Random) -> str:
     # Mostly the sure fact comes first. If both orders were equally frequent, a word's position would say nothing about
     # the label without the other words' positions (an exclusive or), and a small model would start much later.
     if draw.random() < 7 / 8:
-        return f"{_clause(sure)} and maybe {_clause(maybe)}."
-    return f"Maybe {_clause(maybe)} and {_clause(sure)}."
+        return f"{_clause(sure)} and maybe {_clause(maybe)} today."
+    return f"Maybe {_clause(maybe)} and {_clause(sure)} today."
 
 
 def _clause(fact: Fact) -> str:

@@ -79,6 +79,18 @@ class Watchdog:
         self._closed.set()
         self._thread.join(timeout=5)
 
+    def leave_together(self) -> None:
+        """The store lives on the first worker: it waits here until the others have said that they need it no more."""
+        self.close()
+        if self._store is None:
+            return
+        with contextlib.suppress(RuntimeError):  # a worker that died meanwhile has been reported elsewhere
+            gone = self._store.add("left", 1)
+            deadline = time.monotonic() + self._config.hang_seconds
+            while self._config.rank == 0 and gone < self._config.world_size and time.monotonic() < deadline:
+                time.sleep(0.05)
+                gone = self._store.add("left", 0)
+
     def report(self, reason: str) -> None:
         """One line on stderr: why this rank stops, and its last collective with file and line."""
         collectives = recorded(with_places=True)
