@@ -8,7 +8,7 @@ RESAMPLES = 2000
 
 
 def interval(samples: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
-    """Median, and the bootstrap 95 % interval of the median (Efron 1979: resample with replacement, take percentiles)."""
+    """Median, and its bootstrap 95 % interval (Efron 1979: resample with replacement, take percentiles)."""
     values = np.asarray(samples, dtype=float)
     draws = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
     low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])

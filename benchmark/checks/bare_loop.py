@@ -30,7 +30,7 @@ def accuracy(model, dev: dict[str, torch.Tensor]) -> float:
     model.eval()
     right = 0
     with torch.no_grad():
-        for rows in DataLoader(range(len(dev["labels"])), batch_size=64):
+        for rows in DataLoader(range(len(dev["labels"])), batch_size=64):  # type: ignore[arg-type]
             batch = {key: values[rows] for key, values in dev.items()}
             right += (model(**batch).logits.argmax(1) == batch["labels"]).sum().item()
     return right / len(dev["labels"])
@@ -46,11 +46,13 @@ def run(data_dir: Path, name: str, length: int, batch: int, rate: float, epochs:
     steps = max_steps or epochs * -(-n // batch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     scheduler = get_linear_schedule_with_warmup(optimizer, 0, steps)
-    losses, accuracies = [], []
+    losses: list[float] = []
+    accuracies = []
     for epoch in range(-(-steps // -(-n // batch))):
         model.train()
         order = torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-        for rows in islice(DataLoader(range(n), sampler=order, batch_size=batch), steps - len(losses)):
+        loader: DataLoader = DataLoader(range(n), sampler=order, batch_size=batch)  # type: ignore[arg-type]
+        for rows in islice(loader, steps - len(losses)):
             loss = model(**{key: values[rows] for key, values in train.items()}).loss
             loss.backward()
             clip_grad_norm_(model.parameters(), 1.0)

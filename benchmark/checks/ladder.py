@@ -17,9 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-
 import torch
 import torch.distributed as dist
 import transformers
@@ -36,7 +36,7 @@ from common.paths import ROOT, atomic_write
 from common.process_group import process_group
 
 # name -> BERT's size, examples per worker and step, tokens per example
-MODELS = {
+MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "tiny": ({"vocab_size": 1273, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}, 16, 64),
     "22M": ({"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12}, 2, 32),
 }
@@ -84,7 +84,7 @@ def work() -> None:
     sizes, examples, tokens = MODELS[name]
     with process_group(config, all_reduce.join) as worker:
         torch.manual_seed(0)
-        shape = BertConfig(**sizes, intermediate_size=4 * sizes["hidden_size"], num_labels=2)
+        shape = BertConfig(**sizes, intermediate_size=4 * sizes["hidden_size"])  # and a head of two labels
         plain = BertForSequenceClassification(shape)
         batch = {"input_ids": torch.randint(5, 1000, (examples, tokens)), "labels": torch.zeros(examples).long()}
         syncs = {
