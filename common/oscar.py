@@ -166,7 +166,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     source.add_argument("--hub", metavar="LANGUAGE", help="stream OSCAR 23.01 from the hub, for instance: en")
     add("--output", type=Path, required=True, help="folder to make")
     add("--size", default="100MB", help="how much text to read at most: 100MB, 64KiB, 250000 or all (default: 100MB)")
-    add("--tokenizer", default="gpt2", help="gpt2, tiny, another hub name or a folder (default: gpt2)")
+    names = ("--tokenizer", "--tokenizer_name")  # the second as the task scripts call it
+    add(*names, default="gpt2", help="gpt2, tiny, another hub name or a folder (default: gpt2)")
     add("--block_size", type=int, default=BLOCK_SIZE, help=f"tokens in a training block (default: {BLOCK_SIZE})")
     add("--validation", type=float, default=VALIDATION, help=f"fraction of the documents (default: {VALIDATION})")
     add("--overwrite", action="store_true", help="replace token blocks that were made from something else")

@@ -97,7 +97,7 @@ def _finished(output: Path, request: dict, overwrite: bool) -> Manifest | None:
     for name, wanted in request.items():
         if getattr(manifest, name) != wanted:
             raise InputError(
-                f"{output}: was made with another {name} ({_short(getattr(manifest, name))}, now {_short(wanted)}); "
+                f"{output}: was made with different {name} ({_short(getattr(manifest, name))}, now {_short(wanted)}); "
                 "name another folder, or replace it with --overwrite"
             )
     for split in SPLITS:

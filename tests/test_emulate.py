@@ -17,6 +17,8 @@ from common.errors import InputError
 from common.paths import ROOT
 from tests.processes import processes_with, run, started, wait_for
 
+pytestmark = pytest.mark.medium
+
 REASON = why_not() if sys.platform == "linux" else "network namespaces are Linux's"
 needs_namespaces = pytest.mark.skipif(bool(REASON), reason=REASON)
 

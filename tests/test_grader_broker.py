@@ -5,6 +5,8 @@ import pytest
 
 from tests.play import player
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def play(tmp_path):

@@ -7,6 +7,8 @@ import pytest
 from grader import ranks
 from tests.play import player
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def play(tmp_path):

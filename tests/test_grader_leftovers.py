@@ -12,6 +12,8 @@ from common.paths import ROOT
 from grader import ranks
 from tests.play import HEAD, player, wait_until
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def play(tmp_path):

@@ -12,6 +12,8 @@ import pytest
 
 from common.paths import ROOT
 
+pytestmark = pytest.mark.medium
+
 STEPS = 4
 TASKS = {"task1_single": 1, "task2a_gather_scatter": 2, "task2b_allreduce": 3, "task3_ddp": 4}
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

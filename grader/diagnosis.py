@@ -1,0 +1,145 @@
+"""Which known mistake gives exactly this result: names for wrong means, wrong steps and wrong orders.
+
+Each question is put as a candidate: a value that a certain mistake would leave. The first that fits all that is wrong
+is named; where none fits, the message says expected and got and no more.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from grader.outcome import Result
+from grader.reference import close, means
+
+Maybe = np.ndarray | None
+
+
+def same(got: Maybe, candidate: np.ndarray) -> bool:
+    return close(got, candidate, float(np.linalg.norm(np.ravel(candidate))) + 1e-6)
+
+
+def name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np.ndarray]]) -> str:
+    """The mistake that leaves `got[rank][parameter]` where the mean of `inputs[rank][parameter]` should be; "" if none.
+
+    Only parameters that are wrong somewhere are looked at, so a mistake that spares some is still named.
+    """
+    n = len(inputs)
+    if n == 1:
+        return ""  # there is nobody to take a mean with
+    right = means(inputs)
+    wrong = [k for k in range(len(right)) if not all(same(got[r][k], right[k]) for r in range(n))]
+    if not wrong:
+        return ""
+    if any(got[r][k] is None for r in range(n) for k in wrong):
+        return "the gradient is gone: dist.all_reduce and its like work in place and return nothing to assign"
+    ranks = [r for r in range(n) if any(not same(got[r][k], right[k]) for k in wrong)]
+    for candidate, words in _candidates(n):
+        if all(_fits(candidate, got[r][k], [mine[k] for mine in inputs], r) for r in ranks for k in wrong):
+            return words + _where(ranks, wrong, n, inputs[0])
+    if name := _swapped(got, right, wrong, ranks):
+        return name
+    ratio = _ratio([(got[r][k], right[k]) for r in ranks for k in wrong])
+    if ratio is not None:
+        return f"every gradient is {ratio:.3f} times the mean on {n} workers" + _where(ranks, wrong, n, inputs[0])
+    shared = all(same(got[r][k], np.asarray(got[ranks[0]][k])) for r in ranks for k in wrong)
+    return "the workers do not even agree with each other" if not shared else ""
+
+
+def _fits(candidate: Callable, got: Maybe, mine: list[np.ndarray], rank: int) -> bool:
+    value = candidate(np.asarray(mine, np.float64), rank)
+    return same(got, value)
+
+
+def _candidates(n: int) -> list[tuple[Callable[[np.ndarray, int], np.ndarray], str]]:
+    """(value from the inputs (n, *shape) and the rank, its name)."""
+    return [
+        (lambda x, r: x.sum(0), _times(n)),
+        (lambda x, r: x[r], "every worker still has its own gradient: the result did not get into param.grad"),
+        (lambda x, r: x[r] / n, "it is the worker's own gradient divided by world_size: nothing was added up"),
+        (lambda x, r: x[0], "it is rank 0's gradient: that was handed out, and nothing was averaged"),
+        (lambda x, r: x[-1], "it is the last rank's gradient: do all entries of the list share one tensor?"),
+        (lambda x, r: x[1:].sum(0) / n, "rank 0's own gradient is missing from the sum"),
+        (lambda x, r: x[1:].mean(0), "rank 0's own gradient is missing from the mean"),
+        (lambda x, r: x[:-1].sum(0) / n, "the last rank's gradient is missing from the sum"),
+        (lambda x, r: (x.sum(0) + x[0]) / n, "rank 0's gradient is counted twice"),
+        (lambda x, r: x.mean(0) / n, "the mean was divided by world_size once more"),
+        (lambda x, r: x.mean(0) * 0, "every gradient is zero: was it set to zero after it was averaged, or before?"),
+        (lambda x, r: np.full(x.shape[1:], x.mean()), "it is one number: the mean went over the elements too (dim=0)"),
+        (lambda x, r: np.full(x.shape[1:], x.sum() / n), "it is one number: the sum went over the elements too"),
+        (lambda x, r: x.sum(0) / 2, "the sum is divided by 2, whatever world_size is"),
+        (lambda x, r: x.sum(0) / 4, "the sum is divided by 4, whatever world_size is"),
+        (lambda x, r: x.sum(0) / (n - 1), "the sum is divided by world_size - 1"),
+        (lambda x, r: x.sum(0) // n, "the division rounds down: // is for whole numbers"),
+        (lambda x, r: x.max(0), "it is the largest of the workers' gradients and not their mean"),
+        (lambda x, r: x.prod(0), "it is the product of the workers' gradients and not their mean"),
+        (lambda x, r: np.full(x.shape[1:], 0.5), "the parameter itself (param.data) stands in param.grad"),
+        (lambda x, r: x[: r + 1].sum(0), "only part of the workers are in the sum"),
+    ]  # fmt: skip
+
+
+def _times(n: int) -> str:
+    return f"every gradient is {n:.3f} times the mean on {n} workers: did you divide by world_size?"
+
+
+def _where(ranks: list[int], wrong: list[int], n: int, parameters: Sequence[np.ndarray]) -> str:
+    """Which parameters and ranks share the mistake, if not all do."""
+    text = ""
+    count = len(parameters)
+    if len(wrong) < count:
+        small = [k for k in range(count) if parameters[k].ndim < 2]
+        if wrong == small:
+            text += "; only tensors with fewer than two dimensions (biases, LayerNorm): they were left out"
+        elif len(wrong) == count - wrong[0]:
+            text += f"; from parameter {wrong[0]} on: does something end the loop early?"
+        elif wrong == list(range(len(wrong))):
+            text += "; all but the last: is only the last one waited for, or is something outside the loop?"
+        else:
+            text += f"; only {len(wrong)} of {count} parameters"
+    if len(ranks) < n:
+        text += "; only off rank 0" if 0 not in ranks and len(ranks) == n - 1 else f"; only on ranks {ranks}"
+    return text
+
+
+def _swapped(got: Sequence[Sequence[Maybe]], means: list[np.ndarray], wrong: list[int], ranks: list[int]) -> str:
+    """Whether each wrong one holds the mean of another parameter."""
+    for r in ranks:
+        if not all(any(same(got[r][k], means[j]) for j in range(len(means)) if j != k) for k in wrong):
+            return ""
+    return "parameters have the gradient of another parameter: are they in the same order on every worker?"
+
+
+def _ratio(pairs: list[tuple[Any, np.ndarray]]) -> float | None:
+    """The one factor between all pairs, if there is one."""
+    if any(np.shape(got) != mean.shape or not np.any(mean) for got, mean in pairs):
+        return None
+    factors = [float(np.vdot(mean, got) / np.vdot(mean, mean)) for got, mean in pairs]
+    fits = all(same(got, mean * factors[0]) for got, mean in pairs)
+    return factors[0] if fits and np.isfinite(factors[0]) else None
+
+
+def forgotten_waits(result: Result) -> str:
+    """Handles of async_op=True that nobody waited for, as words; "" if there are none."""
+    for rank in result.ranks:
+        lost = [call for call in rank.calls if call.asynchronous and not call.waited]
+        if lost:
+            first = f"{lost[0].name} #{lost[0].number} ({lost[0].where})"
+            return f"rank {rank.rank} never calls wait() on {len(lost)} asynchronous handles, the first of {first}"
+    return ""
+
+
+def parameter_words(name: str, got: Maybe, expected: np.ndarray) -> str:
+    """`parameter 3 (4, 3): expected [0.12 ...], got [0.36 ...]`"""
+    if got is None:
+        return f"{name} {np.shape(expected)}: expected {_numbers(expected)}, got no gradient"
+    if np.shape(got) != np.shape(expected):
+        return f"{name}: expected the shape {np.shape(expected)}, got {np.shape(got)}"
+    worst = np.abs(np.asarray(got, np.float64) - expected).max() if np.size(expected) else 0.0
+    return (
+        f"{name} {np.shape(expected)}: expected {_numbers(expected)}, got {_numbers(got)} (off by {worst:.2g} at most)"
+    )
+
+
+def _numbers(array: Any) -> str:
+    flat = np.ravel(np.asarray(array))
+    return "[" + " ".join(f"{x:.4g}" for x in flat[:4]) + (" ...]" if flat.size > 4 else "]")

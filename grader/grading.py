@@ -1,0 +1,119 @@
+"""What a graded test works with: runs of a student's code, remembered, and failures in a student's words.
+
+@pytest.mark.graded("2a.3", points=3)
+def test_gather_and_scatter_leave_the_mean_on_every_worker(grade):
+    result = grade.run("grader.probes_sync:average", 3, ...)      # result.values: or the verdict why not
+    grade.fail("expected ..., got ...")                           # wrong; the seed is added
+"""
+
+import ast
+import json
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from common.course import Course
+from common.errors import InputError
+from common.todo import find_blocks
+from grader import ranks
+from grader.outcome import Result
+from grader.verdicts import Crashed, Verdict, Wrong, not_attempted, verdict_of
+
+DEADLINE = 20.0  # seconds for one run, which takes well under one; more under a slow autograder
+LOAD_DEADLINE = 10.0
+SEED_BITS = 30
+
+
+class Session:
+    """What the graded tests of one pytest run share: the student's tree, one seed, and every run made so far."""
+
+    def __init__(self, tree: Path, course: Course, seed: int | None = None) -> None:
+        self.tree, self.course = tree, course
+        self.seed = int.from_bytes(os.urandom(4), "big") >> (32 - SEED_BITS) if seed is None else seed
+        self.slowness = float(os.environ.get("COS598D_SLOWNESS", "1"))  # a factor for the deadlines
+        self.runs: dict[str, Result] = {}
+
+    def run(self, probe: str, world_size: int, arguments: dict, deadline: float = DEADLINE) -> Result:
+        key = json.dumps([probe, world_size, arguments], sort_keys=True)
+        if key not in self.runs:
+            limit = deadline * self.slowness
+            self.runs[key] = ranks.run(probe, world_size, arguments, deadline=limit, tree=self.tree)
+        return self.runs[key]
+
+
+class Grade:
+    """One graded test's view: the region it grades, and the file that holds it."""
+
+    def __init__(self, session: Session, region: str, test: str) -> None:
+        self.session, self.region = session, region
+        self.row = session.course.regions[region]
+        self.file = self.row.file
+        self.seed = session.seed
+        self.draw = np.random.default_rng([self.seed, *test.encode()])
+
+    def check_attempted(self) -> None:
+        """Raises NotAttempted where the placeholder of the handout still stands alone."""
+        try:
+            blocks = find_blocks((self.session.tree / self.file).read_text(encoding="utf-8"), self.file)
+        except (OSError, UnicodeDecodeError, InputError):
+            return  # no handout's file, or none that can be read: running it will say what is wrong
+        mine = [block for block in blocks if block.id == self.region]
+        if mine and not any(block.attempted for block in mine):
+            raise not_attempted(self.region)
+
+    def run(self, probe: str, world_size: int, deadline: float = DEADLINE, **arguments: Any) -> Result:
+        """Run a probe on the student's file; what it came to is in the result. The same run is made only once.
+
+        Raises the verdict at once if the file does not even load.
+        """
+        arguments = {"file": self.file, "seed": self.seed} | arguments
+        file = arguments["file"]
+        loaded = self.session.run("grader.probes_sync:load", 1, {"file": file}, LOAD_DEADLINE)
+        if verdict := verdict_of(loaded, self.region):
+            raise type(verdict)(f"{file} cannot be loaded: {verdict}")
+        return self.session.run(probe, world_size, arguments, deadline)
+
+    def values(self, probe: str, world_size: int, **arguments: Any) -> list[Any]:
+        """What the probe returned on each rank; raises the verdict if one did not return."""
+        result = self.run(probe, world_size, **arguments)
+        self.must_return(result)
+        return result.values
+
+    def must_return(self, result: Result) -> None:
+        if verdict := verdict_of(result, self.region):
+            raise verdict
+
+    def lacking(self, result: Result, message: str) -> Verdict:
+        """Something expected was not seen: because the run ended before, or else `message`."""
+        return verdict_of(result, self.region) or Wrong(self.with_seed(message))
+
+    def fail(self, message: str) -> NoReturn:
+        raise Wrong(self.with_seed(message))
+
+    def with_seed(self, message: str) -> str:
+        return f"{message} (inputs drawn with seed {self.seed}; --seed {self.seed} draws them again)"
+
+    def imports_only_allowed(self, *files: str) -> None:
+        """Fails for an import, at the top or inside a function, that course.toml does not list for the file."""
+        for file in files:
+            allowed = self.session.course.allowed_imports(file)
+            for line, module in imported(self.session.tree / file, file):
+                if allowed is not None and not any(f"{module}.".startswith(f"{name}.") for name in allowed):
+                    raise Wrong(f"{file}:{line} imports {module}; the course allows here only {', '.join(allowed)}")
+
+
+def imported(path: Path, file: str) -> list[tuple[int, str]]:
+    """Line and module of every import of a file. Raises Crashed where it is no Python."""
+    try:
+        tree = ast.parse(path.read_bytes(), file)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise Crashed(f"{file} cannot be read: {error}") from None
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.lineno, node.module or "." * node.level))
+    return sorted(found)

@@ -1,0 +1,82 @@
+"""Judges where and as whom the ranks join a process group, and the processes that run_gpt2.py starts."""
+
+import re
+
+from grader.grading import Grade
+from grader.outcome import Result
+from grader.verdicts import builds_on, not_attempted
+
+
+def check_join(grade: Grade) -> None:
+    """join(config) meets at the given address and port, with the given size, rank and backend."""
+    for world_size, backend in ((3, "gloo"), (2, "nccl")):
+        host = f"10.10.1.{grade.draw.integers(2, 250)}"
+        port = int(grade.draw.integers(2000, 60000))
+        config = {"master_ip": host, "master_port": port, "backend": backend}
+        result = grade.run("grader.probes_sync:join", world_size, config=config)
+        _check_joined(grade, result, f"{host}:{port}", world_size, backend)
+
+
+def check_setup(grade: Grade, environment: dict[str, str]) -> None:
+    """setup(rank, world_size, backend) meets where the environment says, else at the course's address."""
+    for world_size, backend in ((2, "gloo"), (3, "nccl")):
+        address = ":".join((environment.get("MASTER_ADDR", "127.0.0.1"), environment.get("MASTER_PORT", "11868")))
+        result = grade.run("grader.probes_sync:setup", world_size, backend=backend, environment=environment)
+        _check_joined(grade, result, address, world_size, backend)
+
+
+def _check_joined(grade: Grade, result: Result, address: str, world_size: int, backend: str) -> None:
+    for rank in result.ranks:
+        joins = [call for call in rank.calls if call.name == "init_process_group"]
+        if not joins:
+            raise grade.lacking(result, f"rank {rank.rank} never called init_process_group")
+        told = joins[0].data
+        if (told["rank"], told["world_size"]) != (rank.rank, world_size):
+            grade.fail(
+                f"{world_size} processes were started, and rank {rank.rank} joins as rank {told['rank']} of "
+                f"{told['world_size']} ({joins[0].where}): in a real run all would wait"
+            )
+        if told["address"] != address:
+            grade.fail(f"rank {rank.rank}: expected to meet at {address}, got {told['address']} ({joins[0].where})")
+        if told["backend"] not in (None, backend) or (told["backend"] is None and backend != "gloo"):
+            grade.fail(f"rank {rank.rank}: expected the backend {backend}, got {told['backend']} ({joins[0].where})")
+    grade.must_return(result)
+
+
+def check_started(grade: Grade) -> None:
+    """start_workers starts a process for every rank, all before it waits for the first, and waits for all."""
+    for world_size in (3, 2):
+        (value,) = grade.values("grader.probes_start:workers", 1, workers=world_size)
+        if value["in_this_process"]:
+            grade.fail("work() runs in the script's own process: target=work is to be named, not called")
+        if value["unfinished"]:
+            grade.fail(f"{value['unfinished']} processes still run when start_workers returns: join every one of them")
+        started = sorted(value["ranks"])
+        if started != list(range(world_size)):
+            grade.fail(
+                f"expected work(rank, config) in {world_size} processes, ranks 0 to {world_size - 1}, got {started}"
+            )
+        if not value["together"]:
+            grade.fail("the processes run one after the other: start all of them before you wait for the first")
+        if value["returned"] != world_size:
+            grade.fail(f"expected the list of {world_size} processes back, got {value['returned']}")
+
+
+def check_script(grade: Grade) -> None:
+    """The whole script: both workers train on parts of their own and end with the same weights."""
+    result = grade.run("grader.probes_start:script", 1, deadline=60.0)
+    said = result.ranks[0].stderr
+    if todo := re.search(r"NotImplementedError: TODO ([0-9a-z]+\.[0-9]+)", said):
+        raise not_attempted(grade.region) if todo[1] == grade.region else builds_on(todo[1])
+    grade.must_return(result)
+    value = result.values[0]
+    if value["failed"]:
+        grade.fail(f"the script ended with an error: {value['failed']}\n{said[-1000:]}")
+    if value["records"] != 2:
+        grade.fail(f"expected the record of 2 workers, got {value['records']}\n{said[-1000:]}")
+    if any(len(losses) != value["steps"] for losses in value["losses"]):
+        grade.fail(
+            f"expected {value['steps']} losses of each worker, got {[len(losses) for losses in value['losses']]}"
+        )
+    if value["losses"][0] == value["losses"][1]:
+        grade.fail("both workers record the same losses: they train on the same examples")

@@ -1,0 +1,169 @@
+"""The graders as pytest shows them: options, markers, points, six outcomes, hints, and the table at the end.
+
+A test marked `graded(region, points)` belongs to a region of course.toml; all other tests are left alone.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.course import STEPS_OF_A_HINT, Course, load_course
+from common.errors import InputError
+from common.paths import ROOT, atomic_write, cache_dir
+from grader import ranks, report
+from grader.grading import Grade, Session
+from grader.report import Entry
+from grader.verdicts import Skipped, Verdict
+
+SESSION = pytest.StashKey[Session]()
+ENTRIES = pytest.StashKey[dict[str, Entry]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("cos598d", "graders of the course")
+    group.addoption("--hint", metavar="REGION", help="show the next hint for a region, such as 2a.3, and run nothing")
+    group.addoption("--tree", metavar="DIR", help="grade the files in this folder (default: this repository)")
+    group.addoption("--report", metavar="FILE", help="write points and messages as JSON")
+    group.addoption("--seed", metavar="N", type=int, help="draw the inputs of an earlier run again")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "graded(region, points): a test that gives points for a region of course.toml")
+    tree = Path(config.getoption("--tree") or os.environ.get("COS598D_TREE") or ROOT).resolve()
+    try:
+        config.stash[SESSION] = Session(tree, load_course(), config.getoption("--seed"))
+    except InputError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[ENTRIES] = {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    region = config.getoption("--hint")
+    if not region:
+        return None
+    try:
+        print(next_hint(load_course(), region, cache_dir("hints") / "shown.json"))
+    except InputError as error:
+        print(f"error: {error}")
+        return 2
+    return 0
+
+
+def next_hint(course: Course, region: str, kept: Path) -> str:
+    """The next of a region's three hints; how many were shown is kept in a file. After the last: all three."""
+    if region not in course.regions:
+        raise InputError(f"--hint: expected a region, one of {', '.join(course.regions)}; got {region!r}")
+    try:
+        shown = dict(json.loads(kept.read_text()))
+    except (OSError, ValueError):
+        shown = {}
+    row, number = course.regions[region], int(shown.get(region, 0)) + 1
+    title = f"{region} {row.title} ({row.file}, {course.readme(region)})"
+    if number > STEPS_OF_A_HINT:
+        hints = "\n".join(f"hint {i}: {hint}" for i, hint in enumerate(row.hints, 1))
+        return f"{title}\nthese were all {STEPS_OF_A_HINT}:\n{hints}"
+    with atomic_write(kept) as file:
+        json.dump(shown | {region: number}, file)
+    return f"{title}\nhint {number} of {STEPS_OF_A_HINT}: {row.hints[number - 1]}"
+
+
+def mark_of(item: pytest.Item) -> tuple[str, int] | None:
+    """(region, points) of a graded test, None for any other."""
+    mark = item.get_closest_marker("graded")
+    return (mark.args[0], mark.kwargs["points"]) if mark else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`-m task2b` and `-k a4_1_1` select by the markers of the region's row in course.toml."""
+    mark = mark_of(item)
+    if mark:
+        course = item.config.stash[SESSION].course
+        if mark[0] not in course.regions:
+            raise pytest.UsageError(f"{item.nodeid}: there is no region {mark[0]} in course.toml")
+        row = course.regions[mark[0]]
+        for name in dict.fromkeys((course.tasks[row.task].marker, row.marker)):
+            item.add_marker(name)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Torch is loaded by the process that starts the ranks while the first test begins."""
+    if any(mark_of(item) for item in session.items) and not session.config.option.collectonly:
+        ranks.start()
+
+
+@pytest.fixture
+def grade(request: pytest.FixtureRequest) -> Grade:
+    """This test's region, the student's file for it, and the ranks that run it."""
+    mark = mark_of(request.node)
+    assert mark, "a test that uses `grade` is marked graded(region, points)"
+    return Grade(request.config.stash[SESSION], mark[0], request.node.name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
+    grade = pyfuncitem.funcargs.get("grade")
+    if isinstance(grade, Grade):
+        grade.check_attempted()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
+    result = yield
+    mark = mark_of(item)
+    if mark and (call.when == "call" or not result.passed):
+        result.longrepr = _judge(item, *mark, call) or result.longrepr
+        if item.config.stash[ENTRIES][item.nodeid].status == "skipped":
+            result.outcome, result.longrepr = "skipped", (str(item.path), item.location[1] or 0, str(result.longrepr))
+    return result
+
+
+def _judge(item: pytest.Item, region: str, points: int, call: pytest.CallInfo) -> str:
+    """Note the entry of a test that has run; returns what pytest is to show instead of a traceback, "" for that."""
+    course, entries = item.config.stash[SESSION].course, item.config.stash[ENTRIES]
+    error = call.excinfo.value if call.excinfo else None
+    status, message = "passed", ""
+    if isinstance(error, Verdict):
+        status, message = error.status, str(error)
+    elif error is not None:
+        status, message = "crashed", f"the grader did not expect this: {type(error).__name__}: {error}"
+    missing = unpassed(course, region, entries)
+    if status not in ("passed", "not attempted", Skipped.status) and missing:
+        message = f"builds on region {missing}, which is not passed yet. What was seen: {message}"
+        status = Skipped.status
+    got = points if status == "passed" else 0
+    row = course.regions[region]
+    entries[item.nodeid] = Entry(item.nodeid, row.task, region, status, got, points, message)
+    known = isinstance(error, Verdict)
+    return f"{status}: {message} [region {region}, 0 of {points}]" if known or status == Skipped.status else ""
+
+
+def unpassed(course: Course, region: str, entries: dict[str, Entry]) -> str:
+    """A region that this one builds on and of which a test has run and not passed; "" if there is none."""
+    failed = {entry.region for entry in entries.values() if entry.status != "passed"}
+    return next((need for need in course.all_needs(region) if need in failed), "")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    entries = list(config.stash[ENTRIES].values())
+    if entries:
+        terminalreporter.section("points")
+        for line in report.render(entries, config.stash[SESSION].course):
+            terminalreporter.line(line)
+        if any(entry.status != "passed" for entry in entries):
+            terminalreporter.line("`pytest --hint REGION` shows the next of three hints")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path = session.config.getoption("--report") or os.environ.get("COS598D_REPORT")
+    if path and not session.config.option.collectonly:
+        report.write(path, session.config.stash[ENTRIES].values())
+
+
+def pytest_unconfigure() -> None:
+    ranks.stop()

@@ -1,0 +1,95 @@
+"""Lets a student's run_gpt2.py start its processes for real: forked from this rank, with gloo on loopback."""
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from grader import draws
+from grader.probes import Context
+
+PATIENCE = 3.0  # seconds in which all processes must be seen running at once
+WORK_TIME = 0.3  # seconds a worker still has to do when it has seen the others
+STEPS = 3
+
+
+def workers(context: Context) -> dict[str, Any]:
+    """start_workers(config) with work() replaced by one that notes who runs beside whom. Arguments: file, workers."""
+    count = context.arguments["workers"]
+    multiprocessing.set_start_method("fork", force=True)
+    task = context.load(context.arguments["file"])
+    here = os.getpid()
+
+    def work(rank: int, _config: Any) -> None:
+        Path(f"started.{rank}.{os.getpid()}").touch()
+        limit = time.monotonic() + PATIENCE
+        while os.getpid() != here and time.monotonic() < limit:
+            if len(list(Path().glob("started.*"))) >= count:
+                Path(f"together.{rank}").touch()
+                time.sleep(WORK_TIME)
+                break
+            time.sleep(0.01)
+
+    setattr(task, "work", work)  # noqa: B010 (mypy: a module has no such attribute)
+    returned = task.start_workers(SimpleNamespace(world_size=count))
+    running = multiprocessing.active_children()
+    for process in running:
+        process.join()
+    started = [path.name.split(".") for path in Path().glob("started.*")]
+    return {
+        "ranks": [int(rank) for _, rank, _ in started],
+        "in_this_process": any(int(pid) == here for *_, pid in started),
+        "together": len(list(Path().glob("together.*"))) == count,
+        "unfinished": len(running),
+        "returned": len(returned) if isinstance(returned, list | tuple) else -1,
+    }
+
+
+def script(context: Context) -> dict[str, Any]:
+    """main() on two workers, a GPT-2 of a few hundred weights and drawn blocks. Arguments: file, seed."""
+    multiprocessing.set_start_method("fork", force=True)
+    torch.multiprocessing.set_start_method = lambda *_, **__: None  # type: ignore[assignment]
+    from common import models, oscar, scaling
+    from common.errors import InputError
+
+    seed = context.arguments["seed"]
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "n_embd": 8,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 16,
+    }
+    GPT2LMHeadModel(GPT2Config(vocab_size=64, **sizes)).save_pretrained("pretrained")
+    ids = torch.from_numpy(draws.examples(seed, 32)[0])
+    blocks = SimpleNamespace(train=list(ids[:24]), validation=list(ids[24:]))
+    oscar.load_blocks, models.load_tokenizer = lambda *_: blocks, lambda *_, **__: range(8)  # type: ignore
+    scaling.report_scaling = lambda *_, **__: None  # figures are drawn elsewhere
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        os.environ.pop(name, None)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+    task = context.load(context.arguments["file"])
+    sys.argv[1:] = [
+        "--model_name_or_path", "pretrained", "--world_size", "2", "--batch_size", "8", "--n_epochs", "1",
+        "--max_steps", str(STEPS), "--model_max_length", "8", "--output_dir", "out", "--overwrite_output_dir",
+        "--no_cuda", "--join_seconds", "20", "--hang_seconds", "10",
+    ]  # fmt: skip
+    failed = ""
+    try:
+        task.main()
+    except InputError as error:
+        failed = str(error)
+    records = [json.loads(path.read_text()) for path in sorted(Path("out").glob("rank*.json"))]
+    losses = [[iteration["loss"] for iteration in record["iterations"]] for record in records]
+    return {"failed": failed, "records": len(records), "losses": losses, "steps": STEPS}

@@ -1,0 +1,88 @@
+"""What a graded test comes to, besides passed: five outcomes, each an exception with the words a student reads."""
+
+import re
+
+from grader.outcome import Frame, Result
+
+_TODO = re.compile(r"TODO ([0-9a-z]+\.[0-9]+)")
+MAX_STDERR = 600  # characters of a crashed rank's last words
+
+
+class Verdict(Exception):  # noqa: N818 (not all of them are errors)
+    """The message is what the student reads."""
+
+    status = ""
+
+
+class Wrong(Verdict):
+    status = "wrong"
+
+
+class NotAttempted(Verdict):
+    status = "not attempted"
+
+
+class Crashed(Verdict):
+    status = "crashed"
+
+
+class Deadlocked(Verdict):
+    status = "deadlocked"
+
+
+class TimedOut(Verdict):
+    status = "timed out"
+
+
+class Skipped(Verdict):
+    status = "skipped"
+
+
+STATUSES = ("passed", *(kind.status for kind in Verdict.__subclasses__()))
+
+
+def verdict_of(result: Result, region: str) -> Verdict | None:
+    """Why a run did not return on every rank; None if it did."""
+    if result.outcome == "returned":
+        return None
+    todo = missing_region(result)
+    if todo == region:
+        return not_attempted(region)
+    if todo:
+        return builds_on(todo)
+    kinds = {"mismatch": Wrong, "deadlock": Deadlocked, "deadline": TimedOut}
+    return kinds.get(result.outcome, Crashed)(result.explain() + _details(result))
+
+
+def not_attempted(region: str) -> NotAttempted:
+    return NotAttempted(f"region {region} is not written yet; `pytest --hint {region}` helps to begin")
+
+
+def builds_on(region: str) -> Skipped:
+    return Skipped(
+        f"builds on region {region}, which is not written yet in this file; "
+        "`python submit.py carry` copies what you wrote in an earlier task"
+    )
+
+
+def missing_region(result: Result) -> str:
+    """The region whose placeholder was met on any rank, or ""."""
+    for rank in result.ranks:
+        if rank.error and rank.error.type == "NotImplementedError" and (match := _TODO.search(rank.error.message)):
+            return match[1]
+    return ""
+
+
+def _details(result: Result) -> str:
+    """The student's lines of a crash, and the last it printed."""
+    for rank in result.ranks:
+        if rank.error and rank.error.trace:
+            return "\n" + "\n".join(_line(frame) for frame in rank.error.trace[-3:])
+    for rank in result.ranks:
+        if rank.outcome in ("killed", "exited") and rank.stderr.strip():
+            return "\n" + rank.stderr.strip()[-MAX_STDERR:]
+    return ""
+
+
+def _line(frame: Frame) -> str:
+    return f"  {frame.file}:{frame.line}  {frame.text}"

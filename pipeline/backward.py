@@ -1,0 +1,250 @@
+"""A backward that overlaps like the forward, behind the usual `loss.backward()`.
+
+torch runs the backward of a CPU graph in one thread, the caller's: with one graph over all partitions only one of them
+would work at a time. So each partition's work on each micro-batch gets a graph of its own, cut off before and after:
+
+    x ── split ── ✂ partition 0 ✂ ── to() ── ✂ partition 1 ✂ ── cat ── output       a Cut is one "✂ partition ✂"
+
+When the gradient of the output arrives, every Cut becomes a task for its partition's worker: the schedule reversed, the
+last micro-batch first. There is no clock here, a worker goes on as soon as the gradient that it needs is there.
+
+    partition 0    .   B3  B2  B1  B0
+    partition 1    B3  B2  B1  B0  .
+
+Gradients are added to `.grad` of the parameters by the workers, micro-batch by micro-batch, so `torch.autograd.grad`
+with respect to parameters of a pipe is not served, and a hook on a parameter is called once per micro-batch.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Semaphore
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from pipeline.draws import draw_seed, own_random_numbers
+from pipeline.worker import Task, create_workers
+
+_current_run: ContextVar["Run | None"] = ContextVar("current_run", default=None)
+
+
+def call_with_overlapping_backward(pipe: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """forward(x), with a result whose backward runs in the workers of `pipe`."""
+    run = Run(pipe, x)
+    token = _current_run.set(run)  # every Task made from here on takes it along to its worker
+    try:
+        with _fresh_workers_after_an_error(pipe):
+            run.output = forward(run.input)
+    finally:
+        _current_run.reset(token)
+    if not run.output.requires_grad:
+        return run.output
+    # The parameters get their gradients from the workers, not from this graph: without `anchor` it would have no
+    # leaf that needs a gradient whenever x needs none.
+    anchor = torch.zeros((), requires_grad=True)
+    return _ReceiveGradient.apply(run, _RunBackward.apply(run, anchor, x), run.output.detach())
+
+
+class Stage(nn.Sequential):
+    """A partition in a pipe: called as usual, and leaves a Cut in the run that is under way."""
+
+    def __init__(self, index: int, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        run = _current_run.get()
+        return super().forward(x) if run is None else run.compute(self.index, super().forward, x)
+
+
+@dataclass(eq=False)
+class Cut:
+    """One partition's work on one micro-batch: a graph from `start` to `end`, cut off from the rest."""
+
+    partition: int
+    micro_batch: int
+    given: Tensor  # what the partition was called with; leads back to the `result` of an earlier cut, or to the input
+    start: Tensor  # the same values as a leaf: here the graph begins
+    end: Tensor
+    result: Tensor  # the values of `end` as a leaf, for the next partition
+    earlier: list["Cut"] = field(default_factory=list)  # the cuts that `given` leads back to; none at the first stage
+    uses: int = 0  # how many later cuts and outputs use `result`, so how many gradients to wait for
+    arrived: Semaphore = field(default_factory=lambda: Semaphore(0))  # released once per use
+
+
+class Run:
+    """One call of a pipe: what its workers did, and how to do it backwards."""
+
+    def __init__(self, pipe: Any, x: Tensor) -> None:
+        self.pipe = pipe
+        self.input = x.detach().requires_grad_(x.requires_grad)
+        self.output = self.input
+        self.output_gradient: Tensor | None = None
+        self.cuts: list[Cut] | None = []
+        self.keep_graph = False
+        self.calls = [0] * len(pipe.partitions)  # of each partition so far
+        self.seed = draw_seed(pipe.partitions)
+        self.trace = pipe.trace
+
+    def compute(self, j: int, forward: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+        """Partition j's forward for one micro-batch; runs in its worker."""
+        assert self.cuts is not None
+        micro_batch, self.calls[j] = self.calls[j], self.calls[j] + 1
+        start = given.detach().requires_grad_(given.requires_grad and torch.is_grad_enabled())
+        with self._traced("forward", j, micro_batch), own_random_numbers(self.seed, j, micro_batch, given.device):
+            end = forward(_Alias.apply(start))
+        if not isinstance(end, Tensor):
+            raise TypeError(f"expected partition {j} to hand on one tensor, got {type(end).__name__}")
+        if not end.requires_grad:
+            return end
+        result = end.detach().requires_grad_()
+        self.cuts.append(Cut(j, micro_batch, given, start, end, result))
+        return result
+
+    def backward(self, keep_graph: bool) -> Tensor | None:
+        """Let the workers run every cut backwards; returns the gradient of the input.
+
+        The thread that called loss.backward() comes here, hands out the tasks and waits for all of them.
+        """
+        if self.cuts is None:
+            raise RuntimeError(
+                "expected one backward() per call of the pipe, got a second one after the graph was freed; "
+                "call the pipe again, or say retain_graph=True the first time"
+            )
+        cuts, self.keep_graph = self.cuts, keep_graph
+        self.cuts = cuts if keep_graph else None
+        self.input.grad = None
+        needed = _in_reverse(cuts, self.output)
+        # From the output as far as the results of the last partition; from there the workers go on.
+        torch.autograd.backward(self.output, self.output_gradient, retain_graph=keep_graph)
+        self._in_workers(needed)
+        first = [cut for cut in needed if not cut.earlier and cut.start.grad is not None]
+        if first:  # all at once: split's backward writes a whole batch each time it runs
+            starts = [cut.start.grad for cut in first]
+            torch.autograd.backward([cut.given for cut in first], starts, retain_graph=keep_graph)
+        return self.input.grad
+
+    def _in_workers(self, cuts: list[Cut]) -> None:
+        """Run these cuts backwards, each in the worker of its partition; raise the first error when all are done."""
+        with _fresh_workers_after_an_error(self.pipe):
+            for cut in cuts:
+                self.pipe.in_queues[cut.partition].put(Task(partial(self._backward_of, cut)))
+            # Every task ends: it waits only for tasks that were handed out before it, and those always tell it.
+            results = [self.pipe.out_queues[cut.partition].get() for cut in cuts]
+            for success, result in results:
+                if not success:
+                    raise result[1].with_traceback(result[2])
+
+    def _backward_of(self, cut: Cut) -> None:
+        """One partition's backward for one micro-batch; runs in its worker."""
+        try:
+            for _ in range(cut.uses):
+                cut.arrived.acquire()  # waits for the worker of the later partition
+            if cut.result.grad is None:
+                return  # that worker failed, or made no use of what it got
+            with self._traced("backward", cut.partition, cut.micro_batch):
+                torch.autograd.backward(cut.end, cut.result.grad, retain_graph=self.keep_graph)
+            if cut.earlier and cut.start.grad is not None:  # as far as the result of the earlier partition
+                torch.autograd.backward(cut.given, cut.start.grad, retain_graph=self.keep_graph)
+        finally:
+            for before in cut.earlier:
+                before.arrived.release()
+
+    def _traced(self, phase: str, partition: int, micro_batch: int) -> contextlib.AbstractContextManager:
+        if self.trace is None:
+            return contextlib.nullcontext()
+        return self.trace.box(phase, partition, micro_batch, self.pipe.devices[partition])
+
+
+class _RunBackward(torch.autograd.Function):
+    """Where the graph outside of the pipe meets a run. Its output is a CPU scalar that stands for "the run".
+
+    torch runs the backward of a node in the thread of the device that its gradient lies on. A scalar on the CPU brings
+    it into the thread that called backward(), which may wait; a GPU's thread must not, the workers need it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, anchor: Tensor, x: Tensor) -> Tensor:
+        ctx.run = run
+        return torch.zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        keep_graph = torch._C._autograd._get_current_graph_task_keep_graph()  # retain_graph of this backward()
+        return None, None, ctx.run.backward(keep_graph)
+
+
+class _ReceiveGradient(torch.autograd.Function):
+    """The output of the pipe. Notes the gradient that arrives, and passes the turn to _RunBackward."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, the_run: Tensor, output: Tensor) -> Tensor:
+        ctx.run = run
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        ctx.run.output_gradient = gradient
+        return None, torch.zeros(()), None
+
+
+class _Alias(torch.autograd.Function):
+    """The same values and memory, but no leaf: a first layer that works in place is not allowed to change a leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def _in_reverse(cuts: list[Cut], output: Tensor) -> list[Cut]:
+    """The cuts that `output` depends on, each after those that wait for its gradient; notes who waits for whom."""
+    cut_of = {id(cut.result): cut for cut in cuts}
+    for cut in cuts:
+        cut.uses, cut.result.grad, cut.start.grad = 0, None, None
+    for cut in _cuts_behind(output, cut_of):
+        cut.uses += 1
+        cut.arrived.release()  # the caller brings this gradient itself, before any worker is asked
+    needed = []
+    for cut in reversed(cuts):  # a cut was recorded after those that it builds on
+        if cut.uses:
+            needed.append(cut)
+            cut.earlier = _cuts_behind(cut.given, cut_of)
+            for before in cut.earlier:
+                before.uses += 1
+    return needed
+
+
+def _cuts_behind(tensor: Tensor, cut_of: dict[int, Cut]) -> list[Cut]:
+    """The cuts whose results `tensor` was computed from."""
+    if id(tensor) in cut_of:
+        return [cut_of[id(tensor)]]
+    found, seen, nodes = [], set(), [tensor.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes.extend(following for following, _ in node.next_functions)
+            leaf = getattr(node, "variable", None)  # what a node has that stands for a leaf
+            if id(leaf) in cut_of:
+                found.append(cut_of[id(leaf)])
+    return found
+
+
+@contextlib.contextmanager
+def _fresh_workers_after_an_error(pipe: Any) -> Iterator[None]:
+    """After an error (or Ctrl-C) results may be left that nobody collected; the next call must not take them."""
+    try:
+        yield
+    except BaseException:
+        pipe.in_queues, pipe.out_queues = create_workers(pipe.devices)
+        raise

@@ -1,0 +1,72 @@
+"""The course's two metrics of a run, and its two figures as soon as there are several modes to compare.
+
+submit_figures/pipeline_metrics.json keeps the last run of each mode: training time of an epoch (s) and tokens per
+second, each as mean and standard deviation over the epochs, without the first one, which warms caches up.
+"""
+
+import json
+import statistics
+from pathlib import Path
+
+from common.arguments import Gpt2Config
+from common.paths import ROOT, atomic_write
+from common.record import Record
+
+FOLDER = ROOT / "submit_figures"
+FIGURES = {
+    "training_time": ("training time of an epoch (s)", "pipeline_training_time.png"),
+    "tokens_per_second": ("tokens per second", "pipeline_tokens_per_second.png"),
+}
+
+
+def epoch_metrics(config: Gpt2Config, record: Record) -> dict[str, dict[str, float]]:
+    """Mean and standard deviation over the epochs; a single epoch is not dropped."""
+    seconds = [iteration["seconds"] for iteration in record.as_dict()["iterations"]]
+    per_epoch = record.steps_per_epoch
+    epochs = [seconds[i : i + per_epoch] for i in range(0, len(seconds), per_epoch)]
+    whole = [sum(epoch) for epoch in epochs if len(epoch) == per_epoch] or [sum(seconds)]
+    times = whole[1:] or whole
+    tokens = config.batch_size * config.model_max_length * min(per_epoch, len(seconds))
+    return {
+        "training_time": _mean_and_deviation(times),
+        "tokens_per_second": _mean_and_deviation([tokens / time for time in times]),
+    }
+
+
+def _mean_and_deviation(values: list[float]) -> dict[str, float]:
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
+
+
+def compare_modes(config: Gpt2Config, metrics: dict[str, dict[str, float]]) -> None:
+    """Print and keep this run's metrics; draw both figures over the modes that have been run so far."""
+    mode = config.model_parallel_mode if config.schedule == "threads" else config.schedule
+    for name, (label, _) in FIGURES.items():
+        print(f"{label}: {metrics[name]['mean']:.2f} +- {metrics[name]['std']:.2f}")
+    path = FOLDER / "pipeline_metrics.json"
+    try:
+        runs = json.loads(path.read_text())
+        assert isinstance(runs, dict)
+    except (OSError, ValueError, AssertionError):
+        runs = {}
+    setting = [Path(config.model_name_or_path).name, config.batch_size, config.model_max_length]
+    runs[mode] = {"setting": setting, **metrics}
+    with atomic_write(path) as file:
+        json.dump(runs, file, indent=1)
+    comparable = {name: run for name, run in runs.items() if run["setting"] == setting}
+    for name, (label, file_name) in FIGURES.items():
+        _draw({mode: run[name] for mode, run in comparable.items()}, label, FOLDER / file_name)
+    if {"model_parallel", "pipeline_parallel"} <= comparable.keys():
+        slow, fast = (comparable[name]["training_time"]["mean"] for name in ("model_parallel", "pipeline_parallel"))
+        print(f"pipeline_parallel is {slow / fast:.2f} times as fast as model_parallel")
+
+
+def _draw(bars: dict[str, dict[str, float]], label: str, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    heights, errors = ([bar[key] for bar in bars.values()] for key in ("mean", "std"))
+    axes.bar(list(bars), heights, yerr=errors, capsize=4)
+    axes.set_ylabel(label)
+    with atomic_write(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=120)

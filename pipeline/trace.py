@@ -1,0 +1,150 @@
+"""What happened in a pipeline: one box per partition's forward or backward of one micro-batch, saved and drawn."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from common.errors import InputError
+from common.paths import atomic_write
+
+
+@dataclass(frozen=True)
+class Box:
+    """A partition was busy with a micro-batch from `begin` to `end` (seconds)."""
+
+    phase: str  # "forward" or "backward"
+    partition: int
+    micro_batch: int
+    begin: float
+    end: float
+
+
+@dataclass
+class Trace:
+    """Set as `pipe.trace`, it collects boxes from every call until it is taken away."""
+
+    boxes: list[Box] = field(default_factory=list)
+
+    @contextmanager
+    def box(self, phase: str, partition: int, micro_batch: int, device: torch.device) -> Iterator[None]:
+        """Time what is done inside. On a GPU this waits for it to finish, which a run without a trace does not."""
+        begin = time.perf_counter()
+        yield
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self.boxes.append(Box(phase, partition, micro_batch, begin, time.perf_counter()))
+
+    @property
+    def partitions(self) -> int:
+        return 1 + max(box.partition for box in self.boxes)
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first begin to the last end, what happens between forward and backward included."""
+        return max(box.end for box in self.boxes) - min(box.begin for box in self.boxes)
+
+    @property
+    def speedup(self) -> float:
+        """Busy time of all partitions over the duration: how many partitions worked at a time, on average."""
+        return sum(box.end - box.begin for box in self.boxes) / self.duration
+
+    @property
+    def bubble(self) -> float:
+        """Share of the partitions' time in which they did nothing; ideally (K-1) / (M+K-1)."""
+        return 1 - self.speedup / self.partitions
+
+    def save(self, path: str | Path) -> None:
+        """Write Chrome's trace format; chrome://tracing and Perfetto open it. Times in it are microseconds."""
+        start = min(box.begin for box in self.boxes)
+        events: list[dict] = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": j, "args": {"name": f"partition {j}"}}
+            for j in range(self.partitions)
+        ]
+        events += [
+            {
+                "ph": "X",
+                "name": f"{box.phase[0].upper()}{box.micro_batch}",
+                "cat": box.phase,
+                "pid": 0,
+                "tid": box.partition,
+                "ts": (box.begin - start) * 1e6,
+                "dur": (box.end - box.begin) * 1e6,
+                "args": {"micro_batch": box.micro_batch},
+            }
+            for box in self.boxes
+        ]
+        with atomic_write(path) as file:
+            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Trace":
+        """Read what `save` wrote. Raises InputError for a file that is something else."""
+        try:
+            events = [event for event in json.loads(Path(path).read_text())["traceEvents"] if event["ph"] == "X"]
+            return cls(
+                [
+                    Box(e["cat"], e["tid"], e["args"]["micro_batch"], e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6)
+                    for e in events
+                ]
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"expected a trace of a pipeline in {path}: {error!r}; let a run write it again") from None
+
+    def draw(self, path: str | Path, title: str = "") -> None:
+        """Draw the boxes, partitions down and time across, with bubble and speed-up in the title."""
+        from matplotlib.figure import Figure  # takes a second to import
+
+        start = min(box.begin for box in self.boxes)
+        figure = Figure(figsize=(10, 1.2 + 0.6 * self.partitions), layout="constrained")
+        axes = figure.subplots()
+        for box in self.boxes:
+            left, width = 1e3 * (box.begin - start), 1e3 * (box.end - box.begin)
+            colour = {"forward": "#8fbbe8", "backward": "#f2c179"}[box.phase]
+            axes.barh(box.partition, width, left=left, height=0.8, color=colour, edgecolor="black", linewidth=0.6)
+            label = f"{box.phase[0].upper()}{box.micro_batch}"
+            axes.text(left + width / 2, box.partition, label, ha="center", va="center", fontsize=8)
+        axes.set_yticks(range(self.partitions), [f"partition {j}" for j in range(self.partitions)])
+        axes.invert_yaxis()
+        axes.set_xlabel("time (ms)")
+        axes.set_title(f"{title}  bubble {self.bubble:.1%}, {self.speedup:.2f} partitions busy on average".strip())
+        with atomic_write(path, "wb") as file:
+            figure.savefig(file, format=Path(path).suffix.lstrip(".") or "png", dpi=120)
+
+
+@contextmanager
+def traced_blocks(trace: Trace, blocks: Sequence[nn.Module], devices: Sequence[torch.device]) -> Iterator[None]:
+    """Inside it, every block's forward and backward makes a box: the same picture for a model without a pipe.
+
+    Neighbouring blocks on one device count as one partition.
+    """
+    begins: dict[str, float] = {}
+
+    def begin(phase: str, *_: object) -> None:
+        begins[phase] = time.perf_counter()
+
+    def end(phase: str, partition: int, device: torch.device, *_: object) -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        trace.boxes.append(Box(phase, partition, 0, begins[phase], time.perf_counter()))
+
+    hooks, partition = [], 0
+    for i, (block, device) in enumerate(zip(blocks, devices, strict=True)):
+        partition += i > 0 and device != devices[i - 1]
+        hooks += [
+            block.register_forward_pre_hook(partial(begin, "forward")),
+            block.register_forward_hook(partial(end, "forward", partition, device)),
+            block.register_full_backward_pre_hook(partial(begin, "backward")),
+            block.register_full_backward_hook(partial(end, "backward", partition, device)),
+        ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,103 @@
+"""One worker thread per partition: a Task goes in by one queue, its result comes out by the other.
+
+             in_queues[j]                                   out_queues[j]
+    caller  ── Task ──────>  worker of partition j  ──────>  (True, (task, batch)) or (False, exc_info)  ──>  caller
+
+A worker takes its tasks in order and never looks at another's queues. While it computes, torch lets go of Python's
+lock, so that workers really run at the same time.
+"""
+
+import atexit
+import contextlib
+import contextvars
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import torch
+
+
+class Task:
+    """A piece of work for a worker: a function without arguments that gives a tensor.
+
+    Grad mode and autocast belong to a thread. A task takes along those of the thread that made it, or the workers
+    would build graphs under torch.no_grad().
+    """
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self._compute = compute
+        self._context = contextvars.copy_context()
+        self._grad_enabled = torch.is_grad_enabled()
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        self._autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+
+    def compute(self) -> Any:
+        with contextlib.ExitStack() as modes:
+            modes.enter_context(torch.set_grad_enabled(self._grad_enabled))
+            for kind, dtype in self._autocast.items():
+                modes.enter_context(torch.autocast(kind, dtype=dtype))
+            return self._context.run(self._compute)
+
+
+class InQueue:
+    """The way into one worker. When nobody holds it any more its worker ends, since nothing could come."""
+
+    def __init__(self) -> None:
+        self.tasks: SimpleQueue[Task | None] = SimpleQueue()
+        weakref.finalize(self, self.tasks.put, None).atexit = False
+
+    def put(self, task: Task | None) -> None:
+        """Hand over a task; None ends the worker."""
+        self.tasks.put(task)
+
+
+def create_workers(devices: Sequence[torch.device]) -> tuple[list[InQueue], list[SimpleQueue]]:
+    """Start one worker thread per device of the list and return their (in_queues, out_queues).
+
+    An out-queue gives, in the order of the tasks, (True, (task, batch)) or, if the task raised, (False, exc_info) with
+    exc_info as sys.exc_info() has it: `raise exc_info[1]` raises the very exception, with its traceback.
+    """
+    in_queues: list[InQueue] = []
+    out_queues: list[SimpleQueue] = []
+    # The workers on CPUs share the cores, or each would start as many threads as there are cores.
+    on_cpu = max(1, sum(device.type == "cpu" for device in devices))
+    num_threads = max(1, torch.get_num_threads() // on_cpu)
+    for partition, device in enumerate(devices):
+        in_queue = InQueue()
+        results: SimpleQueue = SimpleQueue()
+        arguments = (device, num_threads, in_queue.tasks, results)
+        thread = Thread(target=_work, args=arguments, name=f"partition {partition} ({device})", daemon=True)
+        thread.start()
+        _running[thread] = in_queue.tasks
+        in_queues.append(in_queue)
+        out_queues.append(results)
+    return in_queues, out_queues
+
+
+def _work(device: torch.device, num_threads: int, tasks: SimpleQueue, results: SimpleQueue) -> None:
+    """The life of a worker: take a task, compute it, hand over the result; end at None."""
+    torch.set_num_threads(num_threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    while (task := tasks.get()) is not None:
+        try:
+            results.put((True, (task, task.compute())))
+        except BaseException:  # whatever it was, somebody waits at the other end
+            results.put((False, sys.exc_info()))
+        del task  # an idle worker must not keep a micro-batch alive
+
+
+_running: weakref.WeakKeyDictionary[Thread, SimpleQueue] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_all_workers() -> None:
+    """A thread that still computes while the interpreter is taken down would crash it: wait for each."""
+    workers = list(_running.items())
+    for _, tasks in workers:
+        tasks.put(None)
+    for thread, _ in workers:
+        thread.join()

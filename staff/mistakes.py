@@ -1,0 +1,147 @@
+"""Puts every known mistake before the graders, and every solution that is right though unusual: who is caught, and how.
+
+    python -m staff.mistakes                   each mistake against the tests that must catch it
+    python -m staff.mistakes --task 2a --all   the mistakes of one task, each against every test of the task
+
+The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
+always meet every test of their task. Exit code 0 only if every mistake is caught by the tests that it names, with the
+words it names, every variant passes, and no test lets every mistake through.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.course import load_course
+from common.errors import InputError, exit_on_input_error
+from staff.bank import Entry, apply, copy_tree, load_bank
+from staff.grading_pool import Seen, collect, grade, worker_processes
+
+LINE = re.compile(r":\d+(?=\b)")
+STUDENTS = re.compile(r"(wrong|crashed|deadlocked|timed out|not attempted): (?!the grader did not)")
+MARKS = {"passed": ".", "failed": "F", "skipped": "s"}
+Tests = dict[str, str]  # name -> node id
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the graders said to one entry."""
+
+    entry: Entry
+    seen: dict[str, Seen]
+
+    @property
+    def failed(self) -> list[str]:
+        return [test for test, seen in self.seen.items() if seen.outcome == "failed"]
+
+    @property
+    def complaint(self) -> str:
+        """What is not as it must be; "" if all is."""
+        if not self.entry.is_mistake:
+            accepted = bool(self.seen) and all(seen.outcome == "passed" for seen in self.seen.values())
+            return "" if accepted else "not accepted"
+        if missing := [test for test in self.entry.fails if test not in self.failed]:
+            return f"{'caught, but not' if self.failed else 'not caught'} by {', '.join(missing)}"
+        if broken := [test for test in self.failed if not STUDENTS.match(self.seen[test].message)]:
+            return f"the grader itself fails in {', '.join(broken)}"
+        said = {test: self.seen[test].message.lower() for test in self.entry.fails}
+        unsaid = [word for test, words in self.entry.fails.items() for word in words if word.lower() not in said[test]]
+        return f"caught, but the message does not say {', '.join(map(repr, unsaid))}" if unsaid else ""
+
+    @property
+    def row(self) -> tuple:
+        """Two mistakes with the same row count as one: the same outcomes and messages, but for line numbers."""
+        return tuple((test, seen.outcome, LINE.sub(":", seen.message)) for test, seen in sorted(self.seen.items()))
+
+
+def judge(entry: Entry, tests: Tests, everything: bool, seed: int) -> Verdict:
+    """Run an entry's graders on a tree of its own; `tests` are all graders of its task."""
+    names = entry.fails if entry.is_mistake and not everything else tests
+    with tempfile.TemporaryDirectory(prefix="cos598d-mistake-") as folder:
+        copy_tree(Path(folder))
+        apply(entry, Path(folder))
+        return Verdict(entry, grade(Path(folder), [tests[name] for name in names], seed))
+
+
+def check_names(bank: Sequence[Entry], tests: dict[str, Tests]) -> None:
+    """Raises InputError for a test that a mistake names and its task does not have."""
+    for entry in bank:
+        if unknown := set(entry.fails) - set(tests[entry.task]):
+            raise InputError(f"{entry}: the task has no test {min(unknown)}; mend `fails`")
+
+
+def show(verdict: Verdict, columns: Sequence[str]) -> None:
+    """One row of the matrix, and below it the messages of the tests that must fail, or of all where it went wrong."""
+    marks = "".join(MARKS[verdict.seen[test].outcome] if test in verdict.seen else " " for test in columns)
+    complaint = f"   <-- {verdict.complaint}" if verdict.complaint else ""
+    print(f"{marks} | {verdict.entry}{complaint}")
+    for test in verdict.failed if complaint else verdict.entry.fails:
+        print(f"{'':{len(marks)}} |     {test}: {verdict.seen[test].message}")
+    sys.stdout.flush()
+
+
+def summarize(verdicts: Iterable[Verdict]) -> dict[str, int]:
+    """The figures; names the mistakes that count as one."""
+    mistakes: dict[tuple, list[Verdict]] = {}
+    variants = []
+    for verdict in verdicts:
+        if verdict.entry.is_mistake:
+            mistakes.setdefault((verdict.entry.task, verdict.row), []).append(verdict)
+        else:
+            variants.append(verdict)
+    for same in mistakes.values():
+        if len(same) > 1:
+            print(f"counted as one in task {same[0].entry.task}: " + " | ".join(v.entry.name for v in same))
+    return {
+        "mistakes": len(mistakes),
+        "caught": sum(all(verdict.failed for verdict in same) for same in mistakes.values()),
+        "caught_by_name": sum(not any(verdict.complaint for verdict in same) for same in mistakes.values()),
+        "variants": len(variants),
+        "accepted": sum(not verdict.complaint for verdict in variants),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _options(argv)
+    bank = [entry for entry in load_bank() if options.task in (None, entry.task) and options.only in entry.name]
+    if not bank:
+        raise InputError("the banks have no such entry; leave --task or --only out")
+    verdicts = []
+    with worker_processes(options.workers) as pool:
+        tests = {task: pool.submit(collect, task).result() for task in sorted({entry.task for entry in bank})}
+        check_names(bank, tests)
+        columns = [test for names in tests.values() for test in names]
+        for number, test in enumerate(columns):
+            print(f"{'|' * number}+{'-' * (len(columns) - number)} {test}")
+        for future in [pool.submit(judge, entry, tests[entry.task], options.all, options.seed) for entry in bank]:
+            verdicts.append(future.result())
+            show(verdicts[-1], columns)
+    caught = {test for verdict in verdicts if verdict.entry.is_mistake for test in verdict.failed}
+    idle = [] if options.only else [test for test in columns if test not in caught]
+    for test in idle:
+        print(f"no mistake of the bank fails {test}")
+    figures = summarize(verdicts)
+    print(json.dumps(figures))
+    sys.exit(1 if idle or any(verdict.complaint for verdict in verdicts) else 0)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    tasks = load_course().tasks
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=tasks, help="a task of course.toml; without it every task of the banks")
+    parser.add_argument("--all", action="store_true", help="every test of the task, not only those that must fail")
+    parser.add_argument("--only", default="", metavar="TEXT", help="entries with TEXT in their name")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**30), help="draw an earlier run's inputs again")
+    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,296 @@
+"""The banks fit the solved tree, and the matrix tells a caught mistake from a survivor: tried on a tiny grader."""
+
+import contextlib
+import json
+import shutil
+import textwrap
+from concurrent.futures import Future
+
+import pytest
+
+from common.errors import InputError
+from staff import grading_pool, mistakes
+from staff.bank import Entry, apply, copy_tree, hunks, load_bank
+from staff.grading_pool import Seen
+from staff.mistakes import Verdict, summarize
+
+BANK = load_bank()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    tree = tmp_path_factory.mktemp("source")
+    copy_tree(tree)
+    return tree
+
+
+@pytest.mark.parametrize("bank", sorted({(entry.kind, entry.bank) for entry in BANK}), ids="/".join)
+def test_every_entry_fits_the_solved_tree_and_differs_from_it(bank, source, tmp_path):
+    for number, entry in enumerate(entry for entry in BANK if (entry.kind, entry.bank) == bank):
+        tree = tmp_path / str(number)
+        (tree / entry.file).parent.mkdir(parents=True)
+        shutil.copy(source / entry.file, tree / entry.file)
+
+        apply(entry, tree)
+
+
+def test_the_banks_hold_enough_for_every_task():
+    mistakes_of = [entry.task for entry in BANK if entry.is_mistake]
+    variants_of = {entry.task for entry in BANK if not entry.is_mistake}
+
+    assert len(mistakes_of) >= 80
+    assert set(mistakes_of) == variants_of == {"1", "2a", "2b", "3"}
+
+
+def test_every_mistake_names_the_words_its_message_must_hold():
+    silent = [str(entry) for entry in BANK if not all(all(words) and words for words in entry.fails.values())]
+
+    assert silent == []
+
+
+def entry(kind="mistakes", body="x = 2", patch="", **fails):
+    return Entry(kind, "bank", "a name", "1", "a.py", {"1.2": body} if body else {}, patch, fails)
+
+
+SOLVED = "# TODO(cos598d) 1.2: set x (1 line)\n# BEGIN SOLUTION 1.2\nx = 1\n# END SOLUTION 1.2\nfoo(x)\nbar(x)\n"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (entry(body="x = 1  # the same"), "got the same"),
+        (entry(body="x = ("), "a name"),
+        (entry(body="", patch="-nothing like it\n"), "once"),
+        (entry(body="", patch="*foo(x)\n"), "begin with a blank"),
+        (Entry("variants", "bank", "a name", "1", "a.py", {"1.3": "x = 2"}), "expected one region 1.3"),
+        (Entry("variants", "bank", "a name", "1", "b.py", {"1.2": "x = 2"}), "b.py"),
+    ],
+)
+def test_an_entry_that_does_not_fit_is_refused_by_name(wrong, message, tmp_path):
+    (tmp_path / "a.py").write_text(SOLVED)
+
+    with pytest.raises(InputError, match="a name") as error:
+        apply(wrong, tmp_path)
+
+    assert message in str(error.value)
+
+
+def test_a_patch_of_two_places_and_a_body_are_put_in_together(tmp_path):
+    (tmp_path / "a.py").write_text(SOLVED)
+
+    apply(entry(body="x = 3", patch="-foo(x)\n bar(x)\n@@\n bar(x)\n+foo(x)\n"), tmp_path)
+
+    assert (tmp_path / "a.py").read_text() == SOLVED.replace("x = 1", "x = 3").replace(
+        "foo(x)\nbar(x)\n", "bar(x)\nfoo(x)\n"
+    )
+
+
+def test_a_hunk_is_its_old_and_its_new_text():
+    assert list(hunks(" a\n-b\n+c\n")) == [("a\nb\n", "a\nc\n")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = (", "expected a bank as TOML"),
+        ("task = '1'", "no file"),
+        ("task = '1'\nfile = 'a.py'\n[one]\nbody.x = 'y'", "expected the tests that must fail"),
+        ("task = '1'\nfile = 'a.py'\n[one]\nfails.x = 'y'", "expected a body or a patch"),
+        ("task = '1'\nfile = 'a.py'\n[one]\nfails.x = 'y'\nbodies = 'z'", "unknown key 'bodies'"),
+    ],
+)
+def test_a_malformed_bank_is_refused(text, message, tmp_path):
+    (tmp_path / "mistakes").mkdir()
+    (tmp_path / "mistakes/one.toml").write_text(text)
+
+    with pytest.raises(InputError, match=message):
+        load_bank(tmp_path)
+
+
+def judged(fails, kind="mistakes", name="a name", **seen):
+    made = Entry(kind, "bank", name, "1", "a.py", {"1.2": "x = 2"}, "", fails)
+    return Verdict(made, {test: Seen(*outcome) for test, outcome in seen.items()})
+
+
+@pytest.mark.parametrize(
+    ("seen", "complaint"),
+    [
+        ({"test_a": ("failed", "wrong: You forgot to divide")}, ""),
+        ({"test_a": ("passed",)}, "not caught by test_a"),
+        ({"test_a": ("skipped", "builds on 1.1")}, "not caught by test_a"),
+        ({}, "not caught by test_a"),
+        ({"test_a": ("passed",), "test_b": ("failed", "wrong: divide")}, "caught, but not by test_a"),
+        ({"test_a": ("failed", "wrong: something is amiss")}, "does not say 'divide'"),
+        ({"test_a": ("failed", "KeyError: divide")}, "the grader itself fails in test_a"),
+        ({"test_a": ("failed", "crashed: the grader did not expect this: divide")}, "the grader itself fails in test_a"),
+    ],
+)
+def test_a_mistake_counts_only_if_the_named_test_fails_with_the_named_words(seen, complaint):
+    assert complaint in judged({"test_a": ("divide",)}, **seen).complaint
+    assert bool(complaint) == bool(judged({"test_a": ("divide",)}, **seen).complaint)
+
+
+@pytest.mark.parametrize(
+    ("seen", "accepted"),
+    [
+        ({"test_a": ("passed",), "test_b": ("passed",)}, True),
+        ({"test_a": ("passed",), "test_b": ("skipped",)}, False),
+        ({"test_a": ("failed", "wrong: x")}, False),
+        ({}, False),
+    ],
+)
+def test_a_variant_is_accepted_only_if_every_test_passes(seen, accepted):
+    assert (judged({}, "variants", **seen).complaint == "") == accepted
+
+
+def test_mistakes_with_the_same_messages_count_as_one_and_a_survivor_is_not_hidden_behind_another(capsys):
+    fails = {"test_a": ("divide",)}
+    one = judged(fails, name="one", test_a=("failed", "wrong: divide (task/run.py:12)"))
+    same = judged(fails, name="same", test_a=("failed", "wrong: divide (task/run.py:88)"))
+    other = judged(fails, name="other", test_a=("failed", "wrong: divide by 3"))
+    survivor = judged(fails, name="survivor", test_a=("passed",))
+
+    figures = summarize([one, same, other, survivor])
+
+    assert figures == {"mistakes": 3, "caught": 2, "caught_by_name": 2, "variants": 0, "accepted": 0}
+    assert "one | same" in capsys.readouterr().out
+
+
+GRADER = '''
+import os, pathlib, pytest
+
+@pytest.fixture
+def x(request):
+    return pathlib.Path(request.config.getoption("--tree"), "a.py").read_text().split("x = ")[1].split()[0]
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_x_is_not_too_small(x, least):
+    if int(x) < least - 1:
+        pytest.fail(f"wrong: expected at least {least}, got {x}", pytrace=False)
+
+def test_x_is_not_too_large(x):
+    if int(x) > 1:
+        pytest.fail(f"wrong: expected 1, got {x}", pytrace=False)
+'''
+OPTIONS = '''
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call):
+    report = yield
+    if report.failed:
+        report.longrepr = call.excinfo.value.msg
+    return report
+
+def pytest_addoption(parser):
+    parser.addoption("--tree")
+    parser.addoption("--seed")
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "task1: graders")
+
+def pytest_itemcollected(item):
+    item.add_marker("task1")
+'''
+TASK = 'task = "1"\nfile = "a.py"\n'
+
+
+class Here:
+    """A pool of workers that is this process."""
+
+    def submit(self, function, *arguments):
+        future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch, capsys):
+    """A course of one line: run(mistakes, variants) gives the exit code, the figures and all that was printed."""
+    (tmp_path / "a.py").write_text(SOLVED)
+    (tmp_path / "conftest.py").write_text(OPTIONS)
+    (tmp_path / "test_x.py").write_text(GRADER)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    monkeypatch.setattr(mistakes, "copy_tree", lambda tree: shutil.copy(tmp_path / "a.py", tree))
+    monkeypatch.setattr(mistakes, "worker_processes", lambda count: contextlib.nullcontext(Here()))
+    monkeypatch.setattr(grading_pool, "grader_files", lambda: ["test_x.py"])
+    monkeypatch.setattr(grading_pool, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def run(wrong, right="", *options):
+        for kind, text in (("mistakes", wrong), ("variants", right)):
+            (tmp_path / kind).mkdir(exist_ok=True)
+            (tmp_path / kind / "bank.toml").write_text(TASK + textwrap.dedent(text))
+        monkeypatch.setattr(mistakes, "load_bank", lambda: load_bank(tmp_path))
+        with pytest.raises(SystemExit) as end:
+            mistakes.main(options)
+        printed = capsys.readouterr().out
+        return end.value.code, json.loads(printed.splitlines()[-1]), printed
+
+    return run
+
+
+TOO_SMALL = """
+    ["too small"]
+    fails.test_x_is_not_too_small = "at least 1"
+    body."1.2" = "x = -1"
+"""
+TOO_LARGE = """
+    ["too large"]
+    fails.test_x_is_not_too_large = "got 2"
+    body."1.2" = "x = 2"
+"""
+SAME = """
+    ["the same in other words"]
+    body."1.2" = "x = 1 + 0"
+"""
+
+
+def test_all_caught_by_name_and_all_variants_accepted_is_a_success(course):
+    code, figures, printed = course(TOO_SMALL + TOO_LARGE, SAME)
+
+    assert figures == {"mistakes": 2, "caught": 2, "caught_by_name": 2, "variants": 1, "accepted": 1}
+    assert code == 0
+    assert "wrong: expected at least 1, got -1" in printed
+
+
+def test_by_default_only_the_named_tests_run_and_with_all_every_one(course):
+    _, _, named = course(TOO_SMALL + TOO_LARGE)
+    _, _, everything = course(TOO_SMALL + TOO_LARGE, "", "--all")
+
+    assert ("F  | mistakes/bank: too small" in named) and ("F. | mistakes/bank: too small" in everything)
+
+
+def test_a_survivor_fails_the_whole(course):
+    code, figures, printed = course(TOO_SMALL + TOO_LARGE.replace("x = 2", "x = 1 + 0"))
+
+    assert code == 1
+    assert (figures["mistakes"], figures["caught"]) == (2, 1)
+    assert "not caught by test_x_is_not_too_large" in printed
+
+
+def test_a_mistake_that_only_another_test_catches_fails_the_whole(course):
+    code, figures, _ = course(TOO_SMALL.replace("x = -1", "x = 3") + TOO_LARGE, "", "--all")
+
+    assert code == 1
+    assert (figures["mistakes"], figures["caught"], figures["caught_by_name"]) == (2, 2, 1)
+
+
+def test_a_refused_variant_fails_the_whole(course):
+    code, figures, printed = course(TOO_SMALL + TOO_LARGE, SAME.replace("1 + 0", "2"))
+
+    assert code == 1
+    assert (figures["variants"], figures["accepted"]) == (1, 0)
+    assert "not accepted" in printed
+
+
+def test_a_test_that_no_mistake_fails_fails_the_whole(course):
+    code, _, printed = course(TOO_SMALL)
+
+    assert code == 1
+    assert "no mistake of the bank fails test_x_is_not_too_large" in printed
+
+
+def test_a_test_that_is_not_there_is_named(course):
+    with pytest.raises(InputError, match="has no test test_z"):
+        course(TOO_SMALL.replace("test_x_is_not_too_small", "test_z"))

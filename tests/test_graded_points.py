@@ -1,0 +1,93 @@
+"""Our own tests of the graders' frame: points that add up, hints in turn, a report, files that do not load."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from common.course import load_course
+from common.errors import InputError
+from common.paths import ROOT
+from grader import report
+from grader.grading import Grade, Session
+from grader.plugin import next_hint
+from grader.report import Entry
+from grader.verdicts import STATUSES, Crashed, TimedOut
+
+COURSE = load_course()
+GRADED_FILES = ["tests/test_task1.py", "tests/test_task2a.py", "tests/test_task2b.py", "tests/test_task3.py"]
+
+
+def test_the_points_of_a_regions_tests_add_up_to_those_of_the_table():
+    program = (
+        "import pytest, json\n"
+        "class Count:\n"
+        "    def pytest_collection_finish(self, session):\n"
+        "        marks = [m for i in session.items if (m := i.get_closest_marker('graded'))]\n"
+        "        print('POINTS', json.dumps([[m.args[0], m.kwargs['points']] for m in marks]))\n"
+        f"pytest.main(['--collect-only', '-q', *{[*GRADED_FILES, 'tests/test_ladder.py']}], plugins=[Count()])\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+    marks = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("POINTS"))[7:])
+    for region in COURSE.regions.values():
+        if region.task in ("1", "2a", "2b", "3"):
+            assert sum(points for id, points in marks if id == region.id) == region.points, region.id
+    assert all(type(points) is int for _, points in marks)
+
+
+def test_hints_come_one_after_the_other_and_are_counted_per_region(tmp_path):
+    kept = tmp_path / "shown.json"
+
+    said = [next_hint(COURSE, "2a.3", kept) for _ in range(4)]
+
+    for number in range(3):
+        assert COURSE.regions["2a.3"].hints[number] in said[number]
+        assert f"hint {number + 1} of 3" in said[number]
+    assert all(hint in said[3] for hint in COURSE.regions["2a.3"].hints)
+    assert "hint 1 of 3" in next_hint(COURSE, "1.2", kept)
+
+
+def test_a_hint_for_an_unknown_region_names_those_there_are(tmp_path):
+    with pytest.raises(InputError, match=r"1\.1, 1\.2.*got '9\.9'"):
+        next_hint(COURSE, "9.9", tmp_path / "shown.json")
+
+
+def test_a_report_has_a_score_and_every_test_with_its_message(tmp_path):
+    entries = [Entry("t::a", "1", "1.1", "passed", 2, 2, ""), Entry("t::b", "1", "1.2", "wrong", 0, 3, "no")]
+
+    report.write(tmp_path / "report.json", entries)
+
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert (content["score"], content["max_score"]) == (2, 5)
+    assert content["tests"][1] == {
+        "id": "t::b", "task": "1", "region": "1.2", "status": "wrong", "points": 0, "max_points": 3, "message": "no",
+    }  # fmt: skip
+    assert any("2/5" in line for line in report.render(entries, COURSE))
+    assert {entry["status"] for entry in content["tests"]} <= set(STATUSES)
+
+
+@pytest.mark.parametrize(
+    "source, verdict, words",
+    [
+        ("def train(:\n", Crashed, "SyntaxError"),
+        ("import no_such_module\n", Crashed, "no_such_module"),
+        ("import sys\nsys.exit(0)\n", Crashed, "exited with code 0"),
+        ("while True:\n    pass\n", TimedOut, "run_glue.py:1"),
+    ],
+)
+def test_a_file_that_does_not_load_is_named_and_run_once(tmp_path, monkeypatch, source, verdict, words):
+    (tmp_path / "task1_single").mkdir()
+    (tmp_path / "task1_single/run_glue.py").write_text(source)
+    monkeypatch.setattr("grader.grading.LOAD_DEADLINE", 1.0)
+    session = Session(tmp_path, COURSE, 1)
+
+    for number in range(2):
+        grade = Grade(session, "1.2", f"test{number}")
+        with pytest.raises(verdict, match=r"task1_single/run_glue.py cannot be loaded") as caught:
+            grade.run("grader.probes_train:glue", 1)
+        assert words in str(caught.value)
+
+    assert len(session.runs) == 1

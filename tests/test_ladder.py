@@ -1,0 +1,22 @@
+"""Graders that compare a whole script on several workers with the same script on one: losses, metrics, weights."""
+
+import pytest
+
+from grader import bert
+
+graded = pytest.mark.graded
+
+
+@graded("2a.3", points=1)
+def test_task2a_trains_like_one_worker(grade):
+    bert.check_ladder(grade)
+
+
+@graded("2b.1", points=1)
+def test_task2b_trains_like_one_worker(grade):
+    bert.check_ladder(grade)
+
+
+@graded("3.1", points=1)
+def test_task3_trains_like_one_worker(grade):
+    bert.check_ladder(grade)

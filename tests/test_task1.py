@@ -1,0 +1,65 @@
+"""Graders of task 1: load BERT, compute gradients, take steps, evaluate; on a model small enough to check by hand."""
+
+import pytest
+
+from grader import bert, steps, training
+
+graded = pytest.mark.graded
+FILE = "task1_single/run_glue.py"
+RATE = 0.1
+CLIP = 0.05  # below the norm of any gradient here, so that clipping always shows
+
+
+def trained(grade, **config):
+    """Two epochs of 7 examples in batches of 3: the third batch is short."""
+    return steps.glue(grade, 1, train=7, batch=3, joined=False, num_train_epochs=2, learning_rate=RATE, **config)
+
+
+@graded("1.1", points=1)
+def test_the_pretrained_weights_are_loaded(grade):
+    bert.check_weights(grade)
+
+
+@graded("1.1", points=1)
+def test_the_head_fits_the_task(grade):
+    bert.check_head(grade)
+
+
+@graded("1.1", points=1)
+def test_task1_imports_only_what_the_course_allows(grade):
+    grade.imports_only_allowed(FILE)
+
+
+@graded("1.2", points=3)
+def test_backward_gives_the_gradient_of_the_batch(grade):
+    training.check_backward(trained(grade))
+
+
+@graded("1.3", points=1)
+def test_every_step_moves_the_parameters_by_its_own_gradient(grade):
+    training.check_steps(trained(grade), 6)
+
+
+@graded("1.3", points=1)
+def test_gradients_are_clipped_before_the_step(grade):
+    training.check_clipping(trained(grade, max_grad_norm=CLIP), 6, CLIP)
+
+
+@graded("1.3", points=1)
+def test_the_learning_rate_changes_after_the_step(grade):
+    training.check_rates(trained(grade), RATE)
+
+
+@graded("1.3", points=1)
+def test_the_loss_is_recorded_before_the_update(grade):
+    training.check_losses(trained(grade))
+
+
+@graded("1.4", points=2)
+def test_the_dev_set_is_evaluated_after_every_epoch(grade):
+    training.check_evaluations(trained(grade), 2, 4)
+
+
+@graded("1.4", points=1)
+def test_training_goes_on_in_train_mode(grade):
+    training.check_train_mode(trained(grade))

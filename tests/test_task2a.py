@@ -1,0 +1,70 @@
+"""Graders of task 2a: workers join, share the examples, and average gradients with gather and scatter."""
+
+import pytest
+
+from grader import averages, joining, shares, steps, training
+
+graded = pytest.mark.graded
+FILE = "task2a_gather_scatter/run_glue.py"
+CLIP = 0.05  # below the norm of any gradient here, so that clipping always shows
+EPOCHS = 2
+
+
+def trained(grade, world_size, train, batch, **config):
+    return steps.glue(grade, world_size, train=train, batch=batch, num_train_epochs=EPOCHS, **config)
+
+
+@graded("2a.1", points=2)
+def test_the_group_is_joined_where_and_as_it_was_told(grade):
+    joining.check_join(grade)
+
+
+@graded("2a.1", points=1)
+def test_task2a_imports_only_what_the_course_allows(grade):
+    grade.imports_only_allowed(FILE)
+
+
+@graded("2a.2", points=2)
+def test_every_example_goes_to_one_worker(grade):
+    shares.check_every_example_once(trained(grade, 2, 12, 3), EPOCHS, 12)
+    shares.check_every_example_once(trained(grade, 3, 13, 2), EPOCHS, 13)
+
+
+@graded("2a.2", points=1)
+def test_a_worker_takes_its_part_of_the_batch(grade):
+    shares.check_batch_size(trained(grade, 2, 12, 3), EPOCHS, 3)
+    shares.check_batch_size(trained(grade, 3, 13, 2), EPOCHS, 2)
+
+
+@graded("2a.2", points=1)
+def test_every_epoch_has_another_order(grade):
+    shares.check_orders_differ(trained(grade, 2, 12, 3), EPOCHS)
+
+
+@graded("2a.2", points=1)
+def test_the_order_follows_the_seed(grade):
+    other = trained(grade, 2, 12, 3, seed=2)
+    shares.check_order_follows_seed(
+        trained(grade, 2, 12, 3), other, trained(grade, 2, 12, 3, max_grad_norm=CLIP), EPOCHS
+    )
+
+
+@graded("2a.3", points=3)
+def test_gather_and_scatter_leave_the_mean_on_every_worker(grade):
+    averages.check_mean(grade, "sync_gradients")
+
+
+@graded("2a.3", points=1)
+def test_gather_and_scatter_leave_out_what_has_no_gradient(grade):
+    averages.check_mean(grade, "sync_gradients", averages.ODD)
+
+
+@graded("2a.3", points=1)
+def test_rank_0_gathers_and_scatters_every_gradient_once(grade):
+    averages.check_gather_and_scatter(grade, "sync_gradients")
+
+
+@graded("2a.3", points=1)
+def test_task2a_averages_before_it_clips(grade):
+    training.check_clipping(trained(grade, 2, 12, 3, max_grad_norm=CLIP), 2 * EPOCHS, CLIP)
+    training.check_steps(trained(grade, 2, 12, 3), 2 * EPOCHS)

@@ -1,0 +1,128 @@
+"""Graders of task 2b: all_reduce (BERT), data partitions (a4_1_1), GPT-2 on several processes (a4_1_2)."""
+
+import pytest
+
+from grader import averages, joining, shares, steps, training
+
+graded = pytest.mark.graded
+GLUE, GPT2, DATA = "task2b_allreduce/run_glue.py", "task2b_allreduce/run_gpt2.py", "common/data_partition.py"
+CLIP = 0.05  # below the norm of any gradient here, so that clipping always shows
+
+
+@graded("2b.1", points=2)
+def test_all_reduce_leaves_the_mean_on_every_worker(grade):
+    averages.check_mean(grade, "sync_gradients")
+
+
+@graded("2b.1", points=1)
+def test_all_reduce_leaves_out_what_has_no_gradient(grade):
+    averages.check_mean(grade, "sync_gradients", averages.ODD)
+
+
+@graded("2b.1", points=1)
+def test_every_gradient_is_reduced_once(grade):
+    averages.check_reduced_once(grade, "sync_gradients")
+
+
+@graded("2b.1", points=1)
+def test_task2b_averages_before_it_clips(grade):
+    clipped = steps.glue(grade, 2, train=12, batch=3, num_train_epochs=2, max_grad_norm=CLIP)
+    training.check_clipping(clipped, 4, CLIP)
+    training.check_steps(steps.glue(grade, 3, train=12, batch=2, num_train_epochs=1), 2)
+
+
+@graded("2b.2", points=2)
+def test_a_partition_gives_the_examples_at_its_indices(grade):
+    shares.check_partition(grade)
+
+
+@graded("2b.3", points=2)
+def test_every_example_is_in_one_partition(grade):
+    shares.check_once(grade)
+
+
+@graded("2b.3", points=1)
+def test_partitions_have_the_sizes_asked_for(grade):
+    shares.check_sizes(grade)
+
+
+@graded("2b.3", points=1)
+def test_partitions_follow_the_seed_and_nothing_else(grade):
+    shares.check_seed(grade)
+
+
+@graded("2b.3", points=1)
+def test_partitions_are_shuffled_and_the_data_is_not(grade):
+    shares.check_shuffled(grade)
+
+
+@graded("2b.3", points=1)
+def test_data_partition_imports_only_what_the_course_allows(grade):
+    grade.imports_only_allowed(DATA)
+
+
+@graded("2b.4", points=2)
+def test_use_gives_the_same_partition_every_time(grade):
+    shares.check_use(grade)
+
+
+@graded("2b.5", points=1)
+def test_a_worker_gets_its_share_of_the_batch(grade):
+    shares.check_share(grade)
+
+
+@graded("2b.5", points=1)
+def test_all_workers_have_the_same_number_of_batches(grade):
+    shares.check_counts(grade)
+
+
+@graded("2b.5", points=1)
+def test_no_example_is_on_two_workers_or_lost(grade):
+    shares.check_no_overlap(grade)
+
+
+@graded("2b.5", points=1)
+def test_partition_dataset_asks_the_process_group_and_collates(grade):
+    shares.check_group_and_collate(grade)
+
+
+@graded("2b.6", points=1)
+def test_setup_joins_at_the_courses_address(grade):
+    joining.check_setup(grade, {})
+
+
+@graded("2b.6", points=1)
+def test_setup_leaves_an_address_that_is_set(grade):
+    joining.check_setup(grade, {"MASTER_ADDR": "10.10.1.3", "MASTER_PORT": str(grade.draw.integers(2000, 9000))})
+
+
+@graded("2b.7", points=2)
+def test_average_gradients_leaves_the_mean_on_every_worker(grade):
+    averages.check_mean(grade, "average_gradients")
+
+
+@graded("2b.7", points=1)
+def test_average_gradients_handles_tied_and_missing_gradients(grade):
+    averages.check_mean(grade, "average_gradients", averages.ODD)
+    averages.check_reduced_once(grade, "average_gradients")
+
+
+@graded("2b.8", points=2)
+def test_gpt2_averages_in_every_step_before_it_clips(grade):
+    training.check_clipping(steps.gpt2(grade, 2, train=6, batch=2, n_epochs=2, max_grad_norm=CLIP), 6, CLIP)
+    training.check_steps(steps.gpt2(grade, 3, train=4, batch=2, n_epochs=1), 2)
+
+
+@graded("2b.9", points=1)
+def test_every_worker_is_started_and_waited_for(grade):
+    joining.check_started(grade)
+
+
+@graded("2b.9", points=1)
+def test_the_script_trains_on_two_workers(grade):
+    joining.check_script(grade)
+
+
+@graded("2b.9", points=1)
+def test_task2b_imports_only_what_the_course_allows(grade):
+    grade.imports_only_allowed(GLUE, GPT2)
