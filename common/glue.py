@@ -8,6 +8,7 @@ Source: Wang et al., GLUE: A Multi-Task Benchmark and Analysis Platform, ICLR 20
 """
 
 import hashlib
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -187,8 +188,13 @@ def tokenize(examples: list[Example], task: GlueTask, tokenizer, length: int) ->
 
 
 def _fingerprint(tokenizer) -> str:
-    """Two tokenizers with one fingerprint cut every text alike."""
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+    """Two tokenizers with one fingerprint cut every text alike.
+
+    Truncation and padding are left out: the tokenizer keeps those of its last call.
+    """
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["truncation"] = state["padding"] = None
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
 
 def _read_cache(path: Path) -> dict[str, torch.Tensor] | None:

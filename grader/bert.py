@@ -7,6 +7,7 @@ import numpy as np
 from grader import diagnosis
 from grader.grading import Grade
 
+EPOCHS = 3
 LABELS = {"mnli": 3, "sts-b": 1, "rte": 2}
 
 
@@ -46,6 +47,8 @@ def check_head(grade: Grade) -> None:
 def check_ladder(grade: Grade, world_sizes: tuple[int, ...] = (2, 4)) -> None:
     """Under the script's own AdamW the mean of the workers' losses is that of one worker with the whole batch."""
     one = _script(grade, 1)
+    if len(one[0]["metrics"]) != EPOCHS:
+        grade.fail(f"expected metrics after each of {EPOCHS} epochs, got {len(one[0]['metrics'])} times: evaluate()")
     for world_size in world_sizes:
         many = _script(grade, world_size)
         _compare_weights(grade, many, one, world_size)
@@ -84,7 +87,7 @@ def _compare_weights(grade: Grade, many: list[dict], one: list[dict], world_size
 
 def _script(grade: Grade, world_size: int) -> list[dict[str, Any]]:
     """Losses, metrics and first weights of each rank in a run of main()."""
-    arguments = {"train": 16, "dev": 6, "batch": 8 // world_size, "epochs": 3, "joined": True}
+    arguments = {"train": 16, "dev": 6, "batch": 8 // world_size, "epochs": EPOCHS, "joined": True}
     result = grade.run("grader.probes_bert:script", world_size, **arguments)
     grade.must_return(result)
     traces = []

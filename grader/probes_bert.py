@@ -23,8 +23,8 @@ def tiny_bert(folder: str, seed: int, vocabulary: int) -> torch.nn.Module:
     """A pretrained BERT in a folder, without a head, as checkpoints are."""
     torch.manual_seed(seed)
     model = BertModel(BertConfig(vocab_size=vocabulary, initializer_range=0.5, **SIZES))
-    for parameter in model.parameters():  # none left at 0 or 1, where loaded and new weights would look alike
-        torch.nn.init.normal_(parameter.data, std=0.5)
+    for weight in model.parameters():  # none left at 0 or 1, where loaded and new weights would look alike
+        torch.nn.init.normal_(weight.data, std=0.5)
     model.save_pretrained(folder)
     torch.manual_seed(0)
     return model

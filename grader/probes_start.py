@@ -41,8 +41,8 @@ def workers(context: Context) -> dict[str, Any]:
     setattr(task, "work", work)  # noqa: B010 (mypy: a module has no such attribute)
     returned = task.start_workers(SimpleNamespace(world_size=count))
     running = multiprocessing.active_children()
-    for process in running:
-        process.join()
+    for child in running:
+        child.join()
     started = [path.name.split(".") for path in Path().glob("started.*")]
     return {
         "ranks": [int(rank) for _, rank, _ in started],
@@ -60,6 +60,7 @@ def script(context: Context) -> dict[str, Any]:
     from common import models, oscar, scaling
     from common.errors import InputError
 
+    models.quiet_transformers()  # no progress bars in what a student reads
     seed = context.arguments["seed"]
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {

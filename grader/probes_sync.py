@@ -18,7 +18,7 @@ def load(context: Context) -> None:
 
 
 def average(context: Context) -> dict[str, Any]:
-    """sync_gradients(model, world_size) or average_gradients(model) on drawn gradients.
+    """The student's sync_gradients or average_gradients on drawn gradients.
 
     Arguments: file, function, seed, shapes; frozen, without, strided (numbers of parameters that are not trained, have
     no gradient, or one whose memory is in another order); tied (two layers share the last parameter).

@@ -253,6 +253,8 @@ def check_no_overlap(grade: Grade) -> None:
         if world_size > 1 and parts[0] and all(part == parts[0] for part in parts):
             grade.fail(f"{what}: every rank has the same examples: which partition is this rank's?")
         seen = sum(parts, Counter())
+        if not seen and length >= world_size:
+            grade.fail(f"{what}: expected a DataLoader with batches of examples, got no batch at all")
         twice = [example for example, number in seen.items() if number > 1]
         if twice:
             grade.fail(f"{what}: {len(twice)} examples come twice, for instance {min(twice)}")

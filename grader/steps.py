@@ -127,8 +127,14 @@ class Training:
         made = min(len(rank.steps) for rank in self.ranks)
         if made < count:
             raise self.grade.lacking(
-                self.result, f"expected {count} calls of optimizer.step(), one for each batch, got {made}"
+                self.result,
+                f"expected {count} optimizer steps, one for each batch, got {made}: is its step called, with brackets?",
             )
+
+    def must_not_hang(self) -> None:
+        """The verdict at once if the ranks do not agree or wait for ever: what came before is then of no interest."""
+        if self.result.outcome in ("mismatch", "deadlock", "deadline"):
+            self.grade.must_return(self.result)
 
     def gradient(self, params: dict, examples: list[int]) -> tuple[float, Arrays]:
         """Loss and gradients of a batch, for parameters that came from a rank."""
@@ -143,7 +149,7 @@ class Training:
         steps = [rank.steps[number] for rank in self.ranks]
         idle = next((step for step in steps if not step.examples), None)
         if idle:
-            self.grade.fail(f"optimizer.step() is called again ({idle.where}) without a new batch before it")
+            self.grade.fail(f"the optimizer steps again ({idle.where}) without a new batch before it")
         return [self.gradient(step.before or {}, step.examples)[1] for step in steps]
 
     def differ(self, got: dict | None, expected: Arrays) -> str:

@@ -21,12 +21,13 @@ def check_backward(training: Training) -> None:
         return
     words = training.differ(found[-1], expected)
     if all(gradient is None or not np.any(gradient) for gradient in found[-1].values()):
-        words = "no parameter has a gradient: loss.backward() was not called (without its brackets it is only named)"
+        words = "no parameter has a gradient: backward was not called (without its brackets it is only named)"
     training.grade.fail(f"after the backward pass of the first batch, {words}")
 
 
 def check_steps(training: Training, steps: int) -> None:
     """Without clipping: each update is minus the rate times the mean gradient of the step's own batches."""
+    training.must_not_hang()
     training.must_have_steps()
     for number in range(min(len(rank.steps) for rank in training.ranks)):
         check_gradients(training, number, limit=0.0)
@@ -107,6 +108,7 @@ def _piled_up(training: Training, number: int, limit: float) -> bool:
 
 def check_clipping(training: Training, steps: int, limit: float) -> None:
     """In every step the gradients are averaged over the workers, then clipped to `limit`, then used."""
+    training.must_not_hang()
     training.must_have_steps()
     for number in range(min(len(rank.steps) for rank in training.ranks)):
         check_gradients(training, number, limit)
@@ -125,7 +127,7 @@ def check_rates(training: Training, first: float) -> None:
     if len(set(got)) == 1:
         cause = "the rate never changes: scheduler.step() was not called\n"
     elif np.allclose(got, [first / (2 + number) for number in range(len(got))]):
-        cause = "scheduler.step() comes before optimizer.step(): the first rate is never used\n"
+        cause = "the scheduler steps before the optimizer: the first rate is never used\n"
     training.grade.fail(f"{cause}{text}")
 
 
@@ -142,7 +144,7 @@ def check_losses(training: Training) -> None:
                     "the loss is recorded as a tensor, which keeps the whole graph in memory: loss.item()"
                 )
             if not step.examples:
-                training.grade.fail("optimizer.step() is called again without a new batch before it")
+                training.grade.fail("the optimizer steps again without a new batch before it")
             right, _ = training.gradient(step.before or {}, step.examples)
             if not math.isclose(told["value"], right, rel_tol=1e-4):
                 _fail_loss(training, rank, number, told["value"], right, step)
@@ -185,7 +187,7 @@ def _check_evaluation(
     if evaluation.in_train_mode:
         fail(f"{when} runs in train mode, with dropout: call model.eval() before")
     if evaluation.told is None:
-        fail(f"{when} is not given to record.evaluation(epoch, metrics)")
+        fail(f"{when} is not given to record.evaluation")
     elif training.kind == "classifier":
         params = training.weights | (trace.steps[after - 1].after or {})
         guesses = reference.predictions(params, training.ids[dev])

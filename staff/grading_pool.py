@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,6 +22,13 @@ from common.paths import ROOT, cache_dir
 from grader import ranks
 
 LIMIT = 300  # seconds for one tree: graders have deadlines of their own, so this ends a broken grader only
+
+
+class Test(NamedTuple):
+    """A grader: its node id for pytest, and the student's file that it grades ("" if it is of no region)."""
+
+    id: str
+    file: str
 
 
 @dataclass(frozen=True)
@@ -36,12 +43,16 @@ class Watch:
     """A pytest plugin that keeps which tests there are, and what came of them, by the name of their function."""
 
     def __init__(self) -> None:
-        self.tests: dict[str, str] = {}
+        self.tests: dict[str, Test] = {}
         self.seen: dict[str, Seen] = {}
         self.zygote: Any = None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self.tests |= {_name(item.nodeid): item.nodeid.split("[")[0] for item in session.items}
+        regions = load_course().regions
+        for item in session.items:
+            mark = item.get_closest_marker("graded")
+            file = regions[mark.args[0]].file if mark else ""
+            self.tests[_name(item.nodeid)] = Test(item.nodeid.split("[")[0], file)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = _name(report.nodeid)
@@ -83,8 +94,8 @@ def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
             pool.shutdown(cancel_futures=True)
 
 
-def collect(task: str) -> dict[str, str]:
-    """The names and node ids of a task's graders."""
+def collect(task: str) -> dict[str, Test]:
+    """A task's graders, by the names of their functions."""
     return _pytest(["--collect-only", "-m", load_course().tasks[task].marker, *grader_files()]).tests
 
 

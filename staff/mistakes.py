@@ -4,8 +4,8 @@
     python -m staff.mistakes --task 2a --all   the mistakes of one task, each against every test of the task
 
 The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
-always meet every test of their task. Exit code 0 only if every mistake is caught by the tests that it names, with the
-words it names, every variant passes, and no test lets every mistake through.
+meet every test of the file they change; with --all, every test of their task. Exit code 0 only if every mistake is
+caught by the tests that it names, with the words it names, every variant passes, and no test lets every mistake through.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from pathlib import Path
 from common.course import load_course
 from common.errors import InputError, exit_on_input_error
 from staff.bank import Entry, apply, copy_tree, load_bank
-from staff.grading_pool import Seen, collect, grade, worker_processes
+from staff.grading_pool import Seen, Test, collect, grade, worker_processes
 
 LINE = re.compile(r":\d+(?=\b)")
 STUDENTS = re.compile(r"(wrong|crashed|deadlocked|timed out|not attempted): (?!the grader did not)")
 MARKS = {"passed": ".", "failed": "F", "skipped": "s"}
-Tests = dict[str, str]  # name -> node id
+Tests = dict[str, Test]
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,13 @@ class Verdict:
 
 def judge(entry: Entry, tests: Tests, everything: bool, seed: int) -> Verdict:
     """Run an entry's graders on a tree of its own; `tests` are all graders of its task."""
-    names = entry.fails if entry.is_mistake and not everything else tests
+    names: Iterable[str] = tests
+    if not everything:
+        names = entry.fails or [name for name, test in tests.items() if test.file in ("", entry.file)]
     with tempfile.TemporaryDirectory(prefix="cos598d-mistake-") as folder:
         copy_tree(Path(folder))
         apply(entry, Path(folder))
-        return Verdict(entry, grade(Path(folder), [tests[name] for name in names], seed))
+        return Verdict(entry, grade(Path(folder), [tests[name].id for name in names], seed))
 
 
 def check_names(bank: Sequence[Entry], tests: dict[str, Tests]) -> None:
@@ -136,7 +138,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     tasks = load_course().tasks
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=tasks, help="a task of course.toml; without it every task of the banks")
-    parser.add_argument("--all", action="store_true", help="every test of the task, not only those that must fail")
+    parser.add_argument("--all", action="store_true", help="every test of the task for every entry")
     parser.add_argument("--only", default="", metavar="TEXT", help="entries with TEXT in their name")
     parser.add_argument("--seed", type=int, default=random.randrange(2**30), help="draw an earlier run's inputs again")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))

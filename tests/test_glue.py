@@ -91,8 +91,8 @@ def small(tmp_path, monkeypatch):
     data = tmp_path / "data"
     data.mkdir()
     rows = [f"{i}\tAnna has sold the lamp{' .' * i}\tBen has it.\tentailment\n" for i in range(5)]
-    for name in ("train.tsv", "dev.tsv"):
-        write(data, name, HEADER + "".join(rows))
+    write(data, "train.tsv", HEADER + "".join(rows))
+    write(data, "dev.tsv", HEADER + rows[0])
     return replace(config, data_dir=data), tokenizer
 
 

@@ -275,6 +275,7 @@ def test_the_command_needs_one_source_and_an_output(arguments):
         oscar.main(arguments.split())
 
 
+@pytest.mark.medium
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path, saved):
     (tmp_path / "en.jsonl").write_text('{"content": "a"}\n{oops\n')
     command = f"-m common.oscar --input {tmp_path / 'en.jsonl'} --output {tmp_path / 'out'} --tokenizer {saved}"

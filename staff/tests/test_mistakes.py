@@ -122,7 +122,10 @@ def judged(fails, kind="mistakes", name="a name", **seen):
         ({"test_a": ("passed",), "test_b": ("failed", "wrong: divide")}, "caught, but not by test_a"),
         ({"test_a": ("failed", "wrong: something is amiss")}, "does not say 'divide'"),
         ({"test_a": ("failed", "KeyError: divide")}, "the grader itself fails in test_a"),
-        ({"test_a": ("failed", "crashed: the grader did not expect this: divide")}, "the grader itself fails in test_a"),
+        (
+            {"test_a": ("failed", "crashed: the grader did not expect this: divide")},
+            "the grader itself fails in test_a",
+        ),
     ],
 )
 def test_a_mistake_counts_only_if_the_named_test_fails_with_the_named_words(seen, complaint):
@@ -156,7 +159,7 @@ def test_mistakes_with_the_same_messages_count_as_one_and_a_survivor_is_not_hidd
     assert "one | same" in capsys.readouterr().out
 
 
-GRADER = '''
+GRADER = """
 import os, pathlib, pytest
 
 @pytest.fixture
@@ -171,8 +174,8 @@ def test_x_is_not_too_small(x, least):
 def test_x_is_not_too_large(x):
     if int(x) > 1:
         pytest.fail(f"wrong: expected 1, got {x}", pytrace=False)
-'''
-OPTIONS = '''
+"""
+OPTIONS = """
 import pytest
 
 @pytest.hookimpl(wrapper=True)
@@ -191,7 +194,7 @@ def pytest_configure(config):
 
 def pytest_itemcollected(item):
     item.add_marker("task1")
-'''
+"""
 TASK = 'task = "1"\nfile = "a.py"\n'
 
 
@@ -199,7 +202,7 @@ class Here:
     """A pool of workers that is this process."""
 
     def submit(self, function, *arguments):
-        future = Future()
+        future: Future = Future()
         future.set_result(function(*arguments))
         return future
 
