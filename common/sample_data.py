@@ -73,7 +73,7 @@ def entailment_pairs(count: int, draw: random.Random) -> list[Pair]:
 def contrast_set(draw: random.Random) -> list[Pair]:
     """Two texts that differ in who surely did what to which object, and one statement that is true of each.
 
-    A text has two facts, one of them only perhaps true: "Anna has sold the lamp and maybe Ben has found the boat today."
+    A text has two facts, one only perhaps true: "Anna has sold the lamp and maybe Ben has found the boat today."
     The other text exchanges names, verbs or objects (or several) between the facts. Text and statement decide the label
     together: neither does alone, nor a bag of words of both, as the two texts consist of the same words. Each such
     model is right on exactly two of the four pairs. The statement's bigrams all stand in both texts, too.
