@@ -5,7 +5,7 @@
 
 The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
 meet every test of the file they change; with --all, every test of their task. Exit code 0 only if every mistake is
-caught by the tests that it names, with the words it names, every variant passes, and no test lets every mistake through.
+caught by the tests and with the words that it names, every variant passes, and no test lets every mistake through.
 """
 
 import argparse
