@@ -1,6 +1,6 @@
 """The ladder in one table: tasks 1, 2a, 2b and 3 on the embedded data, one after the other.
 
-    python -m cluster.ladder [--workers 4] [--iterations 40]
+    python -m cluster.ladder [--workers 4] [--iterations 40] [-- flags for every task, such as --data_dir glue_data/RTE]
 
 Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch. Each line comes
 from the records in runs/; the bar chart lies beside them.
@@ -42,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--iterations", type=int, default=40)
+    parser.add_argument("flags", nargs="*", help="after --: flags of run_glue.py, given to every task")
     given = parser.parse_args()
     if given.workers < 2 or TOTAL_BATCH % given.workers:
         raise InputError(f"--workers: expected 2 or more that divide {TOTAL_BATCH}, got {given.workers}")
@@ -49,21 +50,21 @@ def main() -> None:
     for task, name in zip(TASKS, NAMES, strict=True):
         workers = 1 if task == TASKS[0] else given.workers
         print(f"--- task {name}: {workers} worker{'s' * (workers > 1)}, {given.iterations} iterations", flush=True)
-        run(task, workers, given.iterations)
+        run(task, workers, given.iterations, given.flags)
         rows.append(read_row(task, name, workers))
     print(table(rows))
     print(WHY)
     path = ROOT / "runs" / "ladder.png"
-    title = f"{given.workers} workers, batch {TOTAL_BATCH}, tiny BERT"
+    title = f"{given.workers} workers, batch {TOTAL_BATCH}"
     names = [row.name.replace(" ", "\n", 1) for row in rows]
     bars(path, names, [row.seconds * 1000 for row in rows], label="time per iteration (ms)", title=title)
     print(f"bar chart: {path.relative_to(ROOT)}")
 
 
-def run(task: str, workers: int, iterations: int) -> None:
+def run(task: str, workers: int, iterations: int, more: list[str]) -> None:
     """Run one task as a student would. Its losses are in its record, so only what goes wrong is shown here."""
     batch = str(TOTAL_BATCH // workers)
-    flags = ["--max_steps", str(iterations), "--per_gpu_train_batch_size", batch, "--dropout", "0"]
+    flags = ["--max_steps", str(iterations), "--per_gpu_train_batch_size", batch, "--dropout", "0", *more]
     script = [f"{task}/run_glue.py", *flags]
     command = [sys.executable, *script]
     if workers > 1:
