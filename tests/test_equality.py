@@ -1,0 +1,112 @@
+"""Tasks 1, 2a, 2b and 3 compute the same: gradients, weights and losses, on 1, 2, 3 and 4 workers, over real gloo.
+
+What is compared, and how closely, stands in the README ("What equal means").
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from common.paths import ROOT
+from tests.equal_runs import CASES
+
+pytestmark = pytest.mark.medium
+
+CASE_SYNCS = [(case, sync) for case, syncs in CASES.items() for sync in syncs]
+WORLD_SIZES = (1, 2, 3, 4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Everything that equal_runs.py keeps."""
+    folder = tmp_path_factory.mktemp("equal")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.equal_runs", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=360,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def steps(folder):
+    """steps(case, sync, world size) -> what every rank kept of five SGD steps."""
+
+    def read(case, sync, size):
+        return [torch.load(folder / f"{case}_{sync}_{size}_{rank}.pt") for rank in range(size)]
+
+    return read
+
+
+def mean_losses(folder, run, size):
+    """The loss of every iteration of a script's run, as the mean over its workers."""
+    records = [json.loads((folder / f"{run}_{size}" / f"rank{rank}.json").read_text()) for rank in range(size)]
+    return [sum(step) / size for step in zip(*([i["loss"] for i in r["iterations"]] for r in records), strict=True)]
+
+
+def furthest(got, expected):
+    """The largest difference in units of what equality allows; at most 1 means equal, and the parameter's name."""
+    assert got.keys() == expected.keys()
+    whole = torch.sqrt(sum(tensor.double().square().sum() for tensor in expected.values()))
+    excess = {
+        name: float((got[name] - tensor).abs().max() / (1e-5 * tensor.norm() + 1e-7 * whole))
+        for name, tensor in expected.items()
+    }
+    return max((value, name) for name, value in excess.items())
+
+
+@pytest.mark.parametrize("size", WORLD_SIZES)
+@pytest.mark.parametrize("case, sync", CASE_SYNCS)
+def test_gradients_right_after_the_sync_are_those_of_the_whole_batch(steps, case, sync, size):
+    expected = steps(case, "1", 1)[0]["gradients"]
+
+    for rank in steps(case, sync, size):
+        assert furthest(rank["gradients"], expected) <= (1, "~")
+
+
+@pytest.mark.parametrize("size", WORLD_SIZES)
+@pytest.mark.parametrize("case, sync", CASE_SYNCS)
+def test_parameters_after_five_sgd_steps_are_those_of_one_worker(steps, case, sync, size):
+    expected = steps(case, "1", 1)[0]["parameters"]
+
+    for rank in steps(case, sync, size):
+        assert furthest(rank["parameters"], expected) <= (1, "~")
+
+
+def test_a_frozen_parameter_has_no_gradient_and_does_not_move(steps):
+    name = "bert.embeddings.word_embeddings.weight"
+    four, one = steps("frozen_bert", "2a", 4), steps("frozen_bert", "1", 1)[0]
+
+    assert all(name not in rank["gradients"] for rank in four)
+    assert all(torch.equal(rank["parameters"][name], one["parameters"][name]) for rank in four)
+
+
+def test_a_tied_weight_is_one_parameter_with_one_gradient(steps):
+    for rank in steps("tied_gpt2", "2b_gpt2", 3):
+        assert "transformer.wte.weight" in rank["gradients"]
+        assert "lm_head.weight" not in rank["gradients"]
+
+
+@pytest.mark.parametrize("size", WORLD_SIZES)
+@pytest.mark.parametrize("sync", ["2a", "2b", "3"])
+def test_the_scripts_losses_are_those_of_one_worker(folder, sync, size):
+    losses = mean_losses(folder, sync, size)
+
+    assert len(losses) == 5
+    assert losses == pytest.approx(mean_losses(folder, "1", 1), abs=1e-5)
+
+
+@pytest.mark.parametrize("sync", ["2a", "2b", "3"])
+def test_the_padded_end_of_an_epoch_is_that_of_one_worker_given_the_padded_order(folder, sync):
+    losses = mean_losses(folder, f"end_{sync}", 4)
+
+    assert len(losses) == 2 * 2  # 24 examples an epoch, 12 in a step
+    assert losses == pytest.approx(mean_losses(folder, "end_1", 1), abs=1e-5)
