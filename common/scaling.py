@@ -20,8 +20,8 @@ def check_workers(processes: Sequence) -> None:
     if not processes:
         raise InputError("no worker was started (region 2b.9)")
     if any(process.is_alive() for process in processes):
-        for process in processes:
-            process.terminate()
+        for worker in processes:
+            worker.terminate()
         raise InputError("the script did not wait for its workers: join every process (region 2b.9)")
     failed = [(rank, process.exitcode) for rank, process in enumerate(processes) if process.exitcode]
     # A worker that only lost contact is not the one that failed first.

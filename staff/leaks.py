@@ -92,7 +92,8 @@ def _leaked_lines(texts: dict[str, str], regions: list[Region], common: Iterable
     for region in regions:
         for tokens in solution_lines(region.body):
             spaced = r"\s*".join(map(re.escape, tokens))
-            pattern = re.compile(rf"(?<![\w.]){spaced}(?!\w|\.\w|[(\[+*/])")  # not as a part of a longer expression
+            # not as a part of a longer expression, nor as the head of the function that it calls
+            pattern = re.compile(rf"(?<![\w.])(?<!\bdef ){spaced}(?!\w|\.\w|[(\[+*/])")
             if _squeezed("".join(tokens)) not in harmless:
                 secrets[_squeezed("".join(tokens))] = pattern, region.id
     return [

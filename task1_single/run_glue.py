@@ -46,8 +46,7 @@ def train(config, worker, model, data, record):
     1.3  Update the parameters.
     1.4  After every epoch, measure the model on the dev set.
     """
-    sampler = ShuffledEachEpoch(data.train, config.seed)
-    loader = DataLoader(data.train, sampler=sampler, batch_size=config.per_gpu_train_batch_size)
+    loader = DataLoader(data.train, config.per_gpu_train_batch_size, ShuffledEachEpoch(data.train, config.seed))
     optimizer, scheduler = build_optimizer(config, model, len(loader))
     for epoch in record.epochs(loader):
         model.train()  # dropout on; evaluate() turns it off
@@ -69,10 +68,9 @@ def train(config, worker, model, data, record):
                 model.zero_grad()
             record.loss(loss.item())
         if config.do_eval:
-            # TODO(cos598d) 1.4: call evaluate() and give its metrics to record.evaluation(epoch, metrics) (1-2 lines)
+            # TODO(cos598d) 1.4: call evaluate(), and give what it returns to record.evaluation (1-2 lines)
             # BEGIN SOLUTION 1.4
-            metrics = evaluate(config, worker, model, data)
-            record.evaluation(epoch, metrics)
+            record.evaluation(epoch, evaluate(config, worker, model, data))
             # END SOLUTION 1.4
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from common.paths import ROOT
 
@@ -196,3 +197,21 @@ def test_gpt2_starts_its_own_workers_and_agrees_with_ddp(tmp_path):
 
     assert mean_losses(by_hand) == pytest.approx(mean_losses(with_ddp), abs=1e-5)
     assert "figure: submit_figures/data_parallel_training_time.png" in done.stdout
+
+
+def test_gpt2_keeps_every_workers_gradients_for_the_course_to_compare(tmp_path):
+    kept = [ROOT / "tests" / f"model{rank}_gradients.pth" for rank in range(2)]
+    command = [sys.executable, "run_gpt2.py", "--pytest", "True", "--n_epochs", "1", "--world_size", "2"]
+    command += ["--batch_size", "8", "--master_port", str(free_port()), "--output_dir", str(tmp_path / "run")]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT / "task2b_allreduce", env=ENVIRONMENT, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+        first, second = (torch.load(path) for path in kept)
+    finally:
+        for path in kept:
+            path.unlink(missing_ok=True)
+
+    assert any(gradient.abs().sum() > 0 for gradient in first)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
