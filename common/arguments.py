@@ -73,6 +73,14 @@ class GlueConfig(RunConfig):
 
 
 @dataclass(frozen=True)
+class TrafficConfig(GlueConfig):
+    """The flags of task 4's run_glue.py."""
+
+    grad_dtype: str  # fp32, bf16 or fp16: what gradients travel as
+    interface: str  # whose bytes are counted
+
+
+@dataclass(frozen=True)
 class Gpt2Config(RunConfig):
     """The flags of run_gpt2.py. `batch_size` is the total of all workers."""
 
@@ -91,9 +99,27 @@ class Gpt2Config(RunConfig):
 
 def parse_glue_arguments(task: str, argv: list[str] | None = None) -> GlueConfig:
     """The command line of a run_glue.py; raises InputError, or exits with code 2 on a flag that does not exist."""
+    return GlueConfig(**_only_fields(GlueConfig, _glue_arguments(_glue_parser(task), task, argv)))
+
+
+def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> TrafficConfig:
+    """The same for task 4, with the precision of what is sent."""
+    parser = _glue_parser(task)
+    group = parser.add_argument_group("traffic")
+    group.add_argument("--grad_dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="gradients travel as this")
+    group.add_argument("--interface", default="", help="count its bytes (default: the one that leads to the master)")
+    return TrafficConfig(**_only_fields(TrafficConfig, _glue_arguments(parser, task, argv)))
+
+
+def _glue_parser(task: str) -> argparse.ArgumentParser:
     parser = _Parser(description=f"{task}: fine-tune BERT on a GLUE task", allow_abbrev=False)
     _add_common_flags(parser)
     _add_glue_flags(parser)
+    return parser
+
+
+def _glue_arguments(parser: argparse.ArgumentParser, task: str, argv: list[str] | None) -> dict:
+    """What was given, defaults filled in, and checked."""
     given = vars(parser.parse_args(argv))
     sample = given["data_dir"] is None
     # The sample is made so that a tiny model can learn it in seconds: that needs a larger learning rate than BERT's.
@@ -111,7 +137,7 @@ def parse_glue_arguments(task: str, argv: list[str] | None = None) -> GlueConfig
     _check_at_least(given, 1, "per_gpu_train_batch_size", "per_gpu_eval_batch_size", "num_train_epochs")
     _check_at_least(given, 8, "max_seq_length")
     _find_model(given, "bert")
-    return GlueConfig(**_only_fields(GlueConfig, given))
+    return given
 
 
 def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: int = 1) -> Gpt2Config:

@@ -81,9 +81,9 @@ class Course:
         rows = (modules for pattern, modules in self.imports.items() if fnmatch.fnmatchcase(file, pattern))
         return next(rows, None)
 
-    def all_needs(self, region_id: str) -> tuple[str, ...]:
-        """Every region that one builds on, directly or not, in the table's order."""
-        todo, found = list(self.regions[region_id].needs), set[str]()
+    def all_needs(self, region_id: str, *more: str) -> tuple[str, ...]:
+        """`more`, and every region that these build on, directly or not, in the table's order."""
+        todo, found = [*self.regions[region_id].needs, *more], set[str]()
         while todo:
             need = todo.pop()
             if need not in found:

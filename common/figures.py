@@ -42,7 +42,7 @@ def bars(
         drawn = axes.bar(names, values, yerr=errors, capsize=4, color=COLOURS[: len(names)], edgecolor="black")
         for bar, hatch in zip(drawn, HATCHES * len(names), strict=False):
             bar.set_hatch(hatch)
-        axes.bar_label(drawn, fmt="%.3g", padding=3)
+        axes.bar_label(drawn, fmt=lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.3g}", padding=3)
         axes.set_ylabel(label)
         axes.set_title(title)
         axes.margins(y=0.15)

@@ -67,11 +67,29 @@ def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
     workers = [epoch_metrics(record) for record in records]
     for rank, worker in enumerate(workers):
         print(f"rank {rank}: {_words(worker)}")
-    together = {"workers": config.world_size, "batch_size": config.batch_size, **combine(workers)}
+    together = {
+        "workers": config.world_size,
+        "batch_size": config.batch_size,
+        "setting": _setting(config, records[0]),
+        **combine(workers),
+    }
     print(f"{config.world_size} workers: {_words(together)}")
     with atomic_write(figures / f"data_parallel_{config.world_size}.json") as file:
         json.dump({**together, "per_worker": workers}, file, indent=1)
     draw_scaling(figures)
+
+
+def _setting(config: Gpt2Config, record: dict) -> dict:
+    """What runs on other numbers of workers must share with this one for their metrics to be compared."""
+    return {
+        "model": Path(config.model_name_or_path).name,
+        "tokens per example": config.model_max_length,
+        "training examples": record["examples"]["train"],
+        "seed": config.seed,
+        "dropout": config.dropout,
+        "device": record["host"]["device"].split(":")[0],
+        "torch": record["versions"]["torch"],
+    }
 
 
 def draw_scaling(figures: Path) -> None:

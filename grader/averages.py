@@ -98,7 +98,8 @@ def check_reduced_once(grade: Grade, function: str, setting: dict = PLAIN) -> No
     for world_size in (3, 4):
         result = averaged(grade, function, world_size, setting)
         used = names_used(result)
-        size = size_of(setting["shapes"])
+        left_out = [*setting["frozen"], *setting["without"]]
+        size = size_of([shape for k, shape in enumerate(setting["shapes"]) if k not in left_out])
         if used == {"all_reduce"}:
             _compare(grade, "all_reduce", bytes_handed_in(result, "all_reduce"), [size] * world_size)
         elif used == {"reduce", "broadcast"}:

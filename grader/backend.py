@@ -33,6 +33,10 @@ class NotServedError(RuntimeError):
     """A call that torch.distributed knows and the grader does not serve."""
 
 
+class SilentlyWrongError(ValueError):
+    """A call that gloo carries out without an error, and with a wrong result."""
+
+
 class Handle(c10d.Work):
     """What a call returns. The outputs are written when the call has completed and somebody asks."""
 
@@ -181,7 +185,7 @@ class BrokeredGroup(ProcessGroup):
             raise ValueError(f"{name}: {argument} needs one tensor per rank, {self.size()} in all, got {len(tensors)}")
         places = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
         if outputs and len(set(places)) < len(places):
-            raise ValueError(
+            raise SilentlyWrongError(
                 f"{name}: {argument} holds one tensor more than once, so that each arrival overwrites the one before "
                 "(gloo does so without an error); make every tensor by itself: [torch.empty_like(t) for _ in range(n)]"
             )
@@ -208,7 +212,7 @@ def _check(name: str, unit: torch.Tensor, tensors: Sequence[torch.Tensor]) -> No
             )
         order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
         if not tensor.permute(order).is_contiguous():
-            raise ValueError(
+            raise SilentlyWrongError(
                 f"{name}: a tensor with holes (shape {tuple(tensor.shape)}, strides {tensor.stride()}) is silently "
                 "mixed up by gloo; use tensor.contiguous() and copy the result back"
             )

@@ -30,6 +30,11 @@ def check_weights(grade: Grade) -> None:
         cause = all_new if len(different) > len(value["saved"]) / 2 else ""
         grade.fail(f"{cause}{len(different)} of {len(value['saved'])} tensors are not those of the checkpoint: {words}")
 
+    if value["frozen"]:
+        grade.fail(
+            f"{len(value['frozen'])} tensors are frozen, for instance {value['frozen'][0]}: all of BERT is fine-tuned"
+        )
+
 
 def check_head(grade: Grade) -> None:
     """The configuration is passed on: its number of labels and its other settings."""
@@ -47,6 +52,7 @@ def check_head(grade: Grade) -> None:
 def check_ladder(grade: Grade, world_sizes: tuple[int, ...] = (2, 4)) -> None:
     """Under the script's own AdamW the mean of the workers' losses is that of one worker with the whole batch."""
     one = _script(grade, 1)
+    _must_train_all(grade, one[0])
     if len(one[0]["metrics"]) != EPOCHS:
         grade.fail(f"expected metrics after each of {EPOCHS} epochs, got {len(one[0]['metrics'])} times: evaluate()")
     for world_size in world_sizes:
@@ -77,6 +83,19 @@ def _ladder_cause(number: int) -> str:
     return "the first steps agree, then the runs part: gradients, learning rate or the order of the next epoch\n"
 
 
+def _must_train_all(grade: Grade, trace: dict) -> None:
+    """Every tensor of the model is another after training."""
+    if not trace["weights"] or not trace["trained"]:
+        grade.fail("the script ends without record.describe() or record.write(), which stand in main()")
+    before, after = trace["weights"][0]["sums"], trace["trained"][0]["sums"]
+    still = [name for name, value in before.items() if after.get(name) == value]
+    if still:
+        grade.fail(
+            f"training never moves {len(still)} of {len(before)} tensors, for instance {still[0]}: "
+            "is a part of the model frozen, or unknown to the optimizer?"
+        )
+
+
 def _compare_weights(grade: Grade, many: list[dict], one: list[dict], world_size: int) -> None:
     for rank, trace in enumerate(many):
         if trace["weights"] != many[0]["weights"]:
@@ -92,12 +111,10 @@ def _script(grade: Grade, world_size: int) -> list[dict[str, Any]]:
     grade.must_return(result)
     traces = []
     for rank in result.ranks:
-        found: dict[str, list] = {"loss": [], "evaluation": [], "weights": []}
+        found: dict[str, list] = {"loss": [], "evaluation": [], "weights": [], "trained": []}
         for event in rank.events:
             if event.name in found:
                 found[event.name].append(event.data)
         metrics = [{name: round(x, 6) for name, x in told["metrics"].items()} for told in found["evaluation"]]
-        traces.append(
-            {"losses": [told["value"] for told in found["loss"]], "metrics": metrics} | {"weights": found["weights"]}
-        )
+        traces.append({"losses": [told["value"] for told in found["loss"]], "metrics": metrics} | found)
     return traces

@@ -14,6 +14,8 @@ import numpy as np
 from grader.phrases import Phrase, sentence
 from grader.values import WIRE_DTYPES, MessageError, to_array, to_bytes
 
+SILENTLY_WRONG = "SilentlyWrongError"  # the type of error that a rank raises for such a call, see backend
+
 
 @dataclass
 class Event:

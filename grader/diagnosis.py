@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from grader.draws import weight
 from grader.outcome import Result
 from grader.reference import close, means
 
@@ -33,6 +34,9 @@ def name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np
         return ""
     if any(got[r][k] is None for r in range(n) for k in wrong):
         return "the gradient is gone: dist.all_reduce and its like work in place and return nothing to assign"
+    left = [np.asarray(got[r][k]) for r in range(n) for k in wrong]
+    if any(array.dtype.kind == "f" and not np.all(np.isfinite(array)) for array in left):
+        return "it holds inf or nan: was it divided by zero, by the rank instead of the number of workers?"
     ranks = [r for r in range(n) if any(not same(got[r][k], right[k]) for k in wrong)]
     for candidate, words in _candidates(n):
         if all(_fits(candidate, got[r][k], [mine[k] for mine in inputs], r) for r in ranks for k in wrong):
@@ -53,6 +57,7 @@ def _fits(candidate: Callable, got: Maybe, mine: list[np.ndarray], rank: int) ->
 
 def _candidates(n: int) -> list[tuple[Callable[[np.ndarray, int], np.ndarray], str]]:
     """(value from the inputs (n, *shape) and the rank, its name)."""
+    weights = sum(map(weight, range(n)))
     return [
         (lambda x, r: x.sum(0), _times(n)),
         (lambda x, r: x[r], "every worker still has its own gradient: the result did not get into param.grad"),
@@ -73,7 +78,9 @@ def _candidates(n: int) -> list[tuple[Callable[[np.ndarray, int], np.ndarray], s
         (lambda x, r: x.sum(0) // n, "the division rounds down: // is for whole numbers"),
         (lambda x, r: x.max(0), "it is the largest of the workers' gradients and not their mean"),
         (lambda x, r: x.prod(0), "it is the product of the workers' gradients and not their mean"),
-        (lambda x, r: np.full(x.shape[1:], 0.5), "the parameter itself (param.data) stands in param.grad"),
+        (lambda x, r: np.full(x.shape[1:], weight(r)), "the parameter itself (param.data) stands in param.grad"),
+        (lambda x, r: np.full(x.shape[1:], weights / n), "the parameters were averaged (param.data), no gradient"),
+        (lambda x, r: np.full(x.shape[1:], weights), "the parameters were summed (param.data), no gradient"),
         (lambda x, r: x[: r + 1].sum(0), "only part of the workers are in the sum"),
     ]  # fmt: skip
 
@@ -109,6 +116,17 @@ def _swapped(got: Sequence[Sequence[Maybe]], means: list[np.ndarray], wrong: lis
     return "parameters have the gradient of another parameter: are they in the same order on every worker?"
 
 
+def name_scaled(pairs: Sequence[tuple[Maybe, np.ndarray]]) -> str:
+    """The mistake that leaves every gradient (got, expected) times one factor; "" if there is no such factor."""
+    factor = _ratio(list(pairs))
+    if factor is None or not factor:
+        return ""
+    if factor < 0:
+        return f"every gradient is {factor:.3f} times the batch's: with its sign turned the step goes uphill"
+    cause = "does backward run more than once?" if factor > 1 else "is the loss divided? It is a mean already"
+    return f"every gradient is {factor:.3f} times the batch's: {cause}"
+
+
 def _ratio(pairs: list[tuple[Any, np.ndarray]]) -> float | None:
     """The one factor between all pairs, if there is one."""
     if any(np.shape(got) != mean.shape or not np.any(mean) for got, mean in pairs):
@@ -134,7 +152,8 @@ def parameter_words(name: str, got: Maybe, expected: np.ndarray) -> str:
         return f"{name} {np.shape(expected)}: expected {_numbers(expected)}, got no gradient"
     if np.shape(got) != np.shape(expected):
         return f"{name}: expected the shape {np.shape(expected)}, got {np.shape(got)}"
-    worst = np.abs(np.asarray(got, np.float64) - expected).max() if np.size(expected) else 0.0
+    with np.errstate(invalid="ignore"):
+        worst = np.abs(np.asarray(got, np.float64) - expected).max() if np.size(expected) else 0.0
     return (
         f"{name} {np.shape(expected)}: expected {_numbers(expected)}, got {_numbers(got)} (off by {worst:.2g} at most)"
     )

@@ -21,6 +21,11 @@ def gradients(seed: int, rank: int, shapes: list) -> list[np.ndarray]:
     return [np.asarray(draw.normal(size=shape), np.float32) for shape in shapes]
 
 
+def weight(rank: int) -> float:
+    """Every element of a rank's parameters where only gradients count; the ranks differ, so that a mean shows."""
+    return 0.5 + 0.25 * rank
+
+
 def examples(seed: int, count: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Token ids (count, TOKENS) and labels (count,); example i begins with a token of its own, see `number`."""
     draw = generator(seed, 2, first)

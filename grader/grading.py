@@ -52,6 +52,7 @@ class Grade:
         self.file = self.row.file
         self.seed = session.seed
         self.draw = np.random.default_rng([self.seed, *test.encode()])
+        self.last: Result | None = None  # the run that the test has just looked at
 
     def check_attempted(self) -> None:
         """Raises NotAttempted where the placeholder of the handout still stands alone."""
@@ -70,10 +71,11 @@ class Grade:
         """
         arguments = {"file": self.file, "seed": self.seed} | arguments
         file = arguments["file"]
-        loaded = self.session.run("grader.probes_sync:load", 1, {"file": file}, LOAD_DEADLINE)
+        self.last = loaded = self.session.run("grader.probes_sync:load", 1, {"file": file}, LOAD_DEADLINE)
         if verdict := verdict_of(loaded, self.region):
             raise type(verdict)(f"{file} cannot be loaded: {verdict}")
-        return self.session.run(probe, world_size, arguments, deadline)
+        self.last = self.session.run(probe, world_size, arguments, deadline)
+        return self.last
 
     def values(self, probe: str, world_size: int, **arguments: Any) -> list[Any]:
         """What the probe returned on each rank; raises the verdict if one did not return."""

@@ -59,7 +59,7 @@ class RankResult:
     where: str = ""  # file:line in the student's tree where it ended, waits or still ran
     stdout: str = ""
     stderr: str = ""
-    dropped: int = 0  # bytes printed beyond the limit of both
+    dropped: int = 0  # bytes printed beyond the limit of both, at least; see printing.Stream
     events: list[Event] = field(default_factory=list)
 
     @property

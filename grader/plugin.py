@@ -20,6 +20,7 @@ from grader.verdicts import Skipped, Verdict
 
 SESSION = pytest.StashKey[Session]()
 ENTRIES = pytest.StashKey[dict[str, Entry]]()
+WRITTEN = pytest.StashKey[report.Report]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except InputError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[ENTRIES] = {}
+    config.stash[WRITTEN] = report.Report(config.getoption("--report") or os.environ.get("COS598D_REPORT") or "")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -71,6 +73,12 @@ def next_hint(course: Course, region: str, kept: Path) -> str:
     return f"{title}\nhint {number} of {STEPS_OF_A_HINT}: {row.hints[number - 1]}"
 
 
+def needs_of(item: pytest.Item) -> tuple[str, ...]:
+    """Regions that this test builds on beside those of its own region: a whole script runs more than one lesson."""
+    mark = item.get_closest_marker("graded")
+    return tuple(mark.kwargs.get("needs", ())) if mark else ()
+
+
 def mark_of(item: pytest.Item) -> tuple[str, int] | None:
     """(region, points) of a graded test, None for any other."""
     mark = item.get_closest_marker("graded")
@@ -89,9 +97,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker(name)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Graders run in the order of the course's table: what a test builds on is known by then."""
+    order = {id: number for number, id in enumerate(config.stash[SESSION].course.regions)}
+    items.sort(key=lambda item: order[mark[0]] if (mark := mark_of(item)) else -1)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Torch is loaded by the process that starts the ranks while the first test begins."""
-    if any(mark_of(item) for item in session.items) and not session.config.option.collectonly:
+    marks = {item.nodeid: mark for item in session.items if (mark := mark_of(item))}
+    regions = session.config.stash[SESSION].course.regions
+    session.config.stash[WRITTEN].expect(
+        Entry(id, regions[region].task, region, report.PENDING, 0, points, report.NOT_REACHED)
+        for id, (region, points) in marks.items()
+    )
+    if marks and not session.config.option.collectonly:
         ranks.start()
 
 
@@ -117,6 +137,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
     mark = mark_of(item)
     if mark and (call.when == "call" or not result.passed):
         result.longrepr = _judge(item, *mark, call) or result.longrepr
+        grade = item.funcargs.get("grade") if isinstance(item, pytest.Function) else None
+        ran = grade.last if isinstance(grade, Grade) else None
+        item.config.stash[WRITTEN].add(item.config.stash[ENTRIES][item.nodeid], ran)
         if item.config.stash[ENTRIES][item.nodeid].status == "skipped":
             result.outcome, result.longrepr = "skipped", (str(item.path), item.location[1] or 0, str(result.longrepr))
     return result
@@ -131,7 +154,7 @@ def _judge(item: pytest.Item, region: str, points: int, call: pytest.CallInfo) -
         status, message = error.status, str(error)
     elif error is not None:
         status, message = "crashed", f"the grader did not expect this: {type(error).__name__}: {error}"
-    missing = unpassed(course, region, entries)
+    missing = unpassed(course, region, needs_of(item), entries)
     if status not in ("passed", "not attempted", Skipped.status) and missing:
         message = f"builds on region {missing}, which is not passed yet. What was seen: {message}"
         status = Skipped.status
@@ -142,10 +165,10 @@ def _judge(item: pytest.Item, region: str, points: int, call: pytest.CallInfo) -
     return f"{status}: {message} [region {region}, 0 of {points}]" if known or status == Skipped.status else ""
 
 
-def unpassed(course: Course, region: str, entries: dict[str, Entry]) -> str:
-    """A region that this one builds on and of which a test has run and not passed; "" if there is none."""
+def unpassed(course: Course, region: str, more: tuple[str, ...], entries: dict[str, Entry]) -> str:
+    """A region that this one, or one of `more`, builds on and of which a test has not passed; "" if there is none."""
     failed = {entry.region for entry in entries.values() if entry.status != "passed"}
-    return next((need for need in course.all_needs(region) if need in failed), "")
+    return next((need for need in course.all_needs(region, *more) if need in failed - {region}), "")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -156,13 +179,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.line(line)
         if any(entry.status != "passed" for entry in entries):
             terminalreporter.line("`pytest --hint REGION` shows the next of three hints")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    path = session.config.getoption("--report") or os.environ.get("COS598D_REPORT")
-    if path and not session.config.option.collectonly:
-        report.write(path, session.config.stash[ENTRIES].values())
 
 
 def pytest_unconfigure() -> None:

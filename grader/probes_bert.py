@@ -3,7 +3,6 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -50,6 +49,7 @@ def load_model(context: Context) -> dict[str, Any]:
         "saved": saved,
         "loaded": {name: tensor for name, tensor in body.state_dict().items() if name in saved} if body else {},
         "labels": getattr(head, "out_features", None),
+        "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
         "dropout": getattr(getattr(model, "config", None), "hidden_dropout_prob", None),
     }
 
@@ -58,12 +58,13 @@ def script(context: Context) -> None:
     """The whole main() of a run_glue.py, with its AdamW, on a BERT without dropout and drawn examples.
 
     Arguments: file, seed, train, dev, batch (of one worker), epochs. Events as in probes_train, of the record only,
-    and `weights`: a fingerprint of the parameters that training starts with.
+    and `weights` and `trained`: fingerprints of the parameters that training starts and ends with.
     """
     a = context.arguments
     tiny_bert("pretrained", a["seed"], draws.SHARED_TOKENS + a["train"] + a["dev"])
     _replace_surroundings(context)
     task = context.load(a["file"])
+    torch.manual_seed(10 * context.world_size + context.rank)  # whatever drew numbers before: --seed must decide
     sys.argv[1:] = [
         "--model_name_or_path", "pretrained", "--dropout", "0", "--seed", str(a["seed"] % 1000), "--no_cuda",
         "--learning_rate", "2e-3", "--num_train_epochs", str(a["epochs"]), "--max_seq_length", "8",
@@ -72,6 +73,12 @@ def script(context: Context) -> None:
     if context.world_size > 1 or a["joined"]:
         sys.argv += ["--world_size", str(context.world_size), "--local_rank", str(context.rank)]
     task.main()
+
+
+def _fingerprint(parameter: torch.Tensor) -> float:
+    """A weighted sum: the plain one of a head's biases stays 0, whatever is learnt."""
+    flat = parameter.detach().double().flatten()
+    return float(flat @ torch.arange(1.0, len(flat) + 1, dtype=torch.float64))
 
 
 def _replace_surroundings(context: Context) -> None:
@@ -91,9 +98,11 @@ def _replace_surroundings(context: Context) -> None:
         yield process_group.Worker(config.rank, config.world_size)
 
     def load_glue(config: Any, tokenizer: Any) -> Any:
-        return SimpleNamespace(
-            task=glue.TASKS[config.task_name], train=features(a["train"], 0), dev=features(a["dev"], a["train"])
-        )
+        train, dev = features(a["train"], 0), features(a["dev"], a["train"])
+        return glue.GlueData(glue.TASKS[config.task_name], train, dev)
+
+    def sums(model: torch.nn.Module) -> dict[str, float]:
+        return {name: _fingerprint(parameter) for name, parameter in model.named_parameters()}
 
     class Record(record.Record):
         def __init__(self, config: Any, worker: Any) -> None:
@@ -101,9 +110,13 @@ def _replace_surroundings(context: Context) -> None:
             watched_record(context, self)
 
         def describe(self, model: Any, train: int, dev: int) -> None:
-            total = [float(parameter.double().sum()) for parameter in model.parameters()]
-            context.event("weights", sums=total)
+            self.model = model
+            context.event("weights", sums=sums(model))
             super().describe(model, train, dev)
+
+        def write(self) -> None:
+            context.event("trained", sums=sums(self.model))
+            super().write()
 
     glue.load_glue, models.load_tokenizer = load_glue, lambda *_, **__: range(8)  # type: ignore[assignment]
     process_group.process_group, record.Record = group, Record  # type: ignore[assignment, misc]

@@ -1,5 +1,6 @@
 """Runs a student's data partition: the partitioner alone, and partition_dataset in a process group."""
 
+import operator
 import random
 from typing import Any
 
@@ -19,14 +20,26 @@ class Data:
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: Any) -> str:
+    def __getitem__(self, index: Any) -> Any:
         return self.items[index]
+
+    def __setitem__(self, index: Any, example: Any) -> None:
+        """So that a partitioner which shuffles the caller's data is told so, instead of crashing."""
+        self.items[index] = example
 
 
 def number(example: Any) -> int:
     """Which example this is; -1 for anything else, such as an index."""
     words = str(example).split()
     return int(words[1]) if len(words) == 2 and words[0] == "example" and words[1].isdigit() else -1
+
+
+def indices_of(partitions: Any) -> list[list[int]] | str:
+    """The partitions as lists of numbers; where they are none, what stands there instead, as text."""
+    try:
+        return [[operator.index(index) for index in part] for part in partitions]
+    except TypeError:
+        return repr(partitions)[:80]
 
 
 def _draw_noise(amount: int) -> None:
@@ -50,8 +63,8 @@ def partitioner(context: Context) -> dict[str, Any]:
     data = Data(a["length"])
     _draw_noise(a["noise"])
     made = module.DataPartitioner(data, a["sizes"], a["partition_seed"])
-    partitions = [[int(index) for index in part] for part in made.partitions]
-    return {"partitions": partitions, "data_changed": data.items != Data(a["length"]).items}
+    changed = data.items != Data(a["length"]).items
+    return {"partitions": indices_of(made.partitions), "data_changed": changed}
 
 
 def use(context: Context) -> list[Any]:
@@ -64,7 +77,13 @@ def use(context: Context) -> list[Any]:
         _draw_noise(3)
         parts = [made.use(k) for k in range(len(a["sizes"]))]
         rounds.append([[number(part[place]) for place in range(len(part))] for part in parts])
-    return [*rounds, [[int(index) for index in part] for part in made.partitions]]
+    return [*rounds, indices_of(made.partitions)]
+
+
+def one_workers_order(context: Context) -> list[int]:
+    """The order of the first epoch on one worker, see common/samplers.py; loads nothing. Arguments: length, seed."""
+    generator = torch.Generator().manual_seed(context.arguments["seed"])
+    return torch.randperm(context.arguments["length"], generator=generator).tolist()
 
 
 def loader(context: Context) -> dict[str, Any]:

@@ -27,10 +27,10 @@ def average(context: Context) -> dict[str, Any]:
     task = context.load(a["file"])
     context.join()
     model = nn.ModuleList([nn.Module(), nn.Module()])
-    parameters = []
+    parameters, mine = [], draws.weight(context.rank)
     for number, value in enumerate(draws.gradients(a["seed"], context.rank, a["shapes"])):
         gradient = torch.from_numpy(value.copy())
-        parameter = nn.Parameter(torch.full_like(gradient, 0.5), requires_grad=number not in a["frozen"])
+        parameter = nn.Parameter(torch.full_like(gradient, mine), requires_grad=number not in a["frozen"])
         if number not in [*a["frozen"], *a["without"]]:
             parameter.grad = gradient.t().contiguous().t() if number in a["strided"] else gradient
         model[2 * number // len(a["shapes"])].register_parameter(f"p{number}", parameter)
@@ -42,7 +42,7 @@ def average(context: Context) -> dict[str, Any]:
         task.sync_gradients(model, context.world_size)
     else:
         task.average_gradients(model)
-    moved = [number for number, parameter in enumerate(parameters) if bool((parameter != 0.5).any())]
+    moved = [number for number, parameter in enumerate(parameters) if bool((parameter != mine).any())]
     return {"grads": [parameter.grad for parameter in parameters], "moved": moved}
 
 
@@ -63,7 +63,7 @@ def wrap(context: Context) -> dict[str, Any]:
     ids, labels = (torch.from_numpy(x) for x in draws.examples(a["seed"], a["count"], a["count"] * context.rank))
     torch.autograd.backward(wrapped(input_ids=ids, labels=labels if glue else ids).loss)
     ddp = isinstance(wrapped, nn.parallel.DistributedDataParallel)
-    grads = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    grads = {name: parameter.grad for name, parameter in toys.by_name(model.parameters()).items()}
     return {"grads": grads, "ddp": ddp, "class": type(wrapped).__name__}
 
 

@@ -8,7 +8,6 @@ evaluation; the broker's calls stand between them.
 import contextlib
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,18 +33,21 @@ def make_config(context: Context, kind: str, **given: Any) -> Any:
     """A GlueConfig or Gpt2Config for this rank."""
     from common import arguments
 
-    place = {"task": "graded", "world_size": context.world_size, "rank": context.rank, "node_rank": context.rank}
+    # Every worker on a machine of its own: there node_rank is 0 for all of them.
+    place = {"task": "graded", "world_size": context.world_size, "rank": context.rank, "node_rank": 0}
     values = DEFAULTS | place | given
     config = getattr(arguments, kind)
     return config(**{field.name: values[field.name] for field in fields(config)})
 
 
 def glue(context: Context) -> None:
-    """train() of a run_glue.py. Arguments: file, seed, train and dev (numbers of examples), config, joined."""
+    """train() of a run_glue.py. Arguments: file, seed, train and dev (numbers of examples), config, joined, synced."""
     a = context.arguments
     watch_library(context)
     task = start(context)
-    from common.glue import TASKS, Features
+    if not a["synced"]:
+        task.sync_gradients = lambda model, world_size: None
+    from common.glue import TASKS, Features, GlueData
     from common.process_group import Worker
     from common.record import Record
 
@@ -55,9 +57,7 @@ def glue(context: Context) -> None:
 
     config = make_config(context, "GlueConfig", **a["config"])
     worker = Worker(context.rank, context.world_size)
-    data = SimpleNamespace(
-        task=TASKS[config.task_name], train=features(a["train"], 0), dev=features(a["dev"], a["train"])
-    )
+    data = GlueData(TASKS[config.task_name], features(a["train"], 0), features(a["dev"], a["train"]))
     weights = draws.classifier(a["weights_seed"], a["train"] + a["dev"])
     model = toys.Classifier({name: torch.from_numpy(w) for name, w in weights.items()}, context.event)
     task.train(
@@ -102,11 +102,11 @@ def wrapped(context: Context, task: Any, model: torch.nn.Module, worker: Any) ->
     return model
 
 
-def snapshot(optimizer: torch.optim.Optimizer, attribute: str) -> list:
-    """Parameters or gradients of everything that the optimizer moves, in the order of the model."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    values = [parameter if attribute == "data" else parameter.grad for parameter in parameters]
-    return [None if value is None else value.detach().clone() for value in values]
+def snapshot(optimizer: torch.optim.Optimizer, attribute: str) -> dict[str, torch.Tensor | None]:
+    """Parameters or gradients, by name, of everything that the optimizer moves."""
+    moved = toys.by_name(parameter for group in optimizer.param_groups for parameter in group["params"])
+    values = {name: parameter if attribute == "data" else parameter.grad for name, parameter in moved.items()}
+    return {name: None if value is None else value.detach().clone() for name, value in values.items()}
 
 
 def watch_library(context: Context) -> None:
@@ -137,7 +137,7 @@ def watch_library(context: Context) -> None:
     optim.build_optimizer = build_optimizer  # type: ignore[assignment]
 
     def note(*arguments: Any, **keywords: Any) -> dict:
-        return {"grads": snapshot(current[0], "grad") if current else []}
+        return {"grads": snapshot(current[0], "grad") if current else {}}
 
     for module in (torch.nn.utils, torch.nn.utils.clip_grad):
         context.spy(module, "clip_grad_norm_", "clip", note)

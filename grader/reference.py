@@ -81,4 +81,5 @@ def close(got: np.ndarray | None, expected: np.ndarray, total: float, slack: flo
     if got is None or np.shape(got) != np.shape(expected):
         return False
     limit = slack * (1e-5 * np.linalg.norm(np.ravel(expected)) + 1e-7 * total)
-    return bool(np.all(np.abs(np.asarray(got, np.float64) - expected) <= limit))
+    with np.errstate(invalid="ignore"):  # inf and nan are close to nothing
+        return bool(np.all(np.abs(np.asarray(got, np.float64) - expected) <= limit))

@@ -1,4 +1,8 @@
-"""What a pytest run of the graders came to: one report.json, and its rendering as a table of points at the end."""
+"""What a pytest run of the graders came to: one report.json, and its rendering as a table of points at the end.
+
+report.json is there from the first moment, with every test that is to come, and is written anew after each of them: a
+grader that is killed leaves the points that were earned until then.
+"""
 
 import json
 from collections.abc import Iterable
@@ -7,6 +11,11 @@ from pathlib import Path
 
 from common.course import Course
 from common.paths import atomic_write
+from grader.outcome import Result
+
+PENDING = "timed out"  # what becomes of a test that is never reached
+NOT_REACHED = "the grading ended before this test was reached"
+LONGEST_OUTPUT = 4000  # characters of a rank's stdout or stderr that are kept: the last ones, where an error stands
 
 
 @dataclass
@@ -32,10 +41,48 @@ def as_dict(entries: Iterable[Entry]) -> dict:
     }
 
 
-def write(path: str | Path, entries: Iterable[Entry]) -> None:
-    """Write report.json; nobody ever sees half of it."""
-    with atomic_write(path) as file:
-        json.dump(as_dict(entries), file, indent=1, ensure_ascii=False)
+class Report:
+    """report.json while the tests run; with an empty path nothing is written.
+
+    Beside the tests it has `output`: for each test that did not pass, what the ranks of its last run printed and how
+    they ended.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = path
+        self.entries: dict[str, Entry] = {}
+        self.output: dict[str, list[dict]] = {}
+
+    def expect(self, entries: Iterable[Entry]) -> None:
+        """The tests that are to come."""
+        self.entries = {entry.id: entry for entry in entries}
+        self._write()
+
+    def add(self, entry: Entry, run: Result | None) -> None:
+        """A test that has run, and the last run of ranks it looked at."""
+        self.entries[entry.id] = entry
+        if run and entry.status != "passed":
+            self.output[entry.id] = output_of(run)
+        self._write()
+
+    def _write(self) -> None:
+        if self.path and self.entries:
+            with atomic_write(self.path) as file:
+                content = as_dict(self.entries.values()) | {"output": self.output}
+                json.dump(content, file, indent=1)  # ASCII: what a student prints need not be valid UTF-8
+
+
+def output_of(run: Result) -> list[dict]:
+    """How each rank of a run ended and the last of what it printed."""
+    return [
+        {
+            "rank": rank.rank,
+            "ended": f"{rank.outcome} at {rank.where}" if rank.where else rank.outcome,
+            "stdout": rank.stdout[-LONGEST_OUTPUT:],
+            "stderr": rank.stderr[-LONGEST_OUTPUT:],
+        }
+        for rank in run.ranks
+    ]
 
 
 def render(entries: list[Entry], course: Course) -> list[str]:

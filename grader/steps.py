@@ -1,10 +1,10 @@
 """A run of train() on a toy, read from its events: what every rank did in each step, beside what is right.
 
-A step is all that a rank does up to its optimizer's step; `Expected` computes in numpy what each step should be, from
+A step is all that a rank does up to its optimizer's step; `Training.gradient` computes in numpy what it should be, from
 the examples that the ranks' forward passes really saw.
 """
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ class Step:
 
     examples: list[int] = field(default_factory=list)
     forwards: int = 0
+    after_dev: bool = False  # a batch of the dev set went through with gradients
     in_train_mode: bool = True
     calls: list[Call] = field(default_factory=list)
     clip: dict | None = None  # gradients when clip_grad_norm_ was first called, and the examples seen by then
@@ -54,19 +55,15 @@ class RankTrace:
     steps: list[Step]
     evaluations: list[Evaluation]
     losses: list[dict]
-    loss_after: list[int]  # how many optimizer steps had been made when each loss was recorded
-    steps_per_epoch: int
+    builds: list[Event]  # calls of build_optimizer
     rest: Step
 
 
-def read(rank: RankResult, names: Sequence[str]) -> RankTrace:
-    """The trace of one rank; `names` are those of the trainable parameters."""
-    trace = RankTrace([], [], [], [], 0, Step())
+def read(rank: RankResult, train: int) -> RankTrace:
+    """The trace of one rank; examples from number `train` on are those of the dev set."""
+    trace = RankTrace([], [], [], [], Step())
     step = trace.rest
     open_evaluation: Evaluation | None = None
-
-    def named(values: Any) -> dict:
-        return dict(zip(names, values, strict=False)) if isinstance(values, list) else {}
 
     for event in rank.events:
         data = event.data
@@ -75,14 +72,15 @@ def read(rank: RankResult, names: Sequence[str]) -> RankTrace:
         elif event.name == "begin":
             step = trace.rest = Step()
         elif event.name == "build":
-            trace.steps_per_epoch = int(data["steps_per_epoch"])
-        elif event.name == "forward" and data["grad"]:
+            trace.builds.append(event)
+        elif event.name == "forward" and not _evaluates(data, train):
             open_evaluation = None
             _see(step, event)
         elif event.name == "forward":
             if open_evaluation is None:
                 open_evaluation = Evaluation(len(trace.steps))
                 trace.evaluations.append(open_evaluation)
+            step.after_dev |= bool(data["grad"])
             open_evaluation.examples += [draws.number(token) for token in data["first"]]
             open_evaluation.in_train_mode |= bool(data["training"])
         elif event.name == "evaluation":
@@ -92,19 +90,23 @@ def read(rank: RankResult, names: Sequence[str]) -> RankTrace:
             open_evaluation.told, open_evaluation = data, None
         elif event.name == "clip":
             if step.clip is None:
-                step.clip, step.clip_examples = named(data["grads"]), list(step.examples)
+                step.clip, step.clip_examples = data["grads"], list(step.examples)
         elif event.name == "step":
-            step.grads, step.before, step.rate = named(data["grads"]), named(data["params"]), data["rate"]
+            step.grads, step.before, step.rate = data["grads"], data["params"], data["rate"]
             step.where = event.where
         elif event.name == "stepped":
-            step.after = named(data["params"])
+            step.after = data["params"]
             trace.steps.append(step)
             step = trace.rest = Step()
         elif event.name == "loss":
             trace.losses.append(data)
-            trace.loss_after.append(len(trace.steps))
         step.order.append(event.name)
     return trace
+
+
+def _evaluates(forward: dict, train: int) -> bool:
+    """A forward pass without gradients, or one of the dev set, whatever is forgotten around it."""
+    return not forward["grad"] or all(draws.number(token) >= train for token in forward["first"])
 
 
 def _see(step: Step, event: Event) -> None:
@@ -113,22 +115,36 @@ def _see(step: Step, event: Event) -> None:
     step.in_train_mode &= bool(event.data["training"])
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a run was given: a toy's weights, and examples of which those from number `train` on are the dev set."""
+
+    kind: str  # classifier or language model
+    weights: Arrays
+    ids: np.ndarray  # (examples, T)
+    labels: Any
+    train: int
+    steps_per_epoch: int
+
+
 class Training:
     """A run of train() on `world_size` ranks and what is right for it."""
 
-    def __init__(self, grade: Grade, result: Result, kind: str, weights: Arrays, ids: np.ndarray, labels: Any) -> None:
-        self.grade, self.result, self.kind = grade, result, kind
-        self.weights, self.ids, self.labels = weights, ids, labels
-        self.names = [name for name in weights if name != "frozen"]
-        self.ranks = [read(rank, self.names) for rank in result.ranks]
+    def __init__(self, grade: Grade, result: Result, setting: Setting) -> None:
+        self.grade, self.result, self.setting = grade, result, setting
+        self.weights, self.ids = setting.weights, setting.ids
+        self.names = [name for name in setting.weights if name != "frozen"]
+        self.ranks = [read(rank, setting.train) for rank in result.ranks]
 
     def must_have_steps(self, count: int = 1) -> None:
         """The verdict of the run unless every rank has made so many optimizer steps."""
         made = min(len(rank.steps) for rank in self.ranks)
         if made < count:
+            forwards = max((step.forwards for rank in self.ranks for step in rank.steps), default=1)
+            cause = f": {forwards} batches come before one step" if forwards > 1 else ""
+            cause = cause if made else ": is its step called, with brackets?"
             raise self.grade.lacking(
-                self.result,
-                f"expected {count} optimizer steps, one for each batch, got {made}: is its step called, with brackets?",
+                self.result, f"expected {count} optimizer steps, one for each batch, got {made}{cause}"
             )
 
     def must_not_hang(self) -> None:
@@ -140,14 +156,16 @@ class Training:
         """Loss and gradients of a batch, for parameters that came from a rank."""
         weights = self.weights | params
         rows = np.asarray(examples, int)
-        if self.kind == "classifier":
-            return reference.classifier(weights, self.ids[rows], self.labels[rows])
+        if self.setting.kind == "classifier":
+            return reference.classifier(weights, self.ids[rows], self.setting.labels[rows])
         return reference.language_model(weights, self.ids[rows])
 
     def own_gradients(self, number: int) -> list[Arrays]:
         """What each rank's own batch of a step gives, at the parameters the rank really had."""
         steps = [rank.steps[number] for rank in self.ranks]
         idle = next((step for step in steps if not step.examples), None)
+        if idle and idle.after_dev:
+            self.grade.fail(f"the optimizer steps ({idle.where}) after a batch of the dev set: train on data.train")
         if idle:
             self.grade.fail(f"the optimizer steps again ({idle.where}) without a new batch before it")
         return [self.gradient(step.before or {}, step.examples)[1] for step in steps]
@@ -162,19 +180,35 @@ class Training:
         return ""
 
 
-def glue(grade: Grade, world_size: int, *, train: int, batch: int, dev: int = 4, joined: bool = True, **config: Any):
-    """train() of a run_glue.py on a toy classifier; `batch` is that of one worker."""
+def glue(
+    grade: Grade,
+    world_size: int,
+    *,
+    train: int,
+    batch: int,
+    dev: int = 4,
+    joined: bool = True,
+    synced: bool = True,
+    **config: Any,
+):
+    """train() of a run_glue.py on a toy classifier; `batch` is that of one worker.
+
+    Without `synced`, sync_gradients does nothing: which examples a worker sees does not hang on how it averages.
+    """
     config = {"per_gpu_train_batch_size": batch, "learning_rate": 0.1} | config
     arguments: dict[str, Any] = {
         "train": train,
         "dev": dev,
         "joined": joined,
+        "synced": synced,
         "config": config,
         "weights_seed": grade.seed,
     }
     result = grade.run("grader.probes_train:glue", world_size, **arguments)
     ids, labels = _together(grade.seed, train, dev)
-    return Training(grade, result, "classifier", draws.classifier(grade.seed, train + dev), ids, labels)
+    weights = draws.classifier(grade.seed, train + dev)
+    steps_per_epoch = math.ceil(math.ceil(train / world_size) / batch)
+    return Training(grade, result, Setting("classifier", weights, ids, labels, train, steps_per_epoch))
 
 
 def gpt2(grade: Grade, world_size: int, *, train: int, batch: int, dev: int = 4, **config: Any):
@@ -190,8 +224,10 @@ def gpt2(grade: Grade, world_size: int, *, train: int, batch: int, dev: int = 4,
     result = grade.run("grader.probes_train:gpt2", world_size, **arguments)
     parts = [draws.examples(grade.seed, train, rank * train)[0] for rank in range(world_size)]
     parts.append(draws.examples(grade.seed, dev, train * world_size)[0])
-    weights = draws.language_model(grade.seed, train * world_size + dev)
-    return Training(grade, result, "language model", weights, np.concatenate(parts), None)
+    total = train * world_size
+    weights = draws.language_model(grade.seed, total + dev)
+    setting = Setting("language model", weights, np.concatenate(parts), None, total, math.ceil(train / batch))
+    return Training(grade, result, setting)
 
 
 def _together(seed: int, train: int, dev: int) -> tuple[np.ndarray, np.ndarray]:

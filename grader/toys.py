@@ -1,9 +1,9 @@
-"""Two models small enough to be checked by hand, called like BERT and like GPT-2; they tell what they are shown.
+"""Two models small enough to be checked by hand, built and called like BERT and like GPT-2; they tell what they see.
 
 Shapes: B examples, T tokens, D width, V vocabulary, C classes. Imported in ranks only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,21 +12,56 @@ from torch.nn.functional import cross_entropy
 from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
 
 Watch = Callable[..., None]
+Weights = dict[str, torch.Tensor]
 
 
-class Toy(nn.Module):
-    """Parameters by name, one of them frozen; every forward pass is told to `watch`."""
+def by_name(parameters: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Parameters by the names of draws, however deep in wrappers they lie; what is no toy's is left out."""
+    return {parameter.drawn_as: parameter for parameter in parameters if hasattr(parameter, "drawn_as")}
+
+
+def _take(module: nn.Module, weights: Weights, *names: str) -> None:
+    """Make these weights parameters of `module`."""
+    for name in names:
+        parameter = nn.Parameter(weights[name].clone(), requires_grad=name != "frozen")
+        parameter.drawn_as = name  # type: ignore[attr-defined]
+        module.register_parameter(name, parameter)
+
+
+class Body(nn.Module):
+    """Where BERT and GPT-2 have their layers: embedding * gain + frozen."""
 
     embedding: nn.Parameter  # (V, D)
     gain: nn.Parameter  # (D,)
     frozen: nn.Parameter  # (D,)
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__()
+        _take(self, weights, "embedding", "gain", "frozen")
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.embedding[ids] * self.gain + self.frozen  # (B, T) -> (B, T, D)
+
+
+class Head(nn.Module):
+    """A linear layer."""
+
     head: nn.Parameter  # (C, D)
     bias: nn.Parameter  # (C,)
 
-    def __init__(self, weights: dict[str, torch.Tensor], watch: Watch) -> None:
+    def __init__(self, weights: Weights) -> None:
         super().__init__()
-        for name, weight in weights.items():
-            self.register_parameter(name, nn.Parameter(weight.clone(), requires_grad=name != "frozen"))
+        _take(self, weights, "head", "bias")
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden @ self.head.T + self.bias  # (B, D) -> (B, C)
+
+
+class Toy(nn.Module):
+    """Tells `watch` of every forward pass."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
         self.watch = watch
 
     def seen(self, ids: torch.Tensor) -> None:
@@ -38,12 +73,17 @@ class Toy(nn.Module):
 class Classifier(Toy):
     """logits = (mean of the embeddings * gain + frozen) head^T + bias."""
 
+    def __init__(self, weights: Weights, watch: Watch) -> None:
+        super().__init__(watch)
+        self.bert = Body(weights)
+        self.classifier = Head(weights)
+
     def forward(
         self, input_ids: Any = None, attention_mask: Any = None, token_type_ids: Any = None, labels: Any = None
     ):
         self.seen(input_ids)
-        pooled = self.embedding[input_ids].mean(dim=1)  # (B, T, D) -> (B, D)
-        logits = (pooled * self.gain + self.frozen) @ self.head.T + self.bias  # (B, C)
+        pooled = self.bert(input_ids).mean(dim=1)  # (B, T, D) -> (B, D)
+        logits = self.classifier(pooled)  # (B, C)
         loss = None if labels is None else cross_entropy(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
@@ -51,14 +91,16 @@ class Classifier(Toy):
 class LanguageModel(Toy):
     """logits = (embedding * gain + frozen) embedding^T: the first and the last layer are tied, as GPT-2's are."""
 
-    def __init__(self, weights: dict[str, torch.Tensor], watch: Watch) -> None:
-        super().__init__(weights, watch)
-        self.lm_head = self.embedding
+    def __init__(self, weights: Weights, watch: Watch) -> None:
+        super().__init__(watch)
+        self.transformer = Body(weights)
+        vocabulary, width = weights["embedding"].shape
+        self.lm_head = nn.Linear(width, vocabulary, bias=False)
+        self.lm_head.weight = self.transformer.embedding
 
     def forward(self, input_ids: Any = None, labels: Any = None, attention_mask: Any = None):
         self.seen(input_ids)
-        hidden = self.embedding[input_ids] * self.gain + self.frozen  # (B, T, D)
-        logits = hidden @ self.lm_head.T  # (B, T, V)
+        logits = self.lm_head(self.transformer(input_ids))  # (B, T, D) -> (B, T, V)
         loss = None
         if labels is not None:  # the model shifts the labels by one token
             loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())

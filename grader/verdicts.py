@@ -2,9 +2,11 @@
 
 import re
 
+from grader.calls import SILENTLY_WRONG
 from grader.outcome import Frame, Result
 
-_TODO = re.compile(r"TODO ([0-9a-z]+\.[0-9]+)")
+_TODO = re.compile(r"\bTODO\b(?:\(cos598d\))?(?: ([0-9a-z]+\.[0-9]+))?")
+ANY_REGION = "any"
 MAX_STDERR = 600  # characters of a crashed rank's last words
 
 
@@ -46,12 +48,13 @@ def verdict_of(result: Result, region: str) -> Verdict | None:
     if result.outcome == "returned":
         return None
     todo = missing_region(result)
-    if todo == region:
-        return not_attempted(region)
     if todo:
-        return builds_on(todo)
+        return not_attempted(region) if todo in (region, ANY_REGION) else builds_on(todo)
     kinds = {"mismatch": Wrong, "deadlock": Deadlocked, "deadline": TimedOut}
-    return kinds.get(result.outcome, Crashed)(result.explain() + _details(result))
+    kind = kinds.get(result.outcome, Crashed)
+    if any(rank.error and rank.error.type == SILENTLY_WRONG for rank in result.ranks):
+        kind = Wrong  # outside of here this call would have gone through, with a wrong result
+    return kind(result.explain() + _details(result))
 
 
 def not_attempted(region: str) -> NotAttempted:
@@ -66,10 +69,10 @@ def builds_on(region: str) -> Skipped:
 
 
 def missing_region(result: Result) -> str:
-    """The region whose placeholder was met on any rank, or ""."""
+    """The region whose placeholder was met on any rank; ANY_REGION where it names none; "" if none was met."""
     for rank in result.ranks:
         if rank.error and rank.error.type == "NotImplementedError" and (match := _TODO.search(rank.error.message)):
-            return match[1]
+            return match[1] or ANY_REGION
     return ""
 
 

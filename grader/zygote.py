@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from grader import values
+from grader.printing import Stream
 
 PRELOAD = (
     "torch._dynamo",  # any optimizer imports it at its first step, 1.7 s in each rank
@@ -37,7 +38,8 @@ PRELOAD = (
 )
 ROOT = str(Path(__file__).resolve().parents[1])
 CONFINE = "COS598D_CONFINE"  # "package.module:function", called in every rank before any student code
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PROBE = "COS598D_PROBE"  # tells that function which probe this is: one of them needs a network
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 KILL_TIME = 5  # seconds a killed process may take to be gone: one that the kernel holds must not hold us
 PER_RANK = 4  # descriptors: the line to the grader, stdout, stderr, stack
 
@@ -112,6 +114,7 @@ class Zygote:
     def run(self, request: dict) -> None:
         """Fork the ranks. Each gets a temporary folder and four descriptors, which came along with the request."""
         size = request["world_size"]
+        os.environ[PROBE] = request["probe"]
         _, fds, _, _ = socket.recv_fds(self.control, 1, PER_RANK * size)
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
@@ -218,8 +221,7 @@ def become_rank(rank: int, folder: str, line: int, stdout: int, stderr: int, sta
                 with contextlib.suppress(OSError):
                     os.close(fd)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open for the life of the process)
-        sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
-        sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+        sys.stdout, sys.stderr = Stream(1, "stdout"), Stream(2, "stderr")
         faulthandler.enable(file=stack, all_threads=False)  # where a segmentation fault happened
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
         confine(rank, folder)
@@ -244,6 +246,8 @@ def main(descriptor: int) -> None:
     importlib.import_module("grader.probes")
     del sys.modules["pandas"]
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    if CONFINE in os.environ:
+        _prctl(PR_SET_DUMPABLE, 0)  # ranks are not to look into this memory, in which graders' secrets may be
     sys.dont_write_bytecode = True  # a student's tree stays as it is
     gc.collect()
     gc.freeze()  # a collection in a rank would otherwise copy every page it shares with us

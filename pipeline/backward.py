@@ -1,4 +1,4 @@
-"""A backward that overlaps like the forward, behind the usual `loss.backward()`.
+"""A backward that overlaps like the forward, behind the usual call of `backward()` on the loss.
 
 torch runs the backward of a CPU graph in one thread, the caller's: with one graph over all partitions only one of them
 would work at a time. So each partition's work on each micro-batch gets a graph of its own, cut off before and after:
@@ -109,7 +109,7 @@ class Run:
     def backward(self, keep_graph: bool) -> Tensor | None:
         """Let the workers run every cut backwards; returns the gradient of the input.
 
-        The thread that called loss.backward() comes here, hands out the tasks and waits for all of them.
+        The thread that called backward() on the loss comes here, hands out the tasks and waits for all of them.
         """
         if self.cuts is None:
             raise RuntimeError(
@@ -136,9 +136,8 @@ class Run:
                 self.pipe.in_queues[cut.partition].put(Task(partial(self._backward_of, cut)))
             # Every task ends: it waits only for tasks that were handed out before it, and those always tell it.
             results = [self.pipe.out_queues[cut.partition].get() for cut in cuts]
-            for success, result in results:
-                if not success:
-                    raise result[1].with_traceback(result[2])
+            if errors := [exc_info[1] for success, exc_info in results if not success]:
+                raise errors[0]  # it carries its traceback along
 
     def _backward_of(self, cut: Cut) -> None:
         """One partition's backward for one micro-batch; runs in its worker."""

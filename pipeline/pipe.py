@@ -6,7 +6,7 @@
     partition 0    F0  F1  F2  F3  .      compute(batches, [(2, 0), (1, 1)]) is column 2: two tasks, two workers.
     partition 1    .   F0  F1  F2  F3     Micro-batch 2 goes to partition 0 while micro-batch 1 goes to partition 1.
 
-The backward of loss.backward() takes the way back by itself, see backward.py.
+backward() on the loss takes the way back by itself, see backward.py.
 
 Source: GPipe (Huang et al., 2019), section 2; torchgpipe (Kim et al., 2020), section 3.
 """

@@ -54,7 +54,7 @@ def spread(config, worker, model):
 
 
 def train(config, worker, model, data, record, processes=None):
-    """The usual step: neither loss.backward() nor anything else here knows that there is a pipeline."""
+    """The usual step: nothing in it, the backward included, knows that there is a pipeline."""
     sampler = ShuffledEachEpoch(data.train, config.seed)
     loader = DataLoader(data.train, sampler=sampler, batch_size=config.batch_size, drop_last=True)
     optimizer, scheduler = build_optimizer(config, model, len(loader))

@@ -6,9 +6,11 @@ alive as long as the worker.
 
 import contextlib
 import io
+import json
 import multiprocessing
 import os
 import signal
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -25,10 +27,12 @@ LIMIT = 300  # seconds for one tree: graders have deadlines of their own, so thi
 
 
 class Test(NamedTuple):
-    """A grader: its node id for pytest, and the student's file that it grades ("" if it is of no region)."""
+    """A grader: its node id for pytest, the student's file and region that it grades ("" if none), what it needs."""
 
     id: str
     file: str
+    region: str = ""
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,8 @@ class Watch:
         regions = load_course().regions
         for item in session.items:
             mark = item.get_closest_marker("graded")
-            file = regions[mark.args[0]].file if mark else ""
-            self.tests[_name(item.nodeid)] = Test(item.nodeid.split("[")[0], file)
+            grades = (regions[mark.args[0]].file, mark.args[0], tuple(mark.kwargs.get("needs", ()))) if mark else ("",)
+            self.tests[_name(item.nodeid)] = Test(item.nodeid.split("[")[0], *grades)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = _name(report.nodeid)
@@ -108,6 +112,19 @@ def grader_files() -> list[str]:
 def grade(tree: Path, tests: Sequence[str], seed: int) -> dict[str, Seen]:
     """Run these tests (node ids) on the student's files in `tree`, with inputs drawn from `seed`."""
     return _pytest(["--tree", str(tree), "--seed", str(seed), *tests]).seen
+
+
+def collect_all() -> dict[str, Test]:
+    """Every task's graders, by the names of their functions."""
+    return _pytest(["--collect-only", *grader_files()]).tests
+
+
+def grade_report(tree: Path, seed: int) -> list[dict[str, Any]]:
+    """Run every grader on the student's files in `tree`; the tests of report.json, with status and points."""
+    with tempfile.TemporaryDirectory(prefix="cos598d-report-") as folder:
+        report = Path(folder, "report.json")
+        _pytest(["--tree", str(tree), "--seed", str(seed), "--report", str(report), *grader_files()])
+        return json.loads(report.read_text())["tests"]
 
 
 def _pytest(arguments: list[str]) -> Watch:

@@ -46,7 +46,8 @@ def train(config, worker, model, data, record):
     1.3  Update the parameters.
     1.4  After every epoch, measure the model on the dev set.
     """
-    loader = DataLoader(data.train, config.per_gpu_train_batch_size, ShuffledEachEpoch(data.train, config.seed))
+    order = ShuffledEachEpoch(data.train, config.seed)
+    loader = DataLoader(data.train, config.per_gpu_train_batch_size, sampler=order)
     optimizer, scheduler = build_optimizer(config, model, len(loader))
     for epoch in record.epochs(loader):
         model.train()  # dropout on; evaluate() turns it off

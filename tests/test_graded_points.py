@@ -58,7 +58,9 @@ def test_a_hint_for_an_unknown_region_names_those_there_are(tmp_path):
 def test_a_report_has_a_score_and_every_test_with_its_message(tmp_path):
     entries = [Entry("t::a", "1", "1.1", "passed", 2, 2, ""), Entry("t::b", "1", "1.2", "wrong", 0, 3, "no")]
 
-    report.write(tmp_path / "report.json", entries)
+    written = report.Report(tmp_path / "report.json")
+    for entry in entries:
+        written.add(entry, None)
 
     content = json.loads((tmp_path / "report.json").read_text())
     assert (content["score"], content["max_score"]) == (2, 5)
@@ -67,6 +69,19 @@ def test_a_report_has_a_score_and_every_test_with_its_message(tmp_path):
     }  # fmt: skip
     assert any("2/5" in line for line in report.render(entries, COURSE))
     assert {entry["status"] for entry in content["tests"]} <= set(STATUSES)
+
+
+def test_a_grader_that_is_killed_leaves_the_points_earned_until_then(tmp_path):
+    earned = Entry("t::a", "1", "1.1", "passed", 2, 2, "")
+    to_come = [Entry(id, "1", "1.1", report.PENDING, 0, 2, report.NOT_REACHED) for id in ("t::a", "t::b")]
+
+    written = report.Report(tmp_path / "report.json")
+    written.expect(to_come)
+    written.add(earned, None)
+
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert (content["score"], content["max_score"]) == (2, 4)
+    assert [test["status"] for test in content["tests"]] == ["passed", "timed out"]
 
 
 @pytest.mark.parametrize(

@@ -56,21 +56,21 @@ def test_after_errors_only_the_workers_of_the_pipe_are_left():
 
 def test_a_second_backward_through_one_output_is_refused():
     piped = Pipe(labelled(nn.Linear(2, 2), nn.Linear(2, 2)), 1)
-    loss = piped(torch.randn(2, 2)).sum()
-    loss.backward()
+    y = piped(torch.randn(2, 2)).sum()
+    y.backward()
 
     with pytest.raises(RuntimeError, match="one backward"):
-        loss.backward()
+        y.backward()
 
 
 def test_a_second_backward_after_retain_graph_adds_the_same_gradients_again():
     piped = Pipe(labelled(*mlp()), 2)
     x = torch.randn(5, 6, requires_grad=True)
-    loss = piped(x).square().sum()
+    y = piped(x).square().sum()
 
-    loss.backward(retain_graph=True)
+    y.backward(retain_graph=True)
     once = [x.grad.clone(), *(parameter.grad.clone() for parameter in piped.parameters())]
-    loss.backward()
+    y.backward()
 
     for tensor, gradient in zip([x, *piped.parameters()], once, strict=True):
         torch.testing.assert_close(tensor.grad, 2 * gradient)

@@ -46,9 +46,9 @@ def test_plain_model_parallel_and_piped_gpt2_agree(gpt2_config, attention, with_
 
     losses = []
     for model in (plain, parallel, piped):
-        loss = model(tokens, labels=tokens, **inputs).loss
-        loss.backward()
-        losses.append(loss.item())
+        output = model(tokens, labels=tokens, **inputs)
+        output.loss.backward()
+        losses.append(output.loss.item())
 
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
     assert len(piped.transformer.h_pp.partitions) == len(devices)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grader import bert, steps, training
+from grader import bert, recorded, shares, steps, training
 
 graded = pytest.mark.graded
 FILE = "task1_single/run_glue.py"
@@ -30,17 +30,23 @@ def test_task1_imports_only_what_the_course_allows(grade):
     grade.imports_only_allowed(FILE)
 
 
-@graded("1.2", points=3)
+@graded("1.2", points=2)
 def test_backward_gives_the_gradient_of_the_batch(grade):
     training.check_backward(trained(grade))
 
 
-@graded("1.3", points=1)
+@graded("1.2", points=1, needs=["1.4"])
+def test_every_epoch_trains_on_every_example_in_another_order(grade):
+    shares.check_every_example_once(trained(grade), 2, 7)
+    shares.check_orders_differ(trained(grade), 2)
+
+
+@graded("1.3", points=1, needs=["1.4"])
 def test_every_step_moves_the_parameters_by_its_own_gradient(grade):
     training.check_steps(trained(grade), 6)
 
 
-@graded("1.3", points=1)
+@graded("1.3", points=1, needs=["1.4"])
 def test_gradients_are_clipped_before_the_step(grade):
     training.check_clipping(trained(grade, max_grad_norm=CLIP), 6, CLIP)
 
@@ -52,14 +58,14 @@ def test_the_learning_rate_changes_after_the_step(grade):
 
 @graded("1.3", points=1)
 def test_the_loss_is_recorded_before_the_update(grade):
-    training.check_losses(trained(grade))
+    recorded.check_losses(trained(grade))
 
 
 @graded("1.4", points=2)
 def test_the_dev_set_is_evaluated_after_every_epoch(grade):
-    training.check_evaluations(trained(grade), 2, 4)
+    recorded.check_evaluations(trained(grade), 2, 4)
 
 
 @graded("1.4", points=1)
 def test_training_goes_on_in_train_mode(grade):
-    training.check_train_mode(trained(grade))
+    recorded.check_train_mode(trained(grade))

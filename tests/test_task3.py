@@ -24,8 +24,8 @@ def test_the_wrapped_model_averages_in_its_backward_pass(grade):
 
 @graded("3.1", points=1)
 def test_task3_trains_through_the_wrapped_model(grade):
-    training.check_clipping(glue(grade), 4, CLIP)
     training.check_steps(steps.glue(grade, 3, train=12, batch=2, num_train_epochs=1), 2)
+    training.check_clipping(glue(grade), 4, CLIP)
 
 
 @graded("3.1", points=1)
@@ -38,10 +38,10 @@ def test_the_wrapped_gpt2_averages_in_its_backward_pass(grade):
     wrapping.check_wrapped(grade, "language model")
 
 
-@graded("3.2", points=1)
+@graded("3.2", points=1, needs=["1.3"])
 def test_gpt2_trains_through_the_wrapped_model(grade):
-    training.check_clipping(gpt2(grade), 6, CLIP)
     training.check_steps(steps.gpt2(grade, 3, train=4, batch=2, n_epochs=1), 2)
+    training.check_clipping(gpt2(grade), 6, CLIP)
     wrapping.check_traffic(gpt2(grade))
 
 

@@ -1,6 +1,6 @@
 """How fast the pipeline is: against the ideal, against torch.distributed.pipelining, and for GPT-2.
 
-    python -m benchmark.checks.pipeline_speed [--rounds 15] [--only ideal bubble torch gpt2] [--plot bubble.png]
+    python -m benchmark.checks.pipeline_speed [--rounds 15] [--only ideal bubble torch gpt2] [--plot pipeline/bubble.png]
 
 Everything runs on two cores, with one thread per stage. What is compared runs in turns within a round, so that both
 meet the same machine; a figure is the median over the rounds of the ratio within a round, with a bootstrap 95 %
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.statistics import interval
-from common.paths import atomic_write
+from common.figures import COLOURS, figure
 from pipeline.partition import WithDevice
 from pipeline.pipe import Pipe
 from pipeline.trace import Trace
@@ -104,34 +104,40 @@ def measure_ideal(rounds: int, micro_batches: list[int]) -> dict[str, float]:
 
 
 def measure_bubble(rounds: int, plot: Path | None) -> None:
-    """The share of the workers' time in which they did nothing, from traces, beside (K-1)/(M+K-1)."""
+    """The share of the workers' time in which they did nothing, from traces, beside (K-1)/(M+K-1): a Markdown table."""
     pipe, _ = make_pipe()
     counts, measured = [1, 2, 4, 8, 16], []
+    print("\n| micro-batches M | (K-1)/(M+K-1) | measured bubble | 95 % interval |\n|---|---|---|---|", flush=True)
     for m in counts:
         bubbles, x = [], batch(m)
         for _ in range(1 + rounds):
             pipe.trace = Trace()
             loss_of(pipe(x)).backward()
             bubbles.append(pipe.trace.bubble)
-        ideal = (STAGES - 1) / (m + STAGES - 1)
-        measured.append(show(f"bubble, M={m}", bubbles[1:], f"ideal {ideal:.3f}"))
+        middle, low, high = interval(bubbles[1:])
+        measured.append((middle, low, high))
+        print(f"| {m} | {ideal_bubble(m):.3f} | {middle:.3f} | {low:.3f} to {high:.3f} |", flush=True)
+    print()
     if plot is not None:
         draw_bubble(plot, counts, measured)
 
 
-def draw_bubble(path: Path, counts: list[int], measured: list[float]) -> None:
-    from matplotlib.figure import Figure
+def ideal_bubble(micro_batches: int) -> float:
+    return (STAGES - 1) / (micro_batches + STAGES - 1)
 
-    figure = Figure(figsize=(5, 3.2), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(counts, [(STAGES - 1) / (m + STAGES - 1) for m in counts], "k--", label="(K-1) / (M+K-1)")
-    axes.plot(counts, measured, "o-", label="measured")
-    axes.set(xscale="log", xticks=counts, xlabel="micro-batches M", ylabel=f"bubble, K={STAGES}", ylim=(0, None))
-    axes.set_xticklabels(map(str, counts))
-    axes.minorticks_off()
-    axes.legend()
-    with atomic_write(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=120)
+
+def draw_bubble(path: Path, counts: list[int], measured: list[tuple[float, float, float]]) -> None:
+    """The measured bubble with its intervals, and the ideal one."""
+    middle, low, high = zip(*measured, strict=True)
+    below = [m - bottom for m, bottom in zip(middle, low, strict=True)]
+    above = [top - m for m, top in zip(middle, high, strict=True)]
+    with figure(path) as axes:
+        axes.plot(counts, [ideal_bubble(m) for m in counts], "--", color=COLOURS[-1], label="(K-1) / (M+K-1)")
+        axes.errorbar(counts, middle, [below, above], fmt="o-", color=COLOURS[0], capsize=4, label="measured")
+        axes.set(xscale="log", xlabel="micro-batches M", ylabel=f"bubble, K={STAGES} partitions", ylim=(0, None))
+        axes.set_xticks(counts, map(str, counts))
+        axes.minorticks_off()
+        axes.legend()
 
 
 def measure_torch(rounds: int, micro_batches: list[int]) -> dict[str, float]:

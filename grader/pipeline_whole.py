@@ -1,0 +1,129 @@
+"""Judges a whole Pipe: outputs and every gradient beside the plain model, written in numpy; all partitions at work."""
+
+from typing import Any
+
+import numpy as np
+
+from grader.grading import Grade
+from grader.outcome import Result
+from grader.pipeline_pipe import split_sizes
+from grader.pipeline_waits import DEADLINE, PATIENCE, must_end, must_meet
+
+Arrays = dict[str, np.ndarray]
+TOLERANCE = 1e-9  # of the largest number; everything is float64
+WIDTH = 3
+# (partitions, split size, batches): even, with a rest, a split larger than the batch, one partition, one example each
+SETTINGS = [(2, 2, [8]), (3, 3, [7]), (2, 10, [4]), (1, 2, [5]), (3, 1, [4])]
+
+
+def plain(weights: list[np.ndarray], biases: list[np.ndarray], x: np.ndarray, loss_weight: np.ndarray) -> Arrays:
+    """Output and gradients of the same model without a pipe, for the loss (output * loss_weight).sum()."""
+    hidden = [x[:, 1:]]
+    for weight, bias in zip(weights, biases, strict=True):
+        hidden.append(np.tanh(hidden[-1] @ weight.T + bias))
+    found = {"output": np.column_stack([x[:, 0], hidden[-1]])}
+    gradient = loss_weight[:, 1:]
+    for j in reversed(range(len(weights))):
+        inner = gradient * (1 - hidden[j + 1] ** 2)
+        found |= {f"stage {j} weight": inner.T @ hidden[j], f"stage {j} bias": inner.sum(axis=0)}
+        gradient = inner @ weights[j]
+    return found | {"x": np.column_stack([loss_weight[:, 0], gradient])}
+
+
+class Whole:
+    """Calls of one pipe with drawn weights, and what is right for each."""
+
+    def __init__(self, grade: Grade, stages: int, split_size: int, sizes: list[int], meet: Any = ()) -> None:
+        draw = np.random.default_rng([grade.seed, stages, split_size, *sizes])
+        self.grade, self.stages, self.split_size, self.sizes = grade, stages, split_size, sizes
+        self.setting = f"{stages} partitions, split_size={split_size}, batch"
+        weights = [draw.normal(size=(WIDTH, WIDTH)) for _ in range(stages)]
+        biases = [draw.normal(size=WIDTH) for _ in range(stages)]
+        batches = [np.column_stack([np.arange(size), draw.normal(size=(size, WIDTH))]) for size in sizes]
+        loss_weights = [draw.normal(size=batch.shape) for batch in batches]
+        self.expected = [plain(weights, biases, x, r) for x, r in zip(batches, loss_weights, strict=True)]
+        lists = {"weights": weights, "biases": biases, "batches": batches, "loss_weights": loss_weights}
+        self.result: Result = grade.run(
+            "grader.probes_pipeline:pipe", 1, DEADLINE, split_size=split_size, meet=list(meet),
+            patience=PATIENCE * grade.session.slowness,
+            **{name: [array.tolist() for array in arrays] for name, arrays in lists.items()},
+        )  # fmt: skip
+
+    def values(self) -> list[dict[str, Any]]:
+        """What the calls gave; the verdict if they did not all come back."""
+        counts = [len(split_sizes(size, self.split_size)) for size in self.sizes]
+        pairs = [(i, j) for i in range(max(counts)) for j in range(self.stages)]
+        must_end(self.grade, self.result, pairs, self.split_size)
+        return self.result.values[0]
+
+    def check(self) -> None:
+        """Output and gradients of every call."""
+        for size, told, expected in zip(self.sizes, self.values(), self.expected, strict=True):
+            setting = f"{self.setting} of {size}"
+            found = {"output": told["output"]} | told["gradients"]
+            for name, value in expected.items():
+                if words := self._differ(name, found[name], value):
+                    self.grade.fail(f"{setting}: {words}")
+
+    def _differ(self, name: str, got: Any, expected: np.ndarray) -> str:
+        what = "the output" if name == "output" else f"the gradient of {name}"
+        if got is None:
+            return f"{what} is missing: the graph from the output back to it is cut, by detach, .data or no_grad"
+        if got.shape != expected.shape:
+            return f"expected {what} of shape {expected.shape}, got {got.shape}"
+        scale = np.abs(expected).max()
+        if np.abs(got - expected).max() <= TOLERANCE * scale:
+            return ""
+        place = np.unravel_index(np.argmax(np.abs(got - expected)), got.shape)
+        pair = f"expected {expected[place]:.6g}, got {got[place]:.6g}, as the plain model computes it"
+        cause = (
+            "the partitions do not compute what the plain model computes" if name == "output" else _ratio(got, expected)
+        )
+        return f"{what} is wrong at {[int(index) for index in place]}: {pair}: {cause}"
+
+
+def _ratio(got: np.ndarray, expected: np.ndarray) -> str:
+    factor = float((got * expected).sum() / (expected * expected).sum())
+    if abs(factor) > TOLERANCE and np.abs(got - factor * expected).max() <= TOLERANCE * np.abs(expected).max():
+        return f"it is {factor:.3g} times the right one"
+    if not got.any():
+        return "it is zero: the graph is cut"
+    return "is every micro-batch in the output once?"
+
+
+def check_plain(grade: Grade) -> None:
+    """Outputs and every gradient are those of the plain model."""
+    for stages, split_size, sizes in SETTINGS:
+        Whole(grade, stages, split_size, sizes).check()
+
+
+def check_again(grade: Grade) -> None:
+    """The pipe can be called again, with larger and smaller batches and without gradients; the sizes stay right."""
+    stages, split_size, sizes = 2, 4, [3, 9, 5]
+    whole = Whole(grade, stages, split_size, sizes)
+    told = whole.values()
+    seen: dict[int, list[list[int]]] = {j: [] for j in range(stages)}
+    for event in whole.result.ranks[0].events:
+        if event.name == "enter":
+            seen[event.data["place"][1]].append(event.data["marks"])
+    starts = [(size, start) for size in sizes for _ in range(2) for start in range(0, size, split_size)]
+    expected = [list(range(start, min(start + split_size, size))) for size, start in starts]
+    for j, marks in seen.items():
+        if marks != expected:
+            where = next((k for k, (a, b) in enumerate(zip(marks, expected, strict=False)) if a != b), 0)
+            got, wanted = ((row[where : where + 1] or [[]])[0] for row in (marks, expected))
+            grade.fail(
+                f"batches of {sizes}, each with and without gradients, split_size={split_size}: partition {j} worked "
+                f"on the examples {got}, expected {wanted}; does something remain from an earlier call?"
+            )
+    if any(call["without_grad"] for call in told):
+        grade.fail("under torch.no_grad() the output needs a gradient: a Task takes the caller's grad mode along")
+    whole.check()
+
+
+def check_same_time(grade: Grade) -> None:
+    """Through the whole pipe: micro-batch i in partition 0 and i - 1 in partition 1 are inside at once."""
+    groups = [[[i, 0], [i - 1, 1]] for i in range(1, 4)]
+    whole = Whole(grade, 2, 1, [4], groups)
+    must_meet(grade, whole.result)
+    whole.values()

@@ -1,0 +1,1 @@
+"""What stands behind submit.py: carry (own lines into later scripts), report, pack."""

@@ -1,0 +1,193 @@
+"""Carries a student's lines for a TODO from its home file into the later scripts where the same TODO stands again.
+
+Lines belong to a TODO if they stand between its TODO line and its END TODO line (see common/todo.py). What a student
+has already written in a later file stays there, unless `force` is given; then the file as it was is kept beside it.
+"""
+
+import ast
+import difflib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.course import Course, Task
+from common.errors import InputError
+from common.paths import atomic_write
+from common.todo import Block, find_blocks, replace_block
+
+
+@dataclass(frozen=True)
+class Script:
+    """A student's file in memory, always with \\n between lines, and its TODOs."""
+
+    path: Path
+    name: str  # relative to the tree, as messages show it
+    text: str
+    newline: str
+    blocks: tuple[Block, ...]
+
+    def with_text(self, text: str) -> "Script":
+        return read_text(self.path, self.name, text, self.newline)
+
+    def parts(self, region: str) -> list[Block]:
+        return [block for block in self.blocks if block.id == region]
+
+
+def read_script(tree: Path, name: str) -> Script:
+    """Raises InputError where the file is missing, is no UTF-8 or no Python, or has lost a TODO or END TODO line."""
+    try:
+        text = (tree / name).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{name}: expected a Python file in UTF-8, got {error}; put it back from the handout"
+        ) from None
+    newline = "\r\n" if "\r\n" in text else "\n"
+    return read_text(tree / name, name, text.replace("\r\n", "\n"), newline)
+
+
+def read_text(path: Path, name: str, text: str, newline: str) -> Script:
+    return Script(path, name, text, newline, tuple(find_blocks(text, name)))
+
+
+def carry(tree: Path, course: Course, into: Iterable[str] = (), force: bool = False) -> Iterator[str]:
+    """Carry every recurring TODO; yields a line for each, and for each file that cannot be read.
+
+    into: names of tasks, in any of the forms find_task takes; none means all.
+    """
+    tasks = [find_task(course, name) for name in into] or list(course.tasks.values())
+    homes: dict[str, Script | str] = {}
+    for task in tasks:
+        for path in sorted((tree / task.folder).glob("*.py")):
+            name = path.relative_to(tree).as_posix()
+            try:
+                script = read_script(tree, name)
+            except InputError as error:
+                yield f"not touched: {error}"
+                continue
+            yield from _carry_into(script, tree, course, homes, force)
+
+
+def find_task(course: Course, name: str) -> Task:
+    """The task called 2a, task2a or task2a_gather_scatter; the pipeline is called p or pipeline."""
+    for task in course.tasks.values():
+        if name.rstrip("/") in (task.id, task.marker, task.folder, task.submitted_as):
+            return task
+    known = ", ".join(task.submitted_as for task in course.tasks.values())
+    raise InputError(f"expected a task, one of {known}; got {name!r}")
+
+
+def _carry_into(
+    script: Script, tree: Path, course: Course, homes: dict[str, Script | str], force: bool
+) -> Iterator[str]:
+    before = script
+    for block in before.blocks:
+        row = course.regions.get(block.id)
+        if row is None or row.file == script.name:
+            continue
+        source = homes.setdefault(row.file, _read_home(tree, row.file))
+        several = len(before.parts(block.id)) > 1
+        what = f"{block.id}{f' part {block.part}' if several else ''} -> {script.name}"
+        if isinstance(source, str):
+            yield f"{what}: not carried, {source}"
+            continue
+        script, said = _carry_block(script, source, block, force)
+        yield f"{what}: {said}"
+    if script.text != before.text:
+        if any(_replaces_own_lines(old, new) for old, new in zip(before.blocks, script.blocks, strict=True)):
+            yield f"{script.name}: as it was before, it is kept as {_keep_copy(before.path).name}"
+        _write(script)
+
+
+def _read_home(tree: Path, name: str) -> Script | str:
+    try:
+        return read_script(tree, name)
+    except InputError as error:
+        return f"since its home file cannot be read: {error}"
+
+
+def _carry_block(script: Script, home: Script, block: Block, force: bool) -> tuple[Script, str]:
+    """The script with this block carried, if it is to be, and what was done in one line (and a diff where forced)."""
+    sources = home.parts(block.id)
+    if len(sources) != len(script.parts(block.id)):
+        return script, f"not carried, {home.name} has {len(sources)} such TODO(s), this file {_count(script, block)}"
+    source = sources[block.part - 1]
+    if not source.attempted:
+        return script, f"nothing to carry yet, {home.name} line {source.line} is not solved"
+    if source.body.strip("\n") == block.body.strip("\n"):
+        return script, "is there already"
+    if block.attempted and not force:
+        return script, f"kept what you wrote at line {block.line}; it differs from {home.name}, --force replaces it"
+    place = script.parts(block.id)[block.part - 1]  # lines have moved if blocks above were carried
+    changed = script.with_text(replace_block(script.text, place, source.body))
+    if problem := _does_not_compile(changed):
+        return script, f"not carried, the lines in {home.name} are no Python yet ({problem})"
+    lines = len(source.body.strip("\n").split("\n"))
+    said = f"carried {lines} line{'s' * (lines > 1)} from {home.name}"
+    if missing := _names_left_behind(source, home, changed):
+        said += f"; they use {', '.join(missing)}, which this file does not have: copy that by hand"
+    if block.attempted:
+        said += "\n" + _difference(block, source, script.name, home.name)
+    return changed, said
+
+
+def _count(script: Script, block: Block) -> int:
+    return len(script.parts(block.id))
+
+
+def _does_not_compile(script: Script) -> str:
+    try:
+        compile(script.text, script.name, "exec")
+    except (SyntaxError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _names_left_behind(source: Block, home: Script, target: Script) -> list[str]:
+    """Imports and functions at the top of the home file that the lines use and the later file lacks."""
+    used = {node.id for node in ast.walk(ast.parse(_as_function(source.body))) if isinstance(node, ast.Name)}
+    return sorted(used & _top_names(home.text) - _top_names(target.text))
+
+
+def _as_function(body: str) -> str:
+    """A body may hold `return`, which Python takes only inside a function."""
+    lines = [f"    {line}" for line in body.split("\n")]
+    return "\n".join(["def body():", *lines, "    pass"])
+
+
+def _top_names(text: str) -> set[str]:
+    names: set[str] = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def _replaces_own_lines(old: Block, new: Block) -> bool:
+    return old.attempted and old.body != new.body
+
+
+def _difference(old: Block, new: Block, old_name: str, new_name: str) -> str:
+    lines = difflib.unified_diff(old.body.split("\n"), new.body.split("\n"), old_name, new_name, lineterm="")
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def _keep_copy(path: Path) -> Path:
+    """A copy under a name that is free: run_glue.py.orig, then run_glue.py.orig2, ..."""
+    number = 1
+    while (copy := path.with_name(f"{path.name}.orig{number if number > 1 else ''}")).exists():
+        number += 1
+    shutil.copy2(path, copy)
+    return copy
+
+
+def _write(script: Script) -> None:
+    mode = script.path.stat().st_mode
+    with atomic_write(script.path, "wb") as file:
+        file.write(script.text.replace("\n", script.newline).encode())
+    os.chmod(script.path, mode & 0o777)

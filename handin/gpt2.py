@@ -1,0 +1,143 @@
+"""The GPT-2 parts of a report: metrics and figures that task 2b and the pipeline leave in submit_figures/."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FIGURES = {
+    "data_parallel_training_time.png": "Data parallel: training time of an epoch",
+    "data_parallel_tokens_per_second.png": "Data parallel: tokens per second, all workers",
+    "pipeline_training_time.png": "Pipeline: training time of an epoch",
+    "pipeline_tokens_per_second.png": "Pipeline: tokens per second",
+}
+_PARTITIONS = 2  # of pipeline/run_gpt2.py on a CPU
+_METRICS = ("training_time", "training_time_std", "tokens_per_second", "tokens_per_second_std")
+
+
+@dataclass
+class Gpt2:
+    """Rows as they are kept, and doubts about them. Times in s per epoch, speeds in tokens per s of all workers."""
+
+    scaling: dict[int, dict[str, Any]] = field(default_factory=dict)  # workers -> row
+    modes: dict[str, dict[str, Any]] = field(default_factory=dict)  # mode of the pipeline -> row
+    doubts: list[str] = field(default_factory=list)
+
+    def speedup(self, workers: int) -> float | None:
+        """Tokens per second against one worker; None without a one-worker run of the same batch per worker."""
+        one, many = self.scaling.get(1), self.scaling[workers]
+        if one is None or one["batch_size"] * workers != many["batch_size"] or _settings_differ(one, many):
+            return None
+        return many["tokens_per_second"] / one["tokens_per_second"]
+
+    def pipeline_speedup(self, mode: str) -> float | None:
+        """Training time against model_parallel, where both were run alike."""
+        base, row = self.modes.get("model_parallel"), self.modes[mode]
+        if base is None or base["setting"] != row["setting"]:
+            return None
+        return base["training_time"] / row["training_time"]
+
+
+def read_gpt2(folder: Path, on_cpu: bool = True) -> Gpt2:
+    """Everything in submit_figures/ that can be read; what cannot is named in the doubts."""
+    found = Gpt2()
+    for path in sorted(folder.glob("data_parallel_*.json")):
+        row = _read(path, found)
+        if row and _is_row(row) and isinstance(row.get("workers"), int) and isinstance(row.get("batch_size"), int):
+            found.scaling[row["workers"]] = row
+        elif row is not None:
+            found.doubts.append(f"{_name(path)} was written by another version of the scripts; run it again")
+    found.scaling = dict(sorted(found.scaling.items()))
+    path = folder / "pipeline_metrics.json"
+    for mode, row in (_read(path, found) or {}).items() if path.exists() else ():
+        flat = _flatten(row)
+        if flat is None:
+            found.doubts.append(f"{_name(path)}: {mode} was written by another version; run that mode again")
+        else:
+            found.modes[mode] = flat
+    found.doubts += [*_doubts_about_scaling(found), *_doubts_about_modes(found, on_cpu)]
+    return found
+
+
+def _read(path: Path, found: Gpt2) -> dict[str, Any] | None:
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(row, dict):
+            return row
+    except (OSError, ValueError, RecursionError):
+        pass  # said below, like everything that is no table
+    found.doubts.append(f"{_name(path)} is half written or damaged; run it again")
+    return None
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def _is_row(row: dict[str, Any]) -> bool:
+    values = [row.get(key) for key in _METRICS]
+    numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    return len(numbers) == len(_METRICS) and row["training_time"] > 0 and row["tokens_per_second"] > 0
+
+
+def _flatten(row: Any) -> dict[str, Any] | None:
+    """A mode's {"metric": {"mean", "std"}} in the shape of a scaling row."""
+    try:
+        flat = {"setting": row["setting"]}
+        for metric in ("training_time", "tokens_per_second"):
+            flat |= {metric: row[metric]["mean"], f"{metric}_std": row[metric]["std"]}
+        return flat if _is_row(flat) else None
+    except (KeyError, TypeError):
+        return None
+
+
+def _settings_differ(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    mine, theirs = row.get("setting") or {}, other.get("setting") or {}
+    return [f"{key} {mine.get(key)} against {theirs.get(key)}" for key in mine if mine.get(key) != theirs.get(key)]
+
+
+def _doubts_about_scaling(found: Gpt2) -> Iterator[str]:
+    one = found.scaling.get(1)
+    for workers, row in found.scaling.items():
+        if one is None or workers == 1:
+            continue
+        what = f"GPT-2 on {workers} workers against 1"
+        if one["batch_size"] * workers != row["batch_size"]:
+            yield (
+                f"{what}: not comparable, the batch of one worker is {row['batch_size'] / workers:g} "
+                f"against {one['batch_size']}"
+            )
+        elif other := _settings_differ(one, row):
+            yield f"{what}: not comparable, {'; '.join(other)}"
+        else:
+            yield from _doubts_about_ratio(what, one, row, workers)
+            tokens, alone = (r["tokens_per_second"] * r["training_time"] for r in (row, one))
+            if not 0.9 < tokens / alone < 1.1:
+                yield (
+                    f"{what}: tokens per second x time of an epoch is {tokens:.0f} tokens against {alone:.0f}: "
+                    "the epochs were not equally long (--max_steps?), or one throughput contradicts its own time"
+                )
+
+
+def _doubts_about_modes(found: Gpt2, on_cpu: bool) -> Iterator[str]:
+    base, row = found.modes.get("model_parallel"), found.modes.get("pipeline_parallel")
+    if base is None or row is None:
+        return
+    what = "pipeline_parallel against model_parallel"
+    if base["setting"] != row["setting"]:
+        yield f"{what}: not comparable, (model, batch, tokens) {base['setting']} against {row['setting']}"
+    else:
+        yield from _doubts_about_ratio(what, base, row, _PARTITIONS if on_cpu else math.inf)
+
+
+def _doubts_about_ratio(what: str, slow: dict[str, Any], fast: dict[str, Any], limit: float) -> Iterator[str]:
+    speeds, errors = ([r[key] for r in (slow, fast)] for key in ("tokens_per_second", "tokens_per_second_std"))
+    ratio = speeds[1] / speeds[0]
+    if ratio > limit:
+        yield f"{what}: {ratio:.2f} times as fast is above {limit}, the number that share the work: measure again"
+    if not any(errors):
+        yield f"{what}: one epoch was measured, so nobody can tell {ratio:.2f} from noise: run with --n_epochs 4"
+    elif abs(speeds[1] - speeds[0]) <= 2 * math.hypot(*errors):
+        yield f"{what}: {ratio:.2f} is inside the noise (two standard deviations over the epochs)"

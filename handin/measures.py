@@ -1,0 +1,120 @@
+"""What the numbers of runs say, and what they cannot say: times, speed-ups, and doubts about either."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from handin.runs import Run, differences
+
+ITERATIONS = 40  # what the course asks for; the first of them is not counted
+_BLOCK = 5
+
+
+@dataclass(frozen=True)
+class Time:
+    """Mean seconds per iteration without the first, its standard error, and how many iterations it is of."""
+
+    mean: float
+    error: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f}\u00a0±\u00a0{self.error:.4f}"  # no line break inside
+
+
+def iteration_time(run: Run) -> Time | None:
+    """Of the lowest rank (the ranks wait for each other in every step); None with fewer than two iterations.
+
+    The standard error is that of the means of blocks of 5 iterations: neighbours are alike, since what else the
+    machine does lasts longer than one iteration. So all iterations alone would promise too much.
+    """
+    seconds = [step["seconds"] for step in run.first["iterations"][1:ITERATIONS]]
+    if not seconds:
+        return None
+    blocks = [statistics.fmean(seconds[i : i + _BLOCK]) for i in range(0, len(seconds) - _BLOCK + 1, _BLOCK)]
+    values = blocks if len(blocks) > 1 else seconds
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return Time(statistics.fmean(seconds), error, len(seconds))
+
+
+def speedup(slow: Time, fast: Time, limit: float = math.inf) -> tuple[float, str]:
+    """How many times as fast, and a doubt: "" if the number can stand.
+
+    limit: the number of workers or partitions, which no speed-up can exceed if both runs do the same work.
+    """
+    ratio, margin = slow.mean / fast.mean, 2 * math.hypot(slow.error, fast.error)
+    if abs(slow.mean - fast.mean) <= margin:
+        return ratio, "inside the noise: the times differ by less than twice the standard error of their difference"
+    if ratio > limit:
+        return ratio, f"above {limit}, the number that share the work: the slower run was disturbed or did other work"
+    return ratio, ""
+
+
+def doubts_about(run: Run, timed: bool) -> list[str]:
+    """What in one run cannot be; of a run whose times the report uses, also what spoils these."""
+    doubts = [*run.problems]
+    losses = [loss for loss in run.mean_losses if not math.isnan(loss)]
+    if len(losses) > 2 and len(set(losses)) == 1:
+        doubts.append(f"the training loss is {losses[0]:.6f} in every iteration: no parameter changes")
+    doubts += _constant_metrics(run)
+    if timed:
+        doubts += _spoilt_times(run)
+    return doubts
+
+
+def _constant_metrics(run: Run) -> list[str]:
+    """Metrics of the dev set that are all the same after every whole epoch."""
+    whole = [e["metrics"] for e in run.first["evaluations"] if e.get("epoch") in range(1, run.whole_epochs + 1)]
+    if len(whole) < 2 or not whole[0] or any(metrics != whole[0] for metrics in whole):
+        return []
+    words = ", ".join(f"{name} {value}" for name, value in whole[0].items())
+    return [
+        f"on the dev set {words} after each of {len(whole)} epochs: the model gives one answer to everything, "
+        "or what is evaluated is not the model that is trained"
+    ]
+
+
+def _spoilt_times(run: Run) -> list[str]:
+    doubts = []
+    if len(run.first["iterations"]) < ITERATIONS:
+        doubts.append(f"{len(run.first['iterations'])} iterations, the course asks for {ITERATIONS}")
+    seconds = [step["seconds"] for step in run.first["iterations"][1:ITERATIONS]]
+    half = len(seconds) // 2
+    if half >= 10:
+        early, late = statistics.median(seconds[:half]), statistics.median(seconds[half:])
+        if max(early, late) > 1.3 * min(early, late):
+            doubts.append(
+                f"its iterations took {early:.4f} s in the first half and {late:.4f} s in the second (medians): "
+                "something else ran on the machine; run it again"
+            )
+    return doubts
+
+
+def compare_losses(runs: Sequence[Run]) -> list[str]:
+    """Doubts about the losses of runs that should be alike, each against the first."""
+    doubts = []
+    first = runs[0]
+    for run in runs[1:]:
+        other = differences(first, run, but=("machine", "device", "torch", "transformers"))
+        if other:
+            doubts.append(f"losses of {first.name} and {run.name} are not comparable: {'; '.join(other)}")
+        elif run.setting["dropout"] == 0:
+            pairs = list(zip(first.mean_losses[:5], run.mean_losses[:5], strict=False))
+            largest = max((abs(a - b) for a, b in pairs), default=0.0)
+            if largest > 1e-3 and run.is_complete and first.is_complete:
+                doubts.append(
+                    f"the first five losses of {first.name} and {run.name} differ by up to {largest:.2g}, "
+                    "with the same seed, batch and no dropout: one of the two averages or shares out wrongly"
+                )
+    if any(run.setting["dropout"] != 0 for run in runs) and len(runs) > 1:
+        doubts.append(
+            "losses are only similar, not equal, since dropout was on: workers drop other units than one worker would "
+            "(add --dropout 0 to all of these runs to compare them exactly)"
+        )
+    return doubts
+
+
+def not_comparable(run: Run, other: Run) -> list[str]:
+    """Why the times of two runs cannot be compared; empty if they can."""
+    return differences(run, other, but=("dropout", "learning rate"))

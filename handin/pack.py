@@ -1,0 +1,170 @@
+"""Packs the hand-in: code of each task under the course's folder names, the report and its figures, and the points.
+
+The same files give the same archive, byte for byte: order, times and modes are fixed. Only what the course lets a
+student change is taken, so data, caches and weights stay behind; what is left out is named.
+"""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.course import Course
+from common.errors import InputError
+from common.paths import atomic_write
+from handin.report import Report
+from handin.student import Student
+
+LARGEST = 1_000_000  # bytes of one file of code; more is data or weights
+_SUFFIXES = {".py", ".md", ".txt", ".toml", ".json", ".yaml", ".yml", ".sh", ".cfg", ".ini"}
+_TIME = (2020, 1, 1, 0, 0, 0)  # of every file in the archive; a zip cannot say "none"
+_SEED = 598  # of the graders' inputs, so that packing twice asks the same questions
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Name in the archive -> its bytes, and what was left out or is missing, in one line each."""
+
+    files: dict[str, bytes]
+    left_out: list[str]
+    missing: list[str]
+
+
+def run_graders(tree: Path, course: Course) -> dict[str, Any]:
+    """Run the graders of every task once; their report (see grader/report.py).
+
+    Raises:
+        InputError: pytest ended without a report of all tests; its last lines are in the message.
+    """
+    tests = [str(path) for path in sorted(tree.glob("tests/test_*.py")) if b"graded(" in path.read_bytes()]
+    markers = " or ".join(task.marker for task in course.tasks.values())
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch, "report.json")
+        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider"]
+        command += ["-m", markers, f"--report={path}", f"--seed={_SEED}", f"--tree={tree}", *tests]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            if done.returncode in (0, 1):  # all passed, or some failed; anything else is a grader that did not get far
+                return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            pass  # said below
+        last = done.stdout.decode(errors="replace").strip()[-1500:]
+        raise InputError(
+            f"the graders ended with exit code {done.returncode} and without a whole report; "
+            f"pack without them by --no-grading. They said: {last}"
+        )
+
+
+def points_table(report: dict[str, Any], course: Course) -> list[str]:
+    """Points of each task, and the regions that did not get all of theirs."""
+    lines = []
+    for task in course.tasks.values():
+        rows = [row for row in course.regions.values() if row.task == task.id]
+        tests = [test for test in report["tests"] if test["task"] == task.id]
+        got, most = sum(test["points"] for test in tests), sum(row.points for row in rows)
+        notes = [f"{test['region']} {test['status']}" for test in tests if test["status"] != "passed"]
+        notes += [f"{row.id} has no grader here" for row in rows if row.id not in {test["region"] for test in tests}]
+        lines.append(f"{task.submitted_as:10} {got:3} of {most:3}  {'; '.join(dict.fromkeys(notes))}".rstrip())
+    return [*lines, f"{'together':10} {report['score']:3} of {course.total:3}"]
+
+
+def collect(tree: Path, course: Course, report: Report, points: dict[str, Any] | None) -> Contents:
+    """Everything that goes into the archive."""
+    files: dict[str, bytes] = {}
+    left_out: list[str] = []
+    missing = [what for what, _ in report.findings.missing]
+    for source, name in _code_files(tree, course):
+        if reason := _why_not(source):
+            left_out.append(f"{source.relative_to(tree)} ({reason})")
+        else:
+            files[name] = source.read_bytes()
+    for file in sorted({region.file for region in course.regions.values()}):
+        if archive_name(file, course) not in files:
+            missing.append(f"{file} is not in the archive: its points cannot be given")
+    files[report.pdf.name] = report.pdf.read_bytes()
+    files["report.md"] = report.markdown.read_bytes()
+    for picture in sorted((report.markdown.parent / "figures").glob("*.png")):
+        if f"(figures/{picture.name})" in report.markdown.read_text(encoding="utf-8"):
+            files[f"figures/{picture.name}"] = picture.read_bytes()
+    if points is not None:
+        files["points.json"] = _points_without_messages(points)
+    return Contents(dict(sorted(files.items())), left_out, missing)
+
+
+def archive_name(file: str, course: Course) -> str:
+    """Where a file of the tree lies in the archive: task folders get the names that the course asks for."""
+    for task in course.tasks.values():
+        if file.startswith(f"{task.folder}/"):
+            return task.submitted_as + file.removeprefix(task.folder)
+    return file
+
+
+def _code_files(tree: Path, course: Course) -> Iterable[tuple[Path, str]]:
+    """(file, name in the archive) of all that course.toml lets a student change."""
+    folders = sorted({pattern.split("/")[0] for pattern in course.may_change})
+    for folder in folders:
+        for path in sorted((tree / folder).rglob("*")):
+            name = path.relative_to(tree).as_posix()
+            ours = course.may_student_change(name) and "__pycache__" not in path.parts
+            if ours and (path.is_symlink() or path.is_file()):
+                yield path, archive_name(name, course)
+
+
+def _why_not(path: Path) -> str:
+    if path.is_symlink():
+        return "a link"
+    if path.name.startswith("."):
+        return "hidden"
+    if path.suffix not in _SUFFIXES:
+        return "no code"
+    if path.stat().st_size > LARGEST:
+        return f"{path.stat().st_size / 1e6:.1f} MB, too large for code"
+    return ""
+
+
+def _points_without_messages(points: dict[str, Any]) -> bytes:
+    """Messages name inputs that are drawn, and times: they would make two archives of the same code differ."""
+    tests = [{key: test[key] for key in ("id", "region", "status", "points", "max_points")} for test in points["tests"]]
+    table = {"score": points["score"], "max_score": points["max_score"], "tests": tests}
+    return json.dumps(table, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def refuse_existing(archive: Path) -> None:
+    if archive.exists() or archive.is_symlink():
+        raise InputError(f"{archive} exists already and is not replaced; move it away, or name another by --out")
+
+
+def write_archive(contents: Contents, archive: Path) -> None:
+    """Write the zip; nothing that exists is replaced, and nobody ever sees half of it."""
+    refuse_existing(archive)
+    with atomic_write(archive, "wb") as file, zipfile.ZipFile(file, "w") as opened:
+        for name, content in contents.files.items():
+            info = zipfile.ZipInfo(name, _TIME)
+            info.create_system = 3  # Unix, on every machine: the modes below are Unix modes
+            info.external_attr = (stat.S_IFREG | 0o644) << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            opened.writestr(info, content)
+
+
+def pack(
+    tree: Path, course: Course, student: Student, build: Callable[[], Report], archive: Path, grade: bool
+) -> Sequence[str]:
+    """Grade, build the report, write the archive; returns the lines to show."""
+    refuse_existing(archive)
+    points = run_graders(tree, course) if grade else None
+    contents = collect(tree, course, build(), points)
+    write_archive(contents, archive)
+    lines = points_table(points, course) if points else ["the graders were not run"]
+    lines += [f"missing: {what}" for what in contents.missing]
+    lines += [f"left out: {what}" for what in contents.left_out]
+    shown = archive.relative_to(tree) if archive.is_relative_to(tree) else archive
+    size = archive.stat().st_size / 1e6
+    return [*lines, f"archive of {student.name}: {shown} ({len(contents.files)} files, {size:.2f} MB)"]

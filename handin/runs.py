@@ -1,0 +1,207 @@
+"""Finds the records of runs and says what is wrong with each: nothing is guessed, a bad record is named and left out.
+
+A run is a folder with rank{r}.json of every worker (task 1's README has the keys).
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+# What a report is made of: name -> (the record's task, which of the task's two scripts).
+SLOTS = {
+    "task1": ("task1_single", "glue"),
+    "task2a": ("task2a_gather_scatter", "glue"),
+    "task2b": ("task2b_allreduce", "glue"),
+    "task2b_gpt2": ("task2b_allreduce", "gpt2"),
+    "task3": ("task3_ddp", "glue"),
+    "task3_gpt2": ("task3_ddp", "gpt2"),
+    "pipeline": ("pipeline", "gpt2"),
+}
+_KEYS: dict[str, type | tuple[type, ...]] = {
+    "task": str, "rank": int, "world_size": int, "config": dict, "versions": dict, "host": dict, "parameters": int,
+    "examples": dict, "steps_per_epoch": int, "iterations": list, "evaluations": list, "collectives": list,
+}  # fmt: skip
+_OWN_OF_A_RANK = {"rank", "node_rank", "output_dir", "overwrite_output_dir", "master_ip", "master_port", "data_dir"}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The readable records of one run, lowest rank first, and every reason for doubt, each a sentence without a dot."""
+
+    name: str  # its folder, relative to the repository
+    slot: str  # a key of SLOTS; "" for any other task
+    records: tuple[dict[str, Any], ...]
+    problems: tuple[str, ...]
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The record of the lowest rank that has one."""
+        return self.records[0]
+
+    @property
+    def workers(self) -> int:
+        return self.first["world_size"]
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.records) == self.workers
+
+    @property
+    def whole_epochs(self) -> int:
+        return len(self.first["iterations"]) // max(1, self.first["steps_per_epoch"])
+
+    @cached_property
+    def mean_losses(self) -> list[float]:
+        """The loss of each iteration, as the mean over the workers' shares; nan where a worker has none."""
+        columns = zip(*([step["loss"] for step in record["iterations"]] for record in self.records), strict=False)
+        return [math.nan if None in losses else math.fsum(losses) / len(losses) for losses in columns]
+
+    @cached_property
+    def setting(self) -> dict[str, Any]:
+        """What two runs must have in common to be compared, by the words a reader knows."""
+        config, host = self.first["config"], self.first["host"]
+        of_one, of_all = config.get("per_gpu_train_batch_size"), config.get("batch_size")
+        batch = of_one * self.workers if isinstance(of_one, int) else of_all
+        return {
+            "model": Path(str(config.get("model_name_or_path"))).name,
+            "parameters": self.first["parameters"],
+            "data": Path(str(config.get("data_dir") or "embedded sample")).name,
+            "task": config.get("task_name", "text"),
+            "examples": self.first["examples"].get("train"),
+            "seed": config.get("seed"),
+            "total batch": batch,
+            "tokens per example": config.get("max_seq_length") or config.get("model_max_length"),
+            "dropout": config.get("dropout"),
+            "learning rate": config.get("learning_rate"),
+            "device": str(host.get("device")).split(":")[0],
+            "machine": host.get("name"),
+            "torch": self.first["versions"].get("torch"),
+            "transformers": self.first["versions"].get("transformers"),
+        }
+
+
+def differences(run: Run, other: Run, but: Iterable[str] = ()) -> list[str]:
+    """What of the setting two runs do not share, such as "seed 42 against 7"."""
+    left_out = set(but)
+    return [
+        f"{key} {value} against {other.setting[key]}"
+        for key, value in run.setting.items()
+        if key not in left_out and value != other.setting[key]
+    ]
+
+
+def find_runs(root: Path, folder: Path) -> tuple[list[Run], list[str]]:
+    """Every run in `folder` and one level below, and what lies there that cannot be used at all."""
+    runs, unusable = [], []
+    below = sorted(path for path in folder.glob("*") if path.is_dir())
+    deeper = sorted(path for path in folder.glob("*/*") if path.is_dir())
+    for path in [folder, *below, *deeper]:
+        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+        files = sorted(path.glob("rank*.json"), key=lambda file: (len(file.name), file.name))
+        expected = path.name in {task for task, _ in SLOTS.values()} | {"task2b_allreduce_gpt2", "task3_ddp_gpt2"}
+        if not files and expected and path.parent == folder:
+            unusable.append(f"{name}: no record in it (a run that was broken off, or that still goes on)")
+        if files:
+            run = read_run(path, name, files)
+            unusable += [f"{name}: {problem}" for problem in run.problems if not run.records]
+            runs += [run] if run.records else []
+    return runs, unusable
+
+
+def read_run(path: Path, name: str, files: Iterable[Path]) -> Run:
+    """Read the records of one folder. Those that cannot be read, or are of another run than rank 0's, are left out."""
+    records: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for file in files:
+        record = _read_record(file)
+        if isinstance(record, str):
+            problems.append(record)
+        elif records and (other := _of_another_run(record, records[0])):
+            problems.append(f"{file.name} is of another run than {path.name}'s first record ({other}); it is left out")
+        else:
+            records.append(record)
+    if not records:
+        return Run(name, "", (), tuple(problems))
+    problems += _check_together(path, records)
+    kind = "gpt2" if "n_epochs" in records[0]["config"] else "glue"
+    slot = next((slot for slot, of in SLOTS.items() if of == (records[0]["task"], kind)), "")
+    return Run(name, slot, tuple(records), tuple(problems))
+
+
+def _read_record(file: Path) -> dict[str, Any] | str:
+    """One record, or why it cannot be used."""
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return f"{file.name} cannot be read"
+    except (ValueError, RecursionError):
+        return f"{file.name} is half written or damaged (no JSON); run it again"
+    if not isinstance(record, dict):
+        return f"{file.name} is no record of a run"
+    for key, kind in _KEYS.items():
+        if not isinstance(record.get(key), kind):
+            return f"{file.name} has no usable {key!r}: written by another version of the scripts; run it again"
+    steps = record["iterations"]
+    if not all(isinstance(step, dict) and _is_time(step.get("seconds")) and _is_loss(step) for step in steps):
+        return f"{file.name} has iterations without loss or seconds: written by another version; run it again"
+    if not all(isinstance(entry, dict) and isinstance(entry.get("metrics"), dict) for entry in record["evaluations"]):
+        return f"{file.name} has evaluations without metrics: written by another version; run it again"
+    if not all(isinstance(entry, dict) and {"name", "count", "bytes"} <= set(entry) for entry in record["collectives"]):
+        return f"{file.name} has collectives without count or bytes: written by another version; run it again"
+    if file.name != f"rank{record['rank']}.json" or record["world_size"] < 1:
+        return f"{file.name} says it is rank {record['rank']} of {record['world_size']}; it was renamed or edited"
+    return record
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_time(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value) and value > 0
+
+
+def _is_loss(step: dict[str, Any]) -> bool:
+    return "loss" in step and (step["loss"] is None or _is_number(step["loss"]))
+
+
+def _of_another_run(record: dict[str, Any], first: dict[str, Any]) -> str:
+    """The first thing in which a record contradicts that of another rank of the same run."""
+    for key in ("task", "world_size", "parameters", "versions"):
+        if record[key] != first[key]:
+            return f"{key} {record[key]} against {first[key]}"
+    for key in sorted((record["config"].keys() | first["config"].keys()) - _OWN_OF_A_RANK):
+        mine, theirs = record["config"].get(key), first["config"].get(key)
+        if mine != theirs:
+            return f"{key} {mine} against {theirs}"
+    return ""
+
+
+def _check_together(path: Path, records: list[dict[str, Any]]) -> list[str]:
+    problems = []
+    first = records[0]
+    missing = sorted(set(range(first["world_size"])) - {record["rank"] for record in records})
+    if missing:
+        names = ", ".join(f"rank{rank}.json" for rank in missing)
+        problems.append(f"{names} of {first['world_size']} workers is missing: copy it from its machine, or run again")
+    for record in records:
+        rank, steps = record["rank"], len(record["iterations"])
+        if steps != len(first["iterations"]):
+            problems.append(f"rank {rank} has {steps} iterations, rank {first['rank']} {len(first['iterations'])}")
+        bad = [i for i, step in enumerate(record["iterations"], 1) if step["loss"] is None or math.isnan(step["loss"])]
+        if bad:
+            problems.append(f"rank {rank} has no number as its loss at iteration {bad[0]}")
+        losses = path / f"loss_{rank}.txt"
+        if losses.exists() and len(losses.read_text(errors="replace").split()) != steps - _without_loss(record):
+            problems.append(f"{losses.name} and rank{rank}.json have unequally many losses: two runs are mixed")
+    if not first["iterations"]:
+        problems.append("no iteration in it: the run only evaluated, or was broken off")
+    return problems
+
+
+def _without_loss(record: dict[str, Any]) -> int:
+    return sum(step["loss"] is None for step in record["iterations"])

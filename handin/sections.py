@@ -1,0 +1,214 @@
+"""The parts of the report that are made from records: tables in Markdown, each naming the runs it comes from."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.course import Course
+from common.errors import InputError
+from common.todo import find_blocks
+from handin.gpt2 import Gpt2
+from handin.measures import Time, compare_losses, iteration_time, not_comparable, speedup
+from handin.runs import Run
+
+NAMES = {"task1": "1 one worker", "task2a": "2a gather + scatter", "task2b": "2b all_reduce", "task3": "3 DDP"}
+TIMED = ("task2a", "task2b", "task3")
+_DATA_PARALLEL = "python task2b_allreduce/run_gpt2.py --n_epochs 4"
+EPOCHS = 3  # after each of which the course asks for the metric
+
+
+@dataclass
+class Findings:
+    """What keeps the report from being finished: missing things with the command that makes them, and doubts."""
+
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+    def doubt(self, texts: Iterable[str]) -> None:
+        self.doubts += [text for text in texts if text not in self.doubts]
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    def line(cells: Sequence[object]) -> str:
+        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+    return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)]) + "\n"
+
+
+def first_losses(runs: Sequence[Run], findings: Findings) -> str:
+    """The first five losses of each run. With several workers: the mean over their shares."""
+    if not runs:
+        return "No run.\n"
+    if len(runs) > 1:
+        findings.doubt(compare_losses(runs))
+    rows = []
+    for run in runs:
+        losses = [f"{loss:.6f}" for loss in run.mean_losses[:5]]
+        name = NAMES[run.slot] if run.is_complete else f"{NAMES[run.slot]} ({len(run.records)} of {run.workers} ranks)"
+        rows.append([name, *losses, *["–"] * (5 - len(losses)), f"`{run.name}`"])
+    return table(["task", *(f"iteration {i}" for i in range(1, 6)), "run"], rows)
+
+
+def metrics(run: Run | None) -> str:
+    """The metrics of the dev set after every epoch."""
+    evaluations = run.first["evaluations"] if run else []
+    if not run or not evaluations:
+        return "No run with an evaluation.\n"
+    names = list(evaluations[0]["metrics"])
+    rows = []
+    for entry in evaluations:
+        epoch = entry.get("epoch", "?")
+        broken = isinstance(epoch, int) and epoch > run.whole_epochs
+        values = [_number(entry["metrics"].get(name)) for name in names]
+        rows.append([f"{epoch} (broken off)" if broken else epoch, *values])
+    return f"On the dev set of {run.setting['task'].upper()}, from `{run.name}`:\n\n" + table(["epoch", *names], rows)
+
+
+def _number(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, int | float) else "–"
+
+
+def times(runs: Sequence[Run], findings: Findings) -> str:
+    """Mean time per iteration of 2a, 2b and 3, as multiples of 3 where they can be compared, and what was sent."""
+    timed = [(run, iteration_time(run)) for run in runs]
+    base, of_base = next(((run, time) for run, time in timed if run.slot == "task3"), (None, None))
+    rows = []
+    for run, time in timed:
+        ratio = "–"
+        if base and time and of_base and not not_comparable(base, run) and run.workers == base.workers:
+            ratio = f"{time.mean / of_base.mean:.2f}"
+        calls, sent = _sent(run)
+        seconds = str(time) if time else "–"
+        rows.append([NAMES[run.slot], run.workers, time.count if time else 0, seconds, ratio, calls, sent, _name(run)])
+    for (run, time), (other, its) in itertools.combinations(timed, 2):
+        what = f"times of {run.name} and {other.name}"
+        if reasons := not_comparable(run, other) + _workers_differ(run, other):
+            findings.doubt([f"{what} are not comparable: {'; '.join(reasons)}"])
+        elif time and its and (doubt := speedup(time, its)[1]):
+            findings.doubt([f"{what}: {doubt}; do not call one of them faster"])
+    head = ["task", "workers", "iterations", "s per iteration", "x DDP", "calls", "MB handed in", "run"]
+    return table(head, rows) if rows else "No run.\n"
+
+
+def _name(run: Run) -> str:
+    return f"`{run.name}`"
+
+
+def _workers_differ(run: Run, other: Run) -> list[str]:
+    return [] if run.workers == other.workers else [f"{run.workers} workers against {other.workers}"]
+
+
+def _sent(run: Run) -> tuple[str, str]:
+    """Calls of collectives, and megabytes that rank 0 handed to them, in one iteration."""
+    steps = max(1, len(run.first["iterations"]))
+    entries = run.first["collectives"]
+    calls = ", ".join(f"{entry['count'] / steps:.3g} {entry['name']}" for entry in entries)
+    return calls or "none", f"{sum(entry['bytes'] for entry in entries) / steps / 1e6:.2f}"
+
+
+def scalability(one: Run | None, runs: Sequence[Run], findings: Findings) -> str:
+    """Every run on several workers against one worker at the same total batch."""
+    alone = iteration_time(one) if one else None
+    if not one or not alone:
+        return "No run of task 1 to compare with.\n"
+    rows = [[NAMES["task1"], 1, str(alone), "1", "", _name(one)]]
+    for run in sorted(runs, key=lambda run: (list(NAMES).index(run.slot), run.workers, run.name)):
+        time = iteration_time(run)
+        if not time:
+            continue
+        ratio, note = _speedup_cells(one, alone, run, time, findings)
+        rows.append([NAMES[run.slot], run.workers, str(time), ratio, note, _name(run)])
+    return table(["task", "workers", "s per iteration", "speed-up", "note", "run"], rows)
+
+
+def _speedup_cells(one: Run, alone: Time, run: Run, time: Time, findings: Findings) -> tuple[str, str]:
+    if reasons := not_comparable(one, run):
+        findings.doubt([f"no speed-up of {run.name} over {one.name}: {'; '.join(reasons)}"])
+        return "–", "not comparable"
+    ratio, doubt = speedup(alone, time, run.workers)
+    if doubt:
+        findings.doubt([f"speed-up {ratio:.2f} of {run.name} over {one.name} is {doubt}"])
+    return f"{ratio:.2f}", doubt.partition(":")[0]
+
+
+def gpt2_tables(gpt2: Gpt2, findings: Findings) -> str:
+    """Data parallel over numbers of workers, and the modes of the pipeline."""
+    findings.doubt(gpt2.doubts)
+    findings.missing += [
+        (
+            f"GPT-2 on {workers} worker{'s' * (workers > 1)}",
+            f"{_DATA_PARALLEL} --world_size {workers} --batch_size {batch}",
+        )
+        for workers, batch in ((1, 64), (2, 128))
+        if (workers == 1 and 1 not in gpt2.scaling) or (workers > 1 and not gpt2.scaling.keys() - {1})
+    ]
+    findings.missing += [
+        (f"GPT-2 in the mode {mode}", f"python pipeline/run_gpt2.py --model_parallel_mode {mode} --n_epochs 4")
+        for mode in ("model_parallel", "pipeline_parallel")
+        if mode not in gpt2.modes
+    ]
+    parts = []
+    if gpt2.scaling:
+        rows = []
+        for workers, row in gpt2.scaling.items():
+            gain = gpt2.speedup(workers)
+            ratio = f"{gain:.2f}" if gain else "–"
+            rows.append([workers, row["batch_size"], *_times_and_speeds(row), ratio])
+        head = ["workers", "batch", "s per epoch", "tokens per s", "against 1 worker"]
+        parts.append(f"From `submit_figures/data_parallel_*.json`:\n\n{table(head, rows)}")
+    if gpt2.modes:
+        rows = []
+        for mode, row in gpt2.modes.items():
+            gain = gpt2.pipeline_speedup(mode)
+            ratio = f"{gain:.2f}" if gain else "–"
+            rows.append([mode, *_times_and_speeds(row), ratio])
+        head = ["mode", "s per epoch", "tokens per s", "against model_parallel"]
+        parts.append(f"From `submit_figures/pipeline_metrics.json`:\n\n{table(head, rows)}")
+    return "\n".join(parts) or "No run.\n"
+
+
+def _times_and_speeds(row: dict) -> list[str]:
+    return [
+        f"{row['training_time']:.3f}\u00a0±\u00a0{row['training_time_std']:.3f}",
+        f"{row['tokens_per_second']:.0f}\u00a0±\u00a0{row['tokens_per_second_std']:.0f}",
+    ]
+
+
+def where_from(runs: Sequence[Run], used: Sequence[Run]) -> str:
+    """Which runs there are, and their setting."""
+    rows = []
+    for run in sorted(runs, key=lambda run: (run not in used, run.name)):
+        setting = run.setting
+        rows.append([
+            _name(run), "yes" if run in used else "no", f"{len(run.records)}/{run.workers}", setting["model"],
+            setting["data"], setting["total batch"], setting["seed"], len(run.first["iterations"]),
+            f"{setting['machine']}, {setting['device']}", setting["torch"],
+        ])  # fmt: skip
+    head = ["run", "used", "ranks", "model", "data", "batch", "seed", "iterations", "machine", "torch"]
+    return table(head, rows) if rows else "No run.\n"
+
+
+def own_lines(tree: Path, course: Course, task: str, findings: Findings) -> str:
+    """The student's lines for each region of a task, as they stand in its home file."""
+    parts, unsolved = [], []
+    for row in (row for row in course.regions.values() if row.task == task):
+        if not (tree / row.file).is_file():
+            unsolved.append(row.id)
+            continue
+        try:
+            blocks = find_blocks((tree / row.file).read_text(encoding="utf-8"), row.file)
+        except (OSError, UnicodeDecodeError, InputError) as error:
+            findings.doubt([f"your lines in {row.file} cannot be told from ours: {error}"])
+            continue
+        bodies = [block for block in blocks if block.id == row.id]
+        if not bodies or not all(block.attempted for block in bodies):
+            unsolved.append(row.id)
+            continue
+        code = "\n\n".join(block.body.strip("\n") for block in bodies)
+        fence = "```" if "```" not in code else "````"
+        parts.append(f"**{row.id} {row.title}** (`{row.file}`)\n\n{fence}python\n{code}\n{fence}\n")
+    if unsolved:
+        parts.append(f"Not solved: {', '.join(unsolved)}.\n")
+        findings.missing.append((f"regions {', '.join(unsolved)} are not solved", f"pytest --hint {unsolved[0]}"))
+    return "\n".join(parts)

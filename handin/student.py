@@ -1,0 +1,42 @@
+"""Who hands in, and the file names that follow from it."""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+
+from common.errors import InputError
+
+_LINE = re.compile(r"<!-- student: ([A-Za-z0-9]+) (\S.*\S) -->")
+
+
+@dataclass(frozen=True)
+class Student:
+    netid: str
+    name: str
+
+    @property
+    def stem(self) -> str:
+        """NetID_firstname_lastname, for the report and the archive."""
+        words = [re.sub(r"[^\w-]", "", word) for word in self.name.split()]
+        return "_".join([self.netid, *filter(None, words)])
+
+    @property
+    def comment(self) -> str:
+        """The line by which a report remembers whose it is."""
+        return f"<!-- student: {self.netid} {self.name} -->"
+
+
+def make_student(netid: str, name: str) -> Student:
+    """Raises InputError where no file name with first and last name can be made."""
+    netid, name = netid.strip(), unicodedata.normalize("NFC", " ".join(name.split()))
+    if not re.fullmatch(r"[A-Za-z0-9]+", netid):
+        raise InputError(f"--netid: expected letters and digits, such as ab1234; got {netid!r}")
+    if "--" in name or not all(re.search(r"[^\W\d_]", word) for word in name.split()) or len(name.split()) < 2:
+        raise InputError(f'--name: expected first and last name, such as --name "Ada Lovelace"; got {name!r}')
+    return Student(netid, name)
+
+
+def remembered(text: str) -> Student | None:
+    """The student of an earlier report."""
+    found = _LINE.search(text)
+    return Student(found[1], found[2]) if found else None

@@ -1,0 +1,77 @@
+"""The student's own words in a report: rooms between two comment lines, kept when the report is built again.
+
+<!-- your words: reasons -->
+...
+<!-- end of your words: reasons -->
+"""
+
+import hashlib
+import re
+
+from common.errors import InputError
+
+_OPEN = re.compile(r"<!-- your words: ([a-z0-9_]+) -->")
+_CLOSE = re.compile(r"<!-- end of your words: ([a-z0-9_]+) -->")
+_EMPTY = "*Not written yet.*"
+_SEAL = re.compile(r"<!-- built: ([0-9a-f]{16}) -->\n?")
+
+
+def read_words(text: str, file: str) -> dict[str, str]:
+    """Room -> what stands in it, without blank lines at both ends.
+
+    Raises:
+        InputError: a room that is not closed, closed twice or opened twice, so that nobody can say what is whose.
+    """
+    words: dict[str, str] = {}
+    opened, begin = "", 0
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        where = f"{file}:{number}"
+        if start := _OPEN.fullmatch(line.strip()):
+            if opened:
+                raise InputError(f"{where}: expected '{_closing(opened)}' above this line; put it back")
+            if start[1] in words:
+                raise InputError(f"{where}: the room {start[1]!r} is here for the second time; make it one")
+            opened, begin = start[1], number
+        elif end := _CLOSE.fullmatch(line.strip()):
+            if end[1] != opened:
+                raise InputError(f"{where}: the room {end[1]!r} ends and has not begun; put its first line back above")
+            words[opened] = "\n".join(lines[begin : number - 1]).strip("\n")
+            opened = ""
+    if opened:
+        raise InputError(f"{file}:{begin}: expected the line '{_closing(opened)}' below, got the file's end; add it")
+    return words
+
+
+def room(name: str, words: dict[str, str], ask: str) -> str:
+    """A room with what is in it; `ask` says in a comment what is wanted there."""
+    text = words.get(name, "").strip("\n")
+    empty = "" if text.strip() else f"{_EMPTY}\n\n"
+    inside = f"{text}\n" if text.strip() else "\n"
+    return f"<!-- {ask} -->\n\n{empty}<!-- your words: {name} -->\n{inside}{_closing(name)}\n"
+
+
+def seal(text: str) -> str:
+    """Add a last line by which a later build can tell whether anything outside of the rooms was changed."""
+    return f"{text}<!-- built: {_digest(text)} -->\n"
+
+
+def is_unchanged_outside(text: str) -> bool:
+    """Whether a sealed report has only been written to inside its rooms."""
+    found = _SEAL.search(text)
+    return found is not None and _digest(_SEAL.sub("", text)) == found[1]
+
+
+def _closing(name: str) -> str:
+    return f"<!-- end of your words: {name} -->"
+
+
+def _digest(text: str) -> str:
+    """Of the text without what stands in its rooms."""
+    kept, inside = [], False
+    for line in text.split("\n"):
+        inside = inside and not _CLOSE.fullmatch(line.strip())
+        if not inside and line.strip() not in ("", _EMPTY):
+            kept.append(line)
+        inside = inside or bool(_OPEN.fullmatch(line.strip()))
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]

@@ -1,0 +1,103 @@
+"""Looks at every region of the handout from both sides: what fails while it is open, and what passes once it is solved.
+
+    python -m staff.both_sides [--region 2a.3 ...]
+
+Open: everything is solved but this region. Its own tests say "not attempted", those that build on it are skipped if
+they cannot do without, and all others pass. Solved: nothing is solved but this region and those that its tests build
+on. Their tests pass, those of all other regions say "not attempted". Last line of stdout: {"regions": n, "open": n,
+"solved": n}; exit code 0 only if both hold for all.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.course import load_course
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT
+from staff.grading_pool import Test, collect_all, grade_report, worker_processes
+from staff.handout import assemble
+
+COURSE = load_course()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--region", nargs="*", default=list(COURSE.regions), help="default: all")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**30))
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args(argv)
+    if unknown := set(given.region) - set(COURSE.regions):
+        raise InputError(f"--region: expected some of {', '.join(COURSE.regions)}; got {min(unknown)}")
+    with worker_processes(given.workers) as pool:
+        tests = pool.submit(collect_all).result()
+        opened = [pool.submit(statuses, set(COURSE.regions) - {id}, given.seed) for id in given.region]
+        solved = [pool.submit(statuses, with_needs(id, tests), given.seed) for id in given.region]
+        right = {"regions": len(given.region), "open": 0, "solved": 0}
+        for id, future in zip(given.region, opened, strict=True):
+            right["open"] += show(f"{id} open", wrong_when_open(id, tests, future.result()))
+        for id, future in zip(given.region, solved, strict=True):
+            right["solved"] += show(f"{id} solved", wrong_when_solved(with_needs(id, tests), tests, future.result()))
+    print(json.dumps(right))
+    sys.exit(0 if right["open"] == right["solved"] == right["regions"] else 1)
+
+
+def needs(test: Test) -> set[str]:
+    """Every region but its own that a test builds on."""
+    return set(COURSE.all_needs(test.region, *test.needs)) - {test.region}
+
+
+def with_needs(region: str, tests: dict[str, Test]) -> set[str]:
+    """A region and all that its tests build on."""
+    return {region}.union(*(needs(test) for test in tests.values() if test.region == region))
+
+
+def statuses(solved: set[str], seed: int) -> dict[str, str]:
+    """Test -> status, on the handout with these regions solved."""
+    with tempfile.TemporaryDirectory(prefix="cos598d-sides-") as folder:
+        for name, content in assemble(ROOT, solved=solved).files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return {test["id"].rpartition("::")[2]: test["status"] for test in grade_report(Path(folder), seed)}
+
+
+def wrong_when_open(open_region: str, tests: dict[str, Test], seen: dict[str, str]) -> list[str]:
+    """Tests whose status is not what it must be while only `open_region` is not solved."""
+    wrong = []
+    for name, test in tests.items():
+        expected = {"passed"}
+        if test.region == open_region:
+            expected = {"not attempted"}
+        elif open_region in needs(test):
+            expected |= {"skipped"}
+        if seen.get(name) not in expected:
+            wrong.append(f"{name} [{test.region}]: expected {' or '.join(expected)}, got {seen.get(name)}")
+    return wrong
+
+
+def wrong_when_solved(solved: set[str], tests: dict[str, Test], seen: dict[str, str]) -> list[str]:
+    """Tests whose status is not what it must be while only these regions are solved."""
+    wrong = []
+    for name, test in tests.items():
+        expected = {"not attempted"}
+        if test.region in solved:
+            expected = {"passed"} if needs(test) <= solved else {"passed", "skipped"}
+        if seen.get(name) not in expected:
+            wrong.append(f"{name} [{test.region}]: expected {' or '.join(expected)}, got {seen.get(name)}")
+    return wrong
+
+
+def show(name: str, wrong: Sequence[str]) -> bool:
+    print(f"{name}: {'as it must be' if not wrong else f'{len(wrong)} tests are wrong'}", flush=True)
+    for line in wrong:
+        print(f"    {line}")
+    return not wrong
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,86 @@
+"""Builds the zip that Gradescope takes: the graders, the hidden tests, and the handout's files without a solution.
+
+    python -m staff.gradescope.build [--out dist/autograder.zip]
+
+No solution is in it, so none can be read where students' code runs. Built again, every byte is the same.
+"""
+
+import argparse
+import ast
+import json
+import stat
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from common.course import files_matching, load_course
+from common.errors import exit_on_input_error
+from common.paths import ROOT, atomic_write
+from staff.grading import collect, grader_files, hidden_files
+from staff.submissions import clean_files
+
+STARTED = ("staff.gradescope.run", "staff.sandbox", "staff.supervisor", "staff.confine")
+SCRIPTS = ("setup.sh", "run_autograder")  # at the root of the zip
+OTHERS = ("grader/*.py", "tests/conftest.py", "pyproject.toml", "requirements.txt", "constraints.txt", "install.py",
+          "staff/templates/*", "staff/hidden/*")  # fmt: skip
+TIME = (2020, 1, 1, 0, 0, 0)  # of every file; a zip cannot say "none"
+
+
+def contents() -> dict[str, bytes]:
+    """Name in the zip -> content."""
+    files = clean_files()
+    files["course.toml"] = (ROOT / "course.toml").read_bytes()  # with the staff's part: it names the hidden tests
+    others = [*files_matching(ROOT, OTHERS), *grader_files(), *(f for module in STARTED for f in imported(module))]
+    files |= {name: (ROOT / name).read_bytes() for name in others if name not in files}
+    files |= {name: (ROOT / "staff/gradescope" / name).read_bytes() for name in SCRIPTS}
+    return dict(sorted(files.items()))
+
+
+def imported(module: str, seen: Iterable[str] = ()) -> list[str]:
+    """The file of a module of ours, and of all that it imports, functions included."""
+    file = f"{module.replace('.', '/')}.py"
+    if file in seen or not (ROOT / file).is_file():
+        return []
+    found = [file]
+    for node in ast.walk(ast.parse((ROOT / file).read_bytes())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            found += imported(name, [*seen, *found])
+    return list(dict.fromkeys(found))
+
+
+def write(files: dict[str, bytes], path: Path) -> None:
+    """A zip with fixed times and modes; what begins with #! can be run."""
+    with atomic_write(path, "wb") as file, zipfile.ZipFile(file, "w") as opened:
+        for name, content in files.items():
+            info = zipfile.ZipInfo(name, TIME)
+            info.create_system = 3  # Unix, on every machine: the modes below are Unix modes
+            info.external_attr = (stat.S_IFREG | (0o755 if content.startswith(b"#!") else 0o644)) << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            opened.writestr(info, content)
+
+
+def points() -> int:
+    """What a submission can get with the hidden tests; the points to set on Gradescope."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return sum(test["max_points"] for test in collect(Path(scratch), grader_files() + hidden_files()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "autograder.zip")
+    out = parser.parse_args().out
+    files = contents()
+    write(files, out)
+    total = points()
+    print(
+        f"{out}: {len(files)} files; set the assignment to {total} points, {load_course().total} without hidden tests"
+    )
+    print(json.dumps({"files": len(files), "bytes": out.stat().st_size, "points": total}))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

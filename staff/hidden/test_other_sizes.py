@@ -1,0 +1,71 @@
+"""Hidden graders: the same properties as in tests/, for numbers of workers and sizes that the handout never shows.
+
+Who solved the task passes them; who fitted a solution to the tests that came with it does not. Their points come on
+top of the total of course.toml.
+"""
+
+from collections import Counter
+
+import pytest
+
+from grader import averages, draws, partitions, shares, steps
+
+graded = pytest.mark.graded
+WORKERS = 5  # the visible tests use 2, 3 and 4
+LOADS = [(31, 15, 5), (52, 20, 5), (23, 12, 6)]  # examples, total batch, workers
+
+
+def check_mean_of_many(grade, function):
+    """Five workers, seven parameters of drawn shapes, each of two or three dimensions."""
+    shapes = [[int(n) for n in grade.draw.integers(1, 7, grade.draw.integers(2, 4))] for _ in range(7)]
+    result = averages.averaged(grade, function, WORKERS, averages.PLAIN | {"shapes": shapes})
+    inputs = [draws.gradients(grade.seed, rank, shapes) for rank in range(WORKERS)]
+    averages.check_means(grade, result, [value["grads"] for value in result.values], inputs, list(range(len(shapes))))
+
+
+@graded("2a.2", points=1)
+def test_five_workers_share_the_examples(grade):
+    training = steps.glue(grade, WORKERS, train=22, batch=2, num_train_epochs=2)
+    shares.check_every_example_once(training, 2, 22)
+    shares.check_orders_differ(training, 2)
+
+
+@graded("2a.3", points=2)
+def test_gather_and_scatter_leave_the_mean_on_five_workers(grade):
+    check_mean_of_many(grade, "sync_gradients")
+
+
+@graded("2b.1", points=2)
+def test_all_reduce_leaves_the_mean_on_five_workers(grade):
+    check_mean_of_many(grade, "sync_gradients")
+
+
+@graded("2b.3", points=1)
+def test_many_uneven_partitions_hold_every_example_once(grade):
+    length = int(grade.draw.integers(200, 400))
+    sizes = [size / 15 for size in (1, 2, 3, 4, 5)]
+    parts = partitions.partitions(grade, length, sizes, seed=int(grade.draw.integers(10**6)))["partitions"]
+    if sorted(index for part in parts for index in part) != list(range(length)):
+        grade.fail(f"{length} examples in five uneven partitions: not every example is in exactly one")
+    floors, may_grow = partitions.counts_allowed(length, sizes)
+    for part, floor, more in zip(parts, floors, may_grow, strict=True):
+        if len(part) - floor not in ((0, 1) if more else (0,)):
+            grade.fail(f"{length} examples in five uneven partitions: expected about {floor} in one, got {len(part)}")
+
+
+@graded("2b.5", points=2)
+def test_five_and_six_workers_get_equally_many_batches(grade):
+    for length, total, workers in LOADS:
+        values = partitions.batches(grade, length, total, workers)
+        counts = [len(value["batches"]) for value in values]
+        seen = Counter(example for value in values for batch in value["batches"] for example in batch)
+        what = f"{length} examples, total batch {total}, {workers} workers"
+        if len(set(counts)) > 1 or not counts[0]:
+            grade.fail(f"{what}: expected equally many batches on all ranks, got {counts}")
+        if max(seen.values()) > 1:
+            grade.fail(f"{what}: an example comes on two ranks")
+
+
+@graded("2b.7", points=2)
+def test_average_gradients_leaves_the_mean_on_five_workers(grade):
+    check_mean_of_many(grade, "average_gradients")

@@ -1,0 +1,35 @@
+"""`submit.py carry` on the real handout: solved home files are all a student needs to write."""
+
+from common.course import load_course
+from common.paths import ROOT
+from common.todo import find_blocks
+from handin.carry import carry
+from staff.handout import assemble
+
+
+def test_home_files_solved_and_carried_give_the_solved_handout(tmp_path):
+    course = load_course()
+    unsolved, solved = assemble(ROOT).files, assemble(ROOT, solved=course.regions).files
+    homes = {row.file for row in course.regions.values()} & unsolved.keys()
+    scripts = [name for name in unsolved if name.endswith(".py") and (name.startswith(("task", "pipeline/")))]
+    for name in scripts:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(unsolved[name])
+    for name in homes:  # in home files, what is at home there is solved, and nothing else
+        text = unsolved[name].decode()
+        for block in reversed(find_blocks(text)):
+            if course.regions[block.id].file == name:
+                lines, want = text.split("\n"), find_blocks(solved[name].decode())
+                other = next(w for w in want if (w.id, w.part) == (block.id, block.part))
+                new = solved[name].decode().split("\n")[other.line : other.end_line - 1]
+                text = "\n".join(lines[: block.line] + new + lines[block.end_line - 1 :])
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    said = list(carry(tmp_path, course))
+
+    assert all("carried" in line for line in said)
+    assert {name: (tmp_path / name).read_text() for name in scripts} == {
+        name: solved[name].decode() for name in scripts
+    }

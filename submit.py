@@ -1,0 +1,81 @@
+"""From solved regions to a hand-in: carry your lines into the later scripts, build the report, pack the archive.
+
+python submit.py carry                                          # after each task
+python submit.py report --netid ab1234 --name "Ada Lovelace"    # as often as you like: your own words are kept
+python submit.py pack --netid ab1234 --name "Ada Lovelace"      # once, at the end
+"""
+
+import argparse
+from pathlib import Path
+
+from common.course import load_course
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT
+
+
+def carry(given: argparse.Namespace) -> None:
+    from handin.carry import carry
+
+    for line in carry(ROOT, load_course(), given.into, given.force):
+        print(line)
+
+
+def report(given: argparse.Namespace) -> None:
+    from handin.report import build_report, summary
+    from handin.student import make_student
+
+    if (given.netid is None) != (given.name is None):
+        raise InputError('give both --netid and --name "First Last", or neither')
+    student = make_student(given.netid, given.name) if given.netid else None
+    print("\n".join(summary(build_report(ROOT, load_course(), student, given.runs), ROOT)))
+
+
+def pack(given: argparse.Namespace) -> None:
+    from handin.pack import pack
+    from handin.report import build_report
+    from handin.student import make_student
+
+    course, student = load_course(), make_student(given.netid, given.name)
+    archive = (given.out or ROOT / "dist" / f"{student.stem}.zip").absolute()
+    if not given.no_grading:
+        print("running the graders once, some minutes at most", flush=True)
+    lines = pack(
+        ROOT,
+        course,
+        student,
+        build=lambda: build_report(ROOT, course, student, given.runs),
+        archive=archive,
+        grade=not given.no_grading,
+    )
+    print("\n".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(title="commands", required=True)
+
+    command = commands.add_parser("carry", help="copy your lines for a TODO into the later scripts that have it again")
+    command.add_argument("--into", nargs="+", default=[], metavar="TASK", help="only into these, such as task2a")
+    command.add_argument("--force", action="store_true", help="replace what you wrote there (a copy is kept)")
+    command.set_defaults(run=carry)
+
+    command = commands.add_parser("report", help="build report/report.md and its PDF from the records of your runs")
+    command.add_argument("--netid", help="yours; with --name it makes the name of the PDF, and is remembered")
+    command.add_argument("--name", help='first and last name, such as "Ada Lovelace"')
+    command.add_argument("--runs", type=Path, help="folder with the records (default: runs)")
+    command.set_defaults(run=report)
+
+    command = commands.add_parser("pack", help="run the graders, show the points, write the archive to hand in")
+    command.add_argument("--netid", required=True)
+    command.add_argument("--name", required=True, help='first and last name, such as "Ada Lovelace"')
+    command.add_argument("--runs", type=Path, help="folder with the records (default: runs)")
+    command.add_argument("--out", type=Path, help="the archive (default: dist/NETID_First_Last.zip); never replaced")
+    command.add_argument("--no-grading", action="store_true", help="do not run the graders")
+    command.set_defaults(run=pack)
+
+    given = parser.parse_args()
+    given.run(given)
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

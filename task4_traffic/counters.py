@@ -1,0 +1,180 @@
+"""Bytes in and out of one network interface over time: from the kernel's counters, or from a file of dstat or dool.
+
+    python task4_traffic/counters.py --interface eth0 --output traffic.csv      counts until Ctrl-C
+    python task4_traffic/counters.py --read dstat.csv --interface total         what such a file says in bytes
+
+The kernel counts every byte of an interface since it was made, headers included. A difference of two readings is a
+volume and misses nothing in between; a rate, as dstat writes it, must be multiplied by the time it stands for.
+"""
+
+import argparse
+import bisect
+import csv
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+
+from common.errors import InputError, exit_on_input_error
+
+PER_SECOND = 10
+# This process's network namespace. /sys/class/net may show another one.
+KERNEL = Path("/proc/self/net/dev")
+HEAD = ("time", "received_bytes", "sent_bytes", "event")
+
+
+class Sample(NamedTuple):
+    """One reading: seconds since 1970; bytes since some beginning; what happened then, or ""."""
+
+    time: float
+    received: int
+    sent: int
+    event: str = ""
+
+
+def read_kernel(text: str) -> dict[str, tuple[int, int]]:
+    """Bytes (received, sent) of every interface, from the text of /proc/self/net/dev."""
+    found = {}
+    for line in text.splitlines()[2:]:  # two lines of headings; then "eth0: 16 numbers", sometimes without the blank
+        name, _, numbers = line.partition(":")
+        values = numbers.split()
+        found[name.strip()] = int(values[0]), int(values[8])
+    return found
+
+
+class Counter:
+    """Reads an interface ten times a second into a CSV, from a thread, until stop().
+
+    Costs well under 1 % of a core. Every line is flushed, so what was counted before a crash is in the file.
+
+    Raises:
+        InputError: no such interface, or no kernel that counts.
+    """
+
+    def __init__(self, interface: str, path: Path, *, kernel: Path = KERNEL, per_second: float = PER_SECOND) -> None:
+        self.interface, self.samples = interface, list[Sample]()
+        self._kernel, self._pause = kernel, 1 / per_second
+        self._file: IO[str] | None = None
+        self._read("")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "w", newline="", encoding="utf-8")  # noqa: SIM115: closed by stop()
+        csv.writer(self._file).writerow(HEAD)
+        self._lock, self._end = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._count, daemon=True)
+        self.mark("start")
+        self._thread.start()
+
+    def mark(self, event: str) -> Sample:
+        """A reading between the regular ones, named: the beginning and end of what is to be counted."""
+        with self._lock:
+            sample = self._read(event)
+            self.samples.append(sample)
+            assert self._file, "open until stop()"
+            csv.writer(self._file).writerow([f"{sample.time:.6f}", *sample[1:]])
+            self._file.flush()
+        return sample
+
+    def stop(self) -> None:
+        self._end.set()
+        self._thread.join()
+        self.mark("stop")
+        assert self._file, "stopped once"
+        self._file.close()
+
+    def _count(self) -> None:
+        while not self._end.wait(self._pause):
+            self.mark("")
+
+    def _read(self, event: str) -> Sample:
+        try:
+            counted = read_kernel(self._kernel.read_text())
+        except OSError as error:
+            raise InputError(f"--interface: no counters in {self._kernel} ({error.strerror}); this needs Linux") from None
+        if self.interface not in counted:
+            known = ", ".join(sorted(counted))
+            raise InputError(f"--interface: expected one of {known}; got {self.interface!r}")
+        return Sample(time.time(), *counted[self.interface], event)
+
+
+def read_counters(path: Path) -> list[Sample]:
+    """A CSV that a Counter wrote, also one that ends in the middle of a line. Raises InputError for other files."""
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    if not rows or tuple(rows[0]) != HEAD:
+        raise InputError(f"{path}: expected a first line {','.join(HEAD)}; for a file of dstat use --read")
+    whole = [row for row in rows[1:] if len(row) == len(HEAD)]
+    return [Sample(float(row[0]), int(row[1]), int(row[2]), row[3]) for row in whole]
+
+
+def volume(samples: Sequence[Sample], begin: float, end: float) -> tuple[float, float]:
+    """Bytes (received, sent) between two times. Between two readings the bytes are taken as evenly spread.
+
+    Raises:
+        InputError: the samples do not cover the whole time.
+    """
+    if not samples or begin < samples[0].time or end > samples[-1].time or begin > end:
+        span = f"{samples[0].time:.1f} to {samples[-1].time:.1f}" if samples else "nothing"
+        raise InputError(f"expected counters from {begin:.1f} to {end:.1f}, got {span}: start the counting earlier")
+    first, last = _at(samples, begin), _at(samples, end)
+    return last[0] - first[0], last[1] - first[1]
+
+
+def _at(samples: Sequence[Sample], moment: float) -> tuple[float, float]:
+    """The counters at one moment."""
+    place = min(max(1, bisect.bisect_left(samples, moment, key=lambda sample: sample.time)), len(samples) - 1)
+    before, after = samples[place - 1], samples[place]
+    span = after.time - before.time
+    share = (moment - before.time) / span if span else 0.0
+    return (
+        before.received + share * (after.received - before.received),
+        before.sent + share * (after.sent - before.sent),
+    )
+
+
+def rates(samples: Iterable[Sample]) -> list[tuple[float, float, float]]:
+    """(time in the middle, bytes received per second, bytes sent per second) between neighbouring readings."""
+    found = []
+    kept: Sample | None = None
+    for sample in samples:
+        if kept and sample.time - kept.time < 0.02:
+            continue  # a mark beside a regular reading: a rate over so short a time says nothing
+        if kept:
+            span = sample.time - kept.time
+            moment = (sample.time + kept.time) / 2
+            found.append((moment, (sample.received - kept.received) / span, (sample.sent - kept.sent) / span))
+        kept = sample
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--interface", required=True, help="such as eth0; with --read also total")
+    parser.add_argument("--output", type=Path, default=Path("traffic.csv"), help="where to write (%(default)s)")
+    parser.add_argument("--seconds", type=float, help="stop after so long (default: at Ctrl-C)")
+    parser.add_argument("--read", type=Path, help="do not count: add up a file of dstat or dool instead")
+    given = parser.parse_args()
+    if given.read:
+        from task4_traffic.dstat import read_dstat
+
+        for number, run in enumerate(read_dstat(given.read, given.interface), 1):
+            first, last = run[0], run[-1]
+            print(f"run {number}: {last.time - first.time:.1f} s, {last.received - first.received:,} bytes received,", end=" ")
+            print(f"{last.sent - first.sent:,} sent")
+        return
+    counter = Counter(given.interface, given.output)
+    try:
+        threading.Event().wait(given.seconds)
+    except KeyboardInterrupt:
+        print()
+    counter.stop()
+    first, last = counter.samples[0], counter.samples[-1]
+    print(f"{given.interface}: {last.received - first.received:,} bytes received, {last.sent - first.sent:,} sent")
+    print(f"{len(counter.samples)} readings in {given.output}")
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,169 @@
+"""Reads what `dstat --output` and `dool --output` write, as the same samples that the kernel's counters give.
+
+Such a file is one or several runs, one after the other (both tools append): lines of description, a line of groups
+("net/eth0"), a line of names ("recv"), one row a second. A row holds *rates*, means over the time since the row before
+it. dstat writes bytes per second; dool bits per second, unless it was started with --bytes. Neither counts `lo` in
+net/total. dstat's first row is no interval of this run: it goes back to the start of the machine.
+"""
+
+import csv
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from common.errors import InputError
+from task4_traffic.counters import Sample
+
+ROW_TIMES = ("%d-%m %H:%M:%S", "%b-%d %H:%M:%S", "%d/%m %H:%M:%S", "%Y-%m-%d %H:%M:%S")
+DATES = ("%d %b %Y %H:%M:%S", "%Y-%m-%d %H:%M:%S")
+
+
+@dataclass
+class Run:
+    """One run of the tool in a file."""
+
+    tool: str  # dstat or dool
+    command: str = ""
+    date: datetime | None = None
+    groups: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+
+    @property
+    def seconds_per_row(self) -> float:
+        """The delay on the command line: the last word, or the one before it where a number of rows follows."""
+        words = shlex.split(self.command) if self.command.count('"') % 2 == 0 else self.command.split()
+        numbers: list[float] = []
+        for word in reversed(words[1:]):
+            if not re.fullmatch(r"\d+(\.\d+)?", word):
+                break
+            numbers.insert(0, float(word))
+        return numbers[0] if numbers and numbers[0] > 0 else 1.0
+
+    @property
+    def bytes_per_unit(self) -> float:
+        in_bits = self.tool == "dool" and "--bytes" not in self.command.split()
+        return 1 / 8 if in_bits else 1.0
+
+
+def read_dstat(path: Path, interface: str = "total") -> list[list[Sample]]:
+    """The samples of every run in the file that has rows, rates added up over the time they stand for.
+
+    Raises:
+        InputError: no file of dstat or dool, or no column for the interface.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; expected a file of dstat --output or dool --output") from None
+    runs = [run for run in split_runs(text) if run.rows]
+    if not runs:
+        raise InputError(f"{path}: expected rows of dstat --output or dool --output, found none")
+    return [samples(run, interface, path) for run in runs]
+
+
+def split_runs(text: str) -> Iterator[Run]:
+    """Cut a file into its runs. A row that was cut off (the tool was killed while it wrote) is left out."""
+    run: Run | None = None
+    for row in csv.reader(text.splitlines()):
+        first = row[0] if row else ""
+        if title := re.match(r"(dstat|dool) \S+ CSV output", first, re.IGNORECASE):
+            if run:
+                yield run
+            run = Run(title[1].lower())
+        elif run is None or not row or first in ("Author:", "Host:"):
+            continue
+        elif first == "Cmdline:":
+            run.command = row[1]
+            run.date = _parse(row[-1], DATES) if "Date:" in row else None
+        elif not run.groups:
+            run.groups = [group or "" for group in row]
+        elif not run.names:
+            run.names = row
+        elif len(row) == len(run.names):
+            run.rows.append(row)
+    if run:
+        yield run
+
+
+def samples(run: Run, interface: str, path: Path) -> list[Sample]:
+    """Counters as the kernel would have shown them at every row's time, from 0 at the first row."""
+    received, sent = columns(run, interface, path)
+    times = row_times(run)
+    found = [Sample(times[0], 0, 0)]
+    totals = [0.0, 0.0]
+    for row, begin, end in zip(run.rows[1:], times, times[1:], strict=False):
+        for k, column in enumerate((received, sent)):
+            totals[k] += float(row[column]) * run.bytes_per_unit * (end - begin)
+        found.append(Sample(end, round(totals[0]), round(totals[1])))
+    return found
+
+
+def columns(run: Run, interface: str, path: Path) -> tuple[int, int]:
+    """Which columns hold the interface's rates. A group's name stands only above its first column."""
+    groups, current = [], ""
+    for group in run.groups:
+        current = group or current
+        groups.append(current)
+    groups += [current] * (len(run.names) - len(groups))
+    known = list(dict.fromkeys(group for group in groups if group.startswith("net/")))
+    places = [place for place, group in enumerate(groups) if group == f"net/{interface}"]
+    by_name = {run.names[place].rpartition(":")[2]: place for place in places if place < len(run.names)}
+    if not {"recv", "send"} <= set(by_name):
+        has = ", ".join(group.removeprefix("net/") for group in known) or "no network at all (start it with --net)"
+        raise InputError(f"{path}: expected the interface {interface!r} in it, got {has}")
+    return by_name["recv"], by_name["send"]
+
+
+def row_times(run: Run) -> list[float]:
+    """Seconds since 1970 of every row.
+
+    From the column `epoch` or `time` where there is one. dstat's clock column has whole seconds and sometimes skips
+    one and writes the next twice (44, 45, 47, 47), though rows come evenly: so the first row's time and the delay of
+    the command line are used, and the clock only where rows are really missing. Without a column, from the header.
+    """
+    delay = run.seconds_per_row
+    clock = _clock(run)
+    if clock is None:
+        start = run.date.timestamp() if run.date else 0.0
+        return [start + delay * n for n in range(len(run.rows))]
+    times = [clock[0]]
+    for shown in clock[1:]:
+        even = times[-1] + delay
+        times.append(shown if abs(shown - even) > max(1.5, 0.5 * delay) and shown > times[-1] else even)
+    return times
+
+
+def _clock(run: Run) -> list[float] | None:
+    """The clock column in seconds since 1970; the year is the header's."""
+    if "epoch" in run.names:
+        place = run.names.index("epoch")
+        return [float(row[place]) for row in run.rows]
+    if "time" not in run.names:
+        return None
+    place = run.names.index("time")
+    found = [_parse(row[place], ROW_TIMES) for row in run.rows]
+    if any(moment is None for moment in found):
+        return None
+    year = run.date.year if run.date else 1970
+    moments = [moment.replace(year=year) if moment.year == 1904 else moment for moment in found if moment]
+    times = [moment.timestamp() for moment in moments]
+    for n in range(1, len(times)):
+        if times[n] < times[n - 1] - 180 * 86400:  # a run over New Year's Eve
+            times[n] = moments[n].replace(year=year + 1).timestamp()
+    return times
+
+
+def _parse(text: str, formats: tuple[str, ...]) -> datetime | None:
+    """A time of one of these forms; without a year it is in 1904, which has a 29th of February."""
+    text = re.sub(r" [A-Z]{2,5}$", "", text.strip())  # the name of the time zone: times are this machine's own
+    for form in formats:
+        try:
+            dated = form if "%Y" in form else f"%Y {form}"
+            return datetime.strptime(text if "%Y" in form else f"1904 {text}", dated)
+        except ValueError:
+            continue
+    return None
