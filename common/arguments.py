@@ -106,7 +106,9 @@ def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> Traffic
     """The same for task 4, with the precision of what is sent."""
     parser = _glue_parser(task)
     group = parser.add_argument_group("traffic")
-    group.add_argument("--grad_dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="gradients travel as this")
+    group.add_argument(
+        "--grad_dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="gradients travel as this"
+    )
     group.add_argument("--interface", default="", help="count its bytes (default: the one that leads to the master)")
     return TrafficConfig(**_only_fields(TrafficConfig, _glue_arguments(parser, task, argv)))
 

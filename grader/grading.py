@@ -70,12 +70,15 @@ class Grade:
         Raises the verdict at once if the file does not even load.
         """
         arguments = {"file": self.file, "seed": self.seed} | arguments
-        file = arguments["file"]
-        self.last = loaded = self.session.run("grader.probes_sync:load", 1, {"file": file}, LOAD_DEADLINE)
-        if verdict := verdict_of(loaded, self.region):
-            raise type(verdict)(f"{file} cannot be loaded: {verdict}")
+        self.must_load(arguments["file"])
         self.last = self.session.run(probe, world_size, arguments, deadline)
         return self.last
+
+    def must_load(self, file: str) -> None:
+        """Raises the verdict if a file does not even load: then nothing in it earns points."""
+        self.last = self.session.run("grader.probes_sync:load", 1, {"file": file}, LOAD_DEADLINE)
+        if verdict := verdict_of(self.last, self.region):
+            raise type(verdict)(f"{file} cannot be loaded: {verdict}")
 
     def values(self, probe: str, world_size: int, **arguments: Any) -> list[Any]:
         """What the probe returned on each rank; raises the verdict if one did not return."""
@@ -104,6 +107,7 @@ class Grade:
             for line, module in imported(self.session.tree / file, file):
                 if allowed is not None and not any(f"{module}.".startswith(f"{name}.") for name in allowed):
                     raise Wrong(f"{file}:{line} imports {module}; the course allows here only {', '.join(allowed)}")
+            self.must_load(file)
 
 
 def imported(path: Path, file: str) -> list[tuple[int, str]]:

@@ -115,8 +115,11 @@ def _wrong_cut(
     layers: list[Layer], expected: list[Place], got: list[Place], wanted: list[int], found: list[int]
 ) -> str:
     devices = [device for device, _ in expected]
-    lonely = [numbers[0] for device, numbers in got if len(numbers) == 1 and (device, numbers) not in expected]
-    if _homeless(layers) & set(lonely):
+    homeless = _homeless(layers)
+    lonely = [place for place in got if place not in expected and set(place[1]) <= homeless]
+    if lonely and lonely[0] == got[0]:
+        return "layers that lie nowhere at the very start have a partition of their own: they join the layer after them"
+    if lonely:
         return "a layer that lies nowhere has a partition of its own: it joins the layer before it"
     if len(set(devices)) < len(devices) and len(got) == len(set(devices)):
         return "layers of one device that are no neighbours share a partition: the data comes back to a device later"

@@ -27,7 +27,8 @@ def hang(result: Result, pairs: Sequence[Sequence[int]], split_size: int) -> str
     if short := sorted(j for j in gets if gets[j] > puts[j]):
         j = short[0]
         micro_batches = [i for i, partition in pairs if partition == j]
-        never = f"partition {j} never got micro-batch {micro_batches[0]}: " if micro_batches else ""
+        missing = [i for i in micro_batches if (i, j) not in entered]
+        never = f"partition {j} never got micro-batch {missing[0]}: " if missing else ""
         return f"{never}{_asked_in_vain(j, puts, gets)}"
     if waiting := [(i, j) for i, j in sorted(map(tuple, pairs)) if (i, j) not in entered]:
         i, j = waiting[0]

@@ -27,7 +27,7 @@ def split(context: Context) -> list[Any]:
         modules = nn.Sequential(*(_build(layer, leaves, module.WithDevice) for layer in layers))
         context.during = f"_split_module of model {number}"
         result = module._split_module(modules)
-        if not isinstance(result, tuple | list) or len(result) != 2:
+        if not isinstance(result, tuple | list) or len(result) != 2 or type(result[0]) is nn.Sequential:
             told.append(f"a {type(result).__name__}")
             continue
         partitions = [[type(partition).__name__, *_which(partition, leaves)] for partition in result[0]]
@@ -109,7 +109,8 @@ def forward(context: Context) -> list[Any]:
         pairs = [(int(i), int(j)) for i, j in pairs]
         told[-1]["calls"].append({"sizes": [len(batch) for batch in batches], "pairs": pairs})
         for i, j in pairs:
-            batches[i] = (2 * batches[i] + j).to(a["last"])
+            if 0 <= i < len(batches):
+                batches[i] = (2 * batches[i] + j).to(a["last"])
 
     module._clock_cycles, pipe.compute = cycles, compute  # type: ignore[attr-defined]
     for x in _tensors(a["batches"]):
@@ -143,7 +144,7 @@ def compute(context: Context) -> dict[str, Any]:
         hall.expect([[*pair] for pair in a["pairs"]])
     before = set(threading.enumerate())
     pipe = make_pipe(module, stages, 1, a["devices"])
-    watch_queues(pipe, hall)
+    watch_queues(pipe, hall, at_once=True)
     batches, error = _tensors(a["batches"]), RuntimeError("never raised")
     if a["trouble"] >= 0:
         error = stages[a["trouble"]].error = Trouble(a["words"])  # type: ignore[assignment]
@@ -210,6 +211,9 @@ def pipe(context: Context) -> list[Any]:
         context.during = "calling the pipe"
         output = made(x)
         context.during = "the backward pass"
+        if output.shape != loss_weight.shape:
+            told.append({"output": output, "gradients": {}, "without_grad": False})
+            continue
         (output * loss_weight).sum().backward()
         gradients = {"x": x.grad}
         for j, layer in enumerate(layers):

@@ -19,7 +19,10 @@ def _config(a: dict) -> GPT2Config:
 
 def _plain(a: dict) -> GPT2LMHeadModel:
     torch.manual_seed(a["seed"])
-    return GPT2LMHeadModel(_config(a)).double()
+    model = GPT2LMHeadModel(_config(a)).double()
+    for weight in model.parameters():  # large enough that every layer counts
+        torch.nn.init.normal_(weight.data, std=0.4)
+    return model
 
 
 def _inputs(a: dict) -> dict[str, torch.Tensor]:

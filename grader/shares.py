@@ -13,6 +13,8 @@ def epochs_of(training: Training, count: int) -> list[Epochs]:
     training.grade.must_return(training.result)
     of_ranks = []
     for rank, trace in enumerate(training.ranks):
+        for step in trace.steps:
+            training.refuse_dev(step)
         batches = [step.examples for step in trace.steps]
         if not batches or len(batches) % count:
             training.grade.fail(f"rank {rank} makes {len(batches)} steps in {count} epochs, expected as many in each")

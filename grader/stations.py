@@ -15,6 +15,7 @@ from torch import nn
 from grader.probes import Context
 
 Place = tuple[int, int]  # (micro-batch, partition)
+SHORT = 2.0  # seconds
 
 
 class Hall:
@@ -27,7 +28,9 @@ class Hall:
         self.groups: list[set[Place]] = []
         self.met: set[Place] = set()
         self.handed: dict[int, int] = {}  # partition -> tasks in its queue or in work
+        self.entered = 0
         self.awaited = False  # the caller waits for a result
+        self.over = False  # somebody was left alone: nobody waits any more
 
     def expect(self, *groups: Sequence[Sequence[int]]) -> None:
         """The places of each group are to be inside at the same time."""
@@ -44,6 +47,11 @@ class Hall:
             self.awaited = True
             self.changed.notify_all()
 
+    def all_have_begun(self, tasks: int) -> None:
+        """Wait until so many tasks have looked up what they need. For a moment only: a wrong task may never begin."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.entered >= tasks, SHORT)
+
     def waited(self) -> None:
         with self.changed:
             self.awaited = False
@@ -52,12 +60,14 @@ class Hall:
         """Wait inside until all of this place's group are inside too, or it is clear that they will not come."""
         group = next((group for group in self.groups if place in group), {place})
         with self.changed:
+            self.entered += 1
             self.inside.add(place)
             if group <= self.inside:
                 self.met |= group
             self.changed.notify_all()
-            came = self.changed.wait_for(lambda: place in self.met or self._stuck(), self.patience)
+            came = self.changed.wait_for(lambda: place in self.met or self.over or self._stuck(), self.patience)
             if place not in self.met:
+                self.over = True
                 inside, missing = sorted(self.inside), sorted(group - self.inside)
                 self.context.event("alone", place=place, inside=inside, missing=missing, certain=came)
 
@@ -65,8 +75,7 @@ class Hall:
         """Nobody else can come: every partition with a task is inside already, and the caller waits for one of them."""
         if threading.current_thread() is threading.main_thread():
             return True
-        working = {partition for partition, tasks in self.handed.items() if tasks}
-        return self.awaited and working <= {partition for _, partition in self.inside}
+        return self.awaited and sum(tasks > 0 for tasks in self.handed.values()) <= len(self.inside)
 
     def leave(self, place: Place) -> None:
         with self.changed:
@@ -105,7 +114,7 @@ class Station(nn.Module):
 class InQueue:
     """In front of a worker's in-queue: tasks wait here until the caller begins to collect.
 
-    So a task that looks variables of the loop up when it runs always finds the last ones, and not by chance.
+    So a task that looks up the variables of a loop when it runs never finds those it was made with, not even by luck.
     """
 
     def __init__(self, queue: Any, partition: int, hall: Hall, held: list) -> None:
@@ -125,17 +134,22 @@ class InQueue:
 class OutQueue:
     """In front of a worker's out-queue: lets all held tasks go, and notes that the caller waits."""
 
-    def __init__(self, queue: Any, partition: int, hall: Hall, held: list) -> None:
+    def __init__(self, queue: Any, partition: int, hall: Hall, held: list, at_once: bool) -> None:
         self._queue, self._partition, self._hall, self._held = queue, partition, hall, held
+        self._at_once = at_once
 
-    def release(self) -> None:
-        while self._held:
-            queue, task = self._held.pop(0)
+    def release(self) -> int:
+        """Returns how many tasks that were."""
+        tasks, self._held[:] = self._held[:], []
+        for queue, task in tasks:
             queue.put(task)
+        return len(tasks)
 
     def get(self, *arguments: Any, **keywords: Any) -> Any:
-        self.release()
+        tasks = self._hall.entered + self.release()
         self._hall.waits(self._partition)
+        if self._at_once:
+            self._hall.all_have_begun(tasks)
         try:
             return self._queue.get(*arguments, **keywords)
         finally:
@@ -146,8 +160,8 @@ class OutQueue:
         return getattr(self._queue, name)
 
 
-def watch_queues(pipe: Any, hall: Hall) -> None:
-    """Put a door in front of every queue of a pipe."""
+def watch_queues(pipe: Any, hall: Hall, at_once: bool = False) -> None:
+    """Put a door in front of every queue of a pipe. at_once: nothing is collected before all tasks have begun."""
     held: list = []
     pipe.in_queues = [InQueue(queue, j, hall, held) for j, queue in enumerate(pipe.in_queues)]
-    pipe.out_queues = [OutQueue(queue, j, hall, held) for j, queue in enumerate(pipe.out_queues)]
+    pipe.out_queues = [OutQueue(queue, j, hall, held, at_once) for j, queue in enumerate(pipe.out_queues)]

@@ -152,6 +152,10 @@ class Training:
         if self.result.outcome in ("mismatch", "deadlock", "deadline"):
             self.grade.must_return(self.result)
 
+    def refuse_dev(self, step: Step) -> None:
+        if step.after_dev and not step.examples:
+            self.grade.fail("a batch of the training comes from the dev set: train on data.train")
+
     def gradient(self, params: dict, examples: list[int]) -> tuple[float, Arrays]:
         """Loss and gradients of a batch, for parameters that came from a rank."""
         weights = self.weights | params
@@ -164,9 +168,8 @@ class Training:
         """What each rank's own batch of a step gives, at the parameters the rank really had."""
         steps = [rank.steps[number] for rank in self.ranks]
         idle = next((step for step in steps if not step.examples), None)
-        if idle and idle.after_dev:
-            self.grade.fail(f"the optimizer steps ({idle.where}) after a batch of the dev set: train on data.train")
         if idle:
+            self.refuse_dev(idle)
             self.grade.fail(f"the optimizer steps again ({idle.where}) without a new batch before it")
         return [self.gradient(step.before or {}, step.examples)[1] for step in steps]
 

@@ -10,8 +10,7 @@ def check_backward(training: Training) -> None:
     """The first batch's gradient is there when it is clipped, or at the latest when the optimizer steps."""
     trace = training.ranks[0]
     step = trace.steps[0] if trace.steps else trace.rest
-    if step.after_dev and not step.examples:
-        training.grade.fail("the first batch comes from the dev set: train on data.train")
+    training.refuse_dev(step)
     if not step.forwards or (step.clip is None and step.grads is None):
         raise training.grade.lacking(training.result, "train() took no step: expected one for every batch")
     seen = step.examples if step.clip is None else step.clip_examples or step.examples

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from common.course import Course
 from common.paths import atomic_write
-from handin import figures, sections
+from handin import sections
 from handin.choice import Chosen, choose, missing_runs
+from handin.figures import Pictures
 from handin.gpt2 import read_gpt2
 from handin.measures import doubts_about
 from handin.runs import find_runs
@@ -52,7 +53,9 @@ def build_report(tree: Path, course: Course, student: Student | None = None, run
     words = read_words(earlier, "report/report.md")
     student = student or remembered(earlier)
     findings = Findings()
-    text = seal(write_markdown(tree, course, student, runs or tree / "runs", words, findings))
+    pictures = Pictures(folder / "figures")
+    text = seal(write_markdown(tree, course, student, runs or tree / "runs", words, findings, pictures))
+    pictures.draw()
     kept_copy = None
     if earlier and not is_unchanged_outside(earlier):
         kept_copy = _free_name(folder)
@@ -80,9 +83,15 @@ def _write_pdf(text: str, path: Path, student: Student | None) -> None:
 
 
 def write_markdown(
-    tree: Path, course: Course, student: Student | None, runs: Path, words: dict[str, str], findings: Findings
+    tree: Path,
+    course: Course,
+    student: Student | None,
+    runs: Path,
+    words: dict[str, str],
+    findings: Findings,
+    pictures: Pictures,
 ) -> str:
-    """The whole report as text; draws and copies its figures into report/figures on the way."""
+    """The whole report as text. Nothing is written: `findings` and `pictures` take what comes up on the way."""
     found, unusable = find_runs(tree, runs)
     chosen = choose(found)
     findings.doubt(unusable)
@@ -92,12 +101,12 @@ def write_markdown(
     rooms = {name: room(name, words, ask) for name, ask in ASKS.items()}
     parts = {
         "Implementation details": _implementation(tree, course, findings, rooms["implementation"]),
-        "Task 1: losses and metric": _task1(tree, chosen, findings, rooms["task1"]),
-        "Time per iteration of tasks 2a, 2b and 3": _times(tree, chosen, findings),
+        "Task 1: losses and metric": _task1(chosen, findings, pictures, rooms["task1"]),
+        "Time per iteration of tasks 2a, 2b and 3": _times(chosen, findings, pictures),
         "Reasons for the differences": rooms["reasons"],
         "Scalability": _scalability(chosen, findings, rooms["scalability"]),
-        "Network traffic": traffic(tree, runs, findings) + "\n" + rooms["traffic"],
-        "GPT-2: data parallel and pipeline": _gpt2(tree, runs, findings, rooms["gpt2"]),
+        "Network traffic": traffic(runs, findings, pictures) + "\n" + rooms["traffic"],
+        "GPT-2: data parallel and pipeline": _gpt2(tree, runs, findings, pictures, rooms["gpt2"]),
         "Which run each number came from": sections.where_from(found, chosen.used),
     }
     left_over = {name: text for name, text in words.items() if name not in ASKS and text.strip()}
@@ -139,29 +148,31 @@ def _implementation(tree: Path, course: Course, findings: Findings, words: str) 
     return "\n".join(parts)
 
 
-def _task1(tree: Path, chosen: Chosen, findings: Findings, words: str) -> str:
-    one = chosen.metrics
-    parts = [sections.first_losses([one] if one else [], findings), sections.metrics(one)]
-    if one and one.whole_epochs < sections.EPOCHS:
-        findings.doubt([f"{one.name}: {one.whole_epochs} whole epochs, the course asks for {sections.EPOCHS}"])
-    if one and figures.draw_losses(tree / "report/figures/loss_task1.png", [one]):
-        parts.append(_picture("loss_task1.png", f"Training loss of task 1, {one.name}"))
+def _task1(chosen: Chosen, findings: Findings, pictures: Pictures, words: str) -> str:
+    one = [chosen.metrics] if chosen.metrics else []
+    for run in one:
+        if run.whole_epochs < sections.EPOCHS:
+            findings.doubt([f"{run.name}: {run.whole_epochs} whole epochs, the course asks for {sections.EPOCHS}"])
+    parts = [
+        sections.first_losses(one, findings),
+        sections.metrics(chosen.metrics),
+        pictures.losses("loss_task1.png", "Training loss of task 1", one),
+    ]
     return "\n".join([*parts, words])
 
 
-def _times(tree: Path, chosen: Chosen, findings: Findings) -> str:
-    text = (
-        "Over the first 40 iterations without the first, on rank 0: mean ± standard error. `x DDP` are multiples of "
-        "task 3's time; calls and megabytes are what rank 0 handed to collectives in one iteration.\n\n"
-    )
-    text += sections.times(chosen.timed, findings)
-    if figures.draw_times(tree / "report/figures/times.png", chosen.timed):
-        text += "\n" + _picture("times.png", "Mean time per iteration; the whiskers are two standard errors")
+def _times(chosen: Chosen, findings: Findings, pictures: Pictures) -> str:
     runs = ([chosen.one] if chosen.one else []) + list(chosen.timed)
-    text += "\nFirst five losses, as the mean over the workers:\n\n" + sections.first_losses(runs, findings)
-    if figures.draw_losses(tree / "report/figures/losses.png", runs):
-        text += "\n" + _picture("losses.png", "Training loss of all tasks")
-    return text
+    parts = [
+        "Over the first 40 iterations without the first, on rank 0: mean ± standard error. `x DDP` are multiples of "
+        "task 3's time; calls and megabytes are what rank 0 handed to collectives in one iteration.\n",
+        sections.times(chosen.timed, findings),
+        pictures.times("times.png", "Mean time per iteration; the whiskers are two standard errors", chosen.timed),
+        "First five losses, as the mean over the workers:\n",
+        sections.first_losses(runs, findings),
+        pictures.losses("losses.png", "Training loss of all tasks", runs),
+    ]
+    return "\n".join(parts)
 
 
 def _scalability(chosen: Chosen, findings: Findings, words: str) -> str:
@@ -172,23 +183,12 @@ def _scalability(chosen: Chosen, findings: Findings, words: str) -> str:
     return text + sections.scalability(chosen.one, chosen.scaled, findings) + "\n" + words
 
 
-def _gpt2(tree: Path, runs: Path, findings: Findings, words: str) -> str:
-    source, to = tree / "submit_figures", tree / "report/figures"
-    pictures = figures.copy_gpt2_figures(source, to, findings)
-    if figures.copy_figure(runs / "pipeline/trace.png", to / "pipeline_trace.png"):
-        pictures.append(("pipeline_trace.png", "One step: what each partition did, and when"))
-    text = sections.gpt2_tables(read_gpt2(source), findings)
-    pairs = ["\n".join(_picture(*picture).strip() for picture in pair) + "\n" for pair in _pairs(pictures)]
-    return "\n".join([text, *pairs, words])
-
-
-def _pairs(pictures: Sequence[tuple[str, str]]) -> list[Sequence[tuple[str, str]]]:
-    """Pictures of one paragraph stand side by side in the PDF."""
-    return [pictures[i : i + 2] for i in range(0, len(pictures), 2)]
-
-
-def _picture(name: str, caption: str) -> str:
-    return f"![{caption}](figures/{name})\n"
+def _gpt2(tree: Path, runs: Path, findings: Findings, pictures: Pictures, words: str) -> str:
+    source = tree / "submit_figures"
+    shown = pictures.of_gpt2(source, findings)
+    pairs = ["".join(shown[i : i + 2]) for i in range(0, len(shown), 2)]  # one paragraph: side by side in the PDF
+    trace = pictures.copied(runs / "pipeline/trace.png", "One step: each partition over time", "pipeline_trace.png")
+    return "\n".join([sections.gpt2_tables(read_gpt2(source), findings), *pairs, trace, words])
 
 
 def summary(report: Report, tree: Path) -> Sequence[str]:

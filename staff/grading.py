@@ -28,7 +28,7 @@ from common.paths import ROOT, atomic_write
 from staff import pages
 from staff.gradebook import Row
 from staff.sandbox import probe, run_graded
-from staff.submissions import Submission, Taken, clean_files, open_submission, printable, write_tree
+from staff.submissions import Submission, clean_files, open_submission, printable, write_tree
 
 DEADLINE = 600.0  # seconds for one submission; its graders have shorter ones of their own
 GRADERS = ("course.toml", "common/*.py", "grader/*.py", "tests/conftest.py")  # and the tests: what decides on points
@@ -52,10 +52,7 @@ def hidden_files() -> list[str]:
 
 @contextlib.contextmanager
 def at_work(out: Path) -> Iterator[Path]:
-    """Alone in `out`, with a scratch folder that others may pass through, but not list; gone at the end.
-
-    One that was left by a killed run is removed by the next run.
-    """
+    """Alone in `out`, with a scratch folder that is gone at the end; what a killed run has left goes first."""
     out.mkdir(parents=True, exist_ok=True)
     with open(out / ".grading", "a+") as lock:
         try:
@@ -67,7 +64,6 @@ def at_work(out: Path) -> Iterator[Path]:
         lock.seek(0)
         _remove_scratch(lock.read())
         scratch = tempfile.mkdtemp(prefix=PREFIX)
-        os.chmod(scratch, 0o711)
         try:
             lock.truncate(0)
             lock.write(scratch)
@@ -109,7 +105,7 @@ class Grading:
             clean=clean_files(),
             files=files,
             catalogue=collect(scratch, files),
-            graders=_digest(*((ROOT / file).read_bytes() for file in files_matching(ROOT, [*GRADERS, *files]))),
+            graders=_digest(*_graders(files)),
             sandbox=probe(),
             seed=seed,
             deadline=deadline,
@@ -122,31 +118,30 @@ class Grading:
         """
         start = time.monotonic()
         folder = self.scratch / secrets.token_hex(8)  # a name that no other submission's code can guess
-        folder.mkdir(mode=0o711)
+        folder.mkdir()
         run: dict[str, Any] = {"notes": [], "unreadable": False, "peak_pss_mb": None, "output": {}}
         try:
             try:
                 taken = open_submission(submission.path, folder / "unpacked", self.course)
+                write_tree(self.clean, taken, folder / "tree")
                 run |= {"notes": taken.notes, "digest": _digest(self.graders.encode(), taken.digest.encode())}
             except Exception as error:  # whatever a hostile zip can cause
-                taken, why = None, _why(error)
+                why = _why(error)
                 run |= {"notes": [why], "unreadable": True, "digest": _digest(self.graders.encode(), why.encode())}
             if self._is_done(submission, run["digest"]):
                 return False
-            if taken:
-                tests = self._run(taken, folder, run)
-            else:
+            if run["unreadable"]:
                 tests = [test | {"status": "crashed", "message": run["notes"][0]} for test in self.catalogue]
+            else:
+                tests = self._run(folder / "tree", folder / "report.json", run)
             run["wall_s"] = round(time.monotonic() - start, 1)
             self._keep(submission, tests, run)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return True
 
-    def _run(self, taken: Taken, folder: Path, run: dict[str, Any]) -> Tests:
-        """The graders on the student's files over the clean tree; every test of the catalogue, in its order."""
-        tree, report = folder / "tree", folder / "report.json"
-        write_tree(self.clean, taken, tree)
+    def _run(self, tree: Path, report: Path, run: dict[str, Any]) -> Tests:
+        """The graders on a student's tree; every test of the catalogue, in its order."""
         outcome = run_graded(tree, report, tests=self.files, seed=self.seed, deadline_s=self.deadline)
         told = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {"tests": [], "output": {}}
         if outcome.timed_out:
@@ -188,6 +183,13 @@ class Grading:
                     page.write(pages.student_page(Row(report, run), self.course))
             with atomic_write(folder / file) as opened:
                 json.dump(content, opened, indent=1)
+
+
+def _graders(tests: Sequence[str]) -> Iterator[bytes]:
+    """All that decides on points: a change of it makes every submission be graded again."""
+    yield repr(list(tests)).encode()
+    for file in files_matching(ROOT, [*GRADERS, *(test.split("::")[0] for test in tests)]):
+        yield (ROOT / file).read_bytes()
 
 
 def _digest(*parts: bytes) -> str:

@@ -135,7 +135,7 @@ def write_tree(clean: dict[str, bytes], taken: Taken, tree: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise InputError(f"{name}: expected a file of the course, got a folder of this name; rename it") from error
+            raise InputError(f"{name}: expected a file of the course, got a folder; see the handout's tree") from error
 
 
 def printable(text: str) -> str:

@@ -62,6 +62,7 @@ class Supervisor:
         self.swept: set[int] = set()
         self.uid = free_uid()
         self.record = probe()
+        self.wakeup = ChildEnded()
 
     def run(self) -> dict[str, Any]:
         """Everything from the preparation to the sweep; what came of it."""
@@ -102,7 +103,6 @@ class Supervisor:
     def _watch(self, pid: int, policy: Policy, stage: Path) -> int:
         """Wait for pytest, until the deadline; meanwhile kill ranks that together take too much."""
         limit = time.monotonic() + self.job.deadline_s
-        wakeup = ChildEnded()
         while True:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
@@ -113,7 +113,7 @@ class Supervisor:
                 os.waitpid(pid, 0)
                 return DEADLINE_CODE
             self._look(pid, policy, stage)
-            wakeup.wait(LOOK)
+            self.wakeup.wait(LOOK)
 
     def _look(self, pid: int, policy: Policy, stage: Path) -> None:
         sizes = {process: pss_mb(process) for process in [pid, *descendants(os.getpid(), set())]}
@@ -196,9 +196,9 @@ def graders(job: Job, policy: Policy, stage: Path, output: int) -> NoReturn:
 
 
 def _copy_readable(source: Path, target: Path) -> None:
-    """A copy of the tree that every user can read; links and devices in it are not copied."""
+    """A copy of the tree that every user can read; no links, devices, hidden folders."""
     for where, folders, names in os.walk(source):
-        folders[:] = [name for name in folders if not Path(where, name).is_symlink() and name != "__pycache__"]
+        folders[:] = [name for name in folders if name[0] not in "._" and not Path(where, name).is_symlink()]
         here = target / Path(where).relative_to(source)
         here.mkdir(mode=0o755)
         here.chmod(0o755)

@@ -24,25 +24,27 @@ from common.errors import InputError, exit_on_input_error
 PER_SECOND = 10
 # This process's network namespace. /sys/class/net may show another one.
 KERNEL = Path("/proc/self/net/dev")
-HEAD = ("time", "received_bytes", "sent_bytes", "event")
+HEAD = ("time", "received_bytes", "sent_bytes", "received_packets", "sent_packets", "event")
 
 
 class Sample(NamedTuple):
-    """One reading: seconds since 1970; bytes since some beginning; what happened then, or ""."""
+    """One reading: seconds since 1970; bytes and packets since some beginning; what happened then, or ""."""
 
     time: float
     received: int
     sent: int
+    received_packets: int = 0
+    sent_packets: int = 0
     event: str = ""
 
 
-def read_kernel(text: str) -> dict[str, tuple[int, int]]:
-    """Bytes (received, sent) of every interface, from the text of /proc/self/net/dev."""
+def read_kernel(text: str) -> dict[str, tuple[int, int, int, int]]:
+    """Bytes and packets (received, sent, received, sent) of every interface, from the text of /proc/self/net/dev."""
     found = {}
     for line in text.splitlines()[2:]:  # two lines of headings; then "eth0: 16 numbers", sometimes without the blank
         name, _, numbers = line.partition(":")
         values = numbers.split()
-        found[name.strip()] = int(values[0]), int(values[8])
+        found[name.strip()] = int(values[0]), int(values[8]), int(values[1]), int(values[9])
     return found
 
 
@@ -61,7 +63,7 @@ class Counter:
         self._file: IO[str] | None = None
         self._read("")
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "w", newline="", encoding="utf-8")  # noqa: SIM115: closed by stop()
+        self._file = open(path, "w", newline="", encoding="utf-8")  # noqa: SIM115
         csv.writer(self._file).writerow(HEAD)
         self._lock, self._end = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._count, daemon=True)
@@ -93,7 +95,9 @@ class Counter:
         try:
             counted = read_kernel(self._kernel.read_text())
         except OSError as error:
-            raise InputError(f"--interface: no counters in {self._kernel} ({error.strerror}); this needs Linux") from None
+            raise InputError(
+                f"--interface: no counters in {self._kernel} ({error.strerror}); this needs Linux"
+            ) from None
         if self.interface not in counted:
             known = ", ".join(sorted(counted))
             raise InputError(f"--interface: expected one of {known}; got {self.interface!r}")
@@ -107,7 +111,7 @@ def read_counters(path: Path) -> list[Sample]:
     if not rows or tuple(rows[0]) != HEAD:
         raise InputError(f"{path}: expected a first line {','.join(HEAD)}; for a file of dstat use --read")
     whole = [row for row in rows[1:] if len(row) == len(HEAD)]
-    return [Sample(float(row[0]), int(row[1]), int(row[2]), row[3]) for row in whole]
+    return [Sample(float(row[0]), *map(int, row[1:-1]), event=row[-1]) for row in whole]
 
 
 def volume(samples: Sequence[Sample], begin: float, end: float) -> tuple[float, float]:
@@ -162,7 +166,10 @@ def main() -> None:
 
         for number, run in enumerate(read_dstat(given.read, given.interface), 1):
             first, last = run[0], run[-1]
-            print(f"run {number}: {last.time - first.time:.1f} s, {last.received - first.received:,} bytes received,", end=" ")
+            print(
+                f"run {number}: {last.time - first.time:.1f} s, {last.received - first.received:,} bytes received,",
+                end=" ",
+            )
             print(f"{last.sent - first.sent:,} sent")
         return
     counter = Counter(given.interface, given.output)

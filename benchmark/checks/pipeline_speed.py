@@ -1,6 +1,6 @@
 """How fast the pipeline is: against the ideal, against torch.distributed.pipelining, and for GPT-2.
 
-    python -m benchmark.checks.pipeline_speed [--rounds 15] [--only ideal bubble torch gpt2] [--plot pipeline/bubble.png]
+    python -m benchmark.checks.pipeline_speed [--only ideal bubble torch gpt2] [--plot pipeline/bubble.png]
 
 Everything runs on two cores, with one thread per stage. What is compared runs in turns within a round, so that both
 meet the same machine; a figure is the median over the rounds of the ratio within a round, with a bootstrap 95 %

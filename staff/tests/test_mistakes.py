@@ -3,12 +3,15 @@
 import contextlib
 import json
 import shutil
+import subprocess
+import sys
 import textwrap
 from concurrent.futures import Future
 
 import pytest
 
 from common.errors import InputError
+from common.paths import ROOT
 from staff import grading_pool, mistakes
 from staff.bank import Entry, apply, copy_tree, hunks, load_bank
 from staff.grading_pool import Seen
@@ -39,14 +42,49 @@ def test_the_banks_hold_enough_for_every_task():
     variants_of = {entry.task for entry in BANK if not entry.is_mistake}
 
     assert len(mistakes_of) >= 80
-    assert set(mistakes_of) == variants_of == {"1", "2a", "2b", "3"}
+    assert set(mistakes_of) == variants_of
+    assert variants_of >= {"1", "2a", "2b", "3"}
 
 
-@pytest.mark.xfail(reason="the bank is being filled: many mistakes do not name the words of their message yet")
 def test_every_mistake_names_the_words_its_message_must_hold():
     silent = [str(entry) for entry in BANK if not all(all(words) and words for words in entry.fails.values())]
 
     assert silent == []
+
+
+def matrix(*options):
+    """Run `python -m staff.mistakes` for real: exit code, figures, and the lines that say what is not as it must be."""
+    command = [sys.executable, "-m", "staff.mistakes", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    return (
+        done.returncode,
+        json.loads(lines[-1]),
+        [line for line in lines if "<--" in line or line.startswith("no mist")],
+    )
+
+
+TASKS = sorted({entry.task for entry in BANK})
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("task", TASKS)
+def test_every_mistake_is_caught_by_name_every_variant_passes_and_no_test_passes_all_mistakes(task):
+    code, figures, complaints = matrix("--task", task)
+
+    assert complaints == []
+    assert figures["mistakes"] == figures["caught"] == figures["caught_by_name"] > 0
+    assert figures["variants"] == figures["accepted"] > 0
+    assert code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_the_same_holds_when_every_entry_meets_every_test_of_its_task(task):
+    code, _, complaints = matrix("--task", task, "--all")
+
+    assert complaints == []
+    assert code == 0
 
 
 def entry(kind="mistakes", body="x = 2", patch="", **fails):

@@ -1,0 +1,181 @@
+"""What a benchmark run is asked to do: the flags of benchmark.run, checked and frozen before any worker joins."""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmark.workload import MODELS
+from common.arguments import (
+    RunConfig,
+    _add_common_flags,
+    _check_at_least,
+    _finish,
+    _only_fields,
+    _Parser,
+    fill,
+)
+from common.errors import InputError
+from common.paths import ROOT
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+FRAMEWORKS = ("none", "dp", "ddp", "fsdp", "deepspeed")
+
+
+@dataclass(frozen=True)
+class Settings(RunConfig):
+    """A RunConfig and what only the benchmark knows. A step has batch_size * world_size * accumulation examples."""
+
+    strategy: str
+    model: str  # a name of workload.MODELS, or a folder
+    batch_size: int  # examples of one worker in one forward
+    accumulation: int  # forwards and backwards before an optimizer step
+    length: int  # tokens of an example
+    precision: str  # fp32, bf16 or fp16
+    deepspeed_config: Path | None  # instead of benchmark/configs/STRATEGY.json
+    cosine: bool
+    eval_every: int  # steps; 0: after the last one only
+    eval_batches: int
+    checkpoint_every: int  # steps; 0: none
+    resume: bool
+    save: bool
+    dropped: int  # steps at the beginning that are not measured
+    keep_trace: bool
+    wandb: bool
+
+    @property
+    def examples_per_step(self) -> int:
+        return self.batch_size * self.world_size * self.accumulation
+
+
+def parse(argv: list[str] | None = None) -> tuple[Settings, int | None]:
+    """The settings, and how many workers are to be started with them; None where this process is one of them already.
+
+    Raises InputError for anything that cannot be run.
+    """
+    from benchmark.strategies import STRATEGIES, why_not
+
+    given = vars(_parser().parse_args(argv))
+    given["strategy"] = _strategy(given)
+    if given["strategy"] not in STRATEGIES:
+        raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {given['strategy']!r}")
+    is_rank = given["local_rank"] != -1 or "RANK" in os.environ
+    workers, world_size = given["workers"], given["world_size"] or int(os.environ.get("WORLD_SIZE", 0))
+    if workers is not None and world_size and workers != world_size:
+        raise InputError(f"--workers {workers} contradicts a world size of {world_size}; leave --workers out")
+    if not is_rank:
+        given["world_size"], given["local_rank"] = workers or world_size or 1, 0
+    given["model_name_or_path"] = given["model_name_or_path"] or given["model"]
+    fill(given, "learning_rate", 1e-4)
+    fill(given, "dropout", 0.0)
+    given["overwrite_output_dir"] |= given["resume"]
+    if given["max_steps"] == -1:
+        given["max_steps"] = 20
+    _check_at_least(given, 1, "batch_size", "accumulation", "max_steps", "eval_batches")
+    _check_at_least(given, 0, "eval_every", "checkpoint_every", "dropped")
+    _check_at_least(given, 8, "length")
+    _finish(f"benchmark/{Path(given['model']).name}-{given['strategy']}", given)
+    if given["model"] not in MODELS and not (Path(given["model"]) / "config.json").is_file():
+        raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {given['model']!r}")
+    if given["precision"] == "fp16" and (given["no_cuda"] or not torch.cuda.is_available()):
+        raise InputError("--precision fp16 needs a GPU that PyTorch can see; use bf16 or fp32 here")
+    if given["warmup_steps"] >= given["max_steps"]:
+        raise InputError(f"--warmup_steps: expected fewer than {given['max_steps']} steps, got {given['warmup_steps']}")
+    settings = Settings(**_only_fields(Settings, given))
+    if reason := why_not(settings):
+        raise InputError(reason)
+    return settings, None if is_rank else given["world_size"]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m benchmark.run", description=__doc__, allow_abbrev=False)
+    _add_common_flags(parser)
+    add = parser.add_argument
+    add("--strategy", help="how model and optimizer are spread (default: ddp)")
+    add("--framework", choices=FRAMEWORKS, help="the same in other words, with --zero_stage and --offload")
+    add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")
+    add("--offload", action="store_true", help="with --framework deepspeed and stages 1 to 3")
+    add("--model", default="gpt2-tiny", help="gpt2, gpt2-tiny, t5-tiny, -small, -large, -3b, -11b, or a folder")
+    add("--workers", type=int, help="start so many workers here (default: 1)")
+    add("--batch_size", type=int, default=4, help="examples of one worker in one forward (4)")
+    add("--accumulation", type=int, default=1, help="forwards and backwards for one optimizer step (1)")
+    add("--length", type=int, default=64, help="tokens of an example (64)")
+    add("--precision", choices=PRECISIONS, default="fp32", help="fp32")
+    add("--deepspeed_config", type=Path, help="a DeepSpeed file of your own")
+    add("--cosine", action="store_true", help="let the learning rate fall as a cosine, not stay where it is")
+    add("--eval_every", type=int, default=0, help="validate after every so many steps (default: at the end)")
+    add("--eval_batches", type=int, default=8, help="how many batches a validation takes (8)")
+    add("--checkpoint_every", type=int, default=0, help="keep a checkpoint after every so many steps")
+    add("--resume", action="store_true", help="go on from the last checkpoint in --output_dir")
+    add("--save", action="store_true", help="save the trained model in Hugging Face's format")
+    add("--dropped", type=int, default=2, help="steps at the beginning that are not measured (2)")
+    add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
+    add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
+    return parser
+
+
+def _strategy(given: dict) -> str:
+    """The strategy's name, also from --framework, --zero_stage and --offload."""
+    framework = given["framework"]
+    if framework is None:
+        if given["zero_stage"] is not None or given["offload"]:
+            raise InputError("--zero_stage and --offload go with --framework deepspeed; or say --strategy zero2_offload")
+        return given["strategy"] or "ddp"
+    if given["strategy"]:
+        raise InputError("expected --strategy or --framework, got both; leave one out")
+    if framework != "deepspeed":
+        if given["zero_stage"] is not None or given["offload"]:
+            raise InputError(f"--zero_stage and --offload go with --framework deepspeed, got {framework}")
+        return "single" if framework == "none" else framework
+    return f"zero{given['zero_stage'] or 0}" + ("_offload" if given["offload"] else "")
+
+
+def join(config: RunConfig) -> None:
+    """The process group of a run; waits until all workers are there."""
+    os.environ["LOCAL_RANK"] = str(config.node_rank)  # DeepSpeed and torch's own launcher look for it
+    address = f"tcp://{config.master_ip}:{config.master_port}"
+    dist.init_process_group(config.backend, init_method=address, rank=config.rank, world_size=config.world_size)
+
+
+def start_workers(module: str, count: int, argv: list[str], quiet: bool = False) -> int:
+    """Run `python -m module argv` on `count` workers of this machine; their output goes to stderr. The exit code."""
+    launch = [sys.executable, "-m", "cluster.launch", "--workers", str(count), "--", "-m", module, *argv]
+    silent = subprocess.DEVNULL if quiet else sys.stderr
+    return subprocess.run(launch, cwd=ROOT, stdout=silent).returncode
+
+
+def environment() -> dict:
+    """With what, where and when it was measured: stands in every result."""
+    from datetime import UTC, datetime
+
+    from common.record import versions
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    cores = len(os.sched_getaffinity(0))
+    found = versions()
+    for package in ("deepspeed",):
+        try:
+            from importlib.metadata import version
+
+            found[package] = version(package)
+        except ImportError:
+            found[package] = "not installed"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "versions": found,
+        "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else ""),
+        "host": socket.gethostname(),
+        "cores": cores,
+        "gpu": gpu,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "load": round(os.getloadavg()[0], 1),
+    }

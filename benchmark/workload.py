@@ -1,0 +1,159 @@
+"""What is trained: GPT-2 on OSCAR text or T5 on translation pairs, the model from its configuration or from a folder."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+
+from common.errors import InputError
+from common.model_fit import set_dropout
+from common.models import load_tokenizer, model_path
+from common.optim import set_seed
+from common.oscar import load_blocks
+
+# Raffel et al. 2020, "Exploring the Limits of Transfer Learning", and the released configurations; 3b and 11b differ
+# from large in the width of their attention and feed-forward layers only.
+T5_SIZES = {
+    "t5-small": {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
+    "t5-large": {"d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
+    "t5-3b": {"d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24, "num_heads": 32},
+    "t5-11b": {"d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_layers": 24, "num_heads": 128},
+}
+MODELS = ("gpt2", "gpt2-tiny", "t5-tiny", *T5_SIZES)
+
+Batch = dict[str, Tensor]
+
+
+class TokenExamples(Dataset):
+    """Blocks of tokens (T,) as GPT-2 trains on them: each token predicts the next."""
+
+    def __init__(self, blocks: Any) -> None:
+        self.blocks = blocks
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, index: int) -> Batch:
+        tokens = self.blocks[index]
+        return {"input_ids": tokens, "labels": tokens}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model's configuration and its data. Items are dicts of tensors (T,); `model(**batch).loss` is the loss."""
+
+    kind: str  # "gpt2" or "t5"
+    source: str | None  # a folder to load weights from; None: random weights
+    config: Any
+    tokenizer: Any
+    train: Dataset
+    validation: Dataset
+
+    def build(self, settings: Any) -> nn.Module:
+        """A fresh model, the same on every worker and for every strategy with the same seed."""
+        set_seed(settings.seed)
+        model_class: Any = GPT2LMHeadModel if self.kind == "gpt2" else T5ForConditionalGeneration
+        model = model_class.from_pretrained(self.source) if self.source else model_class(self.config)
+        model.config.use_cache = False
+        if settings.dropout is not None:
+            set_dropout(model, settings.dropout)
+        model.train()
+        return model
+
+    def batches(self, settings: Any, first_step: int = 0) -> Iterator[Batch]:
+        """This worker's batches from `first_step` on, without end: `accumulation` of them for each step.
+
+        The examples of a step, over all workers, are the next ones of a shuffled order that does not depend on the
+        number of workers; a part of an epoch that does not fill a step is left out.
+        """
+        size, world, per_step = settings.batch_size, settings.world_size, settings.examples_per_step
+        count = len(self.train)  # type: ignore[arg-type]
+        steps = count // per_step
+        if not steps:
+            raise InputError(f"expected at least {per_step} training examples for one step, found {count}; fewer workers?")
+        epoch, order = -1, torch.empty(0)
+        step = first_step
+        while True:
+            if step // steps != epoch:
+                epoch = step // steps
+                generator = torch.Generator().manual_seed(settings.seed + epoch)
+                order = torch.randperm(count, generator=generator)
+            here = order[step % steps * per_step :][:per_step].view(settings.accumulation, world, size)
+            for micro in here[:, settings.rank].tolist():
+                yield default_collate([self.train[i] for i in micro])
+            step += 1
+
+    def validation_batches(self, settings: Any) -> Iterator[Batch]:
+        """The first --eval_batches batches of the validation set: the same on every worker."""
+        size, count = settings.batch_size, len(self.validation)  # type: ignore[arg-type]
+        for begin in range(0, min(count, settings.eval_batches * size) - size + 1, size):
+            yield default_collate([self.validation[i] for i in range(begin, begin + size)])
+
+
+def load_workload(settings: Any) -> Workload:
+    """Data and configuration for --model; raises InputError if there is no such model or no usable data."""
+    from benchmark.translation import load_pairs
+
+    name = settings.model
+    kind = _kind(name)
+    folder = model_path("tiny" if name.endswith("-tiny") else name, kind) if _is_folder(name) else None
+    tokenizer = load_tokenizer(settings.tokenizer_name if Path(settings.tokenizer_name).exists() else folder or "tiny", kind)
+    config = AutoConfig.from_pretrained(folder) if folder else _config(name)
+    if len(tokenizer) > config.vocab_size:
+        raise InputError(f"--tokenizer_name: {len(tokenizer)} tokens do not fit {name}'s {config.vocab_size}")
+    if kind == "gpt2":
+        if settings.length > config.n_positions:
+            raise InputError(f"--length: expected at most {config.n_positions} tokens for {name}, got {settings.length}")
+        data = load_blocks(settings.data_dir or _sample(), tokenizer, settings.length)
+        return Workload(kind, folder, config, tokenizer, TokenExamples(data.train), TokenExamples(data.validation))
+    train, validation = load_pairs(settings.data_dir, tokenizer, settings.length)
+    return Workload(kind, folder, config, tokenizer, train, validation)
+
+
+def validation_metrics(logits: Tensor, batch: Batch, kind: str) -> tuple[float, int, int]:
+    """Sum of the losses, tokens guessed right, tokens. logits (B, T, V); labels (B, T) with -100 at padding."""
+    labels = batch["labels"]
+    if kind == "gpt2":  # each token predicts the next
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100)
+    counted = labels != -100
+    return loss.item(), int((logits.argmax(-1) == labels)[counted].sum()), int(counted.sum())
+
+
+def summary(total: float, right: int, tokens: int) -> dict[str, float]:
+    """Loss per token, perplexity and next-token accuracy; nothing where there was nothing to validate on."""
+    if not tokens:
+        return {}
+    return {"loss": total / tokens, "perplexity": math.exp(min(total / tokens, 700)), "accuracy": right / tokens}
+
+
+def _kind(name: str) -> str:
+    if name in MODELS:
+        return name.partition("-")[0]
+    found = json.loads((Path(name) / "config.json").read_text()).get("model_type")
+    if found not in ("gpt2", "t5"):
+        raise InputError(f"--model: expected a GPT-2 or T5, {name} holds {found}; name another folder")
+    return found
+
+
+def _is_folder(name: str) -> bool:
+    return name.endswith("-tiny") or name not in MODELS
+
+
+def _config(name: str) -> Any:
+    if name == "gpt2":
+        return GPT2Config()  # 124,439,808 parameters
+    return T5Config(**T5_SIZES[name], vocab_size=32128, decoder_start_token_id=0)
+
+
+def _sample() -> Path:
+    from common.sample_data import oscar_sample_file
+
+    return oscar_sample_file()

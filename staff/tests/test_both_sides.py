@@ -1,0 +1,80 @@
+"""The handout from both sides: what is open is not attempted, what is solved passes, and nothing else changes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from common.course import load_course
+from common.paths import ROOT
+from staff import both_sides
+from staff.grading_pool import Test
+
+TESTS = {
+    "test_join": Test("t.py::test_join", "run_glue.py", "2a.1"),
+    "test_share": Test("t.py::test_share", "run_glue.py", "2a.2"),
+    "test_ladder": Test("t.py::test_ladder", "run_glue.py", "2a.3", ("2a.1", "2a.2")),
+}
+
+
+def sides(*arguments):
+    command = [sys.executable, "-m", "staff.both_sides", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stdout
+
+
+def test_a_region_builds_on_what_its_tests_build_on():
+    assert both_sides.with_needs("2a.3", TESTS) == {"2a.3", "2a.1", "2a.2", "1.2", "1.3", "1.4"}
+
+
+@pytest.mark.parametrize(
+    "statuses",
+    [
+        ("not attempted", "passed", "skipped"),
+        ("not attempted", "passed", "passed"),  # it can do without
+    ],
+)
+def test_while_a_region_is_open_only_its_tests_and_those_that_build_on_it_may_change(statuses):
+    assert both_sides.wrong_when_open("2a.1", TESTS, dict(zip(TESTS, statuses, strict=True))) == []
+
+
+@pytest.mark.parametrize(
+    "statuses, named",
+    [
+        (("crashed", "passed", "skipped"), "test_join"),
+        (("not attempted", "skipped", "skipped"), "test_share"),
+        (("not attempted", "passed", "wrong"), "test_ladder"),
+    ],
+)
+def test_any_other_change_is_named(statuses, named):
+    (line,) = both_sides.wrong_when_open("2a.1", TESTS, dict(zip(TESTS, statuses, strict=True)))
+
+    assert line.startswith(named)
+
+
+@pytest.mark.parametrize(
+    "status, right",
+    [("passed", True), ("skipped", False), ("wrong", False), ("not attempted", False)],
+)
+def test_once_it_is_solved_its_tests_pass_and_all_others_are_not_attempted(status, right):
+    seen = {"test_join": status, "test_share": "not attempted", "test_ladder": "not attempted"}
+
+    assert (both_sides.wrong_when_solved({"2a.1"}, TESTS, seen) == []) == right
+
+
+@pytest.mark.medium
+def test_the_last_region_of_task_2a_from_both_sides():
+    figures, said = sides("--region", "2a.3")
+
+    assert figures == {"regions": 1, "open": 1, "solved": 1}, said
+
+
+@pytest.mark.slow
+def test_every_region_from_both_sides():
+    count = len(load_course().regions)
+
+    figures, said = sides()
+
+    assert figures == {"regions": count, "open": count, "solved": count}, said

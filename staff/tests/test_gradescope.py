@@ -1,0 +1,199 @@
+"""Tests of the autograder: results.json by Gradescope's specification, late days, the zip, and a try as the platform."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from common.course import load_course
+from common.paths import ROOT
+from staff.gradebook import Row
+from staff.gradescope import build
+from staff.gradescope.results import VISIBILITIES, late_days, results, unfinished
+from staff.regions import find_regions
+
+COURSE = load_course()
+FORMATS = {"text", "html", "simple_format", "md", "ansi"}
+TOP = {
+    "score": (int, float), "execution_time": (int, float), "output": str, "output_format": str, "visibility": str,
+    "test_output_format": str, "test_name_format": str, "stdout_visibility": str, "extra_data": dict, "tests": list,
+    "leaderboard": list,
+}  # fmt: skip
+TEST = {
+    "score": (int, float), "max_score": (int, float), "status": str, "name": str, "name_format": str, "number": str,
+    "output": str, "output_format": str, "tags": list, "visibility": str, "extra_data": dict,
+}  # fmt: skip
+LONGEST = 100_000  # characters; the platform cuts there
+
+
+def check_schema(content: dict) -> None:
+    """results.json by the specification: known fields of the right types and values, a score that can be had."""
+    for fields, known in [(content, TOP), *((test, TEST) for test in content["tests"])]:
+        for name, value in fields.items():
+            assert name in known, name
+            assert isinstance(value, known[name]) and not isinstance(value, bool), (name, value)
+            assert not name.endswith("format") or value in FORMATS, (name, value)
+            assert not name.endswith("visibility") or value in VISIBILITIES, (name, value)
+            assert not isinstance(value, str) or len(value) <= LONGEST
+    assert "score" in content or content["tests"]
+    for test in content["tests"]:
+        assert test["status"] in ("passed", "failed") and 0 <= test["score"] <= test["max_score"]
+        assert all(isinstance(tag, str) for tag in test["tags"])
+    assert len(json.dumps(content)) < 10 * LONGEST
+
+
+def graded(*tests: tuple[str, str, str], **run) -> Row:
+    """A row from (id, status, message), each of 2 points and of region 2b.1."""
+    told = [
+        {"id": id, "task": "2b", "region": "2b.1", "status": status, "points": 2 * (status == "passed"),
+         "max_points": 2, "message": message}
+        for id, status, message in tests
+    ]  # fmt: skip
+    score, most = (sum(test[key] for test in told) for key in ("points", "max_points"))
+    report = {"submission": "submission", "score": score, "max_score": most, "tests": told}
+    return Row(report | {"environment": {"seed": 1}, "sandbox": {"user": True}}, {"notes": [], "output": {}, **run})
+
+
+def test_results_follow_the_specification():
+    long = [{"rank": rank, "ended": "raised", "stdout": str(rank) * 4000, "stderr": ""} for rank in range(8)]
+    tests = [(f"tests/t.py::test_{n}", "wrong", "m" * 50_000) for n in range(100)]
+    row = graded(("tests/t.py::test_a", "passed", ""), *tests, output={tests[0][0]: long})
+
+    content = results(row, COURSE, 2, 61.2)
+
+    check_schema(content)
+    assert (content["score"], content["execution_time"], content["extra_data"]["late_days"]) == (2, 62, 2)
+    assert content["tests"][0] | {"tags": []} == {
+        "score": 2, "max_score": 2, "status": "passed", "name": "a", "name_format": "text", "number": "2b.1",
+        "output": "", "output_format": "text", "tags": [], "visibility": "visible",
+    }  # fmt: skip
+
+
+def test_what_stands_there_until_the_end_follows_the_specification_too():
+    check_schema(unfinished(COURSE, "not yet"))
+
+
+def test_a_failure_says_its_status_the_hint_and_what_ranks_printed():
+    ranks = [{"rank": 1, "ended": "raised at x.py:3", "stdout": "hello", "stderr": ""}]
+    row = graded(("tests/t.py::test_it", "crashed", "rank 1 raised"), output={"tests/t.py::test_it": ranks})
+
+    (test,) = results(row, COURSE, None, 1)["tests"]
+
+    assert test["output"].startswith("crashed: rank 1 raised")
+    assert COURSE.regions["2b.1"].hints[0] in test["output"] and "hello" in test["output"]
+
+
+def test_hidden_tests_are_shown_when_the_course_says_and_the_others_always():
+    row = graded(("tests/t.py::test_a", "wrong", "x"), ("staff/hidden/test_b.py::test_b", "wrong", "x"))
+
+    seen = [test["visibility"] for test in results(row, COURSE, None, 1)["tests"]]
+
+    assert seen == ["visible", COURSE.hidden["visibility"]]
+
+
+DUE = "2026-03-01T23:00:00.000000-08:00"
+
+
+@pytest.mark.parametrize(
+    "created, users, late",
+    [
+        ("2026-03-01T22:59:59.000000-08:00", [], 0),
+        ("2026-03-02T08:00:01.000000+01:00", [], 1),
+        ("2026-03-03T23:00:00.000000-08:00", [], 2),
+        ("2026-03-04T01:00:00.000000-08:00", [{"id": 1}, {"id": 2, "assignment": {"due_date": DUE}}], 3),
+        ("2026-03-04T01:00:00.000000-08:00", [{"assignment": {"due_date": "2026-03-03T23:00:00-08:00"}}], 1),
+    ],
+)
+def test_a_day_late_is_each_that_has_begun_and_an_extension_counts(tmp_path, created, users, late):
+    told = {"created_at": created, "assignment": {"due_date": DUE, "late_due_date": None, "total_points": "100.0"}}
+    (tmp_path / "m.json").write_text(json.dumps(told | {"users": users}))
+
+    assert late_days(tmp_path / "m.json") == late
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"created_at": "x", "assignment": {"due_date": null}}'])
+def test_without_a_due_date_nobody_is_late(tmp_path, text):
+    if text is not None:
+        (tmp_path / "m.json").write_text(text)
+
+    assert late_days(tmp_path / "m.json") is None
+
+
+def test_the_zip_has_what_the_platform_runs_and_no_solution(tmp_path):
+    build.write(build.contents(), tmp_path / "a.zip")
+
+    with zipfile.ZipFile(tmp_path / "a.zip") as opened:
+        names = opened.namelist()
+        modes = {name: opened.getinfo(name).external_attr >> 16 & 0o777 for name in ("setup.sh", "run_autograder")}
+        texts = {name: opened.read(name).decode() for name in names}
+    assert modes == {"setup.sh": 0o755, "run_autograder": 0o755}
+    assert not [name for name in names if "banks" in name or "attacks" in name or "staff/tests" in name]
+    for region in COURSE.regions.values():
+        assert not find_regions_of(texts[region.file]), region.file
+        assert f"TODO {region.id}" in texts[region.file]
+    assert set(build.hidden_files()) <= set(names)
+
+
+def find_regions_of(text: str) -> list:
+    return find_regions(text) if "BEGIN SOLUTION" in text else []
+
+
+def test_the_same_source_gives_the_same_zip(tmp_path):
+    for name in ("a.zip", "b.zip"):
+        build.write(build.contents(), tmp_path / name)
+
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def autograder(tmp_path_factory) -> Path:
+    """A folder as the platform makes it, set up; a Python that has everything is there already."""
+    folder = tmp_path_factory.mktemp("autograder")
+    build.write(build.contents(), folder / "a.zip")
+    with zipfile.ZipFile(folder / "a.zip") as opened:
+        for info in opened.infolist():
+            Path(opened.extract(info, folder / "source")).chmod(info.external_attr >> 16 & 0o777)
+    for name in ("submission", "results"):
+        (folder / name).mkdir()
+    done = subprocess.run(
+        ["bash", folder / "source/setup.sh"], env=os.environ | {"COS598D_PYTHON": sys.executable}, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()[-1000:]
+    return folder
+
+
+def run_autograder(folder: Path, timeout: int = 600) -> dict:
+    environment = os.environ | {"TIMEOUT": str(timeout), "COS598D_SLOWNESS": "3"}
+    script = folder / "source/run_autograder"
+    done = subprocess.run([script, folder], env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-1000:]
+    return json.loads((folder / "results/results.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_solution_gets_full_marks_on_the_platform(autograder):
+    for region in COURSE.regions.values():
+        (autograder / "submission" / region.file).parent.mkdir(parents=True, exist_ok=True)
+        (autograder / "submission" / region.file).write_bytes((ROOT / region.file).read_bytes())
+    due = {"due_date": "2026-03-01T23:00:00-08:00"}
+    metadata = {"created_at": "2026-03-03T00:00:00-08:00", "assignment": due, "users": []}
+    (autograder / "submission_metadata.json").write_text(json.dumps(metadata))
+
+    content = run_autograder(autograder)
+
+    check_schema(content)
+    assert [test["name"] for test in content["tests"] if test["status"] == "failed"] == []
+    assert content["score"] == sum(test["max_score"] for test in content["tests"])
+    assert content["extra_data"]["late_days"] == 2
+
+
+@pytest.mark.medium
+def test_what_was_earned_before_our_own_deadline_is_reported(autograder, tmp_path):
+    content = run_autograder(autograder, timeout=45)
+
+    check_schema(content)
+    assert len(content["tests"]) > 40 and content["score"] < sum(test["max_score"] for test in content["tests"])

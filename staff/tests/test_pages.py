@@ -1,0 +1,173 @@
+"""Tests of the pages: what a student reads, that nothing of a student's text can act, that a phone can show them."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from common.course import load_course
+from staff import pages
+from staff.gradebook import Row
+
+COURSE = load_course()
+MEAN = (
+    "every gradient is 3.000 times the mean on 3 workers: did you divide by world_size?\n"
+    "expected the mean of 3 workers' gradients; on rank 0, parameter 2 (4,): expected [1 2], got [3 6]"
+    " (off by 4 at most) (inputs drawn with seed 55; --seed 55 draws them again)"
+)
+GRID = "4 micro-batches on 2 partitions: nobody works in clock 1\nclock   0  1\npart 0  0  .\n"
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def a_test(region: str, status: str, message: str = "", name: str = "test_it_works") -> dict:
+    points = 2 if status == "passed" else 0
+    task = region.split(".")[0]
+    return {"id": f"tests/t.py::{name}", "task": task, "region": region, "status": status, "points": points,
+            "max_points": 2, "message": message}  # fmt: skip
+
+
+def row(*tests: dict, name: str = "alice", **run) -> Row:
+    score, most = (sum(test[key] for test in tests) for key in ("points", "max_points"))
+    report = {"submission": name, "score": score, "max_score": most, "tests": list(tests), "sandbox": {}}
+    environment = {"python": "3.11", "seed": 55}
+    return Row(report | {"environment": environment}, {"notes": [], "unreadable": False, "output": {}, **run})
+
+
+def output(ranks: int, *, alike: bool = False, text: str = "loss 0.7") -> dict:
+    said = [
+        {"rank": rank, "ended": "raised at x.py:3", "stdout": "" if alike else f"{rank}: {text}", "stderr": text}
+        for rank in range(ranks)
+    ]
+    return {"tests/t.py::test_it_works": said}
+
+
+def text_of(page: str) -> str:
+    """What is read: without tags, blanks as one."""
+    return " ".join(re.sub(r"<[^>]+>", " ", page.split("</style>")[1]).split())
+
+
+@pytest.mark.parametrize(
+    "message, cause, where, expected, got, rest",
+    [
+        (MEAN, "every gradient is 3.000 times the mean on 3 workers: did you divide by world_size?",
+         "expected the mean of 3 workers' gradients; on rank 0, parameter 2 (4,)", "[1 2]",
+         "[3 6] (off by 4 at most)", ""),
+        ("for MNLI expected a head with 3 outputs, got 2: was config given?", "was config given?", "for MNLI",
+         "a head with 3 outputs", "2", ""),
+        (GRID, "4 micro-batches on 2 partitions: nobody works in clock 1", "", "", "", "clock   0  1\npart 0  0  ."),
+        ("", "", "", "", "", ""),
+    ],
+)  # fmt: skip
+def test_a_message_is_taken_apart(message, cause, where, expected, got, rest):
+    said = pages.take_apart(message)
+
+    assert (said.cause, said.where, said.expected, said.got, said.rest) == (cause, where, expected, got, rest)
+    assert said.seed == ("55" if message == MEAN else "")
+
+
+def test_a_student_reads_points_failure_hint_and_how_to_see_it_again():
+    page = text_of(pages.student_page(row(a_test("1.1", "passed"), a_test("2a.3", "wrong", MEAN)), COURSE))
+
+    assert "2 of 4 points" in page
+    assert "Task 2a: Data parallel with gather and scatter 0 of 2" in page
+    assert "expected [1 2] got [3 6]" in page
+    assert f"Hint: {COURSE.regions['2a.3'].hints[0]}" in page.replace("&#39;", "'")
+    assert "pytest --seed 55 tests/t.py::test_it_works" in page
+    assert "Look here first: 2a.3" in page
+
+
+def test_a_skipped_test_gives_no_hint_and_is_not_where_to_look_first():
+    page = text_of(pages.student_page(row(a_test("2a.3", "skipped", "builds on region 1.1")), COURSE))
+
+    assert "builds on region 1.1" in page
+    assert "Hint:" not in page and "Look here first" not in page
+
+
+def test_what_each_rank_printed_is_shown_once_for_ranks_that_are_alike():
+    failed = a_test("2a.3", "crashed", "ranks 0-7 raised")
+
+    differ = text_of(pages.student_page(row(failed, output=output(8)), COURSE))
+    same = text_of(pages.student_page(row(failed, output=output(8, alike=True)), COURSE))
+
+    assert all(f"rank {rank} raised at x.py:3 {rank}: loss 0.7" in differ for rank in range(8))
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 raised at x.py:3 loss 0.7" in same
+
+
+def test_an_unreadable_submission_gets_the_reason_and_no_list_of_failures():
+    told = row(a_test("1.1", "crashed", "no zip"), notes=["the submission cannot be read: no zip"], unreadable=True)
+
+    page = text_of(pages.student_page(told, COURSE))
+
+    assert page.count("no zip") == 1
+
+
+@pytest.mark.parametrize("make", ["student", "class"])
+def test_nothing_a_student_wrote_can_act_and_nothing_comes_from_outside(make):
+    hostile = row(a_test("1.1", "wrong", HOSTILE), name=HOSTILE, notes=[HOSTILE], output=output(2, text=HOSTILE))
+
+    page = pages.student_page(hostile, COURSE) if make == "student" else pages.class_page([hostile], COURSE, HOSTILE)
+
+    assert "<script" not in page and "<img" not in page and ">49<" not in page
+    assert "{{ 7 * 7 }}" in page
+    assert not re.search(r"(src|href)=\"?(https?:)?//", page)
+    assert "default-src 'none'" in page
+
+
+def test_the_class_page_counts_mistakes_and_links_every_student():
+    rows = [row(a_test("1.2", "wrong", MEAN), name=name) for name in ("ann", "bob & co")]
+    rows.append(row(a_test("1.2", "passed"), name="cy"))
+
+    page = pages.class_page(rows, COURSE, "")
+
+    assert "2 of 3" in text_of(page) and "ann, bob &amp; co" in page
+    assert 'href="bob%20%26%20co/index.html"' in page
+    assert "Mean 0.7, median 0 of 2 points" in text_of(page)
+
+
+def test_a_class_in_which_nothing_can_be_read_still_has_a_page():
+    told = row(a_test("1.1", "crashed", "no zip"), notes=["no zip"], unreadable=True)
+
+    assert "1 could not be read" in text_of(pages.class_page([told], COURSE, ""))
+
+
+def widths(page: str, folder: Path, width: int) -> dict:
+    """How wide the page is in a window of `width`, told by a page around it: the page itself has no scripts."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not browser:
+        pytest.skip(f"no browser here: looked for {', '.join(BROWSERS)}")
+    (folder / "page.html").write_text(page)
+    (folder / "frame.html").write_text(
+        f"<iframe id=f src=page.html style='width:{width}px;height:900px;border:0'></iframe><pre id=out></pre><script>"
+        "onload=()=>{const d=f.contentDocument; out.textContent=JSON.stringify({page:d.documentElement.scrollWidth,"
+        "window:d.documentElement.clientWidth, text:d.body.innerText.length})}</script>"
+    )
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--allow-file-access-from-files",
+        "--dump-dom",
+    ]
+    command = [browser, *flags, f"--user-data-dir={folder / 'profile'}", f"file://{folder / 'frame.html'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return json.loads(re.search(r'<pre id="out">(.*?)</pre>', done.stdout)[1])  # type: ignore[index]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("make", ["student", "class"])
+def test_no_page_is_wider_than_the_window(tmp_path, width, make):
+    long = f"{'x' * 400} expected {list(range(200))}, got {'y' * 400}\n{'z' * 500}"
+    tests = [a_test("2a.3", "wrong", long), a_test("3.1", "crashed", MEAN, "test_" + "very_long_" * 12)]
+    told = row(*tests, name="n" * 80, notes=["m" * 300], output=output(8, text="w" * 300))
+
+    page = pages.student_page(told, COURSE) if make == "student" else pages.class_page([told] * 3, COURSE, "")
+    seen = widths(page.replace("<details>", "<details open>"), tmp_path, width)
+
+    assert seen["window"] == width and seen["text"] > 500
+    assert seen["page"] <= width

@@ -1,0 +1,56 @@
+"""The README says what is there: its tables are those of course.toml, its tree that of the files."""
+
+import re
+import subprocess
+
+from common.course import load_course
+from common.paths import ROOT
+from staff import messages
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COURSE = load_course()
+
+
+def rows(heading):
+    """The cells of the first table under a heading, without its first two lines."""
+    section = README.split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_table_of_regions_is_that_of_the_course():
+    said = [(id, file, points) for id, _, file, points in rows("Regions and points")[:-1]]
+
+    assert said == [(region.id, region.file, str(region.points)) for region in COURSE.regions.values()]
+    assert rows("Regions and points")[-1][-1] == str(COURSE.total)
+
+
+def test_the_points_of_the_parts_add_up():
+    assert sum(int(cells[-1] or 0) for cells in rows("The parts, in order")) == COURSE.total
+
+
+def tree():
+    """The names in the first column of the file tree, and the Python files named behind a folder as folder/file."""
+    named = set()
+    for line in README.split("## The file tree\n")[1].split("```")[1].splitlines():
+        first, _, rest = line.partition("   ")
+        if "/" in first or "." in first or "Makefile" in first:
+            names = first.split()
+            named |= {name.rstrip("/") for name in names}
+            named |= {names[0] + file for file in re.findall(r"\w+\.py", rest) if names[0].endswith("/")}
+    return named - {"handout."}
+
+
+def test_what_the_file_tree_names_is_there():
+    assert {name for name in tree() if not (ROOT / name).exists()} == set()
+
+
+def test_the_file_tree_names_every_file_and_folder_at_the_top():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    top = {file.split("/")[0] for file in tracked if not file.startswith(".")}
+
+    assert top - {"requirements.txt", "constraints.txt"} <= {name.split("/")[0] for name in tree()}
+
+
+def test_the_page_of_error_messages_is_up_to_date():
+    assert messages.PAGE.read_text(encoding="utf-8") == messages.page(), "run python -m staff.messages"

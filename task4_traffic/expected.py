@@ -1,0 +1,141 @@
+"""How many bytes a worker must send and receive, from the model and the algorithm alone: nothing here is measured.
+
+    python task4_traffic/expected.py --world_size 4                     the tiny BERT on the embedded sample
+    python task4_traffic/expected.py --world_size 4 --examples 2490 --grad_dtype bf16 --model_name_or_path FOLDER
+
+S: bytes of all gradients of one iteration, N: number of workers. README.md beside this file has the numbered steps.
+"""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+
+from common.errors import InputError, exit_on_input_error
+from common.models import model_path
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+BATCHES = (64, 32, 16)  # examples in one iteration of all workers together
+
+
+class Traffic(NamedTuple):
+    """Bytes that one worker sends and receives."""
+
+    sent: float
+    received: float
+
+
+def gradient_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """S: the bytes of all gradients that one iteration sends, if they travel as `dtype`.
+
+    4.2  After a backward pass of `model`:
+         [1] count the elements of every gradient there is; a tensor that two layers share counts once,
+         [2] one element takes as many bytes as the dtype says.
+    """
+    # TODO(cos598d) 4.2: elements of all gradients times the bytes of one element (about 2 lines)
+    # BEGIN SOLUTION 4.2
+    elements = sum(parameter.grad.numel() for parameter in model.parameters() if parameter.grad is not None)
+    return elements * torch.empty((), dtype=dtype).element_size()
+    # END SOLUTION 4.2
+
+
+def all_reduce_traffic(size: int, world_size: int) -> Traffic:
+    """What every worker sends and receives when a ring reduces tensors of `size` bytes.
+
+    4.2  [3] In how many rounds does a worker send a piece, and how large is a piece? It receives as much.
+    """
+    # TODO(cos598d) 4.2: rounds of the ring times the bytes of a piece (about 2 lines)
+    # BEGIN SOLUTION 4.2
+    moved = 2 * (world_size - 1) * size / world_size
+    return Traffic(sent=moved, received=moved)
+    # END SOLUTION 4.2
+
+
+def gather_scatter_traffic(size: int, world_size: int, rank: int) -> Traffic:
+    """What worker `rank` sends and receives when rank 0 gathers tensors of `size` bytes and scatters their means.
+
+    4.2  [4] Rank 0 sends to all others and receives from all others; each of them talks to rank 0 only.
+    """
+    # TODO(cos598d) 4.2: how many tensors does this rank send, and how many receive? (about 2 lines)
+    # BEGIN SOLUTION 4.2
+    partners = world_size - 1 if rank == 0 else 1
+    return Traffic(sent=partners * size, received=partners * size)
+    # END SOLUTION 4.2
+
+
+def iterations_per_epoch(examples: int, batch_size: int, world_size: int) -> int:
+    """Steps of an epoch; the sampler pads to the same number of examples on every worker, the last batch may be short.
+
+    Args:
+        examples: of the whole training set.
+        batch_size: of one worker.
+    """
+    # TODO(cos598d) 4.2: [5] examples of one worker, and the batches they fill (1-2 lines)
+    # BEGIN SOLUTION 4.2
+    return math.ceil(math.ceil(examples / world_size) / batch_size)
+    # END SOLUTION 4.2
+
+
+def traffic_per_epoch(iteration: Traffic, examples: int, batch_size: int, world_size: int) -> Traffic:
+    """What a worker sends and receives in a whole epoch, from what it does in one iteration. [6]"""
+    # TODO(cos598d) 4.2: as many times the traffic of one iteration as there are iterations (about 2 lines)
+    # BEGIN SOLUTION 4.2
+    iterations = iterations_per_epoch(examples, batch_size, world_size)
+    return Traffic(iteration.sent * iterations, iteration.received * iterations)
+    # END SOLUTION 4.2
+
+
+def example_model(name: str) -> nn.Module:
+    """The model, with gradients of one made-up example: every gradient has its size, whatever the numbers in it."""
+    path = model_path(name, "bert")
+    model = BertForSequenceClassification(BertConfig.from_pretrained(path, num_labels=2))
+    ids = torch.ones(1, 8, dtype=torch.long)  # (B, T)
+    torch.autograd.backward(model(input_ids=ids, labels=torch.zeros(1, dtype=torch.long)).loss)
+    return model
+
+
+def table(size: int, world_size: int, examples: int) -> str:
+    """Rank 0 and another rank, by algorithm and batch size."""
+    lines = [
+        f"{'batch':>5} {'iterations':>10}  {'algorithm':<16} {'rank':<6} {'sent per iteration':>19} {'per epoch':>18}"
+    ]
+    for batch in BATCHES:
+        mine = max(1, batch // world_size)
+        steps = iterations_per_epoch(examples, mine, world_size)
+        for name, rank, each in (
+            ("all_reduce", "any", all_reduce_traffic(size, world_size)),
+            ("gather + scatter", "0", gather_scatter_traffic(size, world_size, 0)),
+            ("gather + scatter", "others", gather_scatter_traffic(size, world_size, 1)),
+        ):
+            epoch = traffic_per_epoch(each, examples, mine, world_size)
+            lines.append(f"{batch:>5} {steps:>10}  {name:<16} {rank:<6} {each.sent:>19,.0f} {epoch.sent:>18,.0f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_name_or_path", default="tiny", help="a BERT (%(default)s)")
+    parser.add_argument("--world_size", type=int, default=4, help="workers (%(default)s)")
+    parser.add_argument(
+        "--examples", type=int, default=2560, help="in the training set (%(default)s: the sample; RTE: 2490)"
+    )
+    parser.add_argument("--grad_dtype", choices=DTYPES, default="fp32")
+    given = parser.parse_args()
+    if given.world_size < 2:
+        raise InputError(f"--world_size: expected 2 or more, got {given.world_size}: one worker sends nothing")
+    size = gradient_bytes(example_model(given.model_name_or_path), DTYPES[given.grad_dtype])
+    print(
+        f"{size:,} bytes of gradients per iteration as {given.grad_dtype}; {given.world_size} workers; all in bytes\n"
+    )
+    print(table(size, given.world_size, given.examples))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,146 @@
+"""Task 4: task 2b, and it writes down every tensor that it sends.
+
+    arguments -> process group -> data -> model -> train (the lesson) -> record
+
+Shapes: B examples in a worker's batch, T tokens in an example. README.md beside this file has the numbered steps.
+"""
+
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+from transformers import BertConfig, BertForSequenceClassification
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+
+from common.arguments import parse_traffic_arguments
+from common.errors import exit_on_input_error
+from common.evaluation import evaluate, evaluate_only
+from common.glue import TASKS, load_glue
+from common.model_fit import fit_model
+from common.models import load_tokenizer
+from common.optim import build_optimizer, set_seed
+from common.process_group import process_group
+from task4_traffic.traffic import TrafficRecord
+
+
+def join(config):
+    """Become one of config.world_size workers.
+
+    2a.1  Join the process group at tcp://master_ip:master_port, with the backend, size and rank of `config`.
+    """
+    # TODO(cos598d) 2a.1: call init_process_group once (1-6 lines)
+    # BEGIN SOLUTION 2a.1
+    dist.init_process_group(
+        backend=config.backend,
+        init_method=f"tcp://{config.master_ip}:{config.master_port}",
+        world_size=config.world_size,
+        rank=config.rank,
+    )
+    # END SOLUTION 2a.1
+
+
+def load_model(config):
+    """BERT with a new head for this task's labels.
+
+    1.1  Load the pretrained weights from config.model_name_or_path. The head's size stands in `bert_config`.
+    """
+    bert_config = BertConfig.from_pretrained(config.config_name, num_labels=TASKS[config.task_name].num_labels)
+    # TODO(cos598d) 1.1: load the model with from_pretrained; remember to pass bert_config as config (1 line)
+    # BEGIN SOLUTION 1.1
+    model = BertForSequenceClassification.from_pretrained(config.model_name_or_path, config=bert_config)
+    # END SOLUTION 1.1
+    return model
+
+
+def sync_gradients(model, world_size, dtype, sent):
+    """Replace every parameter's gradient by its mean over all workers; gradients travel as `dtype`.
+
+    4.1  As in 2b.1, for every parameter that has a gradient, in the same order on every worker:
+         [1] make what is to be sent: the gradient as `dtype`, which is the gradient itself where that is its own,
+         [2] append to `sent`, before it goes: {"shape": ..., "dtype": ..., "elements": ..., "bytes": ...},
+         [3] all_reduce it, divide by the number of workers,
+         [4] put the mean back into the gradient, in the gradient's own precision.
+    """
+    # TODO(cos598d) 4.1: your lines of 2b.1, for a tensor in `dtype` that is written down first (about 10 lines)
+    # BEGIN SOLUTION 4.1
+    for parameter in model.parameters():
+        if parameter.grad is None:  # frozen or unused: so it is on every worker
+            continue
+        tensor = parameter.grad.to(dtype)
+        size = tensor.numel() * tensor.element_size()
+        entry = {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "elements": tensor.numel(), "bytes": size}
+        sent.append(entry)
+        tensor /= world_size  # before the sum, which may be too large for fp16
+        dist.all_reduce(tensor, op=dist.ReduceOp.SUM)  # every worker waits for every other
+        parameter.grad.copy_(tensor)
+    # END SOLUTION 4.1
+
+
+def train(config, worker, model, data, record):
+    """Fine-tune `model` on data.train; in every step the workers together see one batch.
+
+    2a.2  Share the examples: every worker a batch of its own, together the batch one worker would have; and another
+          order every epoch.
+    1.2  Compute the gradient of the loss with respect to every parameter.
+    4.1  Average the gradients over the workers, before they are clipped: clipping is not linear.
+    1.3  Update the parameters.
+    1.4  After every epoch, measure the model on the dev set.
+    """
+    # TODO(cos598d) 2a.2: a DistributedSampler seeded with config.seed; its loader, batch of one worker (2-3 lines)
+    # BEGIN SOLUTION 2a.2
+    sampler = DistributedSampler(data.train, worker.world_size, worker.rank, seed=config.seed)
+    loader = DataLoader(data.train, sampler=sampler, batch_size=config.per_gpu_train_batch_size)
+    # END SOLUTION 2a.2
+    optimizer, scheduler = build_optimizer(config, model, len(loader))
+    for epoch in record.epochs(loader):
+        # TODO(cos598d) 2a.2: tell the sampler which epoch this is, or every epoch has the same order (1 line)
+        # BEGIN SOLUTION 2a.2
+        sampler.set_epoch(epoch)
+        # END SOLUTION 2a.2
+        model.train()  # dropout on; evaluate() turns it off
+        for batch in record.iterations(loader):  # token ids, masks, segments: (B, T); labels: (B,)
+            with record.phase("forward"):
+                loss = model(**batch).loss
+            with record.phase("backward"):
+                # TODO(cos598d) 1.2: compute the gradient of the loss with respect to every parameter (1 line)
+                # BEGIN SOLUTION 1.2
+                loss.backward()
+                # END SOLUTION 1.2
+            with record.phase("communication"):
+                sync_gradients(model, worker.world_size, record.dtype, record.sent)  # every worker waits here
+            with record.phase("optimizer"):
+                clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
+                # TODO(cos598d) 1.3: take one optimizer step (1 line)
+                # BEGIN SOLUTION 1.3
+                optimizer.step()
+                # END SOLUTION 1.3
+                scheduler.step()
+                model.zero_grad()
+            record.loss(loss.item())
+        if config.do_eval:
+            # TODO(cos598d) 1.4: call evaluate(), and give what it returns to record.evaluation (1-2 lines)
+            # BEGIN SOLUTION 1.4
+            record.evaluation(epoch, evaluate(config, worker, model, data))
+            # END SOLUTION 1.4
+
+
+def main():
+    config = parse_traffic_arguments("task4_traffic")
+    with process_group(config, join) as worker:
+        set_seed(config.seed)  # before the model, the same on every worker: its new head is random
+        tokenizer = load_tokenizer(config.tokenizer_name, "bert", config.do_lower_case)
+        data = load_glue(config, tokenizer)
+        model = fit_model(load_model(config), config, tokenizer, config.max_seq_length).to(worker.device)
+        record = TrafficRecord(config, worker)
+        record.describe(model, len(data.train), len(data.dev))
+        work = train if config.do_train else evaluate_only
+        work(config, worker, model, data, record)
+        record.write()
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,136 @@
+"""The record of a run that also keeps what it sent: the tensors, and the interface's counters around training.
+
+    record.sent                  list of the tensors of this iteration; sync_gradients appends to it
+    traffic_{r}.json             tensors by iteration, windows, framing
+    counters_{r}.csv             the interface's counters, ten times a second and at every iteration
+
+A window is one epoch's training on all workers, between two barriers: what happens outside it (downloads, loading,
+joining, evaluation) is no part of the figures.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from common.arguments import TrafficConfig
+from common.paths import atomic_write
+from common.process_group import Worker, interface_towards
+from common.record import Record
+from task4_traffic.counters import Counter, Sample
+from task4_traffic.expected import DTYPES
+
+# Bytes in front of every packet, as an interface counts them: Ethernet 14, IP 20, TCP 20 and its time stamps 12.
+PACKET_HEADER = 66
+CALIBRATION_BYTES = 50e6  # repeat the calibration up to about so much, for small models
+
+
+class TrafficRecord(Record):
+    """A Record with `sent`: for every tensor of the current iteration a dict of shape, dtype, elements and bytes."""
+
+    config: TrafficConfig
+
+    def __init__(
+        self, config: TrafficConfig, worker: Worker, send: Callable[[torch.Tensor], Any] | None = None
+    ) -> None:
+        super().__init__(config, worker)
+        self.sent: list[dict[str, Any]] = []
+        self._send = send or all_reduce
+        self._groups: list[dict[str, Any]] = []  # iterations that sent the same tensors: how many, and which
+        self._windows: list[dict[str, float]] = []
+        self.dtype = DTYPES[config.grad_dtype]
+        self.interface = config.interface or interface_towards(config.master_ip) or "lo"
+        self._counter = Counter(self.interface, config.output_dir / f"counters_{worker.rank}.csv")
+
+    def iterations(self, loader: Iterable) -> Iterator[dict[str, torch.Tensor]]:
+        """The batches of one epoch; the window opens before the first and closes after the last."""
+        self._open_window(f"window {len(self._windows) + 1} begins")
+        done = len(self._iterations)
+        self.sent = []
+        yield from super().iterations(loader)
+        self._close_window(len(self._iterations) - done)
+
+    def _finish_iteration(self, seconds: float) -> None:
+        super()._finish_iteration(seconds)
+        self._counter.mark(f"iteration {len(self._iterations)}")
+        if self._groups and self._groups[-1]["tensors"] == self.sent:
+            self._groups[-1]["iterations"] += 1
+        else:
+            self._groups.append({"iterations": 1, "tensors": self.sent})
+        self.sent = []
+
+    def _open_window(self, event: str) -> Sample:
+        dist.barrier()  # nobody sends before all are here, ...
+        self._begun = self._counter.mark(event)
+        return self._begun
+
+    def _close_window(self, iterations: int) -> None:
+        dist.barrier()  # ... and everything has arrived when all are here again
+        end = self._counter.mark(f"window {len(self._windows) + 1} ends")
+        self._windows.append({"iterations": iterations, **between(self._begun, end)})
+
+    def write(self) -> None:
+        """Calibrate the framing, then write all files of this rank."""
+        framing = self._calibrate()
+        self._counter.stop()
+        super().write()
+        traffic = {
+            "rank": self.worker.rank,
+            "world_size": self.worker.world_size,
+            "interface": self.interface,
+            "grad_dtype": self.config.grad_dtype,
+            "sent": self._groups,
+            "windows": self._windows,
+            "framing": framing,
+        }
+        with atomic_write(self.config.output_dir / f"traffic_{self.worker.rank}.json") as file:
+            json.dump(traffic, file, indent=1)
+
+    def _calibrate(self) -> dict[str, float]:
+        """Bytes that one iteration moves beside its payload, measured apart from training and from any expectation.
+
+        The same bytes travel twice: as the tensors of an iteration, and as one. The payload is the same, so the
+        difference is what the many messages cost. What the one large tensor costs is the headers of its packets.
+        """
+        # Rank 0's list for all: with lists of different lengths the workers would wait for each other for ever.
+        lists = [[(entry["elements"], entry["dtype"]) for entry in self._groups[0]["tensors"]] if self._groups else []]
+        dist.broadcast_object_list(lists, src=0)
+        tensors = [torch.zeros(elements, dtype=getattr(torch, str(name).split(".")[-1])) for elements, name in lists[0]]
+        if not tensors:
+            return {"sent": 0.0, "received": 0.0, "messages": 0}
+        flat = torch.cat(tensors)
+        times = max(1, min(10, int(CALIBRATION_BYTES / (flat.numel() * flat.element_size()))))
+        many = self._measure(tensors, times)
+        one = self._measure([flat], times)
+        headers = {way: PACKET_HEADER * one[f"{way}_packets"] for way in ("sent", "received")}
+        extra = {way: (many[way] - one[way] + headers[way]) / times for way in ("sent", "received")}
+        return {**extra, "messages": len(tensors)}
+
+    def _measure(self, tensors: list[torch.Tensor], times: int) -> dict[str, float]:
+        begin = self._open_window("calibration begins")
+        for _ in range(times):
+            for tensor in tensors:
+                self._send(tensor)
+            self.worker.pulse.beat()
+        dist.barrier()
+        return between(begin, self._counter.mark("calibration ends"))
+
+
+def between(begin: Sample, end: Sample) -> dict[str, float]:
+    """What the interface moved between two readings; the keys are those of a window."""
+    return {
+        "begin": begin.time,
+        "end": end.time,
+        "received": end.received - begin.received,
+        "sent": end.sent - begin.sent,
+        "received_packets": end.received_packets - begin.received_packets,
+        "sent_packets": end.sent_packets - begin.sent_packets,
+    }
+
+
+def all_reduce(tensor: torch.Tensor) -> None:
+    """Below torch.distributed's usual functions, because how to use those is the lesson."""
+    group: Any = dist.group.WORLD
+    group.allreduce([tensor]).wait()

@@ -1,0 +1,126 @@
+"""The report as a PDF: whatever a student writes becomes pages, and the same text gives the same bytes."""
+
+import re
+import zlib
+
+import pytest
+from PIL import Image
+
+from handin.pdf import markdown_to_pdf
+
+EVERYTHING = """# Title
+
+Some *emphasis*, **strong**, ***both***, `code`, a [link](https://example.org) and <b>HTML</b>.
+A second line; a hard break\\
+here. Ω ± ≈ → ł and 汉字 and \U0001f600.
+
+- one
+- two
+  1. deeper
+  2. still
+
+     a second paragraph
+- three
+
+> a quotation
+> - with a list
+
+| a | b |
+|---|---|
+| 1 |
+| x `y` | **z** | too many |
+
+```python
+def f(x):
+    return x  # a line that is much longer than the page is wide %s
+```
+
+    indented code
+
+---
+
+<!-- not to be seen -->
+
+""" % ("and goes on " * 20)  # noqa: UP031
+
+
+def pages(pdf):
+    return len(re.findall(rb"/Type /Page\b", pdf))
+
+
+def pictures(pdf):
+    return len(re.findall(rb"/Subtype /Image", pdf))
+
+
+def streams(pdf):
+    """Everything that is compressed in a PDF, unpacked."""
+    found = b""
+    for part in re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL):
+        try:
+            found += zlib.decompress(part)
+        except zlib.error:
+            found += part
+    return found
+
+
+def test_everything_that_markdown_has_becomes_pages(tmp_path):
+    pdf = markdown_to_pdf(EVERYTHING, tmp_path, "Title", "José")
+
+    assert pdf.startswith(b"%PDF-")
+    assert pages(pdf) >= 1
+
+
+def test_the_same_text_gives_the_same_bytes(tmp_path):
+    assert markdown_to_pdf(EVERYTHING, tmp_path, "T", "A") == markdown_to_pdf(EVERYTHING, tmp_path, "T", "A")
+
+
+def test_headings_are_in_the_outline(tmp_path):
+    pdf = markdown_to_pdf("# One\n\n## Scalability\n\n### Deep\n\n###### Deeper\n", tmp_path, "T", "")
+
+    text = pdf + streams(pdf)
+    for heading in ("One", "Scalability", "Deep", "Deeper"):
+        assert heading.encode() in text or heading.encode("utf-16-be") in text
+
+
+def test_pictures_are_embedded(tmp_path):
+    Image.new("RGB", (300, 200), "red").save(tmp_path / "wide.png")
+    Image.new("RGB", (20, 900), "blue").save(tmp_path / "tall.png")
+
+    pdf = markdown_to_pdf("![a](wide.png)\n![b](tall.png)\n\n![c](wide.png)\n", tmp_path, "T", "")
+
+    assert pictures(pdf) == 2  # the second use of a picture refers to the first
+
+
+@pytest.mark.parametrize("source", ["none.png", "../outside.png", "broken.png", "folder", "https://example.org/x.png"])
+def test_a_picture_that_cannot_be_shown_is_named_instead(tmp_path, source):
+    folder = tmp_path / "report"
+    (folder / "folder").mkdir(parents=True)
+    (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    Image.new("RGB", (9, 9)).save(tmp_path / "outside.png")
+
+    pdf = markdown_to_pdf(f"![a]({source})\n", folder, "T", "")
+
+    assert pages(pdf) == 1
+    assert pictures(pdf) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x" * 5000,
+        "`" + "y" * 3000 + "`",
+        "".join("  " * i + "- item\n" for i in range(40)),
+        "| " + " | ".join(["column"] * 40) + " |\n" + "|---" * 40 + "|\n" + "| " + " | ".join(["cell"] * 40) + " |\n",
+        "| a |\n|---|\n" + "| " + "word " * 2000 + "|\n",
+        "| a |\n|---|\n" + "| row |\n" * 300,
+        "|  |\n|---|\n|  |\n",
+        "# " + "long heading " * 60,
+        "1. \n2. \n",
+        "\x00\x07 control \u202e characters",
+        "```\n" + "\t" * 50 + "x\n```\n",
+    ],
+    ids=["nothing", "word", "code", "depth", "columns", "cell", "rows", "empty", "heading", "list", "control", "tabs"],
+)
+def test_unusual_text_breaks_nothing(tmp_path, text):
+    assert pages(markdown_to_pdf(text, tmp_path, "T", "")) >= 1
