@@ -104,7 +104,7 @@ def load_workload(settings: Any) -> Workload:
     name = settings.model
     kind = _kind(name)
     folder = model_path("tiny" if name.endswith("-tiny") else name, kind) if _is_folder(name) else None
-    tokenizer = load_tokenizer(settings.tokenizer_name if Path(settings.tokenizer_name).exists() else folder or "tiny", kind)
+    tokenizer = load_tokenizer(settings.tokenizer_name or folder or "tiny", kind)
     config = AutoConfig.from_pretrained(folder) if folder else _config(name)
     if len(tokenizer) > config.vocab_size:
         raise InputError(f"--tokenizer_name: {len(tokenizer)} tokens do not fit {name}'s {config.vocab_size}")

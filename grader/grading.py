@@ -115,7 +115,7 @@ def imported(path: Path, file: str) -> list[tuple[int, str]]:
     try:
         tree = ast.parse(path.read_bytes(), file)
     except (OSError, SyntaxError, ValueError) as error:
-        raise Crashed(f"{file} cannot be read: {error}") from None
+        raise Crashed(f"{file} cannot be read: {type(error).__name__}: {error}") from None
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

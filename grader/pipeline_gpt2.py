@@ -26,7 +26,9 @@ def _inputs(grade: Grade, masked: bool) -> dict[str, Any]:
             mask[example, :example] = 0
         labels[example, : int(draw.integers(0, TOKENS - 3))] = -100
     labels[0] = tokens[0]  # micro-batches do not weigh the same
-    labels[mask == 0] = -100 if masked else labels[mask == 0]
+    if masked:  # no loss from padding, nor from what a place of padding says of the next token
+        labels[mask == 0] = -100
+        labels[:, 1:][mask[:, :-1] == 0] = -100
     rows = {"tokens": tokens.tolist(), "labels": labels.tolist(), "mask": mask.tolist() if masked else None}
     return rows | {"blocks": BLOCKS, "vocabulary": VOCABULARY}
 

@@ -114,22 +114,22 @@ def _missing(missing: list[int], expected: list[Place]) -> str:
 def _wrong_cut(
     layers: list[Layer], expected: list[Place], got: list[Place], wanted: list[int], found: list[int]
 ) -> str:
-    devices = [device for device, _ in expected]
     homeless = _homeless(layers)
     lonely = [place for place in got if place not in expected and set(place[1]) <= homeless]
     if lonely and lonely[0] == got[0]:
         return "layers that lie nowhere at the very start have a partition of their own: they join the layer after them"
     if lonely:
         return "a layer that lies nowhere has a partition of its own: it joins the layer before it"
-    if len(set(devices)) < len(devices) and len(got) == len(set(devices)):
+    if any(sorted(numbers) != list(range(min(numbers), max(numbers) + 1)) for _, numbers in got if numbers):
         return "layers of one device that are no neighbours share a partition: the data comes back to a device later"
     if found != wanted:
         return "the layers are in another order: they compute one after the other, as they are given"
-    if [numbers for _, numbers in got] == [numbers for _, numbers in expected]:
+    nested = any("layers" in one for one in layers)
+    if not nested and [numbers for _, numbers in got] == [numbers for _, numbers in expected]:
         return "the layers are cut right, but the devices are others: a partition has the device of its layers"
     if len(got) == 1 and len(expected) > 1:
         return "all layers are in one partition: ask _retrieve_device of each layer, it knows the labels"
-    if any("layers" in one for one in layers):
+    if nested:
         return (
             "nested Sequentials are to be opened: a label inside them counts, and one around them holds for all inside"
         )

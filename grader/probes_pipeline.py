@@ -97,7 +97,8 @@ def forward(context: Context) -> list[Any]:
     """
     a = context.arguments
     module = context.load(a["file"])
-    pipe = make_pipe(module, [nn.Identity() for _ in range(a["stages"])], a["split_size"])
+    devices = [*(f"cpu:{j}" for j in range(a["stages"] - 1)), a["last"]]
+    pipe = make_pipe(module, [nn.Identity() for _ in devices], a["split_size"], devices)
     told: list[Any] = []
 
     def cycles(micro_batches: int, partitions: int) -> Iterator[list[tuple[int, int]]]:

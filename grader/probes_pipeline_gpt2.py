@@ -36,9 +36,9 @@ def _inputs(a: dict) -> dict[str, torch.Tensor]:
 
 
 def _step(model: Any, a: dict) -> dict[str, Any]:
-    loss = model(**_inputs(a)).loss
-    loss.backward()
-    return {"loss": loss, "gradients": {name: parameter.grad for name, parameter in model.named_parameters()}}
+    output = model(**_inputs(a))
+    output.loss.backward()
+    return {"loss": output.loss, "gradients": {name: parameter.grad for name, parameter in model.named_parameters()}}
 
 
 def plain(context: Context) -> dict[str, Any]:

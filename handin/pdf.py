@@ -17,6 +17,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from PIL import Image
 
+from handin.figures import is_whole
+
 _FONTS = Path(matplotlib.get_data_path(), "fonts", "ttf")
 _SIZE = 10  # of running text, in points
 _HEADINGS = {"h1": 18, "h2": 13, "h3": 11}
@@ -137,7 +139,7 @@ class _Writer:
         """One or two beside each other, each with its caption below."""
         paths = [(self.folder / str(picture.attrs["src"])).resolve() for picture in pictures]
         inside = self.folder.resolve()
-        if not all(path.is_relative_to(inside) and path.is_file() for path in paths):
+        if not all(path.is_relative_to(inside) and is_whole(path) for path in paths):
             self._runs([Token("text", "", 0, content=f"[no picture {pictures[0].attrs['src']}]")])
             self.pages.ln(7)
             return
@@ -168,6 +170,13 @@ class _Writer:
         size = next((size for size in (8, 7.5, 7, 6.5) if _fits(rows, pages, size)), 6)
         widths = _column_widths(rows, pages, size)
         pages.set_font("Sans", size=size)
+        if any(
+            pages.get_string_width(cell) > 30 * width for row in rows for cell, width in zip(row, widths, strict=True)
+        ):
+            for row in rows:  # fpdf2 refuses a row that is higher than a page
+                self._runs([Token("text", "", 0, content=" | ".join(row))])
+                pages.ln(5)
+            return
         self._keep_together(min(9.0 * len(rows), 120))
         with pages.table(
             col_widths=widths,

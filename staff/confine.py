@@ -22,8 +22,8 @@ MIB = 1 << 20
 SHARED_MEMORY = Path("/dev/shm")
 READABLE = (
     "/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf",
-    "/etc/host.conf", "/etc/gai.conf", "/etc/passwd", "/etc/localtime", "/etc/ssl", "/sys/devices/system/cpu",
-    "/sys/class/net", "/sys/devices/virtual/net", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat",
+    "/etc/host.conf", "/etc/gai.conf", "/etc/passwd", "/etc/localtime", "/etc/ssl", "/etc/fonts", "/sys/devices",
+    "/sys/class/net", "/sys/bus/pci/devices", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat",
     "/proc/sys/kernel", "/dev/zero", "/dev/urandom", "/dev/random",
 )  # fmt: skip
 
@@ -67,6 +67,7 @@ def build(policy: Policy, folder: str) -> None:
     if "limits" in walls:
         set_limits(policy)
     _drop_rights(policy)
+    os.environ["HOME"] = folder
     kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # a change of the user has cleared it
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
     if "memory" in walls:

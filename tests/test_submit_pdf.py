@@ -32,7 +32,7 @@ here. Ω ± ≈ → ł and 汉字 and \U0001f600.
 
 ```python
 def f(x):
-    return x  # a line that is much longer than the page is wide %s
+    return x  # a line that is much longer than the page is wide, and goes on LONG
 ```
 
     indented code
@@ -41,7 +41,7 @@ def f(x):
 
 <!-- not to be seen -->
 
-""" % ("and goes on " * 20)  # noqa: UP031
+""".replace("LONG", "and goes on " * 20)
 
 
 def pages(pdf):

@@ -12,7 +12,8 @@ from handin.figures import Pictures
 from handin.gpt2 import FIGURES
 from handin.report import ASKS, build_report, summary, write_markdown
 from handin.sections import Findings
-from handin.student import make_student
+from handin.student import make_student, remembered
+from handin.words import read_words, seal
 from tests.run_records import change, write_ladder, write_run
 
 COURSE = load_course()
@@ -54,10 +55,10 @@ def build(tree):
     return report.markdown.read_text(), report.findings, "\n".join(summary(report, tree))
 
 
-def read(tree):
+def read(tree, words=None):
     """The report's text and findings without drawing anything, which takes a second."""
     findings = Findings()
-    text = write_markdown(tree, COURSE, ADA, tree / "runs", {}, findings, Pictures(tree))
+    text = write_markdown(tree, COURSE, ADA, tree / "runs", words or {}, findings, Pictures(tree))
     return text, findings
 
 
@@ -127,14 +128,17 @@ def test_a_damaged_figure_counts_as_missing(tree):
 
 
 def test_words_are_kept_when_the_report_is_built_again(tree):
-    build(tree)
+    path = tree / "report" / "report.md"
+    path.parent.mkdir()
+    path.write_text(seal(read(tree)[0]))
     for room in ASKS:
         write_words(tree, room, f"My **words** on {room}.\n\n- a | b\n")
-    change(tree / "runs/task3_ddp/rank0.json", parameters=5)
+    write_run(tree / "runs/task3_ddp", "task3_ddp", 4, seconds=0.05)
 
     text, findings, said = build(tree)
 
     assert all(f"My **words** on {room}.\n\n- a | b" in text for room in ASKS)
+    assert "| 0.0500\u00a0±\u00a0" in text
     assert not any("your own words" in what for what, _ in findings.missing)
     assert "it is kept as" not in said
 
@@ -152,14 +156,15 @@ def test_built_again_from_the_same_both_files_are_the_same(tree):
 
 
 def test_a_report_that_was_changed_outside_of_the_rooms_is_kept(tree):
-    build(tree)
     path = tree / "report" / "report.md"
-    path.write_text(path.read_text().replace("## Scalability\n", "## Scalability\n\nMine, in the wrong place.\n"))
+    path.parent.mkdir()
+    text = seal(read(tree)[0]).replace("## Scalability\n", "## Scalability\n\nMine, in the wrong place.\n")
+    path.write_text(text)
 
     _, _, said = build(tree)
 
     assert "kept as report/report.old1.md" in said
-    assert "Mine, in the wrong place." in (tree / "report/report.old1.md").read_text()
+    assert (tree / "report/report.old1.md").read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -172,9 +177,9 @@ def test_a_report_that_was_changed_outside_of_the_rooms_is_kept(tree):
     ],
 )
 def test_a_damaged_room_stops_the_build_and_nothing_is_overwritten(tree, old, new, said):
-    build(tree)
     path = tree / "report" / "report.md"
-    damaged = path.read_text().replace(old, new)
+    path.parent.mkdir()
+    damaged = seal(read(tree)[0]).replace(old, new)
     path.write_text(damaged)
 
     with pytest.raises(InputError, match=r"report/report.md:\d+: ") as error:
@@ -185,22 +190,14 @@ def test_a_damaged_room_stops_the_build_and_nothing_is_overwritten(tree, old, ne
 
 
 def test_words_of_a_room_that_no_longer_exists_are_kept_at_the_end(tree):
-    build(tree)
-    path = tree / "report" / "report.md"
-    path.write_text(path.read_text() + "<!-- your words: thanks -->\nTo all.\n<!-- end of your words: thanks -->\n")
-
-    text, _, _ = build(tree)
+    text, _ = read(tree, {"thanks": "To all."})
 
     assert "To all." in section(text, "Further notes")
+    assert read_words(text, "report.md")["thanks"] == "To all."
 
 
 def test_the_student_is_remembered(tree):
-    build(tree)
-
-    report = build_report(tree, COURSE, None)
-
-    assert report.pdf.name == "ab1234_Ada_Lovelace.pdf"
-    assert "Ada Lovelace, ab1234" in report.markdown.read_text()
+    assert remembered(read(tree)[0]) == ADA
 
 
 def test_a_speed_up_above_the_number_of_workers_is_flagged(tree):

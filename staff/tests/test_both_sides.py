@@ -9,12 +9,12 @@ import pytest
 from common.course import load_course
 from common.paths import ROOT
 from staff import both_sides
-from staff.grading_pool import Test
+from staff.grading_pool import Test as Grader
 
 TESTS = {
-    "test_join": Test("t.py::test_join", "run_glue.py", "2a.1"),
-    "test_share": Test("t.py::test_share", "run_glue.py", "2a.2"),
-    "test_ladder": Test("t.py::test_ladder", "run_glue.py", "2a.3", ("2a.1", "2a.2")),
+    "test_join": Grader("t.py::test_join", "run_glue.py", "2a.1"),
+    "test_share": Grader("t.py::test_share", "run_glue.py", "2a.2"),
+    "test_ladder": Grader("t.py::test_ladder", "run_glue.py", "2a.3", ("2a.1", "2a.2")),
 }
 
 

@@ -1,4 +1,4 @@
-"""Tests of the autograder: results.json by Gradescope's specification, late days, the zip, and a try as the platform."""
+"""Tests of the autograder: results.json by the specification, late days, the zip, and a try as the platform."""
 
 import json
 import os

@@ -1,0 +1,72 @@
+"""DeepSpeed's configuration files (configs/zero*.json), and what the command line sets in them for a fair comparison.
+
+The files are complete: `deepspeed --deepspeed_config` takes them as they are. In a benchmark run the batch sizes,
+precision, clipping and optimizer come from the command line, because they must be the same for every strategy; in a
+file of the user's own a value that says something else is an error, so that nobody measures what he did not ask for.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError
+
+CONFIGS = Path(__file__).with_name("configs")
+BETAS = [0.9, 0.999]
+
+
+def read_config(path: Path) -> dict:
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"--deepspeed_config: cannot read {path} ({error}); expected a DeepSpeed JSON file") from error
+    if not isinstance(config, dict):
+        raise InputError(f"--deepspeed_config: {path}: expected a JSON object")
+    return config
+
+
+def shared(settings: Any, offload: bool) -> dict:
+    """What is equal for every strategy, in DeepSpeed's words."""
+    adam = {
+        "lr": settings.learning_rate,
+        "betas": BETAS,
+        "eps": settings.adam_epsilon,
+        "weight_decay": settings.weight_decay,
+    }
+    config: dict[str, Any] = {
+        "train_batch_size": settings.examples_per_step,
+        "train_micro_batch_size_per_gpu": settings.batch_size,
+        "gradient_accumulation_steps": settings.accumulation,
+        "gradient_clipping": settings.max_grad_norm,  # DeepSpeed's own default is 1.0
+        # torch's AdamW, as everywhere else. An offloaded state is updated by DeepSpeed's own, vectorised for CPUs.
+        "optimizer": {"type": "AdamW", "params": adam if offload else adam | {"torch_adam": True}},
+        "bf16": {"enabled": settings.precision == "bf16"},
+        "fp16": {"enabled": settings.precision == "fp16"},
+        "steps_per_print": 10**9,
+    }
+    return config
+
+
+def deepspeed_config(settings: Any, strategy: str) -> dict:
+    """The file's configuration with the shared values."""
+    config = read_config(settings.deepspeed_config or CONFIGS / f"{strategy}.json")
+    return config | shared(settings, offload=strategy.endswith("_offload"))
+
+
+def contradiction(settings: Any) -> str:
+    """What a --deepspeed_config says that the command line does not, in one line; empty if there is nothing."""
+    if settings.deepspeed_config is None:
+        return ""
+    config = read_config(settings.deepspeed_config)
+    wanted = shared(settings, settings.strategy.endswith("_offload"))
+    stage = config.get("zero_optimization", {}).get("stage", 0)
+    if stage != int(settings.strategy[4]):
+        return f"--deepspeed_config: expected stage {settings.strategy[4]} for {settings.strategy}, the file has {stage}"
+    for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"):
+        if name in config and config[name] not in (wanted[name], "auto"):
+            sizes = f"{settings.batch_size} x {settings.accumulation} x {settings.world_size} workers"
+            return (
+                f"--deepspeed_config: {name} is {config[name]} in the file, but {wanted[name]} by the command line "
+                f"({sizes}); change one of them"
+            )
+    return ""

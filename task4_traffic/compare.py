@@ -1,0 +1,204 @@
+"""Observed against expected traffic, for runs with different batch sizes: a table and two plots.
+
+    python task4_traffic/compare.py runs/task4_64 runs/task4_32 runs/task4_16
+    python task4_traffic/compare.py runs/task4_64 --dstat node0.csv --interface eth1      observed by dstat, rank 0 only
+
+Payload is what expected.py says of the tensors that were written down. Framing is calibrated apart and shown apart.
+Nothing here fits one to the other.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+
+from common.errors import InputError, exit_on_input_error
+from common.figures import COLOURS, HATCHES, figure
+from task4_traffic.counters import rates, read_counters, volume
+from task4_traffic.expected import Traffic, all_reduce_traffic, gather_scatter_traffic, traffic_per_epoch
+
+SHOWN_ITERATIONS = 5  # in the plot over time
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one rank of a run has kept. Bytes are those of one iteration on average, on this rank's interface."""
+
+    name: str
+    rank: int
+    world_size: int
+    batch: int  # of all workers together
+    examples: int
+    batch_of_worker: int
+    tensors: int
+    tensor_bytes: float
+    expected: Traffic  # payload
+    framing: Traffic
+    observed: Traffic
+    epoch: Traffic  # expected payload of a whole epoch
+    steps_per_epoch: int
+
+
+def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Run:
+    """One rank's figures. Raises InputError for a folder that is not task 4's."""
+    record, traffic = read_json(folder, f"rank{rank}.json"), read_json(folder, f"traffic_{rank}.json")
+    iterations = sum(window["iterations"] for window in traffic["windows"])
+    written = sum(group["iterations"] for group in traffic["sent"])
+    total = sum(group["iterations"] * entry["bytes"] for group in traffic["sent"] for entry in group["tensors"])
+    if not iterations or not total:
+        raise InputError(f"{folder}: expected a run with iterations that wrote tensors down (region 4.1), found none")
+    n, size = record["world_size"], total / written
+    # On the loopback interface the packets of all workers pass, so the sum over them is expected there.
+    ranks = range(n) if traffic["interface"] == "lo" else [rank]
+    each = [payload(algorithm, size, n, which) for which in ranks]
+    expected = Traffic(sum(part.sent for part in each), sum(part.received for part in each))
+    batch = record["config"]["per_gpu_train_batch_size"]
+    examples = record["examples"]["train"]
+    return Run(
+        name=folder.name,
+        rank=rank,
+        world_size=n,
+        batch=batch * n,
+        examples=examples,
+        batch_of_worker=batch,
+        tensors=len(traffic["sent"][0]["tensors"]),
+        tensor_bytes=size,
+        expected=expected,
+        framing=Traffic(traffic["framing"]["sent"], traffic["framing"]["received"]),
+        observed=Traffic(*(sum(w[way] for w in traffic["windows"]) / iterations for way in ("sent", "received"))),
+        epoch=traffic_per_epoch(expected, examples, batch, n),
+        steps_per_epoch=record["steps_per_epoch"],
+    )
+
+
+def payload(algorithm: str, size: float, world_size: int, rank: int) -> Traffic:
+    """What expected.py says of one iteration."""
+    if algorithm == "all_reduce":
+        return all_reduce_traffic(size, world_size)  # type: ignore[arg-type]
+    return gather_scatter_traffic(size, world_size, rank)  # type: ignore[arg-type]
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        return json.loads((folder / name).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: expected {name} of a run of task4_traffic/run_glue.py ({error})") from None
+
+
+def table(runs: list[Run]) -> str:
+    """One row per run, bytes that this rank sends; ratios are observed over expected."""
+    head = f"{'batch':>5} {'tensors':>7} {'S':>11} {'iterations':>10} {'expected/epoch':>15} {'framing':>12}"
+    lines = [f"{head} {'observed/epoch':>15} {'/ payload':>9} {'/ with framing':>14}"]
+    for run in runs:
+        steps = run.steps_per_epoch
+        plain, framed = ratios(run)
+        lines.append(
+            f"{run.batch:>5} {run.tensors:>7} {run.tensor_bytes:>11,.0f} {steps:>10} {run.epoch.sent:>15,.0f}"
+            f" {run.framing.sent * steps:>12,.0f} {run.observed.sent * steps:>15,.0f} {plain:>9.4f} {framed:>14.4f}"
+        )
+    return "\n".join(lines)
+
+
+def ratios(run: Run) -> tuple[float, float]:
+    """Sent bytes, observed over expected: payload alone, and with the calibrated framing."""
+    return run.observed.sent / run.expected.sent, run.observed.sent / (run.expected.sent + run.framing.sent)
+
+
+def check_comparable(runs: list[Run]) -> None:
+    sizes = {run.world_size for run in runs}
+    if len(sizes) > 1:
+        words = ", ".join(f"{run.name} has {run.world_size}" for run in runs)
+        raise InputError(f"expected runs on the same number of workers, which the traffic depends on; {words}")
+
+
+def plot_over_time(path: Path, folder: Path, rank: int) -> None:
+    """Bytes per second in and out over the first iterations; dotted lines where an iteration ends."""
+    samples = read_counters(folder / f"counters_{rank}.csv")
+    ends = [sample.time for sample in samples if sample.event.startswith("iteration ")]
+    begins = [sample.time for sample in samples if sample.event == "window 1 begins"]
+    if not ends or not begins:
+        raise InputError(f"{folder}: expected marks of iterations in counters_{rank}.csv, found none")
+    shown = ends[: max(SHOWN_ITERATIONS, sum(end < begins[0] + 1 for end in ends))]  # at least a second
+    begin, end = begins[0], shown[-1]
+    curve = [point for point in rates(samples) if begin - 0.3 <= point[0] <= end + 0.3]
+    with figure(path, width=7.0) as axes:
+        for column, name, style in ((2, "sent", "-"), (1, "received", "--")):
+            moments = [point[0] - begin for point in curve]
+            axes.plot(moments, [point[column] / 1e6 for point in curve], style, color=COLOURS[column], label=name)
+        for number, moment in enumerate(shown):
+            axes.axvline(moment - begin, color="grey", linestyle=":", label="" if number else "an iteration ends")
+        axes.set_xlabel("time since training began (s)")
+        axes.set_ylabel("traffic (MB/s)")
+        axes.set_title(f"{folder.name}, rank {rank}")
+        axes.legend()
+
+
+def plot_epochs(path: Path, runs: list[Run]) -> None:
+    """Bytes sent in an epoch against the batch size: expected payload with framing on top, and observed."""
+    with figure(path) as axes:
+        places = list(range(len(runs)))
+        expected = [run.epoch.sent / 1e6 for run in runs]
+        framing = [run.framing.sent * run.steps_per_epoch / 1e6 for run in runs]
+        observed = [run.observed.sent * run.steps_per_epoch / 1e6 for run in runs]
+        left, right = [place - 0.2 for place in places], [place + 0.2 for place in places]
+        style: dict[str, Any] = {"width": 0.38, "edgecolor": "black"}
+        axes.bar(left, expected, color=COLOURS[0], hatch=HATCHES[0], label="expected payload", **style)
+        axes.bar(left, framing, bottom=expected, color=COLOURS[1], hatch=HATCHES[1], label="framing", **style)
+        axes.bar_label(
+            axes.bar(right, observed, color=COLOURS[2], hatch=HATCHES[2], label="observed", **style), fmt="%.4g"
+        )
+        axes.set_xticks(places, [str(run.batch) for run in runs])
+        axes.set_xlabel("batch of all workers together (examples)")
+        axes.set_ylabel("sent by one worker per epoch (MB)")
+        axes.set_title(f"{runs[0].world_size} workers")
+        axes.legend()
+        axes.margins(y=0.15)
+
+
+def observed_by_dstat(path: Path, interface: str, folder: Path, rank: int) -> str:
+    """What dstat or dool saw in the same windows, in words."""
+    from task4_traffic.dstat import read_dstat
+
+    windows = read_json(folder, f"traffic_{rank}.json")["windows"]
+    sent = received = 0.0
+    for window in windows:
+        covering = [
+            run
+            for run in read_dstat(path, interface)
+            if run[0].time <= window["begin"] and window["end"] <= run[-1].time
+        ]
+        if not covering:
+            raise InputError(f"{path}: no run in it covers the training of {folder}; start it before, stop it after")
+        into, out = volume(covering[0], window["begin"], window["end"])
+        received, sent = received + into, sent + out
+    kernel = sum(window["sent"] for window in windows)
+    words = f"{path.name}: {sent:,.0f} bytes sent and {received:,.0f} received while {folder.name} trained"
+    return f"{words}; the kernel's counters say {kernel:,.0f} sent (ratio {sent / kernel:.4f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="output folders of task4_traffic/run_glue.py")
+    parser.add_argument("--rank", type=int, default=0, help="whose traffic (%(default)s)")
+    parser.add_argument("--dstat", type=Path, help="a file of dstat or dool that covers the first of the runs")
+    parser.add_argument("--interface", default="total", help="which column of that file (%(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("runs"), help="folder for the plots (%(default)s)")
+    given = parser.parse_args()
+    runs = [read_run(folder, given.rank) for folder in given.runs]
+    check_comparable(runs)
+    print(f"bytes that rank {given.rank} of {runs[0].world_size} sends; S: bytes of all tensors of an iteration\n")
+    print(table(runs))
+    if given.dstat:
+        print(observed_by_dstat(given.dstat, given.interface, given.runs[0], given.rank))
+    over_time, epochs = given.output / "traffic_over_time.png", given.output / "traffic_per_epoch.png"
+    plot_over_time(over_time, given.runs[0], given.rank)
+    plot_epochs(epochs, runs)
+    print(f"\nplots: {over_time} {epochs}")
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)
