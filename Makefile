@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: setup demo test check verify handout
+.PHONY: setup demo test check verify handout gradescope
 .DEFAULT_GOAL := demo
 
 setup:
@@ -26,3 +26,6 @@ verify: setup
 
 handout: setup
 	$(RUN) -m staff.handout
+
+gradescope: setup
+	$(RUN) -m staff.gradescope.build

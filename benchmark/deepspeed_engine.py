@@ -3,6 +3,7 @@
 Stage 1 shards the optimizer's states over the workers, 2 the gradients too, 3 the parameters too.
 """
 
+import contextlib
 import logging
 import os
 import warnings
@@ -37,7 +38,6 @@ class DeepSpeed(Engine):
         self.settings, self.worker, self.stage, self.offload = settings, worker, stage, offload
         name = f"zero{stage}" + ("_offload" if offload else "")
         os.environ.setdefault("LOCAL_RANK", str(worker.device.index or 0))
-        self.names = {p: n for n, p in model.named_parameters()}
         self.model, self.optimizer, _, _ = deepspeed.initialize(
             model=model,
             model_parameters=weight_decay_groups(model, settings.weight_decay),
@@ -45,6 +45,7 @@ class DeepSpeed(Engine):
             dist_init_required=False,
         )
         self.bare = self.model.module
+        self.half = contextlib.nullcontext  # type: ignore[method-assign]  # its weights are in half precision already
         self._check(name)
 
     def _check(self, name: str) -> None:
@@ -66,17 +67,15 @@ class DeepSpeed(Engine):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return self.model(**batch).loss
 
-    def backward(self, loss: Tensor, last: bool) -> None:
+    def backward(self, loss: Tensor, last: bool) -> Tensor:
         self.model.set_gradient_accumulation_boundary(last)
         self.model.backward(loss)  # divides by the accumulation, and averages over the workers at the boundary
+        return loss.detach()
 
     def step(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.step()
-
-    def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        return self.model(**batch).logits
 
     def full_parameters(self) -> dict[str, Tensor]:
         if self.stage < 3 and self.settings.precision == "fp32":

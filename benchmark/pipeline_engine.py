@@ -7,6 +7,7 @@ the stages as micro-batches. Forward and backward are interleaved by the schedul
 from pathlib import Path
 from typing import Any
 
+from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ class Pipeline(Engine):
         parallel = GPT2LMHeadModelParallel(model.config)
         parallel.load_state_dict(model.state_dict())
         parallel.train()
+        self.config = model.config
         self.total = settings.batch_size * worker.world_size
         chunks = max(c for c in range(1, min(self.total, 4 * worker.world_size) + 1) if self.total % c == 0)
         if chunks < worker.world_size:
@@ -33,18 +35,13 @@ class Pipeline(Engine):
         self.processes = PipelinedProcesses(parallel, "1f1b", chunks, worker.device)
         self.parts = nn.ModuleList(stage.submod for stage in _stages(self.processes.schedule))
         super().__init__(settings, worker, parallel)
-        self.forget_other_stages()
+        names = {id(p): n for n, p in self.bare.named_parameters()}
+        self.own = {names[id(p)]: p for p in self.processes.parameters}
+        self.model = self.bare = self.parts  # the other stages go with the last reference to the whole model
 
     def make_optimizer(self) -> Any:
         groups = weight_decay_groups(self.parts, self.settings.weight_decay)
         return torch.optim.AdamW(groups, lr=self.settings.learning_rate, eps=self.settings.adam_epsilon, betas=BETAS)
-
-    def forget_other_stages(self) -> None:
-        """Only this worker's stage stays in memory."""
-        names = {id(p): n for n, p in self.bare.named_parameters()}
-        self.own = {names[id(p)]: p for p in self.processes.parameters}
-        self.all_names = list(names.values())
-        self.bare = self.parts  # the whole model goes with its last reference
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Gathers the workers' examples: stage 0 reads all of them, the last one needs all labels."""
@@ -54,7 +51,7 @@ class Pipeline(Engine):
         self.tokens = torch.cat(everybody)  # (B * workers, T)
         return self.tokens
 
-    def backward(self, loss: Tensor, last: bool) -> Tensor:  # type: ignore[override]
+    def backward(self, loss: Tensor, last: bool) -> Tensor:
         scale = 1 / self.settings.accumulation
         result = self.processes.forward_backward(self.tokens)
         if scale != 1 and last:
@@ -66,8 +63,15 @@ class Pipeline(Engine):
     def clip(self, norm: float) -> None:
         self.processes.clip_gradients(None, norm)
 
-    def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        raise NotImplementedError
+    def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
+        """By the first worker, on the whole model put together; the others wait at their next collective."""
+        full = self.full_parameters()
+        if not self.worker.is_first:
+            return {}
+        self.model = GPT2LMHeadModelParallel(self.config)
+        self.model.load_state_dict(full, strict=False)  # lm_head.weight is wte.weight
+        self.model.to(self.worker.device)
+        return super().validate(batches, kind)
 
     def full_parameters(self) -> dict[str, Tensor]:
         """Each worker sends what it trains to the first."""

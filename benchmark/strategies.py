@@ -10,7 +10,7 @@ machine is said by why_not in one line, before any worker joins.
 import contextlib
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
+from benchmark.workload import summary, validation_sums
 from common.optim import weight_decay_groups
 from common.process_group import Worker
 
@@ -65,9 +66,10 @@ class Engine:
         with self.half():
             return self.model(**batch).loss
 
-    def backward(self, loss: Tensor, last: bool) -> None:
-        """Gradients of a micro-batch; with the `last` one of a step they are averaged over the workers."""
+    def backward(self, loss: Tensor, last: bool) -> Tensor:
+        """Gradients of a micro-batch; with the `last` one of a step they are averaged over the workers. The loss."""
         self.scaler.scale(loss / self.settings.accumulation).backward()
+        return loss.detach()
 
     def step(self, rate: float) -> None:
         """Clip, update at learning rate `rate`, forget the gradients."""
@@ -83,10 +85,19 @@ class Engine:
     def clip(self, norm: float) -> None:
         clip_grad_norm_(self.bare.parameters(), norm)
 
-    def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        """(B, T, V) for validation: on every worker, all of them together."""
-        with self.half():
-            return self.model(**batch).logits
+    def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
+        """Loss, perplexity and accuracy; every worker validates on the same batches."""
+        self.model.eval()
+        sums = (0.0, 0, 0)
+        with torch.no_grad(), self.half():
+            for batch in self.worker.batches(batches):
+                found = validation_sums(self.validated()(**batch).logits, batch, kind)
+                sums = tuple(map(sum, zip(sums, found, strict=True)))
+        self.model.train()
+        return summary(*sums)
+
+    def validated(self) -> nn.Module:
+        return self.model
 
     def full_parameters(self) -> dict[str, Tensor]:
         """All parameters by the model's own names, gathered on the first worker's CPU; {} on the others."""
@@ -123,19 +134,17 @@ class DDP(Engine):
         # The gradients lie in the buckets: without this DDP keeps them twice.
         return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
 
-    def backward(self, loss: Tensor, last: bool) -> None:
-        # DDP decides in forward whether this backward will communicate: see `forward`.
-        super().backward(loss, last)
+    micro_batches = 0
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        self.micro = getattr(self, "micro", 0) + 1
-        last = self.micro % self.settings.accumulation == 0
+        # DDP decides in forward whether the backward will communicate: with a step's last micro-batch only.
+        self.micro_batches += 1
+        last = self.micro_batches % self.settings.accumulation == 0
         with contextlib.nullcontext() if last else self.model.no_sync():
             return super().forward(batch)
 
-    def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        with self.half():
-            return self.bare(**batch).logits  # nothing to exchange
+    def validated(self) -> nn.Module:
+        return self.bare  # nothing to exchange
 
 
 class FSDP(Engine):
@@ -151,12 +160,12 @@ class FSDP(Engine):
             fully_shard(module, mesh=mesh, mp_policy=policy)
         return fully_shard(model, mesh=mesh, mp_policy=policy)
 
-    def backward(self, loss: Tensor, last: bool) -> None:
+    def backward(self, loss: Tensor, last: bool) -> Tensor:
         self.model.set_requires_gradient_sync(last)
-        super().backward(loss, last)
+        return super().backward(loss, last)
 
     def full_parameters(self) -> dict[str, Tensor]:
-        return get_model_state_dict(self.bare, options=FULL) | {} if self.worker.world_size else {}
+        return get_model_state_dict(self.bare, options=FULL)  # a collective; {} on all but the first worker
 
     def save(self, folder: Path) -> None:
         model, optimizer = get_state_dict(self.bare, self.optimizer)

@@ -117,7 +117,7 @@ def load_workload(settings: Any) -> Workload:
     return Workload(kind, folder, config, tokenizer, train, validation)
 
 
-def validation_metrics(logits: Tensor, batch: Batch, kind: str) -> tuple[float, int, int]:
+def validation_sums(logits: Tensor, batch: Batch, kind: str) -> tuple[float, int, int]:
     """Sum of the losses, tokens guessed right, tokens. logits (B, T, V); labels (B, T) with -100 at padding."""
     labels = batch["labels"]
     if kind == "gpt2":  # each token predicts the next

@@ -25,6 +25,7 @@ from cluster.supervise import Command, supervise
 from common.errors import InputError, exit_on_input_error
 
 SUBNET = "10.10.1"
+CONTROL = "172.16.1"
 MAX_NODES = 64
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 QUEUE = "50ms"  # how much a port may have waiting before it drops packets, as time at the link's rate
@@ -34,11 +35,15 @@ INSIDE = "COS598D_EMULATE_INSIDE"  # set where the namespaces are already there
 
 @dataclass(frozen=True)
 class Plan:
-    """The network as data: `rate` in tc's words (1gbit) or none, `delay` one way from node to node (5ms) or nothing."""
+    """The network as data: `rate` in tc's words (1gbit) or none, `delay` one way from node to node (5ms) or nothing.
+
+    `control`: every node also has an interface of the kind that training must not use. It leads nowhere, but counts.
+    """
 
     nodes: int = 4
     rate: str = "1gbit"
     delay: str = ""
+    control: bool = False
 
     def address(self, node: int) -> str:
         return f"{SUBNET}.{node + 1}"
@@ -60,7 +65,20 @@ def commands(plan: Plan) -> list[list[str]]:
         # A qdisc shapes what leaves an interface. Both ends, or a node would receive from all others at once.
         made += shaping(f"tc -netns {name}", "eth0", plan.rate, plan.delay)
         made += shaping("tc", port, plan.rate, "")
+        if plan.control:
+            made += control_network(inside, node)
     return made
+
+
+def control_network(inside: str, node: int) -> list[list[str]]:
+    """A second interface with the default route, as on CloudLab, and no chatter of its own."""
+    return [
+        words(f"{inside} link add control type dummy"),
+        words(f"{inside} link set control addrgenmode none"),
+        words(f"{inside} address add {CONTROL}.{node + 1}/24 dev control"),
+        words(f"{inside} link set control up"),
+        words(f"{inside} route add default dev control"),
+    ]
 
 
 def shaping(tc: str, device: str, rate: str, delay: str) -> list[list[str]]:
@@ -207,6 +225,7 @@ def parse(argv: list[str]) -> tuple[Plan, argparse.Namespace]:
     parser.add_argument("--nodes", type=int, default=4, help="number of nodes (4)")
     parser.add_argument("--rate", default="1gbit", help="of each link, in each direction: 1gbit, 100mbit, none (1gbit)")
     parser.add_argument("--delay", default="", help="from one node to another, for instance 1ms (needs netem)")
+    parser.add_argument("--control", action="store_true", help="a second interface on each node, which must stay quiet")
     parser.add_argument("--shell", metavar="NODE", help="open a shell on this node, for instance node2")
     parser.add_argument("--plan", action="store_true", help="print the commands instead of running them")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run on each node; {rank} is replaced")
@@ -224,7 +243,7 @@ def parse(argv: list[str]) -> tuple[Plan, argparse.Namespace]:
     if not (given.command or given.shell or given.plan):
         raise InputError("no command given; for instance: python -m cluster.emulate -- ping -c 3 10.10.1.1")
     given.shell = names.index(given.shell) if given.shell else None
-    return Plan(given.nodes, given.rate, given.delay), given
+    return Plan(given.nodes, given.rate, given.delay, given.control), given
 
 
 def main() -> None:

@@ -27,7 +27,8 @@ PLAIN: dict[str, Any] = {
 
 def averaged(grade: Grade, function: str, world_size: int, setting: dict) -> Result:
     """One run of the student's function. Raises the verdict if it did not return on every rank."""
-    result = grade.run("grader.probes_sync:average", world_size, function=function, **setting)
+    each = [draws.gradients(grade.seed, rank, setting["shapes"]) for rank in range(world_size)]
+    result = grade.run("grader.probes_sync:average", world_size, function=function, seed=None, each=each, **setting)
     grade.must_return(result)
     return result
 

@@ -36,7 +36,8 @@ class Session:
         self.runs: dict[str, Result] = {}
 
     def run(self, probe: str, world_size: int, arguments: dict, deadline: float = DEADLINE) -> Result:
-        key = json.dumps([probe, world_size, arguments], sort_keys=True)
+        told = {name: value for name, value in arguments.items() if name != "each"}  # which follows from the seed
+        key = json.dumps([probe, world_size, told], sort_keys=True)
         if key not in self.runs:
             limit = deadline * self.slowness
             self.runs[key] = ranks.run(probe, world_size, arguments, deadline=limit, tree=self.tree)

@@ -176,7 +176,7 @@ def check_results(grade: Grade) -> None:
         result, batches = computed(grade, pairs, [f"cpu:{j}" for j in range(partitions)])
         must_end(grade, result, pairs)
         got = result.values[0]["batches"]
-        partition_of = dict(map(tuple, pairs))
+        partition_of = {pair[0]: pair[1] for pair in pairs}
         for i in range(partitions):
             j = partition_of.get(i)
             factor = 1 if j is None else j + 2

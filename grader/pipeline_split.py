@@ -83,7 +83,7 @@ def describe(layers: list[Layer]) -> str:
 def _cause(layers: list[Layer], expected: list[Place], got: list[Place]) -> str:
     """The known mistake that cuts so, or what is to be seen."""
     wanted = [number for _, numbers in expected for number in numbers]
-    found = [number for _, numbers in got for number in numbers]
+    found: list[Any] = [number for _, numbers in got for number in numbers]
     kinds = [kind for kind in found if isinstance(kind, str)]
     if kinds:
         return _strange_kind(kinds[0])

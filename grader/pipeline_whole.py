@@ -40,9 +40,10 @@ class Whole:
         weights = [draw.normal(size=(WIDTH, WIDTH)) for _ in range(stages)]
         biases = [draw.normal(size=WIDTH) for _ in range(stages)]
         batches = [np.column_stack([np.arange(size), draw.normal(size=(size, WIDTH))]) for size in sizes]
-        loss_weights = [draw.normal(size=batch.shape) for batch in batches]
+        loss_weights = [np.asarray(draw.normal(size=batch.shape)) for batch in batches]
         self.expected = [plain(weights, biases, x, r) for x, r in zip(batches, loss_weights, strict=True)]
-        lists = {"weights": weights, "biases": biases, "batches": batches, "loss_weights": loss_weights}
+        lists: dict[str, list[np.ndarray]] = {"weights": weights, "biases": biases}
+        lists |= {"batches": batches, "loss_weights": loss_weights}
         self.result: Result = grade.run(
             "grader.probes_pipeline:pipe", 1, DEADLINE, split_size=split_size, meet=list(meet),
             patience=PATIENCE * grade.session.slowness,

@@ -1,6 +1,7 @@
 """Runs a student's split, schedule and Pipe, each alone as far as it can be: the neighbours' regions are replaced."""
 
 import contextlib
+import functools
 import gc
 import itertools
 import threading
@@ -21,7 +22,7 @@ ENOUGH = 30  # clock cycles beyond those that a schedule may have, before an end
 def split(context: Context) -> list[Any]:
     """_split_module of several models. Arguments: file, models (lists of layers, see _build)."""
     module = context.load(context.arguments["file"])
-    told = []
+    told: list[Any] = []
     for number, layers in enumerate(context.arguments["models"]):
         leaves: list[nn.Module] = []
         modules = nn.Sequential(*(_build(layer, leaves, module.WithDevice) for layer in layers))
@@ -55,7 +56,7 @@ def _which(partition: Any, leaves: list[nn.Module]) -> list[Any]:
 def schedule(context: Context) -> list[Any]:
     """_clock_cycles for several sizes. Arguments: file, sizes (micro-batches, partitions)."""
     module = context.load(context.arguments["file"])
-    told = []
+    told: list[Any] = []
     for m, n in context.arguments["sizes"]:
         context.during = f"_clock_cycles({m}, {n})"
         cycles = module._clock_cycles(m, n)
@@ -140,7 +141,9 @@ def compute(context: Context) -> dict[str, Any]:
     a = context.arguments
     module = context.load(a["file"])
     hall = Hall(context, a["patience"])
-    stages: list[nn.Module] = [Station(hall, j, lambda x, j=j: x * (j + 2)) for j in range(len(a["devices"]))]
+    stages: list[nn.Module] = [
+        Station(hall, j, functools.partial(torch.mul, other=j + 2)) for j in range(len(a["devices"]))
+    ]
     if a["meet"]:
         hall.expect([[*pair] for pair in a["pairs"]])
     before = set(threading.enumerate())

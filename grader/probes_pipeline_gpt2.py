@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from grader.probes import Context
 
 SIZES: dict[str, Any] = {"n_embd": 8, "n_head": 2, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
-NO_DROPOUT = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+NO_DROPOUT: dict[str, Any] = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 PARTITIONS = ["cpu:0", "cpu:1"]
 
 

@@ -20,16 +20,17 @@ def load(context: Context) -> None:
 def average(context: Context) -> dict[str, Any]:
     """The student's sync_gradients or average_gradients on drawn gradients.
 
-    Arguments: file, function, seed, shapes; frozen, without, strided (numbers of parameters that are not trained, have
-    no gradient, or one whose memory is in another order); tied (two layers share the last parameter).
+    Arguments: file, function, mine (this rank's gradients), shapes; frozen, without, strided (numbers of parameters
+    that are not trained, have no gradient, or one whose memory is in another order); tied (two layers share the last
+    parameter).
     """
     a = context.arguments
     task = context.load(a["file"])
     context.join()
     model = nn.ModuleList([nn.Module(), nn.Module()])
     parameters, mine = [], draws.weight(context.rank)
-    for number, value in enumerate(draws.gradients(a["seed"], context.rank, a["shapes"])):
-        gradient = torch.from_numpy(value.copy())
+    for number, value in enumerate(a["mine"]):
+        gradient = value.clone()
         parameter = nn.Parameter(torch.full_like(gradient, mine), requires_grad=number not in a["frozen"])
         if number not in [*a["frozen"], *a["without"]]:
             parameter.grad = gradient.t().contiguous().t() if number in a["strided"] else gradient

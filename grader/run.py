@@ -116,7 +116,7 @@ class Run:
             self.selector.register(seat.line, selectors.EVENT_READ, lambda seat=seat: self._hear_rank(seat))
             for output in seat.outputs:
                 self.selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._hear_output(output))
-            seat.outgoing += values.pack(job | {"rank": seat.rank, "world_size": world_size})
+            seat.outgoing += values.pack(rank_job(job, seat.rank) | {"world_size": world_size})
             self._flush(seat)
 
     def close(self) -> None:
@@ -268,6 +268,15 @@ class Run:
         if result.call:
             result.where = result.call.where
         return result
+
+
+def rank_job(job: dict, rank: int) -> dict:
+    """What one rank is told. Of the argument `each`, a list by rank, it gets its own item, as `mine`, and no other:
+    who knew what the others start with could compute their mean alone."""
+    arguments = {name: value for name, value in job["arguments"].items() if name != "each"}
+    if "each" in job["arguments"]:
+        arguments["mine"] = job["arguments"]["each"][rank]
+    return job | {"arguments": arguments, "rank": rank}
 
 
 def failure(error: dict | None) -> Failure | None:

@@ -172,9 +172,17 @@ def gradient_bytes(training: Training) -> int:
     return sum(4 * int(np.prod(training.weights[name].shape)) for name in training.names)
 
 
-def check_sent_once(training: Training, twice: str = "are they averaged more than once, by {}?") -> None:
-    """In every step each rank hands every gradient once to the collectives that average."""
+def check_sent_once(
+    training: Training, twice: str = "are they averaged more than once, by {}?", by_hand: bool = True
+) -> None:
+    """In every step each rank hands every gradient once to the collectives that average; `by_hand`: without DDP."""
     size = gradient_bytes(training)
+    others = [call for trace in training.ranks for step in trace.steps for call in step.calls if call.inside]
+    if by_hand and others:
+        training.grade.fail(
+            f"{others[0].name} ({others[0].where}) is called inside of {others[0].inside}, not by your own line: this "
+            "task averages by hand; DistributedDataParallel is the lesson of task 3"
+        )
     for rank, trace in enumerate(training.ranks):
         for number, step in enumerate(trace.steps):
             calls = [call for call in step.calls if call.name in ("all_reduce", "reduce", "gather", "all_gather")]

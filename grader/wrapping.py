@@ -56,4 +56,4 @@ def check_traffic(training: Training) -> None:
                     f"the weights are broadcast again in step {number} ({again[0].where}): "
                     "wrap the model once, before the first epoch"
                 )
-    check_sent_once(training, "DDP has averaged already, and then there is {}")
+    check_sent_once(training, "DDP has averaged already, and then there is {}", by_hand=False)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from handin.schema import is_number, is_time, is_whole
+
 FIGURES = {
     "data_parallel_training_time.png": "Data parallel: training time of an epoch",
     "data_parallel_tokens_per_second.png": "Data parallel: tokens per second, all workers",
@@ -45,7 +47,7 @@ def read_gpt2(folder: Path, on_cpu: bool = True) -> Gpt2:
     found = Gpt2()
     for path in sorted(folder.glob("data_parallel_*.json")):
         row = _read(path, found)
-        if row and _is_row(row) and isinstance(row.get("workers"), int) and isinstance(row.get("batch_size"), int):
+        if row and _is_row(row) and all(is_whole(row.get(key)) and row[key] for key in ("workers", "batch_size")):
             found.scaling[row["workers"]] = row
         elif row is not None:
             found.doubts.append(f"{_name(path)} was written by another version of the scripts; run it again")
@@ -77,9 +79,9 @@ def _name(path: Path) -> str:
 
 
 def _is_row(row: dict[str, Any]) -> bool:
-    values = [row.get(key) for key in _METRICS]
-    numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
-    return len(numbers) == len(_METRICS) and row["training_time"] > 0 and row["tokens_per_second"] > 0
+    values: list[Any] = [row.get(key) for key in _METRICS]
+    positive = is_time(row.get("training_time")) and is_time(row.get("tokens_per_second"))
+    return positive and all(is_number(value) and math.isfinite(value) and value >= 0 for value in values)
 
 
 def _flatten(row: Any) -> dict[str, Any] | None:
@@ -94,7 +96,9 @@ def _flatten(row: Any) -> dict[str, Any] | None:
 
 
 def _settings_differ(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    mine, theirs = row.get("setting") or {}, other.get("setting") or {}
+    mine, theirs = row.get("setting"), other.get("setting")
+    if not isinstance(mine, dict) or not isinstance(theirs, dict):
+        return ["one of them was written by another version of the scripts"] if mine != theirs else []
     return [f"{key} {mine.get(key)} against {theirs.get(key)}" for key in mine if mine.get(key) != theirs.get(key)]
 
 

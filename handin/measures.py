@@ -65,7 +65,7 @@ def doubts_about(run: Run, timed: bool) -> list[str]:
 
 def _constant_metrics(run: Run) -> list[str]:
     """Metrics of the dev set that are all the same after every whole epoch."""
-    whole = [e["metrics"] for e in run.first["evaluations"] if e.get("epoch") in range(1, run.whole_epochs + 1)]
+    whole = [e["metrics"] for e in run.first["evaluations"] if 1 <= e["epoch"] <= run.whole_epochs]
     if len(whole) < 2 or not whole[0] or any(metrics != whole[0] for metrics in whole):
         return []
     words = ", ".join(f"{name} {value}" for name, value in whole[0].items())

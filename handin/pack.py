@@ -47,7 +47,7 @@ def run_graders(tree: Path, course: Course) -> dict[str, Any]:
     markers = " or ".join(task.marker for task in course.tasks.values())
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch, "report.json")
-        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
         command += ["-m", markers, f"--report={path}", f"--seed={_SEED}", f"--tree={tree}", *tests]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -191,9 +191,9 @@ class _Writer:
             cell_fill_mode="ROWS",
         ) as drawn:
             for cells in rows:
-                row = drawn.row()
+                drawn_row = drawn.row()
                 for cell in cells:
-                    row.cell(cell)
+                    drawn_row.cell(cell)
         pages.ln(3)
 
 

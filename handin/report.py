@@ -96,7 +96,7 @@ def write_markdown(
     chosen = choose(found)
     findings.doubt(unusable)
     for run in found:
-        findings.doubt(f"{run.name}: {doubt}" for doubt in doubts_about(run, run in chosen.used))
+        findings.doubt(f"{run.name}: {doubt}" for doubt in doubts_about(run, run in chosen.measured))
     findings.missing += missing_runs(chosen, tree)
     rooms = {name: room(name, words, ask) for name, ask in ASKS.items()}
     parts = {
@@ -105,7 +105,7 @@ def write_markdown(
         "Time per iteration of tasks 2a, 2b and 3": _times(chosen, findings, pictures),
         "Reasons for the differences": rooms["reasons"],
         "Scalability": _scalability(chosen, findings, rooms["scalability"]),
-        "Network traffic": traffic(runs, findings, pictures) + "\n" + rooms["traffic"],
+        "Network traffic": traffic(tree, chosen.traffic, runs, findings, pictures) + "\n" + rooms["traffic"],
         "GPT-2: data parallel and pipeline": _gpt2(tree, runs, findings, pictures, rooms["gpt2"]),
         "Which run each number came from": sections.where_from(found, chosen.used),
     }
@@ -150,9 +150,6 @@ def _implementation(tree: Path, course: Course, findings: Findings, words: str) 
 
 def _task1(chosen: Chosen, findings: Findings, pictures: Pictures, words: str) -> str:
     one = [chosen.metrics] if chosen.metrics else []
-    for run in one:
-        if run.whole_epochs < sections.EPOCHS:
-            findings.doubt([f"{run.name}: {run.whole_epochs} whole epochs, the course asks for {sections.EPOCHS}"])
     parts = [
         sections.first_losses(one, findings),
         sections.metrics(chosen.metrics),

@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from handin.schema import GLUE, GPT2, RECORD, is_gpt2, misfit
+
 # What a report is made of: name -> (the record's task, which of the task's two scripts).
 SLOTS = {
     "task1": ("task1_single", "glue"),
@@ -19,12 +21,9 @@ SLOTS = {
     "task2b_gpt2": ("task2b_allreduce", "gpt2"),
     "task3": ("task3_ddp", "glue"),
     "task3_gpt2": ("task3_ddp", "gpt2"),
+    "task4": ("task4_traffic", "glue"),
     "pipeline": ("pipeline", "gpt2"),
 }
-_KEYS: dict[str, type | tuple[type, ...]] = {
-    "task": str, "rank": int, "world_size": int, "config": dict, "versions": dict, "host": dict, "parameters": int,
-    "examples": dict, "steps_per_epoch": int, "iterations": list, "evaluations": list, "collectives": list,
-}  # fmt: skip
 _OWN_OF_A_RANK = {"rank", "node_rank", "output_dir", "overwrite_output_dir", "master_ip", "master_port", "data_dir"}
 
 
@@ -64,23 +63,22 @@ class Run:
     def setting(self) -> dict[str, Any]:
         """What two runs must have in common to be compared, by the words a reader knows."""
         config, host = self.first["config"], self.first["host"]
-        of_one, of_all = config.get("per_gpu_train_batch_size"), config.get("batch_size")
-        batch = of_one * self.workers if isinstance(of_one, int) else of_all
+        text = is_gpt2(self.first)
         return {
-            "model": Path(str(config.get("model_name_or_path"))).name,
+            "model": Path(config["model_name_or_path"]).name,
             "parameters": self.first["parameters"],
-            "data": Path(str(config.get("data_dir") or "embedded sample")).name,
-            "task": config.get("task_name", "text"),
-            "examples": self.first["examples"].get("train"),
-            "seed": config.get("seed"),
-            "total batch": batch,
-            "tokens per example": config.get("max_seq_length") or config.get("model_max_length"),
-            "dropout": config.get("dropout"),
-            "learning rate": config.get("learning_rate"),
-            "device": str(host.get("device")).split(":")[0],
-            "machine": host.get("name"),
-            "torch": self.first["versions"].get("torch"),
-            "transformers": self.first["versions"].get("transformers"),
+            "data": Path(config["data_dir"] or "embedded sample").name,
+            "task": "text" if text else config["task_name"],
+            "examples": self.first["examples"]["train"],
+            "seed": config["seed"],
+            "total batch": config["batch_size"] if text else config["per_gpu_train_batch_size"] * self.workers,
+            "tokens per example": config["model_max_length" if text else "max_seq_length"],
+            "dropout": config["dropout"],
+            "learning rate": config["learning_rate"],
+            "device": host["device"].split(":")[0],
+            "machine": host["name"],
+            "torch": self.first["versions"]["torch"],
+            "transformers": self.first["versions"]["transformers"],
         }
 
 
@@ -127,7 +125,7 @@ def read_run(path: Path, name: str, files: Iterable[Path]) -> Run:
     if not records:
         return Run(name, "", (), tuple(problems))
     problems += _check_together(path, records)
-    kind = "gpt2" if "n_epochs" in records[0]["config"] else "glue"
+    kind = "gpt2" if is_gpt2(records[0]) else "glue"
     slot = next((slot for slot, of in SLOTS.items() if of == (records[0]["task"], kind)), "")
     return Run(name, slot, tuple(records), tuple(problems))
 
@@ -140,33 +138,12 @@ def _read_record(file: Path) -> dict[str, Any] | str:
         return f"{file.name} cannot be read"
     except (ValueError, RecursionError):
         return f"{file.name} is half written or damaged (no JSON); run it again"
-    if not isinstance(record, dict):
-        return f"{file.name} is no record of a run"
-    for key, kind in _KEYS.items():
-        if not isinstance(record.get(key), kind):
-            return f"{file.name} has no usable {key!r}: written by another version of the scripts; run it again"
-    steps = record["iterations"]
-    if not all(isinstance(step, dict) and _is_time(step.get("seconds")) and _is_loss(step) for step in steps):
-        return f"{file.name} has iterations without loss or seconds: written by another version; run it again"
-    if not all(isinstance(entry, dict) and isinstance(entry.get("metrics"), dict) for entry in record["evaluations"]):
-        return f"{file.name} has evaluations without metrics: written by another version; run it again"
-    if not all(isinstance(entry, dict) and {"name", "count", "bytes"} <= set(entry) for entry in record["collectives"]):
-        return f"{file.name} has collectives without count or bytes: written by another version; run it again"
-    if file.name != f"rank{record['rank']}.json" or record["world_size"] < 1:
+    place = misfit(record, RECORD) or misfit(record["config"], GPT2 if is_gpt2(record) else GLUE, "config")
+    if place:
+        return f"{file.name} has no usable {place}: written by another version of the scripts; run it again"
+    if file.name != f"rank{record['rank']}.json":
         return f"{file.name} says it is rank {record['rank']} of {record['world_size']}; it was renamed or edited"
     return record
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_time(value: Any) -> bool:
-    return _is_number(value) and math.isfinite(value) and value > 0
-
-
-def _is_loss(step: dict[str, Any]) -> bool:
-    return "loss" in step and (step["loss"] is None or _is_number(step["loss"]))
 
 
 def _of_another_run(record: dict[str, Any], first: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 
 from common.arguments import Gpt2Config
+from common.figures import bars
 from common.paths import ROOT, atomic_write
 from common.record import Record
 
@@ -54,19 +55,9 @@ def compare_modes(config: Gpt2Config, metrics: dict[str, dict[str, float]]) -> N
         json.dump(runs, file, indent=1)
     comparable = {name: run for name, run in runs.items() if run["setting"] == setting}
     for name, (label, file_name) in FIGURES.items():
-        _draw({mode: run[name] for mode, run in comparable.items()}, label, FOLDER / file_name)
+        means, deviations = ([run[name][key] for run in comparable.values()] for key in ("mean", "std"))
+        title = f"{setting[0]}, batch {setting[1]}, {setting[2]} tokens"
+        bars(FOLDER / file_name, list(comparable), means, label=label, title=title, errors=deviations)
     if {"model_parallel", "pipeline_parallel"} <= comparable.keys():
         slow, fast = (comparable[name]["training_time"]["mean"] for name in ("model_parallel", "pipeline_parallel"))
         print(f"pipeline_parallel is {slow / fast:.2f} times as fast as model_parallel")
-
-
-def _draw(bars: dict[str, dict[str, float]], label: str, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 3.2), layout="constrained")
-    axes = figure.subplots()
-    heights, errors = ([bar[key] for bar in bars.values()] for key in ("mean", "std"))
-    axes.bar(list(bars), heights, yerr=errors, capsize=4)
-    axes.set_ylabel(label)
-    with atomic_write(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=120)

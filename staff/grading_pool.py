@@ -5,11 +5,13 @@ alive as long as the worker.
 """
 
 import contextlib
+import ctypes
 import io
 import json
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +24,7 @@ import pytest
 from common.course import load_course
 from common.paths import ROOT, cache_dir
 from grader import ranks
+from grader.zygote import PR_SET_PDEATHSIG
 
 LIMIT = 300  # seconds for one tree: graders have deadlines of their own, so this ends a broken grader only
 
@@ -91,11 +94,17 @@ def _message(longrepr: Any) -> str:
 def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """`count` workers, each with a zygote of its own; the cache of tiny models is shared."""
     os.environ.setdefault("COS598D_CACHE", str(cache_dir("models").parent))  # spawned workers inherit it
-    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=die_with_parent) as pool:
         try:
             yield pool
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def die_with_parent() -> None:
+    """A worker whose parent is killed would wait for work for ever; with it ends its zygote."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def collect(task: str) -> dict[str, Test]:

@@ -136,8 +136,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     tasks = load_course().tasks
+    ids = {row.marker: id for id, row in tasks.items()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=tasks, help="a task of course.toml; without it every task of the banks")
+    parser.add_argument(
+        "--task", type=lambda name: ids.get(name, name), choices=tasks,
+        help="a task of course.toml, by its id or its marker; without it every task of the banks",
+    )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="every test of the task for every entry")
     parser.add_argument("--only", default="", metavar="TEXT", help="entries with TEXT in their name")
     parser.add_argument("--seed", type=int, default=random.randrange(2**30), help="draw an earlier run's inputs again")

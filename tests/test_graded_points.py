@@ -16,7 +16,7 @@ from grader.report import Entry
 from grader.verdicts import STATUSES, Crashed, TimedOut
 
 COURSE = load_course()
-GRADED_FILES = ["tests/test_task1.py", "tests/test_task2a.py", "tests/test_task2b.py", "tests/test_task3.py"]
+GRADED_FILES = [f"tests/test_{name}.py" for name in ("task1", "task2a", "task2b", "task3", "pipeline")]
 
 
 def test_the_points_of_a_regions_tests_add_up_to_those_of_the_table():
@@ -33,7 +33,7 @@ def test_the_points_of_a_regions_tests_add_up_to_those_of_the_table():
 
     marks = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("POINTS"))[7:])
     for region in COURSE.regions.values():
-        if region.task in ("1", "2a", "2b", "3"):
+        if region.task in ("1", "2a", "2b", "3", "p"):
             assert sum(points for id, points in marks if id == region.id) == region.points, region.id
     assert all(type(points) is int for _, points in marks)
 

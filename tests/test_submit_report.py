@@ -222,7 +222,9 @@ def test_a_metric_that_never_changes_is_flagged(tree):
 
 
 def test_a_validation_loss_of_gpt2_that_never_changes_is_flagged(tree):
-    folder = write_run(tree / "runs/task2b_allreduce_gpt2", "task2b_allreduce", 2, n_epochs=3, batch_size=128)
+    folder = write_run(
+        tree / "runs/task2b_allreduce_gpt2", "task2b_allreduce", 2, n_epochs=3, batch_size=128, model_max_length=64
+    )
     change(folder / "rank0.json", evaluations=[{"epoch": e, "metrics": {"loss": 6.5}} for e in (1, 2, 3)])
 
     assert "on the dev set loss 6.5 after each of 3 epochs" in doubts(tree)
@@ -294,6 +296,8 @@ def test_a_missing_rank_is_named_and_the_loss_says_how_many_ranks_it_is_of(tree)
         ({"setting": {"model": "tiny", "seed": 7}}, "not comparable, seed 42 against 7"),
         ({"training_time": 0.3}, "540 tokens against 2000"),
         ({"tokens_per_second": "many"}, "data_parallel_2.json was written by another version"),
+        ({"batch_size": 0}, "data_parallel_2.json was written by another version"),
+        ({"setting": None}, "not comparable, one of them was written by another version"),
     ],
 )
 def test_gpt2_metrics_that_cannot_be_are_flagged(tree, changes, said):
@@ -333,3 +337,30 @@ def test_a_name_that_makes_no_file_name_is_an_error(netid, name):
 
 def test_names_with_accents_and_more_words_make_file_names():
     assert make_student("ab1", "José  María O'Neill-Łuk").stem == "ab1_José_María_ONeill-Łuk"
+
+
+def places(value, path=()):
+    """The path of everything in a record, containers included."""
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+@pytest.mark.parametrize("odd", [None, "x", -1, 0, [], {}, float("inf"), [{}], True])
+def test_whatever_stands_in_a_record_the_report_is_written(tmp_path, odd):
+    folder = write_run(tmp_path / "runs/task1_single", "task1_single", steps=3, per_epoch=1)
+    write_run(tmp_path / "runs/task3_ddp", "task3_ddp", 2, steps=3, per_epoch=1)
+    good = (folder / "rank0.json").read_text()
+    for place in places(json.loads(good)):
+        record = json.loads(good)
+        inner = record
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = odd
+        (folder / "rank0.json").write_text(json.dumps(record))
+
+        text, _ = read(tmp_path)
+
+        assert "## Scalability" in text, place

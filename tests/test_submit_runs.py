@@ -47,7 +47,7 @@ def test_losses_are_the_mean_over_the_workers(runs):
         ('{"task": "task2b_allr', "rank1.json is half written or damaged"),
         ("", "rank1.json is half written or damaged"),
         ("[" * 100_000, "rank1.json is half written or damaged"),
-        ("[1]", "rank1.json is no record of a run"),
+        ("[1]", "rank1.json has no usable content"),
     ],
 )
 def test_a_half_written_record_is_named_and_left_out(runs, content, said):
@@ -66,14 +66,14 @@ def test_a_record_of_another_version_of_the_scripts_is_named(runs, key):
     del record[key]
     (runs / TASK / "rank1.json").write_text(json.dumps(record))
 
-    assert f"rank1.json has no usable {key!r}: written by another version" in read_one(runs).problems[0]
+    assert f"rank1.json has no usable {key}: written by another version" in read_one(runs).problems[0]
 
 
 @pytest.mark.parametrize("step", [{}, {"loss": 1.0}, {"loss": 1.0, "seconds": -1}, {"loss": 1, "seconds": math.nan}, 7])
 def test_iterations_without_a_time_are_named(runs, step):
     change(runs / TASK / "rank1.json", iterations=[step])
 
-    assert "rank1.json has iterations without loss or seconds" in read_one(runs).problems[0]
+    assert "rank1.json has no usable iterations[0]" in read_one(runs).problems[0]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_no_runs_at_all_are_no_error(tmp_path):
 
 
 def test_glue_and_gpt2_runs_of_one_task_are_told_apart(runs):
-    write_run(runs / "task2b_allreduce_gpt2", TASK, 2, n_epochs=2, batch_size=128)
+    write_run(runs / "task2b_allreduce_gpt2", TASK, 2, n_epochs=2, batch_size=128, model_max_length=64)
 
     assert {run.slot for run in find_runs(runs.parent, runs)[0]} == {"task2b", "task2b_gpt2"}
 
@@ -180,3 +180,12 @@ def test_the_command_for_a_missing_run_makes_it_like_those_that_are_there(tmp_pa
         "python -m cluster.launch --workers 4 -- task3_ddp/run_glue.py --max_steps 40 --data_dir glue/RTE "
         "--task_name rte --max_seq_length 32 --learning_rate 0.001 --seed 3"
     )
+
+
+def test_epochs_that_are_missing_get_a_folder_of_their_own(tmp_path):
+    write_run(tmp_path / "runs/task1_single", "task1_single", steps=40, per_epoch=39)
+
+    what, command = missing_runs(choose(find_runs(tmp_path, tmp_path / "runs")[0]), tmp_path)[0]
+
+    assert what == "task 1 over 3 epochs (runs/task1_single has 1 whole ones)"
+    assert command == "python task1_single/run_glue.py --dropout 0 --output_dir runs/task1_epochs"

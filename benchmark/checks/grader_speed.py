@@ -30,7 +30,8 @@ from grader import averages, draws, ranks
 
 WORLD_SIZE, SEED = 4, 1
 FILE = "task2b_allreduce/run_glue.py"
-ARGUMENTS = {"file": FILE, "function": "sync_gradients", "seed": SEED, **averages.PLAIN}
+GRADIENTS = [draws.gradients(SEED, rank, list(draws.SHAPES)) for rank in range(WORLD_SIZE)]
+ARGUMENTS = {"file": FILE, "function": "sync_gradients", "each": GRADIENTS, **averages.PLAIN}
 LEAST_RATIO, MOST_SECONDS, MOST_MIB, MOST_DEADLOCK = 10.0, 45.0, 768.0, 1.0
 PAUSE = 0.05  # seconds between two looks at the memory
 DEADLOCK = """
@@ -73,7 +74,7 @@ def spawned(rank: int, folder: str) -> None:
     spec.loader.exec_module(task)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD_SIZE)
     model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(shape)) for shape in draws.SHAPES])
-    for parameter, gradient in zip(model, draws.gradients(SEED, rank, list(draws.SHAPES)), strict=True):
+    for parameter, gradient in zip(model, GRADIENTS[rank], strict=True):
         parameter.grad = torch.from_numpy(gradient)
     task.sync_gradients(model, WORLD_SIZE)
     if rank == 0:

@@ -19,7 +19,11 @@ exec unshare --mount --pid --fork --kill-child bash -euo pipefail -c '
   mkdir -p "$root"/{proc,tmp,root,opt/python,autograder/{source,results}}
   chmod 1777 "$root/tmp"
   mount -t proc proc "$root/proc"
-  if [ -n "$environment" ]; then mount --bind "$environment" "$root/opt/python"; fi
+  if [ -n "$environment" ]; then
+    mount --bind "$environment" "$root/opt/python"
+    home=$(dirname "$(sed -n "s/^home = //p" "$environment/pyvenv.cfg")") # the Python that the environment is made of
+    mkdir -p "$root$home" && mount --bind "$home" "$root$home"
+  fi
   python3 -m zipfile -e "$zip" "$root/autograder/source"
   cp -r "$submission" "$root/autograder/submission"
   cp "$root/autograder/source/run_autograder" "$root/autograder/"

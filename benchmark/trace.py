@@ -1,0 +1,135 @@
+"""A few steps under torch.profiler: communication, its exposed part, CPU and device time, peak of live tensor bytes.
+
+    main thread   [ forward ][ backward          ]....[ optimizer ]
+    gloo               [=== all_reduce ===] [== all_reduce ==]        total: both; exposed: the dots, where nothing
+                                                                      was computed meanwhile
+
+The traced steps are not timed: what the profiler costs stays out of the figures. Their shares are applied to the timed
+steps.
+"""
+
+import json
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+Spans = list[tuple[float, float]]  # begin and end in microseconds, in order, apart from each other
+
+COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
+WAITING = ("c10d::", "record_param_comms", "autograd::engine", "DistributedDataParallel", "gloo:", "nccl:")
+
+
+class Tracer:
+    """Starts with the first traced step; `phase` marks the phases in the trace."""
+
+    def __init__(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities, profile_memory=True, acc_events=True)
+        self.steps = 0
+
+    def start(self) -> None:
+        self._profile.start()
+
+    def stop(self, keep: Path | None) -> dict[str, Any]:
+        """The figures per traced step; the trace itself goes to `keep`."""
+        self._profile.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            file = keep or Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(str(file))
+            events = json.loads(file.read_text())["traceEvents"]
+        averages = self._profile.key_averages()
+        cpu = sum(row.self_cpu_time_total for row in averages if not row.key.startswith(COMMUNICATION))
+        device = sum(row.self_device_time_total for row in averages)
+        return read_trace(events, self.steps) | {"cpu_ms": cpu / 1e3 / self.steps, "device_ms": device / 1e3 / self.steps}
+
+
+def mark(name: str) -> record_function:
+    return record_function(f"phase:{name}")
+
+
+def read_trace(events: Iterable[dict], steps: int) -> dict[str, Any]:
+    """Communication per step (ms), exposed seconds by phase as shares of the phase, growth of live bytes at the peak."""
+    spans, phases, growth = defaultdict(list), defaultdict(list), [0]
+    for event in events:
+        name = str(event.get("name", ""))
+        if name == "[memory]":
+            growth.append(growth[-1] + int(event["args"]["Bytes"]))
+        elif event.get("ph") == "X":
+            span = (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+            if name.startswith("phase:") and event.get("cat") == "user_annotation":
+                phases[name.removeprefix("phase:")].append(span)
+            elif name.startswith(COMMUNICATION):
+                spans["communication"].append(span)
+            elif _computes(event, name):
+                spans["compute"].append(span)
+    communication, compute = merge(spans["communication"]), merge(spans["compute"])
+    exposed = without(communication, compute)
+    shares = {}
+    for name, found in phases.items():
+        whole = length(merge(found))
+        shares[name] = length(common(exposed, merge(found))) / whole if whole else 0.0
+    return {
+        "communication_ms": length(communication) / 1e3 / steps,
+        "exposed_ms": length(exposed) / 1e3 / steps,
+        "exposed_shares": shares,
+        "growth_bytes": max(growth),
+    }
+
+
+def _computes(event: dict, name: str) -> bool:
+    """A kernel, or on the CPU an operator that does arithmetic; what wraps a wait is not counted."""
+    if torch.cuda.is_available():
+        return event.get("cat") == "kernel"
+    return event.get("cat") == "cpu_op" and name.startswith("aten::") and event.get("tid") is not None
+
+
+def merge(spans: Spans) -> Spans:
+    """The union, as spans that do not touch."""
+    joined: Spans = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def common(left: Spans, right: Spans) -> Spans:
+    """Where both are; both merged."""
+    found: Spans = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if begin < end:
+            found.append((begin, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def without(left: Spans, right: Spans) -> Spans:
+    """Where the left ones are and no right one; both merged."""
+    infinite = float("inf")
+    ends = [-infinite, *(value for span in right for value in span), infinite]
+    gaps = [(ends[i], ends[i + 1]) for i in range(0, len(ends), 2)]
+    return common(left, gaps)
+
+
+def length(spans: Spans) -> float:
+    return sum(end - begin for begin, end in spans)
+
+
+def own_rss() -> int:
+    """Bytes of memory that the system has given to this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

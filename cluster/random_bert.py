@@ -1,0 +1,45 @@
+"""A BERT with random weights, large enough that a network's bandwidth decides: made once, without a download.
+
+    random_bert("22M")    -> a folder for --model_name_or_path, with the tokenizer of the tiny model
+
+It learns nothing in a few steps. Its gradients have the size of a real model's, and that is what a network sees.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from common.errors import InputError
+from common.models import load_tokenizer
+from common.paths import cache_dir, locked
+
+SIZES: dict[str, dict[str, Any]] = {
+    "22M": {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12},
+    "108M": {
+        "vocab_size": 28996,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+    },  # base, cased
+}
+
+
+def bert_config(size: str) -> BertConfig:
+    """The shape of the model, with a head of two labels; raises InputError for a size that is not known."""
+    if size not in SIZES:
+        raise InputError(f"expected a size, one of {', '.join(SIZES)}; got {size!r}")
+    return BertConfig(**SIZES[size], intermediate_size=4 * SIZES[size]["hidden_size"])
+
+
+def random_bert(size: str) -> Path:
+    """The folder of the model; the first process makes it, the others wait."""
+    folder = cache_dir("models") / f"random-bert-{size}"
+    with locked(folder):
+        if not (folder / "done").exists():
+            torch.manual_seed(0)
+            BertForSequenceClassification(bert_config(size)).save_pretrained(folder)
+            load_tokenizer("tiny", "bert").save_pretrained(folder)
+            (folder / "done").touch()
+    return folder
