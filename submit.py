@@ -16,8 +16,7 @@ from common.paths import ROOT
 def carry(given: argparse.Namespace) -> None:
     from handin.carry import carry
 
-    for line in carry(ROOT, load_course(), given.into, given.force):
-        print(line)
+    print("\n".join(carry(ROOT, load_course(), given.into, given.force)))
 
 
 def report(given: argparse.Namespace) -> None:

@@ -61,8 +61,15 @@ def contradiction(settings: Any) -> str:
     wanted = shared(settings, settings.strategy.endswith("_offload"))
     stage = config.get("zero_optimization", {}).get("stage", 0)
     if stage != int(settings.strategy[4]):
-        return f"--deepspeed_config: expected stage {settings.strategy[4]} for {settings.strategy}, the file has {stage}"
-    for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"):
+        return (
+            f"--deepspeed_config: expected stage {settings.strategy[4]} for {settings.strategy}, the file has {stage}"
+        )
+    for name in (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+    ):
         if name in config and config[name] not in (wanted[name], "auto"):
             sizes = f"{settings.batch_size} x {settings.accumulation} x {settings.world_size} workers"
             return (

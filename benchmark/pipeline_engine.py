@@ -4,10 +4,10 @@ All workers together are one replica: a step's examples are the same as with the
 the stages as micro-batches. Forward and backward are interleaved by the schedule, so both count as backward.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from pipeline.model_parallel import GPT2LMHeadModelParallel
 class Pipeline(Engine):
     """One stage on each worker, schedule 1F1B; as many micro-batches as examples of a worker, at most four a stage."""
 
-    def __init__(self, settings: Any, worker: Worker, model: nn.Module) -> None:
+    def __init__(self, settings: Any, worker: Worker, model: Any) -> None:
         parallel = GPT2LMHeadModelParallel(model.config)
         parallel.load_state_dict(model.state_dict())
         parallel.train()
@@ -31,7 +31,9 @@ class Pipeline(Engine):
         self.total = settings.batch_size * worker.world_size
         chunks = max(c for c in range(1, min(self.total, 4 * worker.world_size) + 1) if self.total % c == 0)
         if chunks < worker.world_size:
-            raise InputError(f"--batch_size: a pipeline of {worker.world_size} stages needs as many examples, got {chunks}")
+            raise InputError(
+                f"--batch_size: a pipeline of {worker.world_size} stages needs as many examples, got {chunks}"
+            )
         self.processes = PipelinedProcesses(parallel, "1f1b", chunks, worker.device)
         self.parts = nn.ModuleList(stage.submod for stage in _stages(self.processes.schedule))
         super().__init__(settings, worker, parallel)

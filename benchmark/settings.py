@@ -125,7 +125,9 @@ def _strategy(given: dict) -> str:
     framework = given["framework"]
     if framework is None:
         if given["zero_stage"] is not None or given["offload"]:
-            raise InputError("--zero_stage and --offload go with --framework deepspeed; or say --strategy zero2_offload")
+            raise InputError(
+                "--zero_stage and --offload go with --framework deepspeed; or say --strategy zero2_offload"
+            )
         return given["strategy"] or "ddp"
     if given["strategy"]:
         raise InputError("expected --strategy or --framework, got both; leave one out")

@@ -88,13 +88,13 @@ class Engine:
     def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
         """Loss, perplexity and accuracy; every worker validates on the same batches."""
         self.model.eval()
-        sums = (0.0, 0, 0)
+        total, right, tokens = 0.0, 0, 0
         with torch.no_grad(), self.half():
             for batch in self.worker.batches(batches):
                 found = validation_sums(self.validated()(**batch).logits, batch, kind)
-                sums = tuple(map(sum, zip(sums, found, strict=True)))
+                total, right, tokens = total + found[0], right + found[1], tokens + found[2]
         self.model.train()
-        return summary(*sums)
+        return summary(total, right, tokens)
 
     def validated(self) -> nn.Module:
         return self.model
@@ -165,7 +165,8 @@ class FSDP(Engine):
         return super().backward(loss, last)
 
     def full_parameters(self) -> dict[str, Tensor]:
-        return get_model_state_dict(self.bare, options=FULL)  # a collective; {} on all but the first worker
+        full: Any = get_model_state_dict(self.bare, options=FULL)  # a collective; {} on all but the first worker
+        return full
 
     def save(self, folder: Path) -> None:
         model, optimizer = get_state_dict(self.bare, self.optimizer)

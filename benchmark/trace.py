@@ -48,7 +48,10 @@ class Tracer:
         averages = self._profile.key_averages()
         cpu = sum(row.self_cpu_time_total for row in averages if not row.key.startswith(COMMUNICATION))
         device = sum(row.self_device_time_total for row in averages)
-        return read_trace(events, self.steps) | {"cpu_ms": cpu / 1e3 / self.steps, "device_ms": device / 1e3 / self.steps}
+        return read_trace(events, self.steps) | {
+            "cpu_ms": cpu / 1e3 / self.steps,
+            "device_ms": device / 1e3 / self.steps,
+        }
 
 
 def mark(name: str) -> record_function:
@@ -56,7 +59,7 @@ def mark(name: str) -> record_function:
 
 
 def read_trace(events: Iterable[dict], steps: int) -> dict[str, Any]:
-    """Communication per step (ms), exposed seconds by phase as shares of the phase, growth of live bytes at the peak."""
+    """Communication per step (ms), its exposed share of each phase, growth of live bytes up to the peak."""
     spans, phases, growth = defaultdict(list), defaultdict(list), [0]
     for event in events:
         name = str(event.get("name", ""))

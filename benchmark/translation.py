@@ -61,7 +61,9 @@ def _pair(line: str, place: str) -> Pair:
     if not line.lstrip().startswith("{"):
         parts = line.split("\t")
         if len(parts) != 2 or not all(part.strip() for part in parts):
-            raise InputError(f"{place}: expected a text, a tab and its translation, got {len(parts)} columns; correct it")
+            raise InputError(
+                f"{place}: expected a text, a tab and its translation, got {len(parts)} columns; correct it"
+            )
         return parts[0], parts[1]
     try:
         found = json.loads(line)
@@ -93,7 +95,9 @@ def load_pairs(data: Path | None, tokenizer: Any, length: int) -> tuple[Pairs, P
     """Training and validation pairs from a folder's .tsv, .jsonl and .json files; None: the embedded sample."""
     pairs = sample_pairs()
     if data is not None:
-        files = [data] if data.is_file() else sorted(f for f in data.iterdir() if f.suffix in (".tsv", ".jsonl", ".json"))
+        files = (
+            [data] if data.is_file() else sorted(f for f in data.iterdir() if f.suffix in (".tsv", ".jsonl", ".json"))
+        )
         pairs = [pair for file in files for pair in read_pairs(file)]
         if not pairs:
             raise InputError(f"--data_dir: {data} holds no translation pairs; expected .tsv or .jsonl files with some")

@@ -1,4 +1,4 @@
-"""What is trained: GPT-2 on OSCAR text or T5 on translation pairs, the model from its configuration or from a folder."""
+"""What is trained: GPT-2 on OSCAR text or T5 on translation pairs, the model from its configuration or a folder."""
 
 import json
 import math
@@ -20,13 +20,13 @@ from common.oscar import load_blocks
 
 # Raffel et al. 2020, "Exploring the Limits of Transfer Learning", and the released configurations; 3b and 11b differ
 # from large in the width of their attention and feed-forward layers only.
-T5_SIZES = {
+T5_SIZES: dict[str, dict[str, Any]] = {
     "t5-small": {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
     "t5-large": {"d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
     "t5-3b": {"d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24, "num_heads": 32},
     "t5-11b": {"d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_layers": 24, "num_heads": 128},
 }
-MODELS = ("gpt2", "gpt2-tiny", "t5-tiny", *T5_SIZES)
+MODELS = ("gpt2", "gpt2-tiny", "gpt2-24m", "t5-tiny", *T5_SIZES)
 
 Batch = dict[str, Tensor]
 
@@ -77,7 +77,9 @@ class Workload:
         count = len(self.train)  # type: ignore[arg-type]
         steps = count // per_step
         if not steps:
-            raise InputError(f"expected at least {per_step} training examples for one step, found {count}; fewer workers?")
+            raise InputError(
+                f"expected at least {per_step} training examples for one step, found {count}; fewer workers?"
+            )
         epoch, order = -1, torch.empty(0)
         step = first_step
         while True:
@@ -110,7 +112,9 @@ def load_workload(settings: Any) -> Workload:
         raise InputError(f"--tokenizer_name: {len(tokenizer)} tokens do not fit {name}'s {config.vocab_size}")
     if kind == "gpt2":
         if settings.length > config.n_positions:
-            raise InputError(f"--length: expected at most {config.n_positions} tokens for {name}, got {settings.length}")
+            raise InputError(
+                f"--length: expected at most {config.n_positions} tokens for {name}, got {settings.length}"
+            )
         data = load_blocks(settings.data_dir or _sample(), tokenizer, settings.length)
         return Workload(kind, folder, config, tokenizer, TokenExamples(data.train), TokenExamples(data.validation))
     train, validation = load_pairs(settings.data_dir, tokenizer, settings.length)
@@ -122,7 +126,9 @@ def validation_sums(logits: Tensor, batch: Batch, kind: str) -> tuple[float, int
     labels = batch["labels"]
     if kind == "gpt2":  # each token predicts the next
         logits, labels = logits[:, :-1], labels[:, 1:]
-    loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100)
+    loss = nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100
+    )
     counted = labels != -100
     return loss.item(), int((logits.argmax(-1) == labels)[counted].sum()), int(counted.sum())
 
@@ -150,7 +156,11 @@ def _is_folder(name: str) -> bool:
 def _config(name: str) -> Any:
     if name == "gpt2":
         return GPT2Config()  # 124,439,808 parameters
-    return T5Config(**T5_SIZES[name], vocab_size=32128, decoder_start_token_id=0)
+    if name == "gpt2-24m":  # 95 MB in fp32: large enough that messages' frames weigh nothing, see accounting.py
+        return GPT2Config(vocab_size=2048, n_positions=256, n_embd=512, n_layer=7, n_head=8)
+    config = T5Config(**T5_SIZES[name], vocab_size=32128)
+    config.decoder_start_token_id = 0
+    return config
 
 
 def _sample() -> Path:

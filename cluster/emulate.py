@@ -73,7 +73,8 @@ def commands(plan: Plan) -> list[list[str]]:
 def control_network(inside: str, node: int) -> list[list[str]]:
     """A second interface with the default route, as on CloudLab, and no chatter of its own."""
     return [
-        words(f"{inside} link add control type dummy"),
+        words(f"ip link add control{node} type veth peer name control netns node{node}"),
+        words(f"ip link set control{node} addrgenmode none up"),
         words(f"{inside} link set control addrgenmode none"),
         words(f"{inside} address add {CONTROL}.{node + 1}/24 dev control"),
         words(f"{inside} link set control up"),

@@ -1,9 +1,11 @@
 """The ladder in one table: tasks 1, 2a, 2b and 3 on the embedded data, one after the other.
 
     python -m cluster.ladder [--workers 4] [--iterations 40] [-- flags for every task, such as --data_dir glue_data/RTE]
+    python -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train
 
-Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch. Each line comes
-from the records in runs/; the bar chart lies beside them.
+Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch. With --nodes every
+worker has an emulated node of its own, and every byte a link of --rate to cross. Each line comes from the records in
+runs/; the bar chart lies beside them.
 """
 
 import argparse
@@ -12,13 +14,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from cluster.random_bert import SIZES, random_bert
 from common.errors import InputError, exit_on_input_error
 from common.figures import bars
 from common.paths import ROOT
 
 TASKS = ("task1_single", "task2a_gather_scatter", "task2b_allreduce", "task3_ddp")
 NAMES = ("1 one worker", "2a gather + scatter", "2b all_reduce", "3 DDP")
-TOTAL_BATCH = 64
 
 WHY = """On one machine nothing crosses a network: what a small model shows is latency, the cost of a message, and
 tasks 2a and 2b send one for every parameter. Bandwidth shows with a network and a larger model:
@@ -32,7 +34,7 @@ class Row:
 
     name: str
     losses: list[float]
-    accuracy: float
+    accuracy: float | None  # without an evaluation there is none
     seconds: float
     payload_first: float  # by rank 0
     payload_others: float
@@ -40,35 +42,45 @@ class Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=4, help="on this machine (%(default)s)")
+    parser.add_argument("--nodes", type=int, help="as many workers, each on an emulated node of its own")
+    parser.add_argument("--rate", default="1gbit", help="of each node's link (%(default)s)")
+    parser.add_argument("--batch", type=int, default=64, help="examples in a step of all workers (%(default)s)")
     parser.add_argument("--iterations", type=int, default=40)
+    parser.add_argument("--random_bert", choices=SIZES, help="a larger model, with random weights, instead of tiny")
     parser.add_argument("flags", nargs="*", help="after --: flags of run_glue.py, given to every task")
     given = parser.parse_args()
-    if given.workers < 2 or TOTAL_BATCH % given.workers:
-        raise InputError(f"--workers: expected 2 or more that divide {TOTAL_BATCH}, got {given.workers}")
+    n = given.nodes or given.workers
+    if n < 2 or given.batch % n:
+        raise InputError(f"expected 2 or more workers that divide --batch {given.batch}, got {n}")
+    if given.random_bert:
+        given.flags += ["--model_name_or_path", str(random_bert(given.random_bert))]
     rows = []
     for task, name in zip(TASKS, NAMES, strict=True):
-        workers = 1 if task == TASKS[0] else given.workers
+        workers = 1 if task == TASKS[0] else n
         print(f"--- task {name}: {workers} worker{'s' * (workers > 1)}, {given.iterations} iterations", flush=True)
-        run(task, workers, given.iterations, given.flags)
+        run(task, workers, given)
         rows.append(read_row(task, name, workers))
     print(table(rows))
-    print(WHY)
+    print(f"{n} nodes, links of {given.rate}: the time above one worker's is mostly bytes." if given.nodes else WHY)
     path = ROOT / "runs" / "ladder.png"
-    title = f"{given.workers} workers, batch {TOTAL_BATCH}"
+    title = f"{n} workers, batch {given.batch}" + (f", {given.rate}" if given.nodes else "")
     names = [row.name.replace(" ", "\n", 1) for row in rows]
     bars(path, names, [row.seconds * 1000 for row in rows], label="time per iteration (ms)", title=title)
     print(f"bar chart: {path.relative_to(ROOT)}")
 
 
-def run(task: str, workers: int, iterations: int, more: list[str]) -> None:
+def run(task: str, workers: int, given: argparse.Namespace) -> None:
     """Run one task as a student would. Its losses are in its record, so only what goes wrong is shown here."""
-    batch = str(TOTAL_BATCH // workers)
-    flags = ["--max_steps", str(iterations), "--per_gpu_train_batch_size", batch, "--dropout", "0", *more]
-    script = [f"{task}/run_glue.py", *flags]
-    command = [sys.executable, *script]
-    if workers > 1:
-        command = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--", *script]
+    batch = str(given.batch // workers)
+    flags = ["--max_steps", str(given.iterations), "--per_gpu_train_batch_size", batch, "--dropout", "0", *given.flags]
+    command = [sys.executable, f"{task}/run_glue.py", *flags]
+    if workers > 1 and given.nodes:
+        place = ["--master_ip", "10.10.1.1", "--world_size", str(workers), "--local_rank", "{rank}"]
+        nodes = ["--nodes", str(workers), "--rate", given.rate]
+        command = [sys.executable, "-m", "cluster.emulate", *nodes, "--", *command, *place]
+    elif workers > 1:
+        command = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--", *command[1:]]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise InputError(f"{task} ended with exit code {done.returncode}: {done.stdout[-2000:]}")
@@ -82,7 +94,7 @@ def read_row(task: str, name: str, workers: int) -> Row:
     return Row(
         name,
         [sum(step) / workers for step in zip(*losses, strict=True)],
-        records[0]["evaluations"][-1]["metrics"]["acc"],
+        records[0]["evaluations"][-1]["metrics"]["acc"] if records[0]["evaluations"] else None,
         records[0]["seconds_per_iteration"],
         first,
         others,
@@ -108,8 +120,9 @@ def table(rows: list[Row]) -> str:
     lines = ["", head + f" {'MB sent by rank 0':>18} {'by others':>10}"]
     for row in rows:
         losses = " ".join(f"{loss:.6f}" for loss in row.losses[:5])
+        accuracy = f"{'-':>6}" if row.accuracy is None else f"{row.accuracy:6.3f}"
         lines.append(
-            f"{row.name:<20} {losses:<45} {row.accuracy:6.3f} {row.seconds:8.4f} {row.seconds / rows[-1].seconds:6.2f}"
+            f"{row.name:<20} {losses:<45} {accuracy} {row.seconds:8.4f} {row.seconds / rows[-1].seconds:6.2f}"
             f" {row.payload_first / 1e6:18.2f} {row.payload_others / 1e6:10.2f}"
         )
     return "\n".join([*lines, ""])

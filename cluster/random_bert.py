@@ -17,6 +17,7 @@ from common.paths import cache_dir, locked
 
 SIZES: dict[str, dict[str, Any]] = {
     "22M": {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12},
+    "25M": {"vocab_size": 30522, "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8},  # large tensors
     "108M": {
         "vocab_size": 28996,
         "hidden_size": 768,

@@ -71,7 +71,7 @@ class Grade:
         Raises the verdict at once if the file does not even load.
         """
         arguments = {"file": self.file, "seed": self.seed} | arguments
-        self.must_load(arguments["file"])
+        self.must_load(str(arguments["file"]))
         self.last = self.session.run(probe, world_size, arguments, deadline)
         return self.last
 

@@ -86,11 +86,11 @@ def check_precision(grade: Grade) -> None:
     """The broker's bytes follow --grad_dtype; gradients stay float32 and hold the mean as well as the dtype allows."""
     for dtype, error in (("bf16", 2e-2), ("fp16", 3e-3)):
         result = synced(grade, 3, dtype)
-        for rank in result.ranks:
-            sent = sum(call.sent for call in rank.calls if call.name == "all_reduce")
+        for mine in result.ranks:
+            sent = sum(call.sent for call in mine.calls if call.name == "all_reduce")
             expected = 2 * ELEMENTS * BYTES[NAMES[dtype]]  # two iterations
             if sent != expected:
-                what = f"--grad_dtype {dtype}: rank {rank.rank} hands {sent} bytes to all_reduce"
+                what = f"--grad_dtype {dtype}: rank {mine.rank} hands {sent} bytes to all_reduce"
                 grade.fail(f"{what}, expected {expected}: {sent / expected:.2f} times as much")
         for rank, value in enumerate(result.values):
             if wrong := [kind for kind in value["dtypes"] if kind not in (None, "float32")]:

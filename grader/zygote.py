@@ -30,7 +30,10 @@ PRELOAD = (
     "torch._dynamo",  # any optimizer imports it at its first step, 1.7 s in each rank
     "torch.utils.data",
     "transformers.models.bert.modeling_bert",
+    "transformers.models.bert.tokenization_bert",
     "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.gpt2.tokenization_gpt2",
+    "transformers.models.t5.modeling_t5",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.optimization",

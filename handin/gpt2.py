@@ -37,7 +37,7 @@ class Gpt2:
     def pipeline_speedup(self, mode: str) -> float | None:
         """Training time against model_parallel, where both were run alike."""
         base, row = self.modes.get("model_parallel"), self.modes[mode]
-        if base is None or base["setting"] != row["setting"]:
+        if base is None or base["setting"] != row["setting"] or not _as_long(base, row):
             return None
         return base["training_time"] / row["training_time"]
 
@@ -117,23 +117,38 @@ def _doubts_about_scaling(found: Gpt2) -> Iterator[str]:
             yield f"{what}: not comparable, {'; '.join(other)}"
         else:
             yield from _doubts_about_ratio(what, one, row, workers)
-            tokens, alone = (r["tokens_per_second"] * r["training_time"] for r in (row, one))
-            if not 0.9 < tokens / alone < 1.1:
-                yield (
-                    f"{what}: tokens per second x time of an epoch is {tokens:.0f} tokens against {alone:.0f}: "
-                    "the epochs were not equally long (--max_steps?), or one throughput contradicts its own time"
-                )
+            if not _as_long(one, row):
+                yield _not_as_long(what, one, row)
+
+
+def _tokens(row: dict[str, Any]) -> float:
+    """Of an epoch, by its throughput and its time."""
+    return row["tokens_per_second"] * row["training_time"]
+
+
+def _as_long(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    return 0.9 < _tokens(row) / _tokens(other) < 1.1  # the mean of a quotient is not quite the quotient of the means
+
+
+def _not_as_long(what: str, base: dict[str, Any], row: dict[str, Any]) -> str:
+    return (
+        f"{what}: tokens per second x time of an epoch is {_tokens(row):.0f} tokens against {_tokens(base):.0f}: "
+        "the epochs were not equally long (--max_steps?), or one throughput contradicts its own time"
+    )
 
 
 def _doubts_about_modes(found: Gpt2, on_cpu: bool) -> Iterator[str]:
-    base, row = found.modes.get("model_parallel"), found.modes.get("pipeline_parallel")
-    if base is None or row is None:
-        return
-    what = "pipeline_parallel against model_parallel"
-    if base["setting"] != row["setting"]:
-        yield f"{what}: not comparable, (model, batch, tokens) {base['setting']} against {row['setting']}"
-    else:
-        yield from _doubts_about_ratio(what, base, row, _PARTITIONS if on_cpu else math.inf)
+    base = found.modes.get("model_parallel")
+    for mode, row in found.modes.items():
+        if base is None or row is base:
+            continue
+        what = f"{mode} against model_parallel"
+        if base["setting"] != row["setting"]:
+            yield f"{what}: not comparable, (model, batch, tokens) {base['setting']} against {row['setting']}"
+        elif not _as_long(base, row):
+            yield _not_as_long(what, base, row)
+        else:
+            yield from _doubts_about_ratio(what, base, row, _PARTITIONS if on_cpu else math.inf)
 
 
 def _doubts_about_ratio(what: str, slow: dict[str, Any], fast: dict[str, Any], limit: float) -> Iterator[str]:

@@ -79,7 +79,7 @@ class _Writer:
 
     def _heading(self, tag: str, token: Token) -> None:
         size = _HEADINGS.get(tag, _SIZE)
-        self._keep_together(size + 14)
+        self._keep_together(size + 18)  # and the first lines of what follows
         self.pages.ln(2 if self.pages.get_y() > 30 else 0)
         level = int(tag[1]) - 1
         self.pages.start_section(_plain(token), level=min(level, 2), strict=False)
@@ -131,7 +131,9 @@ class _Writer:
         pages = self.pages
         pages.set_font("Mono", size=8)
         pages.set_fill_color(244)
-        for line in content.rstrip("\n").split("\n"):
+        lines = content.rstrip("\n").split("\n")
+        self._keep_together(min(4.2 * len(lines), 60))
+        for line in lines:
             pages.multi_cell(0, 4.2, line or " ", fill=True, new_x="LMARGIN", new_y="NEXT", align="L")
         pages.ln(2.5)
 

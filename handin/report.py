@@ -14,7 +14,7 @@ from handin.choice import Chosen, choose, missing_runs
 from handin.figures import Pictures
 from handin.gpt2 import read_gpt2
 from handin.measures import doubts_about
-from handin.runs import find_runs
+from handin.runs import Run, find_runs
 from handin.sections import Findings
 from handin.student import Student, remembered
 from handin.traffic import traffic
@@ -106,7 +106,7 @@ def write_markdown(
         "Reasons for the differences": rooms["reasons"],
         "Scalability": _scalability(chosen, findings, rooms["scalability"]),
         "Network traffic": traffic(tree, chosen.traffic, runs, findings, pictures) + "\n" + rooms["traffic"],
-        "GPT-2: data parallel and pipeline": _gpt2(tree, runs, findings, pictures, rooms["gpt2"]),
+        "GPT-2: data parallel and pipeline": _gpt2(tree, runs, found, findings, pictures, rooms["gpt2"]),
         "Which run each number came from": sections.where_from(found, chosen.used),
     }
     left_over = {name: text for name, text in words.items() if name not in ASKS and text.strip()}
@@ -180,12 +180,13 @@ def _scalability(chosen: Chosen, findings: Findings, words: str) -> str:
     return text + sections.scalability(chosen.one, chosen.scaled, findings) + "\n" + words
 
 
-def _gpt2(tree: Path, runs: Path, findings: Findings, pictures: Pictures, words: str) -> str:
+def _gpt2(tree: Path, runs: Path, found: Sequence[Run], findings: Findings, pictures: Pictures, words: str) -> str:
     source = tree / "submit_figures"
     shown = pictures.of_gpt2(source, findings)
     pairs = ["".join(shown[i : i + 2]) for i in range(0, len(shown), 2)]  # one paragraph: side by side in the PDF
     trace = pictures.copied(runs / "pipeline/trace.png", "One step: each partition over time", "pipeline_trace.png")
-    return "\n".join([sections.gpt2_tables(read_gpt2(source), findings), *pairs, trace, words])
+    on_cpu = not any(run.slot == "pipeline" and run.setting["device"] == "cuda" for run in found)
+    return "\n".join([sections.gpt2_tables(read_gpt2(source, on_cpu), findings), *pairs, trace, words])
 
 
 def summary(report: Report, tree: Path) -> Sequence[str]:

@@ -206,7 +206,8 @@ def own_lines(tree: Path, course: Course, task: str, findings: Findings) -> str:
             continue
         code = "\n\n".join(block.body.strip("\n") for block in bodies)
         fence = "```" if "```" not in code else "````"
-        parts.append(f"**{row.id} {row.title}** (`{row.file}`)\n\n{fence}python\n{code}\n{fence}\n")
+        title = row.title.replace("_", "\\_")  # Markdown would take __init__ for bold
+        parts.append(f"#### {row.id} {title} (`{row.file}`)\n\n{fence}python\n{code}\n{fence}\n")
     if unsolved:
         parts.append(f"Not solved: {', '.join(unsolved)}.\n")
         findings.missing.append((f"regions {', '.join(unsolved)} are not solved", f"pytest --hint {unsolved[0]}"))

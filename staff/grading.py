@@ -79,7 +79,7 @@ def _remove_scratch(name: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Grading:
     """What the submissions of one run share. `catalogue` has every test, as one that was never reached."""
 

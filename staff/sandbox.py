@@ -91,7 +91,7 @@ def run_graded(
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=environment() | dict(env or {}),
+        env=(dict(os.environ) if "environment" in off else {}) | environment() | dict(env or {}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,5 +1,169 @@
-"""Placeholder, filled below."""
+"""Switches single defences off, to prove that each is needed: an attack that gains nothing without it proves nothing.
+
+For staff/attacks.py alone. The names come in the job that the supervisor reads, in a process that no submission is in.
+"""
+
+import atexit
+import contextlib
+import os
+import pickle
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from grader import broker, grading, ranks, run, values, zygote
+from grader.outcome import Failure, RankResult, Result
 
 
-def switch_off(names: list[str]) -> None:
-    """Nothing yet."""
+def switch_off(names: Sequence[str]) -> None:
+    """In the process of the graders, before pytest is there. Names of walls are for others; see supervisor."""
+    for name in names:
+        if name in SWITCHES:
+            SWITCHES[name]()
+
+
+def _one_process() -> None:
+    """A student's code runs in the graders' own process, as in most autograders, and so do exit handlers."""
+    setattr(ranks, "run", _run_here)  # noqa: B010 (mypy: not to be assigned)
+    setattr(ranks, "start", lambda: None)  # noqa: B010
+    leave = os._exit
+
+    def exit_as_usual(code: int) -> None:
+        atexit._run_exitfuncs()
+        leave(code)
+
+    os._exit = exit_as_usual  # type: ignore[assignment]
+
+
+class NoWire:
+    """Stands where a rank's line to the grader was."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, Any] = {}
+
+    def event(self, name: str, data: dict) -> None:
+        """Nobody listens."""
+
+
+def _run_here(probe: str, world_size: int, arguments: dict[str, Any], **options: Any) -> Result:
+    """What ranks.run does, without ranks; the value is whatever object the student's code made."""
+    from grader.probes import Context
+
+    Context.join = lambda *_: None  # type: ignore[assignment, method-assign]
+    tree, found = str(options["tree"]), []
+    sys.path.insert(0, tree)
+    for rank in range(world_size):
+        job = {"probe": probe, "arguments": arguments, "tree": tree}
+        packed = values.pack(run.rank_job(job, rank) | {"world_size": world_size})
+        header, body = values.LENGTHS.unpack_from(packed)
+        start = values.LENGTHS.size
+        told = values.unpack(packed[start : start + header], packed[-body:] if body else b"", values.to_tensor)
+        try:
+            value = zygote.find_function(probe)(Context(NoWire(), told))  # type: ignore[arg-type]
+            found.append(RankResult(rank, "returned", value))
+        except Exception as error:
+            found.append(RankResult(rank, "raised", error=Failure(type(error).__name__, str(error))))
+    return Result(found, None, [], 0.0)
+
+
+def _pickles() -> None:
+    """Values come as pickles, as torch.multiprocessing and its queues send them."""
+    plain = values.unpack
+
+    def unpack(header: bytes, body: bytes, make: values.MakeArray) -> Any:
+        return pickle.loads(header) if header[:1] == b"\x80" else plain(header, body, make)
+
+    setattr(values, "unpack", unpack)  # noqa: B010
+
+
+def _everyone_knows_all() -> None:
+    """Every rank is told what all of them start with."""
+    own = run.rank_job
+
+    def all_jobs(job: dict, rank: int) -> dict:
+        told = own(job, rank)
+        told["arguments"]["all"] = job["arguments"].get("each", [])
+        return told
+
+    setattr(run, "rank_job", all_jobs)  # noqa: B010
+
+
+def _no_origins() -> None:
+    """Nobody asks whether a student's line or a library makes a call."""
+    parse = broker.parse_call
+
+    def parse_call(rank: int, message: dict) -> Any:
+        return parse(rank, message | {"inside": ""})
+
+    setattr(broker, "parse_call", parse_call)  # noqa: B010
+
+
+def _no_limit_of_output() -> None:
+    setattr(run, "MAX_OUTPUT", 1 << 40)  # noqa: B010
+
+
+def _no_deadlines() -> None:
+    """A run may take as long as it likes; only the deadline of all tests together is left."""
+    initialise = grading.Session.__init__
+
+    def patient(session: grading.Session, *arguments: Any) -> None:
+        initialise(session, *arguments)
+        session.slowness = 1e6
+
+    setattr(grading.Session, "__init__", patient)  # noqa: B010
+
+
+def _no_limits_of_messages() -> None:
+    for limit in ("MAX_HEADER", "MAX_BODY", "MAX_STREAM"):
+        setattr(values, limit, 1 << 40)
+
+
+def _no_sweep() -> None:
+    """Neither the zygote nor the supervisor looks for what is left."""
+    popen = subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> Any:
+        if command[2:3] == ["-c"]:
+            command[3] = command[3].replace(
+                "; main(", "; import grader.zygote as z; z.kill_all = lambda _: set(); z.KILL_TIME = 1; main("
+            )
+        return popen(command, **options)
+
+    setattr(ranks.subprocess, "Popen", start)  # noqa: B010
+    setattr(ranks.ZygoteProcess, "kill_marked", lambda _: 0)  # noqa: B010
+
+
+SWITCHES = {
+    "process": _one_process,
+    "json": _pickles,
+    "each": _everyone_knows_all,
+    "origin": _no_origins,
+    "output": _no_limit_of_output,
+    "deadlines": _no_deadlines,
+    "messages": _no_limits_of_messages,
+    "sweep": _no_sweep,
+}
+
+
+def unpack(path: Path, into: Path) -> None:
+    """What a script of ten lines does with a hand-in: it believes the zip, and follows links."""
+    into.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        shutil.copytree(path, into, dirs_exist_ok=True)
+        return
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            target, mode = into / entry.filename, entry.external_attr >> 16
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if stat.S_ISLNK(mode):
+                os.symlink(archive.read(entry).decode(), target)
+            elif stat.S_ISFIFO(mode):
+                os.mkfifo(target)
+            elif not entry.is_dir():
+                with contextlib.suppress(IsADirectoryError), open(target, "wb") as file:
+                    file.write(archive.read(entry))

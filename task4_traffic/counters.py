@@ -111,7 +111,7 @@ def read_counters(path: Path) -> list[Sample]:
     if not rows or tuple(rows[0]) != HEAD:
         raise InputError(f"{path}: expected a first line {','.join(HEAD)}; for a file of dstat use --read")
     whole = [row for row in rows[1:] if len(row) == len(HEAD)]
-    return [Sample(float(row[0]), *map(int, row[1:-1]), event=row[-1]) for row in whole]
+    return [Sample(float(row[0]), int(row[1]), int(row[2]), int(row[3]), int(row[4]), row[5]) for row in whole]
 
 
 def volume(samples: Sequence[Sample], begin: float, end: float) -> tuple[float, float]:

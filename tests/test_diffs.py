@@ -5,9 +5,9 @@ import difflib
 
 from common.paths import ROOT
 
-TASK1, TASK2A, TASK2B, TASK3 = (
+TASK1, TASK2A, TASK2B, TASK3, TASK4 = (
     ROOT / folder / "run_glue.py"
-    for folder in ("task1_single", "task2a_gather_scatter", "task2b_allreduce", "task3_ddp")
+    for folder in ("task1_single", "task2a_gather_scatter", "task2b_allreduce", "task3_ddp", "task4_traffic")
 )
 
 
@@ -67,6 +67,18 @@ def test_task_3_takes_the_sync_away_and_wraps_the_model():
     assert taken == ["with record.phase('communication'):", "sync_gradients(model, worker.world_size)"]
     assert added == []
     assert different["main"][1][-1] == "work(config, worker, wrap(model, worker), data, record)"
+
+
+def test_task_4_writes_down_what_it_sends_and_lets_the_precision_be_chosen():
+    different = changes(TASK2B, TASK4)
+
+    assert different.keys() == {"sync_gradients", "train", "main"}
+    assert len(different["sync_gradients"][1]) <= 9
+    assert different["train"][1] == ["sync_gradients(model, worker.world_size, record.dtype, record.sent)"]
+    assert different["main"][1] == [
+        "config = parse_traffic_arguments('task4_traffic')",
+        "record = TrafficRecord(config, worker)",
+    ]
 
 
 def test_an_unchanged_pair_has_no_changes():

@@ -133,6 +133,20 @@ def test_a_node_has_its_address_and_nothing_but_the_experiment_network():
 
 
 @needs_namespaces
+def test_the_control_network_has_the_default_route_and_stays_quiet_while_workers_talk():
+    hello = "python cluster/hello.py --master_ip 10.10.1.1 --master_port 6585 --world_size 2 --local_rank {rank}"
+    show = f"ip route show default; {hello} >&2 && grep -E 'eth0:|control:' /proc/net/dev"
+
+    result = emulate("--nodes", "2", "--control", "--", "sh", "-c", show)
+
+    route, *counters = [line[4:].split() for line in result.stdout.splitlines() if line.startswith("[1] ")]
+    assert route[:3] == ["default", "dev", "control"], result.stderr
+    moved = {name.rstrip(":"): set(numbers) for name, *numbers in counters}
+    assert moved["control"] == {"0"}  # bytes and packets, in and out
+    assert moved["eth0"] != {"0"}
+
+
+@needs_namespaces
 def test_the_first_failing_node_is_named_and_gives_the_exit_code():
     result = emulate("--nodes", "3", "--", "sh", "-c", "test {rank} != 1 && exec sleep 1000; echo a reason >&2; exit 7")
 

@@ -39,14 +39,25 @@ def write_gpt2(folder, **changes):
         deviations = {"training_time_std": 0.01, "tokens_per_second_std": 10.0}
         row = {"workers": workers, "setting": setting, **row, **deviations, **(changes if workers == 2 else {})}
         (folder / f"data_parallel_{workers}.json").write_text(json.dumps(row))
-    mode = {"setting": ["tiny", 32, 64], "training_time": {"mean": 3.0, "std": 0.01}}
-    modes = {
-        "model_parallel": {**mode, "tokens_per_second": {"mean": 100.0, "std": 1.0}},
-        "pipeline_parallel": {**mode, "tokens_per_second": {"mean": 150.0, "std": 1.0}},
-    }
-    (folder / "pipeline_metrics.json").write_text(json.dumps(modes))
+    write_modes(folder, 3.0, 2.0)
     for name in FIGURES:
         Image.effect_noise((60, 40), 50).save(folder / name)
+
+
+def write_modes(folder, model_parallel, pipeline_parallel, tokens=300.0):
+    """Both modes of the pipeline, by the seconds of an epoch; tokens: of an epoch of pipeline_parallel."""
+    modes = {
+        mode: {
+            "setting": ["tiny", 32, 64],
+            "training_time": {"mean": seconds, "std": 0.01},
+            "tokens_per_second": {"mean": count / seconds, "std": 1.0},
+        }
+        for mode, seconds, count in (
+            ("model_parallel", model_parallel, 300.0),
+            ("pipeline_parallel", pipeline_parallel, tokens),
+        )
+    }
+    (folder / "pipeline_metrics.json").write_text(json.dumps(modes))
 
 
 def build(tree):
@@ -306,6 +317,20 @@ def test_gpt2_metrics_that_cannot_be_are_flagged(tree, changes, said):
     assert said in doubts(tree)
 
 
+@pytest.mark.parametrize(
+    "modes, said",
+    [
+        ((3.0, 1.4), "2.14 times as fast is above 2"),
+        ((3.0, 3.001), "1.00 is inside the noise"),
+        ((3.0, 2.0, 150.0), "tokens per second x time of an epoch is 150 tokens against 300"),
+    ],
+)
+def test_a_speed_up_of_the_pipeline_that_cannot_be_is_flagged(tree, modes, said):
+    write_modes(tree / "submit_figures", *modes)
+
+    assert f"pipeline_parallel against model_parallel: {said}" in doubts(tree)
+
+
 def test_half_written_gpt2_metrics_are_named(tree):
     (tree / "submit_figures/data_parallel_1.json").write_text('{"workers": 1')
     (tree / "submit_figures/pipeline_metrics.json").write_text("[]")
@@ -323,7 +348,7 @@ def test_the_students_lines_for_a_region_are_in_it(tree):
 
     text, findings = read(tree)
 
-    assert "**1.2 backward** (`task1_single/run_glue.py`)\n\n```python\nmine = 1\n```" in text
+    assert "#### 1.2 backward (`task1_single/run_glue.py`)\n\n```python\nmine = 1\n```" in text
     assert ("regions 1.1, 1.3, 1.4 are not solved", "pytest --hint 1.1") in findings.missing
 
 

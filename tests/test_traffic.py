@@ -15,10 +15,10 @@ from task4_traffic.counters import HEAD, Counter, Sample, rates, read_counters, 
 from task4_traffic.dstat import read_dstat, split_runs
 from tests.processes import run, wait_for
 
-KERNEL_TEXT = """Inter-|   Receive                                                |  Transmit
- face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
-    lo:     100       2    0    0    0     0          0         0      100       2    0    0    0     0       0          0
-  eth0:{received}       7    0    0    0     0          0         0     {sent}       8    0    0    0     0       0          0
+KERNEL_TEXT = """Inter-|   Receive             |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo:  100  2  0  0  0  0  0  0  100  2  0  0  0  0  0  0
+  eth0:{received}  7  0  0  0  0  0  0  {sent}  8  0  0  0  0  0  0
 """
 
 

@@ -3,7 +3,7 @@
     python -m benchmark.checks.network [--parts tiny,large,bert,rate,ladder] [--nodes 2,4] [--steps 10]
 
 tiny     traffic of an epoch, observed over expected: batch 64, 32, 16, all_reduce and gather + scatter (0.99 to 1.01)
-large    the same with 90 MB of gradients, 3 iterations (payload alone: 0.995 to 1.005)
+large    the same with 102 MB of gradients, 3 iterations (payload alone: 0.995 to 1.005)
 bert     the same with a BERT of 108 million parameters, 4 nodes, all_reduce
 rate     a 32 MiB all_reduce at 100 Mbit/s and 1 Gbit/s, and gather + scatter beside it
 ladder   2a, 2b and 3 on 4 nodes at 1 Gbit/s with 22 million parameters, and what other interfaces saw
@@ -79,7 +79,7 @@ def within(row: dict[str, Any], part: str) -> bool:
 
 def rate(nodes: list[int]) -> list[dict[str, Any]]:
     """The 32 MiB all_reduce at two rates."""
-    print("\nrate: 32 MiB, best of 3; wire: bytes out of rank 0's interface, over time and the configured rate")
+    print("\nrate: 32 MiB, best of 5; wire: bytes out of rank 0's interface, over time and the configured rate")
     print(f"{'nodes':>5} {'rate':>8} {'all_reduce':>11} {'wire':>6} {'gather + scatter':>17} {'ratio':>6}")
     rows = []
     for n in nodes:

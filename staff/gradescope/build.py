@@ -20,8 +20,8 @@ from common.paths import ROOT, atomic_write
 from staff.grading import collect, grader_files, hidden_files
 from staff.submissions import clean_files
 
-STARTED = ("staff.gradescope.run", "staff.sandbox", "staff.supervisor", "staff.confine")
-SCRIPTS = ("setup.sh", "run_autograder")  # at the root of the zip
+STARTED = ("staff.gradescope.run", "staff.gradescope.classroom50", "staff.sandbox", "staff.supervisor", "staff.confine")
+SCRIPTS = ("setup.sh", "run_autograder", "autograder.py")  # at the root of the zip
 OTHERS = ("grader/*.py", "tests/conftest.py", "pyproject.toml", "requirements.txt", "constraints.txt", "install.py",
           "staff/templates/*", "staff/hidden/*")  # fmt: skip
 TIME = (2020, 1, 1, 0, 0, 0)  # of every file; a zip cannot say "none"

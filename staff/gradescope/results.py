@@ -14,21 +14,20 @@ from common.course import Course
 from staff.gradebook import Row
 from staff.pages import ranks_alike, sentence
 
-VISIBILITIES = ("hidden", "after_due_date", "after_published", "visible")
 LONGEST_TEST = 4000  # characters of one test's output
 LONGEST_RANKS = 1500  # of them what ranks printed
 
 
-def results(row: Row, course: Course, late: int | None, seconds: float, slow: str = "") -> dict[str, Any]:
-    """The content of results.json; `slow` is a remark that stands above all tests."""
+def results(row: Row, course: Course, late: int | None, seconds: float) -> dict[str, Any]:
+    """The content of results.json; `late` is in days, None without a due date."""
     report = row.report
-    lines = [f"{report['score']} of {report['max_score']} points.", *row.run["notes"], slow]
+    lines = [f"{report['score']} of {report['max_score']} points.", *row.run["notes"]]
     if late is not None:
         lines.append(f"Late days: {late}.")
     return {
         "score": report["score"],
         "execution_time": math.ceil(seconds),
-        "output": "\n".join(filter(None, lines)),
+        "output": "\n".join(lines),
         "output_format": "text",
         "test_output_format": "text",
         "test_name_format": "text",
@@ -71,10 +70,10 @@ def _output(test: dict[str, Any], row: Row, course: Course) -> str:
     return text if len(text) <= LONGEST_TEST else f"{text[:LONGEST_TEST]}\n... (cut)"
 
 
-def unfinished(course: Course, why: str) -> dict[str, Any]:
+def unfinished(why: str) -> dict[str, Any]:
     """What stands in results.json until there is something better."""
-    return {"score": 0, "output": why, "output_format": "text", "visibility": "visible", "stdout_visibility": "hidden",
-            "tests": [], "extra_data": {"course_total": course.total}}  # fmt: skip
+    formats = {"output_format": "text", "visibility": "visible", "stdout_visibility": "hidden"}
+    return {"score": 0, "output": why, **formats, "tests": []}
 
 
 def late_days(path: Path) -> int | None:

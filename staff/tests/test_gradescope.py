@@ -2,18 +2,23 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 from common.course import load_course
+from common.errors import InputError
 from common.paths import ROOT
 from staff.gradebook import Row
 from staff.gradescope import build
-from staff.gradescope.results import VISIBILITIES, late_days, results, unfinished
+from staff.gradescope.classroom50 import result
+from staff.gradescope.one import VISIBILITIES
+from staff.gradescope.results import late_days, results, unfinished
 from staff.regions import find_regions
 
 COURSE = load_course()
@@ -74,7 +79,7 @@ def test_results_follow_the_specification():
 
 
 def test_what_stands_there_until_the_end_follows_the_specification_too():
-    check_schema(unfinished(COURSE, "not yet"))
+    check_schema(unfinished("not yet"))
 
 
 def test_a_failure_says_its_status_the_hint_and_what_ranks_printed():
@@ -121,6 +126,53 @@ def test_without_a_due_date_nobody_is_late(tmp_path, text):
         (tmp_path / "m.json").write_text(text)
 
     assert late_days(tmp_path / "m.json") is None
+
+
+RUNNER = {
+    "CLASSROOM": "cos598d", "ASSIGNMENT": "training", "OWNER": "alice", "SUBMISSION_TAG": "submit/2026-03-01-abc",
+    "COMMIT_URL": "https://x/commit/abc", "RELEASE_URL": "https://x/releases/tag/t",
+}  # fmt: skip
+
+
+def test_classroom_50_gets_what_its_schema_requires():
+    row = graded(("tests/t.py::test_it_works", "passed", ""), ("tests/t.py::test_b", "wrong", "x"))
+    now = datetime(2026, 3, 1, 12, 30, 5, tzinfo=timezone(timedelta(hours=1)))
+
+    content = result(row, RUNNER, now)
+
+    texts = (
+        "schema",
+        "classroom",
+        "assignment",
+        "assignment_type",
+        "owner",
+        "submission",
+        "commit",
+        "release",
+        "review",
+    )
+    assert all(isinstance(content.pop(field), str) for field in texts)
+    assert content == {
+        "datetime": "2026-03-01T11:30:05Z", "score": 2, "max-score": 4,
+        "tests": [
+            {"test-name": "2b.1 it works", "passed": True, "score": 2, "max-score": 2},
+            {"test-name": "2b.1 b", "passed": False, "score": 0, "max-score": 2},
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [{"COMMIT_URL": ""}, {"SUBMISSION_TAG": "v1"}, {"CLASSROOM": ""}])
+def test_outside_of_classroom_50_it_says_what_is_missing(change):
+    with pytest.raises(InputError, match=next(iter(change))):
+        result(graded(), RUNNER | change, datetime.now(UTC))
+
+
+def test_the_handouts_workflow_is_plain_and_runs_the_graders():
+    text = (ROOT / "staff/handout_files/grade.yml").read_text()
+
+    assert "pytest" in text and "--report report.json" in text and "make setup" in text
+    assert not re.search(r"secrets\.|classroom", text)
+    assert "staff/handout_files/grade.yml" in COURSE.handout.renames
 
 
 def test_the_zip_has_what_the_platform_runs_and_no_solution(tmp_path):

@@ -1,0 +1,179 @@
+"""Bytes per worker and step, and bytes that stay: expected beside measured, for every strategy.
+
+    python -m benchmark.accounting --workers 1,2,4 --model gpt2-24m          persistent bytes, payload
+    python -m benchmark.accounting --workers 2,4 --model gpt2-24m --emulated    beside it the interface's counters
+
+Payload is what the algorithms of the recorded collectives send (payload.py), the interface is eth0 of emulated nodes
+(cluster/emulate.py), where nothing else speaks. The first steps, with DDP's first broadcast, lie outside the window.
+A third reference is the number of times that (N-1)/N of all parameters go out: 2 for an all_reduce of all gradients.
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmark.memory import counted, known, textbook
+from benchmark.payload import Payload
+from benchmark.result import STAGE3_WHOLE
+from benchmark.run import prepare, without
+from benchmark.settings import Settings, environment, join, parse, start_workers
+from benchmark.strategies import STRATEGIES, why_not
+from benchmark.workload import Workload, load_workload
+from cluster.launch import free_port
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT, atomic_write
+from common.process_group import process_group
+
+WARM_UP, MEASURED = 2, 2  # steps
+INTERFACE = "eth0"  # of an emulated node
+
+
+def work(settings: Settings) -> None:
+    """One worker: each strategy for a few steps, one after the other."""
+    with process_group(settings, join) as worker:
+        workload = load_workload(settings)
+        rows = []
+        for name in STRATEGIES:
+            if not why_not(replace(settings, strategy=name)):
+                worker.pulse.beat()
+                rows.append(account(replace(settings, strategy=name), worker, workload))
+        if worker.is_first:
+            with atomic_write(settings.output_dir / f"workers_{worker.world_size}.json") as file:
+                json.dump(rows, file)
+
+
+def account(settings: Settings, worker: Any, workload: Workload) -> dict[str, Any]:
+    """One strategy's row, on every worker: means over the workers."""
+    model = workload.build(settings)
+    shapes = [parameter.shape for parameter in model.parameters()]
+    engine = STRATEGIES[settings.strategy](settings, worker, model)
+    del model
+    batches = worker.batches(workload.batches(settings))
+    persistent: dict[str, int] = {}
+
+    def step() -> None:
+        for micro in range(settings.accumulation):
+            engine.backward(engine.forward(next(batches)), last=micro == settings.accumulation - 1)
+        if not persistent:
+            persistent.update(counted(engine))
+        engine.step(settings.learning_rate)
+
+    step()
+    persistent.clear()  # before its first step an optimizer has no state
+    for _ in range(WARM_UP - 1):
+        step()
+    dist.barrier()
+    payload, before = Payload(), transmitted()
+    for _ in range(MEASURED):
+        step()
+    dist.barrier()
+    after = transmitted()
+    sent = payload.since(worker.world_size, settings.backend, MEASURED) or {"bytes": None, "calls": None}
+    on_wire = None if before is None or after is None else (after - before) / MEASURED
+    mine = {"payload": sent["bytes"], "interface": on_wire, **persistent}
+    everybody: list[Any] = [None] * worker.world_size
+    dist.all_gather_object(everybody, mine)
+    means = {k: None if mine[k] is None else sum(other[k] for other in everybody) / len(everybody) for k in mine}
+    count = sum(shape.numel() for shape in shapes)
+    unit = 4 * count * (worker.world_size - 1) / worker.world_size
+    del engine, batches
+    gc.collect()
+    return {
+        "strategy": settings.strategy,
+        "workers": worker.world_size,
+        "parameters": count,
+        "textbook": textbook(settings.strategy, count, worker.world_size),
+        "known": known(settings.strategy, shapes, worker.world_size, STAGE3_WHOLE),
+        "counted": mine["total"],  # of the first worker, as `known`
+        "by_kind": {name: mine[name] for name in ("parameters", "gradients", "rest")},
+        "payload": means["payload"],
+        "calls": sent["calls"],
+        "units": None if not unit or means["payload"] is None else means["payload"] / unit,
+        "interface": means["interface"],
+    }
+
+
+def transmitted() -> int | None:
+    """Bytes that this node's interface has sent; None on a machine that is no emulated node."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == INTERFACE and "COS598D_EMULATED" in os.environ:
+            return int(figures.split()[8])
+    return None
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Both accounts; MB are 10^6 bytes."""
+
+    def mb(value: float | None) -> str:
+        return "-" if value is None else f"{value / 1e6:.2f}"
+
+    def quotient(left: float | None, right: float | None) -> str:
+        return "-" if left is None or not right else f"{left / right:.4f}"
+
+    lines = [
+        f"{'workers':>7} {'strategy':<14}| persistent MB: {'textbook':>9}{'known':>9}{'counted':>9}{'/known':>8}"
+        f" | sent per step MB: {'payload':>9}{'interface':>10}{'ratio':>8}{'units':>7}{'calls':>7}"
+    ]
+    for row in rows:
+        units = "-" if row["units"] is None else f"{row['units']:.2f}"
+        calls = "-" if row["calls"] is None else f"{row['calls']:.0f}"
+        lines.append(
+            f"{row['workers']:>7} {row['strategy']:<14}|{'':>15}{mb(row['textbook']):>9}{mb(row['known']):>9}"
+            f"{mb(row['counted']):>9}{quotient(row['counted'], row['known']):>8} |{'':>18}{mb(row['payload']):>9}"
+            f"{mb(row['interface']):>10}{quotient(row['interface'], row['payload']):>8}{units:>7}{calls:>7}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    argv = sys.argv[1:]
+    emulated = "--emulated" in argv
+    argv = [word for word in argv if word != "--emulated"]
+    counts = [1, 2, 4]
+    if "--workers" in argv[:-1]:
+        wanted = argv[argv.index("--workers") + 1].split(",")
+        if not all(word.isdecimal() and int(word) for word in wanted):
+            raise InputError(f"--workers: expected numbers such as 1,2,4; got {','.join(wanted)!r}")
+        counts = [int(word) for word in wanted]
+    argv = without(argv, "--workers")
+    settings, workers = parse([*argv, "--strategy", "ddp"])
+    if workers is None:
+        work(settings)
+        return
+    from benchmark.deepspeed_engine import compile_operators
+
+    compile_operators()
+    prepare(settings.output_dir)
+    rows = []
+    for count in counts:
+        code = on_emulated_nodes(count, argv) if emulated else start_workers("benchmark.accounting", count, argv)
+        if code:
+            sys.exit(code)
+        rows += json.loads((settings.output_dir / f"workers_{count}.json").read_text())
+    print(table(rows))
+    result = {"rows": rows, "environment": environment()}
+    with atomic_write(settings.output_dir / "accounting.json") as file:
+        json.dump(result, file, indent=1)
+    print(json.dumps(result))
+
+
+def on_emulated_nodes(count: int, argv: list[str]) -> int:
+    """Every worker on a node of its own, links as fast as they can be. The exit code."""
+    place = ["--master_ip", "10.10.1.1", "--master_port", str(free_port()), "--world_size", str(count)]
+    worker = ["env", "COS598D_EMULATED=1", sys.executable, "-m", "benchmark.accounting", *argv, *place]
+    command = [sys.executable, "-m", "cluster.emulate", "--nodes", str(count), "--rate", "none", "--", *worker]
+    return subprocess.run([*command, "--local_rank", "{rank}"], cwd=ROOT, stdout=sys.stderr).returncode
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,123 @@
+"""Checkpoints that a run can go on from as if nothing had happened, and that are whole or not there.
+
+    checkpoints/step-00000010/    what the engine writes, rng_{rank}.pt, and manifest.json with a digest of every file
+
+Workers write into a hidden folder, which the first one renames when all are done. An older checkpoint goes when a newer
+one is complete.
+"""
+
+import hashlib
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from common.errors import InputError
+
+
+def save(folder: Path, step: int, engine: Any, losses: list[float]) -> None:
+    """Keep the state after `step` steps. Raises InputError if it cannot be written. All workers call it together."""
+    settings, worker = engine.settings, engine.worker
+    final = folder / f"step-{step:08d}"
+    partial = folder / f".step-{step:08d}.partial"
+    if worker.is_first:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    error = ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            engine.save(partial)
+        torch.save(_random_states(worker), partial / f"rng_{worker.rank}.pt")
+    except (OSError, RuntimeError, CheckpointException) as problem:
+        error = _reason(problem)
+    errors: list[Any] = [None] * worker.world_size
+    dist.all_gather_object(errors, error)  # all stop, or none: nobody may wait for one that failed
+    if worker.is_first and not any(errors):
+        errors[0] = _finish(folder, partial, final, {"step": step, "losses": losses, **_identity(settings)})
+    dist.broadcast_object_list(errors, src=0)
+    if any(errors):
+        shutil.rmtree(partial, ignore_errors=True)
+        free = shutil.disk_usage(folder).free / 1e6
+        said = next(error for error in errors if error)
+        raise InputError(f"cannot write checkpoint {final}: {said} ({free:.0f} MB free); make room or use --output_dir")
+
+
+def load(folder: Path, engine: Any) -> tuple[int, list[float]]:
+    """The newest checkpoint's step and losses so far, its state in `engine`; (0, []) where there is none.
+
+    Raises InputError if a file is missing or damaged, or if it belongs to another run.
+    """
+    found = sorted(folder.glob("step-*"))
+    if not found:
+        return 0, []
+    newest = found[-1]
+    try:
+        manifest = json.loads((newest / "manifest.json").read_text())
+        files, step, losses = manifest["files"], manifest["step"], manifest["losses"]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"checkpoint {newest}: cannot read manifest.json ({error}); delete this folder") from error
+    for name, wanted in _identity(engine.settings).items():
+        if manifest.get(name) != wanted:
+            raise InputError(
+                f"checkpoint {newest} is of {name} {manifest.get(name)}, this run has {wanted}; "
+                "give the same flags, or another --output_dir"
+            )
+    for name, digest in files.items():
+        if not (newest / name).is_file() or _digest(newest / name) != digest:
+            raise InputError(
+                f"checkpoint {newest}: {name} is damaged or missing; delete this folder to start before it"
+            )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine.load(newest)
+    _restore_random_states(engine.worker, torch.load(newest / f"rng_{engine.worker.rank}.pt"))
+    return step, losses
+
+
+def _finish(folder: Path, partial: Path, final: Path, manifest: dict) -> str:
+    """Digests, rename, and away with older ones; what went wrong, or nothing."""
+    try:
+        files = {str(f.relative_to(partial)): _digest(f) for f in sorted(partial.rglob("*")) if f.is_file()}
+        (partial / "manifest.json").write_text(json.dumps(manifest | {"files": files}))
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        for old in folder.glob("step-*"):
+            if old != final:
+                shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _identity(settings: Any) -> dict:
+    """What must be the same for the continued run to be the same run."""
+    names = ("strategy", "model", "world_size", "batch_size", "accumulation", "length", "precision", "seed")
+    return {name: getattr(settings, name) for name in names}
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _random_states(worker: Any) -> dict:
+    gpu = torch.cuda.get_rng_state(worker.device) if worker.device.type == "cuda" else None
+    return {"cpu": torch.get_rng_state(), "gpu": gpu}
+
+
+def _restore_random_states(worker: Any, states: dict) -> None:
+    torch.set_rng_state(states["cpu"])
+    if states["gpu"] is not None:
+        torch.cuda.set_rng_state(states["gpu"], worker.device)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    return "No space left on device" if "No space left" in text else text.splitlines()[0][:160]

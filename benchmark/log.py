@@ -1,0 +1,74 @@
+"""What a run says while it trains: the losses, TensorBoard always, Weights & Biases (offline) if asked."""
+
+import os
+import warnings
+from typing import Any
+
+from common.errors import InputError
+from common.paths import atomic_write
+
+
+class Log:
+    """Losses and evaluations; only the first worker writes."""
+
+    def __init__(self, settings: Any, worker: Any) -> None:
+        self.settings, self.is_first = settings, worker.is_first
+        self.losses: list[float] = []
+        self.evaluations: list[dict] = []
+        self._board: Any = None
+        self._wandb: Any = None
+        if self.is_first:
+            self._board = _tensorboard(settings)
+            self._wandb = _wandb(settings) if settings.wandb else None
+
+    def restart(self, losses: list[float]) -> None:
+        """The losses of the run that is continued."""
+        self.losses = list(losses)
+
+    def loss(self, step: int, loss: float, rate: float, times: list[dict[str, float]]) -> None:
+        """A step's loss and learning rate, and the seconds of the step before, if there was one."""
+        self.losses.append(loss)
+        values = {"train/loss": loss, "train/learning_rate": rate}
+        if times:
+            values["train/seconds"] = times[-1]["wall"]
+        self._write(step + 1, values)
+
+    def evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        if metrics:
+            self.evaluations.append({"step": step, **metrics})
+            self._write(step, {f"validation/{name}": value for name, value in metrics.items()})
+
+    def close(self) -> None:
+        if self._board:
+            self._board.close()
+        if self._wandb:
+            self._wandb.finish()
+        if self.is_first:
+            with atomic_write(self.settings.output_dir / "losses.txt") as file:
+                file.writelines(f"{loss!r}\n" for loss in self.losses)
+
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        if self._board:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+        if self._wandb:
+            self._wandb.log(values, step=step)
+
+
+def _tensorboard(settings: Any) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InputError("TensorBoard is missing: python install.py benchmark") from error
+    return SummaryWriter(str(settings.output_dir / "tensorboard"))
+
+
+def _wandb(settings: Any) -> Any:
+    os.environ["WANDB_MODE"] = "offline"  # nothing leaves this machine; `wandb sync` sends it later
+    try:
+        import wandb
+    except ImportError as error:
+        raise InputError("--wandb needs the package: pip install wandb") from error
+    return wandb.init(project="benchmark", dir=str(settings.output_dir), name=settings.strategy)

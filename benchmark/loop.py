@@ -1,0 +1,100 @@
+"""The one training loop: every strategy goes through these lines, and only `engine` differs."""
+
+import contextlib
+import math
+from typing import Any
+
+import torch.distributed as dist
+from tqdm.auto import tqdm
+
+from benchmark import checkpoint
+from benchmark.log import Log
+from benchmark.memory import counted, live_bytes
+from benchmark.meter import Meter, Window
+from benchmark.payload import Payload
+from benchmark.trace import Tracer, mark
+from benchmark.workload import Workload
+
+TRACED = 2  # steps
+
+
+def rate_at(settings: Any, step: int) -> float:
+    """Learning rate of step 0, 1, ...: rises over --warmup_steps, then stays, or falls to 0 as half a cosine."""
+    warmup, total, top = settings.warmup_steps, settings.max_steps, settings.learning_rate
+    if step < warmup:
+        return top * (step + 1) / warmup
+    if not settings.cosine:
+        return top
+    return top * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+class Plan:
+    """Which steps are dropped, timed and traced: the last two are traced if enough remain for the clock."""
+
+    def __init__(self, first: int, last: int, dropped: int) -> None:
+        count = last - first
+        dropped = min(dropped, max(0, count - 1))
+        traced = TRACED if count - dropped > 2 * TRACED else 1 if count - dropped > 2 else 0
+        self.timed_from, self.traced_from, self.last = first + dropped, last - traced, last
+        self.dropped, self.timed, self.traced = dropped, count - dropped - traced, traced
+
+
+def train(settings: Any, worker: Any, workload: Workload, engine: Any, log: Log) -> dict[str, Any]:
+    """Train to --max_steps; what was measured on this worker."""
+    folder = settings.output_dir / "checkpoints"
+    first, losses = checkpoint.load(folder, engine) if settings.resume else (0, [])
+    log.restart(losses)
+    plan, meter, tracer = Plan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer()
+    measured: dict[str, Any] = {"plan": plan, "window": None, "trace": None, "payload": None, "persistent": None}
+    batches = worker.batches(workload.batches(settings, first))
+    window, payload = Window(meter), Payload()
+    for step in tqdm(range(first, plan.last), desc=settings.strategy, disable=not worker.is_first):
+        if step == plan.timed_from:
+            dist.barrier()  # all workers begin together; what came before does not count
+            window, payload = Window(meter), Payload()
+        if step == plan.traced_from:
+            close(measured, window, payload, settings)
+            measured["live"] = live_bytes(worker.device)
+            tracer.start()
+        traced = step >= plan.traced_from
+        meter.begin()
+        loss = 0.0
+        for micro in range(settings.accumulation):
+            with meter.phase("data"), marked("data", traced):
+                batch = next(batches)
+            with meter.phase("forward"), marked("forward", traced):
+                output = engine.forward(batch)
+            with meter.phase("backward"), marked("backward", traced):
+                value = engine.backward(output, last=micro == settings.accumulation - 1)
+            loss += value.item() / settings.accumulation
+        if step == plan.timed_from - 1:
+            measured["persistent"] = counted(engine)
+        with meter.phase("optimizer"), marked("optimizer", traced):
+            engine.step(rate_at(settings, step))
+        log.loss(step, loss, rate_at(settings, step), meter.steps[-1:])  # part of "other", as in any training
+        meter.end()
+        tracer.steps += traced
+        del output, value
+        if settings.eval_every and (step + 1) % settings.eval_every == 0 and step + 1 < plan.last:
+            log.evaluation(step + 1, engine.validate(workload.validation_batches(settings), workload.kind))
+        if settings.checkpoint_every and (step + 1) % settings.checkpoint_every == 0:
+            checkpoint.save(folder, step + 1, engine, log.losses)
+    if plan.traced:
+        keep = settings.output_dir / f"trace_{worker.rank}.json" if settings.keep_trace else None
+        measured["trace"] = tracer.stop(keep)
+    elif first < plan.last:
+        close(measured, window, payload, settings)
+    log.evaluation(plan.last, engine.validate(workload.validation_batches(settings), workload.kind))
+    return measured
+
+
+def close(measured: dict[str, Any], window: Window, payload: Payload, settings: Any) -> None:
+    """The end of the timed steps."""
+    window.close()
+    measured["window"] = window
+    if window.steps:
+        measured["payload"] = payload.since(settings.world_size, settings.backend, len(window.steps))
+
+
+def marked(name: str, traced: bool) -> contextlib.AbstractContextManager:
+    return mark(name) if traced else contextlib.nullcontext()

@@ -1,0 +1,110 @@
+"""Bytes that live as long as training does: by the textbook, as the engine is known to keep them, and counted.
+
+Counted means: every tensor that can be reached from the engine, each storage once, right after a backward, when
+parameters, gradients and optimizer states are all there.
+
+P parameters, N workers, fp32 with Adam. The textbook (Rajbhandari et al. 2020, ZeRO, section 3, for fp32): 4P for the
+parameters, 4P for the gradients, 8P for the optimizer, each divided by N where it is sharded. DeepSpeed's stages 1 to 3
+keep an fp32 master copy beside the parameters even if those are fp32 already.
+"""
+
+import gc
+import math
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SKIPPED = (type, ModuleType, FunctionType, BuiltinFunctionType, str, bytes, int, float)
+
+
+def textbook(strategy: str, parameters: int, workers: int) -> float:
+    """Bytes per worker."""
+    share = 1 / workers
+    per_parameter = {
+        "zero1": 8 + 8 * share,
+        "zero2": 4 + 12 * share,
+        "zero3": 16 * share,
+        "fsdp": 16 * share,
+        "pipeline": 16 * share,
+    }.get(strategy.removesuffix("_offload"), 16.0)
+    return per_parameter * parameters
+
+
+def known(strategy: str, shapes: list[torch.Size], workers: int, threshold: int = 0) -> float | None:
+    """What the engine keeps on one worker (the first), from its documentation and sources; None for a pipeline.
+
+    shapes: of all parameters, each once. threshold: stage 3 keeps parameters up to so many elements whole.
+    """
+    sizes = [shape.numel() for shape in shapes]
+    total, stage = sum(sizes), strategy.removesuffix("_offload")
+    if stage == "fsdp":  # rows are dealt out in equal numbers, the last worker's part is padded
+        return 16 * sum(math.ceil(shape[0] / workers) * (shape.numel() // shape[0]) for shape in shapes)
+    if stage in ("zero1", "zero2"):
+        return 4 * total + 16 * total / workers
+    if stage == "zero3":
+        shards = sum(math.ceil(size / workers) for size in sizes)
+        whole = sum(size for size in sizes if size <= threshold)
+        return 20 * shards + 4 * whole
+    return None if stage == "pipeline" else 16 * total
+
+
+def counted(engine: Any, first: Any = None) -> dict[str, int]:
+    """Bytes of all tensors that `engine` reaches: {"parameters", "gradients", "rest", "total"}; rest is optimizer."""
+    parameters = {_key(t) for p in engine.bare.parameters() for t in _tensors_of(p)}
+    gradients = {_key(g) for p in engine.bare.parameters() if p.grad is not None for g in _tensors_of(p.grad)}
+    found = {"parameters": 0, "gradients": 0, "rest": 0, "total": 0}
+    for key, size in reachable(engine).items():
+        name = "parameters" if key in parameters else "gradients" if key in gradients else "rest"
+        found[name] += size
+        found["total"] += size
+    return found
+
+
+def reachable(root: Any) -> dict[tuple, int]:
+    """Storages of all tensors reachable from `root` through objects and containers: (device, address) -> bytes."""
+    storages: dict[tuple, int] = {}
+    seen: set[int] = set()
+    todo = [root]
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen or isinstance(thing, SKIPPED):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            for tensor in _tensors_of(thing):
+                if tensor.untyped_storage().nbytes():
+                    storages[_key(tensor)] = tensor.untyped_storage().nbytes()
+            todo += [thing.grad] if thing.is_leaf and thing.grad is not None else []
+            todo += list(getattr(thing, "__dict__", {}).values())
+        elif isinstance(thing, MethodType):
+            continue  # hooks lead to other engines
+        else:
+            todo += gc.get_referents(thing)
+    return storages
+
+
+def live_bytes(device: torch.device) -> int:
+    """Bytes of all tensors of this process that Python knows."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    storages = {}
+    for thing in gc.get_objects():
+        if type(thing) in (Tensor, nn.Parameter):  # isinstance would wake every lazy object
+            storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+            grad = thing.grad if thing.is_leaf else None
+            if type(grad) is Tensor:
+                storages[grad.untyped_storage().data_ptr()] = grad.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def _tensors_of(tensor: Tensor) -> list[Tensor]:
+    """The plain tensors behind one: the local part of a DTensor, the shard of a parameter of DeepSpeed's stage 3."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    shard = getattr(tensor, "ds_tensor", None)
+    return [local] if shard is None else [local, shard]
+
+
+def _key(tensor: Tensor) -> tuple:
+    return (str(tensor.device), tensor.untyped_storage().data_ptr())

@@ -1,0 +1,114 @@
+"""One strategy, one model, one batch size: trains, and says where time, bytes and memory went.
+
+    python -m benchmark.run --strategy zero2 --model gpt2-tiny --workers 2 --batch_size 4 --max_steps 20
+
+    arguments -> workers -> data -> model -> strategy -> the one loop -> table, files, one JSON line
+
+Written to --output_dir: result.json, losses.txt, tensorboard/, and what was asked for: checkpoints/, model/, traces.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also starts as a script, under torchrun
+
+from benchmark.log import Log
+from benchmark.loop import train
+from benchmark.result import assemble, table
+from benchmark.settings import Settings, join, parse, start_workers
+from benchmark.strategies import STRATEGIES
+from benchmark.translation import bleu
+from benchmark.workload import Workload, load_workload
+from common.errors import InputError, exit_on_input_error
+from common.paths import atomic_write
+from common.process_group import process_group
+
+
+def work(settings: Settings) -> None:
+    """One worker of a run; the first one keeps the result."""
+    with process_group(settings, join) as worker:
+        if worker.is_first:
+            prepare(settings.output_dir)
+        workload = load_workload(settings)
+        model = workload.build(settings)
+        shapes = [parameter.shape for parameter in model.parameters()]
+        engine = STRATEGIES[settings.strategy](settings, worker, model)
+        del model
+        log = Log(settings, worker)
+        measured = train(settings, worker, workload, engine, log)
+        result = assemble(settings, worker, shapes, measured, log)
+        if settings.save:
+            result["bleu"] = save_model(settings, engine, workload)
+        log.close()
+        everybody: list[Any] = [None] * worker.world_size
+        dist.all_gather_object(everybody, result)
+        if worker.is_first:
+            with atomic_write(settings.output_dir / "result.json") as file:
+                json.dump(result | {"workers": everybody}, file, indent=1)
+
+
+def prepare(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "result.json").unlink(missing_ok=True)
+        probe = folder / ".probe"
+        probe.write_bytes(b"x" * 65536)  # a full disk is said now, not after hours
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"--output_dir: cannot write to {folder}: {error.strerror}; free disk space or name another"
+        ) from None
+
+
+def save_model(settings: Settings, engine: Any, workload: Workload) -> float | None:
+    """The trained model and its tokenizer in Hugging Face's format, by the first worker; T5's BLEU."""
+    full = engine.full_parameters()  # a collective
+    if not full:
+        return None
+    model: Any = workload.build(settings)
+    missing = model.load_state_dict(full, strict=False)
+    assert not missing.unexpected_keys, missing
+    folder = settings.output_dir / "model"
+    try:
+        model.save_pretrained(folder)
+        workload.tokenizer.save_pretrained(folder)
+    except OSError as error:
+        raise InputError(f"cannot save the model to {folder}: {error.strerror}; free disk space") from None
+    return bleu(model, workload.tokenizer, workload.validation) if workload.kind == "t5" else None  # type: ignore[arg-type]
+
+
+def main(argv: list[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    settings, workers = parse(argv)
+    if workers is None:
+        work(settings)
+        return
+    if "offload" in settings.strategy:
+        from benchmark.deepspeed_engine import compile_operators
+
+        compile_operators()
+    load_workload(settings)  # a wrong name or empty data is said once, not by every worker
+    code = start_workers("benchmark.run", workers, without(argv, "--workers"))
+    if code:
+        sys.exit(code)
+    result = json.loads((settings.output_dir / "result.json").read_text())
+    print(table(result))
+    print(json.dumps({name: value for name, value in result.items() if name not in ("workers", "losses")}))
+
+
+def without(argv: list[str], flag: str) -> list[str]:
+    """The command line less one flag and its value: the launcher says it in its own words."""
+    kept, skip = [], False
+    for word in argv:
+        if not skip and word != flag and not word.startswith(flag + "="):
+            kept.append(word)
+        skip = word == flag
+    return kept
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

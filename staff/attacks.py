@@ -1,0 +1,126 @@
+"""Runs every attack of the bank against the test it targets, with all defences and without the one it is made for.
+
+    python -m staff.attacks [--jobs N] [--mode root|user] [NAME...]
+
+An attack that gains nothing without its defence proves nothing, and is reported. Defences are switched off by name in
+the job that the supervisor reads, which no submission can reach. Without --mode: as root, where this is root, and then
+as a user without rights. How an entry is written is told in staff/banks/attacks/README.md. Exit code 0 only if no
+attack gains anything with the defences, and each does without.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from common.errors import InputError, exit_on_input_error
+from staff import attack_bank, kernel
+from staff.attack_bank import Attack
+from staff.attack_runs import Gain, attempt, zip_attempt
+from staff.sandbox import CONFINING, free_uid, make_interpreter_reachable, probe
+
+Row = tuple[Attack, Gain, Gain]
+
+
+def try_both(attack: Attack) -> Row:
+    """What an attack gains with all defences, and without its own."""
+    run = zip_attempt if attack.entries else attempt
+    return attack, run(attack, ()), run(attack, attack.off)
+
+
+def show(mode: str, attack: Attack, defended: Gain, undefended: Gain) -> None:
+    complaint = "" if not defended else "   <-- GAINS WITH ALL DEFENCES"
+    complaint += "" if undefended.has(attack.wants) else "   <-- GAINS NOTHING WITHOUT: proves nothing"
+    print(f"{mode} {attack.name}: {attack.what}{complaint}")
+    print(f"     with all defences: {defended}; without {', '.join(attack.off)}: {undefended}", flush=True)
+
+
+def run_mode(mode: str, attacks: Sequence[Attack], jobs: int) -> dict[str, int]:
+    """All attacks in this mode, as the user that this process is."""
+    held = probe()
+    print(f"{mode}: {held['level']}")
+    missing = {wall for wall in CONFINING if not held[wall]} - {"user"}
+    if missing:
+        print(f"{mode}: not to be had on this machine, so attacks on them may gain: {', '.join(sorted(missing))}")
+    with ThreadPoolExecutor(jobs) as pool:
+        rows = []
+        for row in pool.map(try_both, attacks):
+            show(mode, *row)
+            rows.append(row)
+    return figures(rows)
+
+
+def figures(rows: Iterable[Row]) -> dict[str, int]:
+    """The totals: gained, leaked and left_running count attacks that had success with all defences."""
+    rows = list(rows)
+    return {
+        "attacks": len(rows),
+        "gained": sum(bool(defended.points or defended.harm) for _, defended, _ in rows),
+        "leaked": sum(bool(defended.secret) for _, defended, _ in rows),
+        "left_running": sum(bool(defended.running) for _, defended, _ in rows),
+        "unproven": sum(not undefended.has(attack.wants) for attack, _, undefended in rows),
+    }
+
+
+def as_user(attacks: Sequence[Attack], jobs: int) -> dict[str, int]:
+    """The same in a process without any rights: that of a user who is nobody else."""
+    if os.geteuid() != 0:
+        return run_mode("user", attacks, jobs)
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            uid = free_uid()
+            make_interpreter_reachable()
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            kernel.prctl(kernel.DUMPABLE, 1)
+            os.environ.pop("COS598D_CACHE", None)
+            probe.cache_clear()
+            os.write(writing, json.dumps(run_mode("user", attacks, jobs)).encode())
+            code = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        said = answer.read()
+    os.waitpid(pid, 0)
+    if not said:
+        raise InputError("expected the figures of the user mode, got none; the error stands above")
+    return json.loads(said)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="attacks of the bank; without any: all of them")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--mode", choices=["root", "user"], help="without it, both where this is root")
+    options = parser.parse_args(argv)
+    attacks = attack_bank.load(options.names)
+    root = os.geteuid() == 0
+    if options.mode == "root" and not root:
+        raise InputError("expected to be root for --mode root, got another user; use --mode user")
+    modes = [options.mode] if options.mode else ["root", "user"] if root else ["user"]
+    start, total = time.monotonic(), dict[str, int]()
+    for mode in modes:
+        run = as_user(attacks, options.jobs) if mode == "user" else run_mode(mode, attacks, options.jobs)
+        print(f"{mode}: {json.dumps(run)}", flush=True)
+        total = {name: count + total.get(name, 0) for name, count in run.items()}
+    total |= {"attacks": len(attacks), "runs": len(modes) * len(attacks), "seconds": round(time.monotonic() - start)}
+    print(json.dumps(total))
+    sys.exit(1 if any(total[name] for name in ("gained", "leaked", "left_running", "unproven")) else 0)
+
+
+if __name__ == "__main__":
+    assert Path("/proc/self").exists(), "the sandbox is Linux's"
+    exit_on_input_error(main)

@@ -1,0 +1,72 @@
+"""Writes the result.json that Classroom 50 asks for, schema classroom50/result/v1; autograder.py calls it.
+
+What the runner knows of a submission it gives in the environment.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError, exit_on_input_error
+from common.paths import atomic_write
+from staff.gradebook import Row
+from staff.gradescope.one import grade_one
+from staff.pages import sentence
+
+TEXTS = {  # field -> variables of the runner, the first that is set counts
+    "classroom": ("CLASSROOM",),
+    "assignment": ("ASSIGNMENT",),
+    "assignment_type": ("ASSIGNMENT_TYPE",),
+    "owner": ("OWNER", "USERNAME"),
+    "submission": ("SUBMISSION_TAG",),
+    "commit": ("COMMIT_URL",),
+    "release": ("RELEASE_URL",),
+    "review": ("REVIEW_URL", "COMMIT_URL"),
+}
+
+
+def result(row: Row, environment: Mapping[str, str], now: datetime) -> dict[str, Any]:
+    """The content of result.json.
+
+    Raises:
+        InputError: the runner did not say what the schema requires.
+    """
+    texts = {field: next(filter(None, map(environment.get, names)), "") for field, names in TEXTS.items()}
+    texts["assignment_type"] = texts["assignment_type"] or "individual"
+    if missing := [TEXTS[field][0] for field, text in texts.items() if not text]:
+        raise InputError(
+            f"expected the variables of Classroom 50's runner, got no {missing[0]}; start autograder.py there"
+        )
+    if not texts["submission"].startswith("submit"):
+        raise InputError(f"SUBMISSION_TAG: expected a tag that begins with submit, got {texts['submission']!r}")
+    tests = [
+        {
+            "test-name": f"{test['region']} {sentence(test['id'])}",
+            "passed": test["status"] == "passed",
+            "score": test["points"],
+            "max-score": test["max_points"],
+        }
+        for test in row.report["tests"]
+    ]
+    score = {"score": row.report["score"], "max-score": row.report["max_score"]}
+    time = {"datetime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    return {"schema": "classroom50/result/v1", **texts, **time, **score, "tests": tests}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="the student's repository; result.json is written there")
+    parser.add_argument("--timeout", type=float, default=1500, help="seconds (%(default)s)")
+    options = parser.parse_args(argv)
+    row = grade_one(options.checkout, options.timeout)
+    with atomic_write(options.checkout / "result.json") as file:
+        json.dump(result(row, os.environ, datetime.now(UTC)), file, indent=1)
+    print(json.dumps({"score": row.report["score"], "max_score": row.report["max_score"]}))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)
