@@ -79,7 +79,7 @@ class _Writer:
 
     def _heading(self, tag: str, token: Token) -> None:
         size = _HEADINGS.get(tag, _SIZE)
-        self._keep_together(size + 18)  # and the first lines of what follows
+        self._keep_together(size + 32)  # and the first lines of what follows
         self.pages.ln(2 if self.pages.get_y() > 30 else 0)
         level = int(tag[1]) - 1
         self.pages.start_section(_plain(token), level=min(level, 2), strict=False)

@@ -20,6 +20,8 @@ from pathlib import Path
 from common.course import Course, load_course
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
+from staff.attack_bank import hand_in
+from staff.attack_bank import load as load_attacks
 from staff.bank import Entry, apply, copy_tree, load_bank
 from staff.regions import strip
 from staff.submissions import clean_files
@@ -41,21 +43,12 @@ def solved_files(course: Course, entries: Sequence[Entry] = (), without: Sequenc
         }
 
 
-HOSTILE = {
-    "never loads": "while True:\n    pass\n",
-    "exits as if all were well": "import os\nos._exit(0)\n",
-    "prints without end": "while True:\n    print('x' * 10_000)\n",
-    "takes all memory": "hoard = []\nwhile True:\n    hoard.append(bytearray(1 << 24))\n",
-    "leaves a process behind": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n",
-    "writes results": "open('/autograder/results/results.json', 'w').write('{\"score\": 100}')\n",
-}
-
-
 class Class:
     """Draws one submission after the other; each kind returns its files and what to note about it."""
 
     def __init__(self, seed: int) -> None:
         self.draw, self.course, self.bank = random.Random(seed), load_course(), load_bank()
+        self.attacks = [attack for attack in load_attacks() if attack.code and "@" not in attack.code]
 
     def right(self) -> tuple[Files, list[str]]:
         return solved_files(self.course), []
@@ -75,12 +68,14 @@ class Class:
     def untouched(self) -> tuple[Files, list[str]]:
         return solved_files(self.course, without=list(self.course.regions)), []
 
-    def hostile(self) -> tuple[Files, list[str]]:
-        """The solution, and at the top of one file something that is no solution (more of it: staff.attacks)."""
-        region = self.draw.choice(list(self.course.regions.values()))
-        name = self.draw.choice(list(HOSTILE))
-        files = solved_files(self.course)
-        return files | {region.file: HOSTILE[name].encode() + files[region.file]}, [f"{name}, in {region.file}"]
+    def attack(self) -> tuple[Files, list[str]]:
+        """An attack of the bank, in the midst of the solution."""
+        attack = self.draw.choice(self.attacks)
+        with tempfile.TemporaryDirectory() as folder:
+            hand_in(attack, Path(folder), {})
+            paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+            mine = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+        return solved_files(self.course) | mine, [attack.what]
 
     def _with_entries(self, kind: str, count: int) -> tuple[Files, list[str]]:
         """Entries of different files, so that they fit together."""
@@ -95,7 +90,7 @@ class Class:
 
 MIX: tuple[tuple[str, float], ...] = (
     ("wrong", 0.45), ("variant", 0.1), ("unfinished", 0.15), ("right", 0.075), ("untouched", 0.025),
-    ("hostile", 0.1), ("broken", 0.1),
+    ("attack", 0.1), ("broken", 0.1),
 )  # fmt: skip
 
 

@@ -64,6 +64,7 @@ def at_work(out: Path) -> Iterator[Path]:
         lock.seek(0)
         _remove_scratch(lock.read())
         scratch = tempfile.mkdtemp(prefix=PREFIX)
+        os.chmod(scratch, 0o711)  # the sandbox's folders lie in here, and their users must get to them
         try:
             lock.truncate(0)
             lock.write(scratch)
@@ -118,7 +119,7 @@ class Grading:
         """
         start = time.monotonic()
         folder = self.scratch / secrets.token_hex(8)  # a name that no other submission's code can guess
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         run: dict[str, Any] = {"notes": [], "unreadable": False, "peak_pss_mb": None, "output": {}}
         try:
             try:
@@ -142,7 +143,8 @@ class Grading:
 
     def _run(self, tree: Path, report: Path, run: dict[str, Any]) -> Tests:
         """The graders on a student's tree; every test of the catalogue, in its order."""
-        outcome = run_graded(tree, report, tests=self.files, seed=self.seed, deadline_s=self.deadline)
+        inside = {"TMPDIR": str(self.scratch)}  # so that nothing is left behind, even by a killed run
+        outcome = run_graded(tree, report, tests=self.files, seed=self.seed, deadline_s=self.deadline, env=inside)
         told = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {"tests": [], "output": {}}
         if outcome.timed_out:
             run["notes"] = [*run["notes"], f"the graders were ended after {self.deadline:g} s, before the last test"]

@@ -52,6 +52,8 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Run:
     if not iterations or not total:
         raise InputError(f"{folder}: expected a run with iterations that wrote tensors down (region 4.1), found none")
     n, size = record["world_size"], total / written
+    if n < 2:
+        raise InputError(f"{folder}: expected a run on 2 workers or more, got {n}: one worker sends nothing")
     # On the loopback interface the packets of all workers pass, so the sum over them is expected there.
     ranks = range(n) if traffic["interface"] == "lo" else [rank]
     each = [payload(algorithm, size, n, which) for which in ranks]

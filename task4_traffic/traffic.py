@@ -99,8 +99,11 @@ class TrafficRecord(Record):
         """
         # Rank 0's list for all: with lists of different lengths the workers would wait for each other for ever.
         lists = [[(entry["elements"], entry["dtype"]) for entry in self._groups[0]["tensors"]] if self._groups else []]
-        dist.broadcast_object_list(lists, src=0)
-        tensors = [torch.zeros(elements, dtype=getattr(torch, str(name).split(".")[-1])) for elements, name in lists[0]]
+        device = self.worker.device
+        dist.broadcast_object_list(lists, src=0, device=device)
+        dtypes = [getattr(torch, str(name).split(".")[-1]) for _, name in lists[0]]
+        sizes = [elements for elements, _ in lists[0]]
+        tensors = [torch.zeros(n, dtype=dtype, device=device) for n, dtype in zip(sizes, dtypes, strict=True)]
         if not tensors:
             return {"sent": 0.0, "received": 0.0, "messages": 0}
         flat = torch.cat(tensors)

@@ -5,6 +5,7 @@ import textwrap
 import pytest
 
 from grader import ranks
+from grader.verdicts import verdict_of
 from tests.play import player
 
 pytestmark = pytest.mark.medium
@@ -98,6 +99,27 @@ def test_a_call_that_one_rank_can_see_to_be_wrong_raises_in_its_line(play, name)
     assert result.outcome == "raised"
     assert words in result.explain()
     assert "(task/run.py:7)" in result.explain()
+
+
+@pytest.mark.parametrize(("name", "status"), [("one tensor n times", "wrong"), ("list too short", "crashed")])
+def test_what_gloo_would_do_without_an_error_is_called_wrong_and_not_crashed(play, name, status):
+    verdict = verdict_of(play(wrong(RAISED[name][0])), "2a.3")
+
+    assert verdict.status == status
+    assert RAISED[name][1] in str(verdict)
+
+
+@pytest.mark.parametrize(("region", "status"), [("1.2", "not attempted"), ("1.3", "skipped")])
+def test_a_todo_of_another_region_is_no_crash(play, region, status):
+    result = play("def go(context):\n    raise NotImplementedError('TODO 1.2: see the README')\n")
+
+    assert verdict_of(result, region).status == status
+
+
+def test_a_todo_that_names_no_region_is_not_attempted(play):
+    assert (
+        verdict_of(play("def go(context):\n    raise NotImplementedError('TODO')\n"), "1.2").status == "not attempted"
+    )
 
 
 @pytest.mark.parametrize("body", ["dist.all_reduce(g / n)", "dist.all_reduce(g, async_op=True)", "dist.reduce(g, 0)"])

@@ -1,0 +1,115 @@
+"""The bank of attacks and what runs it. That no attack gains anything is proved by `python -m staff.attacks`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.errors import InputError
+from common.paths import ROOT
+from staff import attack_bank, attacks
+from staff.attack_bank import Attack
+from staff.attack_runs import Gain, attempt, surroundings, zip_attempt
+from staff.sandbox import CONFINING
+from staff.undefended import SWITCHES
+
+OTHERS = {"files", "seed", "environment", "watch", "unpack"}
+BANK = {attack.name: attack for attack in attack_bank.load()}
+
+
+def test_the_bank_holds_at_least_forty_attacks():
+    assert len(BANK) >= 40
+
+
+@pytest.mark.parametrize("attack", BANK.values(), ids=BANK)
+def test_an_attack_names_defences_that_can_be_switched_off(attack):
+    assert attack.off
+    assert set(attack.off) <= {*SWITCHES, *CONFINING, *OTHERS}
+
+
+@pytest.mark.parametrize("name", sorted({*SWITCHES, *CONFINING, *OTHERS}))
+def test_every_defence_has_an_attack_that_needs_it_off(name):
+    assert any(name in attack.off for attack in BANK.values())
+
+
+@pytest.mark.parametrize("attack", [a for a in BANK.values() if a.entries], ids=[n for n in BANK if BANK[n].entries])
+def test_an_attack_on_unpacking_needs_the_defence_to_be_off(attack):
+    assert not zip_attempt(attack, ())
+    assert zip_attempt(attack, attack.off).has(attack.wants)
+
+
+def test_an_unknown_name_is_an_input_error():
+    with pytest.raises(InputError, match="expected attacks of the bank, got 'none'"):
+        attack_bank.load(["none"])
+
+
+@pytest.mark.parametrize("row", ["[a]\nwhat = 'x'\noff = ['json']\nwants = 'fame'\ncode = 'x'", "[a]\nwhat = 'x'", "["])
+def test_what_is_no_entry_is_an_input_error(tmp_path, row):
+    (tmp_path / "bank.toml").write_text(row)
+
+    with pytest.raises(InputError, match="bank.toml"):
+        attack_bank.load(folder=tmp_path)
+
+
+def test_figures_count_success_with_defences_and_failure_without():
+    attack = Attack("a", "what", ("json",), "points", code="x")
+    rows = [
+        (attack, Gain(), Gain(points=2)),
+        (attack, Gain(secret="word"), Gain(points=2)),
+        (attack, Gain(running=1), Gain(points=2)),
+        (attack, Gain(harm="x"), Gain(secret="another thing")),
+    ]
+
+    assert attacks.figures(rows) == {"attacks": 4, "gained": 1, "leaked": 1, "left_running": 1, "unproven": 1}
+
+
+def test_a_process_that_was_left_is_found_and_killed(tmp_path):
+    with surroundings() as around:
+        code = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{around.name}', 0, 0, 0); print(1); time.sleep(100)"
+        left = subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE)
+        left.stdout.readline()
+
+        assert around.left_running() == 1
+
+        assert left.wait() == -9
+
+
+def test_what_was_written_outside_is_seen():
+    with surroundings() as around:
+        assert around.traces() == ""
+        Path(around.places["REPORT"]).write_text("full marks")
+        assert "report" in around.traces()
+
+
+def test_no_switch_is_reached_by_the_environment(monkeypatch):
+    """The names stand in the job, which only the caller of run_graded writes."""
+    for file in ("staff/confine.py", "staff/supervisor.py", "staff/undefended.py", "staff/sandbox.py"):
+        lines = [line for line in (ROOT / file).read_text().splitlines() if "environ" in line]
+        assert not [
+            line for line in lines if "off" in line and "job" not in line and '"environment" in off' not in line
+        ]
+
+
+@pytest.mark.medium
+def test_reading_the_reference_gains_points_only_without_the_wall():
+    attack = BANK["reads_the_reference"]
+
+    assert not attempt(attack, ())
+    assert attempt(attack, attack.off).points
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["root", "user"])
+def test_no_attack_gains_anything(mode):
+    if mode == "root" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    said = subprocess.run(
+        [sys.executable, "-m", "staff.attacks", "--mode", mode], cwd=ROOT, capture_output=True, text=True
+    )
+
+    figures = json.loads(said.stdout.splitlines()[-1])
+
+    assert (figures["gained"], figures["leaked"], figures["left_running"], figures["unproven"]) == (0, 0, 0, 0), said

@@ -1,0 +1,275 @@
+"""The walls of a rank, each tried from inside by a process that is built one; then whole runs of the graders."""
+
+import ctypes
+import errno
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.errors import InputError
+from common.paths import ROOT
+from staff import kernel, sandbox, seccomp
+from staff.bank import copy_tree
+from staff.confine import Policy, build
+from staff.sandbox import probe, run_graded
+
+TEST = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"
+PTRACE = {"x86_64": 101, "aarch64": 117}
+
+
+def behind(folder: Path, walls: tuple[str, ...], try_it: Callable[[], object], **policy: int) -> str:
+    """What `try_it` returns, or the error it raises, in a child behind these walls whose folder is `folder`."""
+    missing = [wall for wall in walls if not probe()[wall]]
+    if missing:
+        pytest.skip(f"the wall {missing[0]} cannot be built on this machine")
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.chdir(folder)
+            rules = replace(Policy(walls, 54_321, str(folder)), **policy)
+            if "user" in walls:
+                sandbox.make_interpreter_reachable()
+            build(rules, str(folder))
+            answer = str(try_it())
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(writing, answer.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        answer = said.read()
+    os.waitpid(pid, 0)
+    return answer
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A rank's folder, below one that others may pass through."""
+    (tmp_path / "rank0").mkdir()
+    return tmp_path / "rank0"
+
+
+def test_the_probe_says_in_words_and_as_json_what_holds():
+    said = subprocess.run([sys.executable, "-m", "staff.sandbox", "--probe"], cwd=ROOT, capture_output=True, text=True)
+
+    lines = said.stdout.splitlines()
+
+    assert json.loads(lines[-1])["level"] == lines[-2]
+
+
+def test_landlock_hides_what_is_not_named(mine, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+
+    assert "PermissionError" in behind(mine, ("landlock",), (tmp_path / "secret").read_text)
+    assert behind(mine, (), (tmp_path / "secret").read_text) == "secret"
+
+
+def test_a_rank_can_write_in_its_own_folder_and_nowhere_else(mine, tmp_path):
+    assert behind(mine, ("landlock",), lambda: Path("own").write_text("x")) == "1"
+    assert "PermissionError" in behind(mine, ("landlock",), lambda: (tmp_path / "new").write_text("x"))
+
+
+def test_no_solution_of_the_repository_can_be_read(mine):
+    for file in ("common/data_partition.py", "staff/sandbox.py", "course.toml"):
+        assert "PermissionError" in behind(mine, ("landlock",), (ROOT / file).read_text)
+
+
+def test_python_and_the_probes_can_be_read(mine):
+    assert behind(mine, ("landlock",), lambda: bool((ROOT / "grader/probes.py").read_text())) == "True"
+    assert "OK" in behind(
+        mine, ("landlock", "seccomp"), lambda: subprocess.getoutput(f"{sys.executable} -c 'print(\"OK\")'")
+    )
+
+
+def trace_parent() -> str:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall(PTRACE[os.uname().machine], 16, os.getppid(), None, None)
+    return errno.errorcode[ctypes.get_errno()]
+
+
+def test_the_filter_refuses_to_trace(mine):
+    assert behind(mine, ("seccomp",), trace_parent) == "EPERM"
+
+
+def test_the_filter_leaves_processes_and_threads_alone(mine):
+    def start() -> int:
+        return subprocess.run(
+            [sys.executable, "-c", "import threading as t; t.Thread(target=print).start()"]
+        ).returncode
+
+    assert behind(mine, ("seccomp",), start) == "0"
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX, socket.AF_PACKET])
+def test_without_a_network_of_its_own_a_rank_makes_no_sockets(mine, family):
+    assert "PermissionError" in behind(mine, ("seccomp",), lambda: socket.socket(family, socket.SOCK_DGRAM))
+
+
+def test_a_limit_of_another_process_cannot_be_set(mine):
+    parent = os.getpid()
+
+    def limit() -> None:
+        resource.prlimit(parent, resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE))
+
+    assert "PermissionError" in behind(mine, ("seccomp",), limit)
+    assert behind(mine, (), limit) == "None"
+
+
+def test_signals_end_at_the_rank(mine):
+    parent = os.getpid()
+
+    assert "PermissionError" in behind(mine, ("seccomp",), lambda: os.kill(parent, 0))
+    assert behind(mine, ("seccomp",), lambda: os.kill(os.getpid(), 0)) == "None"
+
+
+def test_a_network_of_its_own_reaches_itself_and_nobody_else(mine):
+    def meet_oneself() -> str:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+            return "met"
+
+    with socket.create_server(("127.0.0.1", 0)) as outside:
+        address = outside.getsockname()
+        assert "ConnectionRefusedError" in behind(mine, ("network",), lambda: socket.create_connection(address, 5))
+    assert behind(mine, ("network", "seccomp"), meet_oneself) == "met"
+
+
+def test_scratch_is_limited_and_gone_with_the_rank(mine):
+    def fill() -> None:
+        for number in range(10):
+            Path(str(number)).write_bytes(bytes(1 << 20))
+
+    assert "No space left" in behind(mine, ("scratch",), fill, scratch=4)
+    assert list(mine.iterdir()) == []
+
+
+def test_a_file_too_large_is_an_error_to_read_about(mine):
+    assert "File too large" in behind(mine, ("limits",), lambda: Path("a").write_bytes(bytes(2 << 20)), file=1)
+
+
+def test_memory_beyond_the_limit_is_refused(mine):
+    assert "MemoryError" in behind(mine, ("limits",), lambda: len(bytes(300 << 20)), memory=200)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")
+def test_a_rank_is_another_user_for_good(mine):
+    assert behind(mine, ("user",), lambda: (os.getresuid(), os.getgroups())) == "((54321, 54321, 54321), [])"
+    assert "PermissionError" in behind(mine, ("user",), lambda: os.setuid(0))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")
+def test_a_free_user_id_is_that_of_no_account():
+    assert sandbox.free_uid() in sandbox.UIDS
+
+
+def test_capabilities_of_a_new_user_namespace_are_given_up(mine):
+    def rights() -> str:
+        return next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff"))
+
+    walls = ("user", "network", "scratch") if os.geteuid() == 0 else ("network", "scratch")
+    assert behind(mine, walls, rights).split()[1].strip("0") == ""
+
+
+def test_every_jump_of_the_filter_lands_inside_of_it():
+    lines = seccomp.program(True, 1)
+    conditional = {seccomp.EQUAL, seccomp.AT_LEAST, seccomp.ANY_BIT}
+
+    ends = [place + 1 + max(yes, no) for place, (code, yes, no, _) in enumerate(lines) if code in conditional]
+
+    assert max(ends) < len(lines) <= 4096
+    assert all(yes < 256 and no < 256 for _, yes, no, _ in lines)
+
+
+def test_graders_are_told_nothing_of_the_outside(monkeypatch):
+    monkeypatch.setenv("PLATFORM_TOKEN", "secret")
+
+    assert "PLATFORM_TOKEN" not in sandbox.environment()
+
+
+def test_a_folder_that_is_not_there_is_an_input_error(tmp_path):
+    with pytest.raises(InputError, match="expected the folder"):
+        run_graded(tmp_path / "none", tmp_path / "r.json", tests=[TEST], seed=1, deadline_s=10)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    copy_tree(tmp_path / "tree")
+    return tmp_path / "tree"
+
+
+@pytest.mark.medium
+def test_a_solved_task_passes_behind_all_walls(tree, tmp_path):
+    outcome = run_graded(tree, tmp_path / "report.json", tests=[TEST], seed=None, deadline_s=300)
+
+    assert (outcome.exit_code, outcome.swept, outcome.timed_out) == (0, 0, False), outcome.output
+    assert json.loads((tmp_path / "report.json").read_text())["score"] == 2
+    assert outcome.peak_pss_mb > 50
+    assert outcome.sandbox["level"]
+
+
+@pytest.mark.medium
+def test_at_the_deadline_all_is_ended(tree, tmp_path):
+    (tree / "common/data_partition.py").write_text("import time\ntime.sleep(600)\n")
+
+    outcome = run_graded(tree, tmp_path / "report.json", tests=[TEST], seed=1, deadline_s=3)
+
+    assert outcome.timed_out
+    assert outcome.exit_code == 124
+
+
+@pytest.mark.medium
+def test_a_killed_caller_takes_graders_and_ranks_along(tree, tmp_path):
+    (tree / "common/data_partition.py").write_text("import time\ntime.sleep(600)\n")
+    code = (
+        f"from pathlib import Path; from staff.sandbox import run_graded; run_graded(Path({str(tree)!r}), "
+        f"Path({str(tmp_path / 'r')!r}), tests=[{TEST!r}], seed=1, deadline_s=300)"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, start_new_session=True)
+    limit = time.monotonic() + 100
+    while not (below := below_of(caller.pid, depth=3)) and time.monotonic() < limit:
+        time.sleep(0.1)
+
+    caller.kill()
+    caller.wait()
+
+    assert below
+    while any(map(alive, below)) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not any(map(alive, below))
+
+
+def below_of(pid: int, depth: int) -> set[int]:
+    """The processes under one, once they are so many levels deep: supervisor, pytest, zygote."""
+    found, level = set[int](), {pid}
+    for _ in range(depth):
+        level = {child for parent in level for child in children(parent)}
+        found |= level
+    return found if level else set()
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_kernel_names_what_it_refuses():
+    with pytest.raises(OSError, match="prctl 99999"):
+        kernel.prctl(99999)

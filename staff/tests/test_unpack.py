@@ -1,0 +1,139 @@
+"""What comes out of a hand-in, and what is refused."""
+
+import os
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.errors import InputError
+from staff.unpack import Limits, unpack
+
+
+def packed(folder: Path, fill: Callable[[zipfile.ZipFile], object], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(folder / "hand-in.zip", "w", method) as archive:
+        fill(archive)
+    return folder / "hand-in.zip"
+
+
+def special(name: str, mode: int, content: str = "") -> Callable[[zipfile.ZipFile], object]:
+    entry = zipfile.ZipInfo(name)
+    entry.external_attr = mode << 16
+    return lambda archive: archive.writestr(entry, content)
+
+
+def test_plain_files_come_out_and_hidden_ones_do_not(tmp_path):
+    path = packed(tmp_path, lambda zip: [zip.writestr(name, "x") for name in ("a/task2a/run.py", "a/.git/config")])
+
+    notes = unpack(path, tmp_path / "out")
+
+    assert [file.name for file in (tmp_path / "out").rglob("*") if file.is_file()] == ["run.py"]
+    assert notes == ["1 left out (hidden files and caches): a/.git/config"]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/tmp/x", "..\\x", "C:\\x"])
+def test_a_name_that_leads_elsewhere_is_refused_and_nothing_stays(tmp_path, name):
+    path = packed(tmp_path, lambda zip: (zip.writestr("good.py", "x"), zip.writestr(name, "x")))
+
+    with pytest.raises(InputError, match="expected names inside the hand-in"):
+        unpack(path, tmp_path / "out")
+
+    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK])
+def test_links_and_devices_are_left_out(tmp_path, kind):
+    notes = unpack(packed(tmp_path, special("task1/x", kind | 0o644, "/etc/passwd")), tmp_path / "out")
+
+    assert not [path for path in (tmp_path / "out").rglob("*") if not path.is_dir()]
+    assert notes == ["1 left out (links and devices): task1/x"]
+
+
+def test_bytes_are_counted_as_they_come_out(tmp_path):
+    path = packed(tmp_path, lambda zip: zip.writestr("zeros", bytes(3 << 20)))
+    assert path.stat().st_size < 1 << 14
+
+    with pytest.raises(InputError, match="files of at most 2 MiB"):
+        unpack(path, tmp_path / "out", Limits(file_bytes=2 << 20))
+
+
+def test_all_files_together_have_a_limit_too(tmp_path):
+    path = packed(tmp_path, lambda zip: [zip.writestr(f"f{i}", bytes(1 << 20)) for i in range(4)])
+
+    with pytest.raises(InputError, match="3 MiB in all"):
+        unpack(path, tmp_path / "out", Limits(all_bytes=3 << 20))
+
+
+def test_too_many_files_are_refused(tmp_path):
+    path = packed(tmp_path, lambda zip: [zip.writestr(f"f{i}", "") for i in range(6)])
+
+    with pytest.raises(InputError, match="at most 5 files"):
+        unpack(path, tmp_path / "out", Limits(files=5))
+
+
+def test_an_index_of_many_entries_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("staff.unpack.LARGEST_INDEX", 1000)
+    path = packed(tmp_path, lambda zip: [zip.writestr(f"folder/file{i}", "") for i in range(50)])
+
+    with pytest.raises(InputError, match="entries"):
+        unpack(path, tmp_path / "out")
+
+
+def test_a_way_of_packing_that_has_no_bound_is_refused(tmp_path):
+    path = packed(tmp_path, lambda zip: zip.writestr("f", bytes(1000)), zipfile.ZIP_BZIP2)
+
+    with pytest.raises(InputError, match="deflate"):
+        unpack(path, tmp_path / "out")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_one_name_twice_is_refused(tmp_path):
+    path = packed(tmp_path, lambda zip: (zip.writestr("a.py", "1"), zip.writestr("a.py", "2")))
+
+    with pytest.raises(InputError, match="every file once"):
+        unpack(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip at all", b"PK\5\6" + bytes(18)[:10]])
+def test_what_is_no_zip_is_refused_in_one_line(tmp_path, content):
+    (tmp_path / "hand-in.zip").write_bytes(content)
+
+    with pytest.raises(InputError) as refused:
+        unpack(tmp_path / "hand-in.zip", tmp_path / "out")
+
+    assert "\n" not in str(refused.value)
+
+
+def test_a_truncated_zip_is_refused(tmp_path):
+    path = packed(tmp_path, lambda zip: zip.writestr("a.py", os.urandom(5000)))
+    path.write_bytes(path.read_bytes()[1000:])
+
+    with pytest.raises(InputError):
+        unpack(path, tmp_path / "out")
+
+
+def test_a_folder_gives_its_files_and_none_of_its_links(tmp_path):
+    hand_in = tmp_path / "hand-in"
+    (hand_in / "task1").mkdir(parents=True)
+    (hand_in / "task1" / "a.py").write_text("a")
+    (hand_in / "task1" / "link").symlink_to("/etc/passwd")
+    (hand_in / "outside").symlink_to("/etc")
+    os.mkfifo(hand_in / "pipe")
+
+    notes = unpack(hand_in, tmp_path / "out")
+
+    assert [str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*")] == ["task1", "task1/a.py"]
+    assert notes == ["3 left out (links and devices): outside, pipe, task1/link"]
+
+
+def test_a_folder_that_holds_files_is_not_unpacked_into(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("kept")
+
+    with pytest.raises(InputError, match="empty folder"):
+        unpack(packed(tmp_path, lambda zip: zip.writestr("a", "x")), tmp_path / "out")
+
+    assert (tmp_path / "out" / "mine").read_text() == "kept"
