@@ -1,8 +1,8 @@
 """From solved regions to a hand-in: carry your lines into the later scripts, build the report, pack the archive.
 
 python submit.py carry                                          # after each task
-python submit.py report --netid ab1234 --name "Ada Lovelace"    # as often as you like: your own words are kept
-python submit.py pack --netid ab1234 --name "Ada Lovelace"      # once, at the end
+python submit.py report --netid ab1234 --name "First Last"    # as often as you like: your own words are kept
+python submit.py pack --netid ab1234 --name "First Last"      # once, at the end
 """
 
 import argparse
@@ -60,13 +60,13 @@ def main() -> None:
 
     command = commands.add_parser("report", help="build report/report.md and its PDF from the records of your runs")
     command.add_argument("--netid", help="yours; with --name it makes the name of the PDF, and is remembered")
-    command.add_argument("--name", help='first and last name, such as "Ada Lovelace"')
+    command.add_argument("--name", help='first and last name, such as "First Last"')
     command.add_argument("--runs", type=Path, help="folder with the records (default: runs)")
     command.set_defaults(run=report)
 
     command = commands.add_parser("pack", help="run the graders, show the points, write the archive to hand in")
     command.add_argument("--netid", required=True)
-    command.add_argument("--name", required=True, help='first and last name, such as "Ada Lovelace"')
+    command.add_argument("--name", required=True, help='first and last name, such as "First Last"')
     command.add_argument("--runs", type=Path, help="folder with the records (default: runs)")
     command.add_argument("--out", type=Path, help="the archive (default: dist/NETID_First_Last.zip); never replaced")
     command.add_argument("--no-grading", action="store_true", help="do not run the graders")

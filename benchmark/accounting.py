@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmark.memory import counted, known, textbook
 from benchmark.payload import Payload
-from benchmark.result import STAGE3_WHOLE
 from benchmark.run import prepare, without
 from benchmark.settings import Settings, environment, join, parse, start_workers
 from benchmark.strategies import STRATEGIES, why_not
@@ -46,6 +45,7 @@ def work(settings: Settings) -> None:
             if not why_not(replace(settings, strategy=name)):
                 worker.pulse.beat()
                 rows.append(account(replace(settings, strategy=name), worker, workload))
+                gc.collect()  # engines hold themselves in circles
         if worker.is_first:
             with atomic_write(settings.output_dir / f"workers_{worker.world_size}.json") as file:
                 json.dump(rows, file)
@@ -78,21 +78,20 @@ def account(settings: Settings, worker: Any, workload: Workload) -> dict[str, An
     dist.barrier()
     after = transmitted()
     sent = payload.since(worker.world_size, settings.backend, MEASURED) or {"bytes": None, "calls": None}
+    payload_bytes = None if sent["bytes"] is None else sent["bytes"] + engine.unrecorded_bytes()
     on_wire = None if before is None or after is None else (after - before) / MEASURED
-    mine = {"payload": sent["bytes"], "interface": on_wire, **persistent}
+    mine = {"payload": payload_bytes, "interface": on_wire, **persistent}
     everybody: list[Any] = [None] * worker.world_size
     dist.all_gather_object(everybody, mine)
     means = {k: None if mine[k] is None else sum(other[k] for other in everybody) / len(everybody) for k in mine}
     count = sum(shape.numel() for shape in shapes)
     unit = 4 * count * (worker.world_size - 1) / worker.world_size
-    del engine, batches
-    gc.collect()
     return {
         "strategy": settings.strategy,
         "workers": worker.world_size,
         "parameters": count,
         "textbook": textbook(settings.strategy, count, worker.world_size),
-        "known": known(settings.strategy, shapes, worker.world_size, STAGE3_WHOLE),
+        "known": known(settings.strategy, shapes, worker.world_size),
         "counted": mine["total"],  # of the first worker, as `known`
         "by_kind": {name: mine[name] for name in ("parameters", "gradients", "rest")},
         "payload": means["payload"],

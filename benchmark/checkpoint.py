@@ -118,6 +118,6 @@ def _restore_random_states(worker: Any, states: dict) -> None:
         torch.cuda.set_rng_state(states["gpu"], worker.device)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     text = str(error)
     return "No space left on device" if "No space left" in text else text.splitlines()[0][:160]

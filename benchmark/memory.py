@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+WHOLE = 100_000  # stage3_param_persistence_threshold of configs/zero3*.json: parameters up to this size stay whole
+BUCKET = 6_553_600  # reduce_bucket_size, elements: stage 3 keeps one for good
 SKIPPED = (type, ModuleType, FunctionType, BuiltinFunctionType, str, bytes, int, float)
 
 
@@ -32,25 +34,27 @@ def textbook(strategy: str, parameters: int, workers: int) -> float:
     return per_parameter * parameters
 
 
-def known(strategy: str, shapes: list[torch.Size], workers: int, threshold: int = 0) -> float | None:
+def known(strategy: str, shapes: list[torch.Size], workers: int) -> float | None:
     """What the engine keeps on one worker (the first), from its documentation and sources; None for a pipeline.
 
-    shapes: of all parameters, each once. threshold: stage 3 keeps parameters up to so many elements whole.
+    shapes: of all parameters, each once. An offloaded optimizer keeps the gradients of its share once more, where it
+    computes, and in stages 1 and 2 two buffers as large as the largest parameter on their way there.
     """
     sizes = [shape.numel() for shape in shapes]
     total, stage = sum(sizes), strategy.removesuffix("_offload")
     if stage == "fsdp":  # rows are dealt out in equal numbers, the last worker's part is padded
         return 16 * sum(math.ceil(shape[0] / workers) * (shape.numel() // shape[0]) for shape in shapes)
+    offloaded = strategy.endswith("_offload")
     if stage in ("zero1", "zero2"):
-        return 4 * total + 16 * total / workers
+        return 4 * total + (20 if offloaded else 16) * total / workers + (8 * max(sizes) if offloaded else 0)
     if stage == "zero3":
         shards = sum(math.ceil(size / workers) for size in sizes)
-        whole = sum(size for size in sizes if size <= threshold)
-        return 20 * shards + 4 * whole
+        whole = sum(size for size in sizes if size <= WHOLE) if workers > 1 else 0
+        return (24 if offloaded else 20) * shards + 4 * whole + 4 * BUCKET
     return None if stage == "pipeline" else 16 * total
 
 
-def counted(engine: Any, first: Any = None) -> dict[str, int]:
+def counted(engine: Any) -> dict[str, int]:
     """Bytes of all tensors that `engine` reaches: {"parameters", "gradients", "rest", "total"}; rest is optimizer."""
     parameters = {_key(t) for p in engine.bare.parameters() for t in _tensors_of(p)}
     gradients = {_key(g) for p in engine.bare.parameters() if p.grad is not None for g in _tensors_of(p.grad)}

@@ -85,6 +85,13 @@ class Pipeline(Engine):
             together |= part
         return together
 
+    def unrecorded_bytes(self) -> float:
+        """gloo's point to point: activations to the next stage, their gradients back, the shared matrix's gradient."""
+        width, world = self.config.n_embd, self.worker.world_size
+        boundary = 2 * self.tokens.numel() * width * 4 * (world - 1)
+        shared = 2 * self.processes.shared.numel() * 4 if world > 1 else 0
+        return (boundary + shared) * self.settings.accumulation / world
+
     def save(self, folder: Path) -> None:
         state = {"model": self.parts.state_dict(), "optimizer": self.optimizer.state_dict()}
         torch.save(state, folder / f"stage{self.worker.rank}.pt")

@@ -9,8 +9,6 @@ from benchmark.settings import Settings, environment
 from benchmark.statistics import interval
 from benchmark.trace import own_rss
 
-STAGE3_WHOLE = 100_000  # stage3_param_persistence_threshold of configs/zero3*.json
-
 
 def assemble(settings: Settings, worker: Any, shapes: list[torch.Size], measured: dict, log: Any) -> dict[str, Any]:
     """All figures of this worker; seconds in ms, bytes in bytes, None for what could not be measured."""
@@ -76,7 +74,7 @@ def memory(settings: Settings, worker: Any, shapes: list[torch.Size], measured: 
         peak = measured["live"] + trace["growth_bytes"]
     return {
         "persistent_textbook": textbook(settings.strategy, count, settings.world_size),
-        "persistent_known": known(settings.strategy, shapes, settings.world_size, STAGE3_WHOLE),
+        "persistent_known": known(settings.strategy, shapes, settings.world_size),
         "persistent_counted": measured["persistent"],
         "peak_live_tensors": peak,
         "rss": own_rss(),

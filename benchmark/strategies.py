@@ -103,6 +103,10 @@ class Engine:
         """All parameters by the model's own names, gathered on the first worker's CPU; {} on the others."""
         return {name: p.detach().cpu() for name, p in self.bare.named_parameters()} if self.worker.is_first else {}
 
+    def unrecorded_bytes(self) -> float:
+        """Bytes a worker sends in a step that torch's flight recorder does not see (mean over the workers)."""
+        return 0.0
+
     def save(self, folder: Path) -> None:
         """This worker's part of a checkpoint, into a folder that all workers share."""
         state = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}

@@ -32,7 +32,7 @@ def make_student(netid: str, name: str) -> Student:
     if not re.fullmatch(r"[A-Za-z0-9]+", netid):
         raise InputError(f"--netid: expected letters and digits, such as ab1234; got {netid!r}")
     if "--" in name or not all(re.search(r"[^\W\d_]", word) for word in name.split()) or len(name.split()) < 2:
-        raise InputError(f'--name: expected first and last name, such as --name "Ada Lovelace"; got {name!r}')
+        raise InputError(f'--name: expected first and last name, such as --name "First Last"; got {name!r}')
     return Student(netid, name)
 
 

@@ -19,7 +19,7 @@ from handin.student import make_student
 from tests.run_records import write_ladder
 
 COURSE = load_course()
-ADA = make_student("ab1234", "Ada Lovelace")
+ADA = make_student("ab1234", "First Last")
 CODE = sorted({region.file for region in COURSE.regions.values()})
 
 
@@ -46,7 +46,7 @@ def test_code_lies_in_the_folders_that_the_course_asks_for(tree):
     assert files["task2a/run_glue.py"] == b"# task2a_gather_scatter/run_glue.py\n"
     assert {"task1/run_glue.py", "task2b/run_gpt2.py", "task3/run_glue.py", "task4/expected.py"} <= set(files)
     assert {"pipeline/pipe.py", "common/schedule.py", "common/data_partition.py"} <= set(files)
-    assert {"report.md", "ab1234_Ada_Lovelace.pdf", "figures/times.png"} <= set(files)
+    assert {"report.md", "ab1234_First_Last.pdf", "figures/times.png"} <= set(files)
 
 
 def _with_report(tree, points=None):

@@ -17,7 +17,7 @@ from handin.words import read_words, seal
 from tests.run_records import change, write_ladder, write_run
 
 COURSE = load_course()
-ADA = make_student("ab1234", "Ada Lovelace")
+ADA = make_student("ab1234", "First Last")
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_built_again_from_the_same_both_files_are_the_same(tree):
     build(tree)
 
     assert {path.name: path.read_bytes() for path in (tree / "report").iterdir() if path.is_file()} == first
-    assert set(first) == {"report.md", "ab1234_Ada_Lovelace.pdf"}
+    assert set(first) == {"report.md", "ab1234_First_Last.pdf"}
 
 
 def test_a_report_that_was_changed_outside_of_the_rooms_is_kept(tree):
@@ -353,7 +353,7 @@ def test_the_students_lines_for_a_region_are_in_it(tree):
 
 
 @pytest.mark.parametrize(
-    "netid, name", [("ab-1", "Ada Lovelace"), ("../x", "A B"), ("ab1", "Ada"), ("ab1", "1 2"), ("", "")]
+    "netid, name", [("ab-1", "First Last"), ("../x", "A B"), ("ab1", "Ada"), ("ab1", "1 2"), ("", "")]
 )
 def test_a_name_that_makes_no_file_name_is_an_error(netid, name):
     with pytest.raises(InputError, match=r"--netid|--name"):

@@ -216,7 +216,7 @@ def folders(tmp_path_factory):
         folder = tmp_path_factory.mktemp(dtype) / "run"
         flags = ["--do_train", "--max_steps", "4", "--per_gpu_train_batch_size", "8", "--grad_dtype", dtype]
         script = ["task4_traffic/run_glue.py", *flags, "--output_dir", str(folder)]
-        done = run("-m", "cluster.launch", "--workers", "2", "--", *script)
+        done = run("-m", "cluster.launch", "--workers", "2", "--", *script, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         made[dtype] = folder
     return made

@@ -1,0 +1,184 @@
+"""Strategies x models x batch sizes x workers, each in processes of its own; then the tables.
+
+    python -m benchmark.sweep --models t5-tiny,gpt2-tiny --strategies zero0,zero2 --batch_sizes 1,2,4,8,16 --workers 2
+
+A combination leaves one folder with result.json, or with failure.json: out of memory, or a crash with its last words.
+What is there already is not run again (--retry runs failures again), so a sweep that was stopped goes on where it was.
+Flags behind a lone -- go to benchmark.run. At the end tables.py writes latency.csv, mem.csv, scaling.csv and figures.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import psutil
+import torch
+from tqdm.auto import tqdm
+
+from benchmark.memory import known, textbook
+from benchmark.settings import parse as parse_run
+from benchmark.tables import write_tables
+from benchmark.workload import MODELS
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT, atomic_write
+
+BATCH_SIZES = "1,2,4,8,16,32,64,128"
+OOM = ("out of memory", "can't allocate memory", "MemoryError", "bad_alloc", "killed by SIGKILL")
+LEAST_STEPS, MOST_STEPS = 6, 400
+
+
+@dataclass(frozen=True)
+class Run:
+    """One combination; batch_size is that of one worker."""
+
+    strategy: str
+    model: str
+    batch_size: int
+    workers: int
+
+    @property
+    def name(self) -> str:
+        return f"{Path(self.model).name}-{self.strategy}-b{self.batch_size}-w{self.workers}"
+
+
+def plan(strategies: list[str], models: list[str], batch_sizes: list[int], workers: list[int]) -> list[Run]:
+    """All combinations, small batches first: their step times tell how many steps the larger ones need."""
+    found = [Run(s, m, b, w) for m, s, w, b in product(models, strategies, workers, sorted(batch_sizes))]
+    return [run for run in found if run.workers == 1 or run.strategy not in ("single", "dp")]
+
+
+def steps_for(run: Run, folder: Path, seconds: float) -> int:
+    """Steps that take about `seconds`, judged by the run with half the batch; 20 where nothing is known."""
+    before = folder / Run(run.strategy, run.model, run.batch_size // 2, run.workers).name / "result.json"
+    if not before.exists():
+        return 20
+    expected = json.loads(before.read_text()).get("step_ms", 100.0) * 2 / 1e3
+    return max(LEAST_STEPS, min(MOST_STEPS, int(seconds / expected)))
+
+
+def predicted_bytes(run: Run, shapes: list[torch.Size]) -> float:
+    """What will at least be needed on this machine: parameters, gradients and optimizer of all its workers."""
+    count = sum(shape.numel() for shape in shapes)
+    one = known(run.strategy, shapes, run.workers) or textbook(run.strategy, count, run.workers)
+    return one * run.workers
+
+
+def execute(run: Run, folder: Path, steps: int, more: list[str], memory_gb: float) -> dict:
+    """Run one combination; its result, or {"outcome": "OOM" or "error", "message": ...}. Raises nothing."""
+    place = folder / run.name
+    command = [sys.executable, "-m", "benchmark.run", "--strategy", run.strategy, "--model", run.model]
+    command += ["--batch_size", str(run.batch_size), "--workers", str(run.workers), "--max_steps", str(steps)]
+    command += ["--output_dir", str(place), "--overwrite_output_dir", *more]
+    limits = [] if not memory_gb else ["prlimit", f"--data={int(memory_gb * 1e9)}"]
+    done = subprocess.run([*limits, *command], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == 0:
+        return json.loads((place / "result.json").read_text())
+    said = done.stderr.strip().splitlines()
+    out_of_memory = done.returncode in (137, -9) or any(sign in done.stderr for sign in OOM)
+    errors = [line for line in said if "rror" in line] or said or [f"exit code {done.returncode}"]
+    failure = {"outcome": "OOM" if out_of_memory else "error", "message": errors[-1][:500]}
+    return keep_failure(place, failure)
+
+
+def keep_failure(place: Path, failure: dict) -> dict:
+    with atomic_write(place / "failure.json") as file:
+        json.dump(failure, file)
+    return failure
+
+
+def sweep(runs: list[Run], given: argparse.Namespace, more: list[str]) -> list[str]:
+    """Everything that is not there yet; the lines of what went wrong."""
+    failures = []
+    bar = tqdm(runs, desc="sweep")
+    for run in bar:
+        bar.set_postfix_str(run.name)
+        place = given.output_dir / run.name
+        if (place / "result.json").exists():
+            continue
+        old = place / "failure.json"
+        if old.exists() and not given.retry:
+            outcome = json.loads(old.read_text())
+        else:
+            old.unlink(missing_ok=True)
+            outcome = attempt(run, given, more)
+        if "outcome" in outcome:
+            failures.append(f"{run.name}: {outcome['outcome']}: {outcome['message']}")
+            tqdm.write(failures[-1], file=sys.stderr)
+    return failures
+
+
+def attempt(run: Run, given: argparse.Namespace, more: list[str]) -> dict:
+    if given.skip_predicted_oom:
+        available = given.memory_gb * 1e9 * run.workers or psutil.virtual_memory().available
+        needed = predicted_bytes(run, model_shapes(run.model))
+        if needed > available:
+            words = f"predicted: {needed / 1e9:.1f} GB for weights and optimizer alone, {available / 1e9:.1f} available"
+            return keep_failure(given.output_dir / run.name, {"outcome": "OOM", "message": words})
+    steps = given.steps or steps_for(run, given.output_dir, given.seconds)
+    return execute(run, given.output_dir, steps, more, given.memory_gb)
+
+
+def model_shapes(name: str) -> list[torch.Size]:
+    """Shapes of all parameters, without making them."""
+    from benchmark.workload import load_workload
+
+    settings, _ = parse_run(["--model", name, "--strategy", "single"])
+    workload = load_workload(settings)
+    with torch.device("meta"):
+        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+        auto = AutoModelForCausalLM if workload.kind == "gpt2" else AutoModelForSeq2SeqLM
+        return [parameter.shape for parameter in auto.from_config(workload.config).parameters()]
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Run], list[str]]:
+    """The flags, the combinations and what is handed on; raises InputError before anything is run."""
+    from benchmark.strategies import STRATEGIES
+
+    own, more = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
+    parser = argparse.ArgumentParser(prog="python -m benchmark.sweep", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--strategies", default="zero0,zero1,zero2,zero2_offload,zero3,zero3_offload", help="names, or all")
+    add("--models", default="gpt2-tiny")
+    add("--batch_sizes", default=BATCH_SIZES, help="of one worker")
+    add("--workers", default="2", help="numbers of workers")
+    add("--seconds", type=float, default=10.0, help="how long to measure each")
+    add("--steps", type=int, default=0, help="a fixed number of steps instead")
+    add("--memory_gb", type=float, default=0.0, help="each worker may have so much; more is an OOM")
+    add("--skip_predicted_oom", action="store_true", help="do not try what cannot fit")
+    add("--retry", action="store_true", help="run again what failed")
+    add("--output_dir", type=Path, default=ROOT / "runs" / "benchmark" / "sweep")
+    given = parser.parse_args(own)
+    given.output_dir = given.output_dir.absolute()
+    strategies = list(STRATEGIES) if given.strategies == "all" else given.strategies.split(",")
+    for name in strategies:
+        if name not in STRATEGIES:
+            raise InputError(f"--strategies: expected names among {', '.join(STRATEGIES)}; got {name!r}")
+    for name in given.models.split(","):
+        if name not in MODELS and not (Path(name) / "config.json").is_file():
+            raise InputError(f"--models: expected {', '.join(MODELS)} or folders; got {name!r}")
+    numbers = {}
+    for flag in ("batch_sizes", "workers"):
+        words = getattr(given, flag).split(",")
+        if not all(word.isdecimal() and int(word) > 0 for word in words):
+            raise InputError(f"--{flag}: expected numbers from 1 on, such as 1,2,4; got {getattr(given, flag)!r}")
+        numbers[flag] = [int(word) for word in words]
+    return given, plan(strategies, given.models.split(","), numbers["batch_sizes"], numbers["workers"]), more
+
+
+def main() -> None:
+    given, runs, more = parse(sys.argv[1:])
+    os.makedirs(given.output_dir, exist_ok=True)
+    failures = sweep(runs, given, more)
+    result = write_tables(given.output_dir)
+    print(json.dumps({"runs": len(runs), "failures": failures, **result}))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)
