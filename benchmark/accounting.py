@@ -21,10 +21,11 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmark.environment import environment
 from benchmark.memory import counted, known, textbook
 from benchmark.payload import Payload
 from benchmark.run import prepare, without
-from benchmark.settings import Settings, environment, join, parse, start_workers
+from benchmark.settings import Settings, join, parse, start_workers
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.workload import Workload, load_workload
 from cluster.launch import free_port

@@ -4,7 +4,6 @@ import os
 import warnings
 from typing import Any
 
-from common.errors import InputError
 from common.paths import atomic_write
 
 
@@ -56,19 +55,14 @@ class Log:
 
 
 def _tensorboard(settings: Any) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise InputError("TensorBoard is missing: python install.py benchmark") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.utils.tensorboard import SummaryWriter
     return SummaryWriter(str(settings.output_dir / "tensorboard"))
 
 
 def _wandb(settings: Any) -> Any:
     os.environ["WANDB_MODE"] = "offline"  # nothing leaves this machine; `wandb sync` sends it later
-    try:
-        import wandb
-    except ImportError as error:
-        raise InputError("--wandb needs the package: pip install wandb") from error
+    import wandb
+
     return wandb.init(project="benchmark", dir=str(settings.output_dir), name=settings.strategy)

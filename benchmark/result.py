@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
+from benchmark.environment import environment
 from benchmark.memory import known, textbook
-from benchmark.settings import Settings, environment
+from benchmark.settings import Settings
 from benchmark.statistics import interval
 from benchmark.trace import own_rss
 

@@ -1,8 +1,8 @@
 """What a benchmark run is asked to do: the flags of benchmark.run, checked and frozen before any worker joins."""
 
 import argparse
+import importlib.util
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -87,6 +87,9 @@ def parse(argv: list[str] | None = None) -> tuple[Settings, int | None]:
         raise InputError("--precision fp16 needs a GPU that PyTorch can see; use bf16 or fp32 here")
     if given["warmup_steps"] >= given["max_steps"]:
         raise InputError(f"--warmup_steps: expected fewer than {given['max_steps']} steps, got {given['warmup_steps']}")
+    for package in ["tensorboard", *(["wandb"] if given["wandb"] else [])]:
+        if not importlib.util.find_spec(package):
+            raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
     settings = Settings(**_only_fields(Settings, given))
     if reason := why_not(settings):
         raise InputError(reason)
@@ -150,34 +153,3 @@ def start_workers(module: str, count: int, argv: list[str], quiet: bool = False)
     launch = [sys.executable, "-m", "cluster.launch", "--workers", str(count), "--", "-m", module, *argv]
     silent = subprocess.DEVNULL if quiet else sys.stderr
     return subprocess.run(launch, cwd=ROOT, stdout=silent).returncode
-
-
-def environment() -> dict:
-    """With what, where and when it was measured: stands in every result."""
-    from datetime import UTC, datetime
-
-    from common.record import versions
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    cores = len(os.sched_getaffinity(0))
-    found = versions()
-    for package in ("deepspeed",):
-        try:
-            from importlib.metadata import version
-
-            found[package] = version(package)
-        except ImportError:
-            found[package] = "not installed"
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "versions": found,
-        "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else ""),
-        "host": socket.gethostname(),
-        "cores": cores,
-        "gpu": gpu,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "load": round(os.getloadavg()[0], 1),
-    }
