@@ -14,7 +14,7 @@ demo: setup
 
 # The same ladder where bytes cost time: four emulated nodes, and a model large enough that the links decide.
 demo-cluster: setup
-	$(RUN) -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train
+	$(RUN) -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train --learning_rate 1e-5
 
 check: setup
 	$(RUN) -m ruff format --check .

@@ -138,6 +138,8 @@ def _strategy(given: dict) -> str:
         if given["zero_stage"] is not None or given["offload"]:
             raise InputError(f"--zero_stage and --offload go with --framework deepspeed, got {framework}")
         return "single" if framework == "none" else framework
+    if given["offload"] and not given["zero_stage"]:
+        raise InputError("--offload needs --zero_stage 1, 2 or 3: stage 0 keeps everything where it is")
     return f"zero{given['zero_stage'] or 0}" + ("_offload" if given["offload"] else "")
 
 

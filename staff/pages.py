@@ -15,12 +15,12 @@ import jinja2
 from common.course import Course
 from staff import gradebook
 from staff.gradebook import Row
+from staff.submissions import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 SEED = re.compile(r" \(inputs drawn with seed (\d+); [^)]*\)")
-EXPECTED = re.compile(
-    r"(?P<where>.*)\bexpected (?P<expected>.+?), got (?P<got>.+?)(?:: (?P<cause>[^:]*\?))?"
-)
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+EXPECTED = re.compile(r"(?P<where>.*)\bexpected (?P<expected>.+?), got (?P<got>.+?)(?:: (?P<cause>[^:]*\?))?")
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,15 @@ def ranks_alike(output: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if not any(stdout or stderr for _, stdout, stderr in alike):
         return []
     return [
-        {"ranks": _numbers(ranks), "ended": ended, "stdout": stdout.rstrip(), "stderr": stderr.rstrip()}
+        {"ranks": _numbers(ranks), "ended": ended, "stdout": as_shown(stdout), "stderr": as_shown(stderr)}
         for (ended, stdout, stderr), ranks in alike.items()
     ]
+
+
+def as_shown(printed: str) -> str:
+    """What a terminal would show in the end: of a progress bar, which goes back to the line's start, the last state."""
+    lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in ESCAPES.sub("", printed).split("\n"))
+    return printable("\n".join(filter(None, lines)))
 
 
 def _numbers(ranks: Sequence[int]) -> str:

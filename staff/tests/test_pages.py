@@ -97,6 +97,10 @@ def test_what_each_rank_printed_is_shown_once_for_ranks_that_are_alike():
     assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 raised at x.py:3 loss 0.7" in same
 
 
+def test_of_a_progress_bar_the_last_state_is_shown():
+    assert pages.as_shown("\r 0/2\r 1/2\n\n\x1b[A\r 2/2\nlost\x07\n") == " 1/2\n 2/2\nlost\\x07"
+
+
 def test_an_unreadable_submission_gets_the_reason_and_no_list_of_failures():
     told = row(a_test("1.1", "crashed", "no zip"), notes=["the submission cannot be read: no zip"], unreadable=True)
 
