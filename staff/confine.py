@@ -87,7 +87,7 @@ def _own_scratch(policy: Policy, folder: str) -> None:
     flags = kernel.NO_SUID | kernel.NO_DEVICES
     for place in (folder, SHARED_MEMORY):
         if Path(place).is_dir():
-            kernel.mount("scratch", place, "tmpfs", flags, f"size={policy.scratch}m,nr_inodes=10000,mode=1777")
+            kernel.mount("scratch", place, "tmpfs", flags, f"size={policy.scratch}m,nr_inodes=4000,mode=1777")
     os.chdir(folder)
 
 

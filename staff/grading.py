@@ -53,7 +53,7 @@ def hidden_files() -> list[str]:
 @contextlib.contextmanager
 def at_work(out: Path) -> Iterator[Path]:
     """Alone in `out`, with a scratch folder that is gone at the end; what a killed run has left goes first."""
-    out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)  # grades are for nobody else on this machine
     with open(out / ".grading", "a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,12 +179,14 @@ class Grading:
             "sandbox": run.pop("sandbox", self.sandbox),
         }
         (folder / "report.json").unlink(missing_ok=True)  # of what was handed in before: not done any more
-        for file, content in (("run.json", run), ("report.json", report)):
-            if file == "report.json":
-                with atomic_write(folder / "index.html") as page:
-                    page.write(pages.student_page(Row(report, run), self.course))
-            with atomic_write(folder / file) as opened:
-                json.dump(content, opened, indent=1)
+        _write(folder / "run.json", json.dumps(run, indent=1))
+        _write(folder / "index.html", pages.student_page(Row(report, run), self.course))
+        _write(folder / "report.json", json.dumps(report, indent=1))
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_write(path) as file:
+        file.write(text)
 
 
 def _graders(tests: Sequence[str]) -> Iterator[bytes]:

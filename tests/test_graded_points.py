@@ -11,6 +11,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from grader import report
 from grader.grading import Grade, Session
+from grader.outcome import RankResult, Result
 from grader.plugin import next_hint
 from grader.report import Entry
 from grader.verdicts import STATUSES, Crashed, TimedOut
@@ -82,6 +83,19 @@ def test_a_grader_that_is_killed_leaves_the_points_earned_until_then(tmp_path):
     content = json.loads((tmp_path / "report.json").read_text())
     assert (content["score"], content["max_score"]) == (2, 4)
     assert [test["status"] for test in content["tests"]] == ["passed", "timed out"]
+
+
+def test_a_report_keeps_what_the_ranks_of_a_failed_test_printed_and_of_no_other(tmp_path):
+    ranks = [RankResult(0, "returned", stdout="x" * 9000 + "end"), RankResult(1, "raised", where="a.py:3")]
+    run = Result(ranks, None, [], 1.0)
+
+    written = report.Report(tmp_path / "report.json")
+    for id, status in (("t::a", "passed"), ("t::b", "crashed")):
+        written.add(Entry(id, "1", "1.1", status, 0, 2, "\udc80"), run)
+
+    (kept,) = json.loads((tmp_path / "report.json").read_text())["output"].values()
+    assert [rank["ended"] for rank in kept] == ["returned", "raised at a.py:3"]
+    assert kept[0]["stdout"].endswith("xend") and len(kept[0]["stdout"]) == report.LONGEST_OUTPUT
 
 
 @pytest.mark.parametrize(

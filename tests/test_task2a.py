@@ -50,9 +50,7 @@ def test_every_epoch_has_another_order(grade):
 @graded("2a.2", points=1)
 def test_the_order_follows_the_seed(grade):
     other = shared(grade, 2, 12, 3, seed=0)  # torch's own default: whoever gives no seed has the same order twice
-    shares.check_order_follows_seed(
-        shared(grade, 2, 12, 3), other, shared(grade, 2, 12, 3, max_grad_norm=CLIP), EPOCHS
-    )
+    shares.check_order_follows_seed(shared(grade, 2, 12, 3), other, shared(grade, 2, 12, 3, max_grad_norm=CLIP), EPOCHS)
 
 
 @graded("2a.3", points=3)

@@ -10,6 +10,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,9 +158,9 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
         assert not left.exists()
 
 
-def row(name: str, *tests: tuple[str, str, int, str], **run) -> Row:
+def row(name: str, *tests: tuple[str, str, int, str], **run: Any) -> Row:
     """A row from (region, status, max_points, message)."""
-    told = [
+    told: list[dict[str, Any]] = [
         {"id": f"tests/t.py::test_{region}", "task": region.split(".")[0], "region": region, "status": status,
          "points": most if status == "passed" else 0, "max_points": most, "message": message}
         for region, status, most, message in tests

@@ -8,6 +8,7 @@ import sys
 import zipfile
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,12 @@ from staff.regions import find_regions
 
 COURSE = load_course()
 FORMATS = {"text", "html", "simple_format", "md", "ansi"}
-TOP = {
+TOP: dict[str, Any] = {
     "score": (int, float), "execution_time": (int, float), "output": str, "output_format": str, "visibility": str,
     "test_output_format": str, "test_name_format": str, "stdout_visibility": str, "extra_data": dict, "tests": list,
     "leaderboard": list,
 }  # fmt: skip
-TEST = {
+TEST: dict[str, Any] = {
     "score": (int, float), "max_score": (int, float), "status": str, "name": str, "name_format": str, "number": str,
     "output": str, "output_format": str, "tags": list, "visibility": str, "extra_data": dict,
 }  # fmt: skip
@@ -53,7 +54,7 @@ def check_schema(content: dict) -> None:
 
 def graded(*tests: tuple[str, str, str], **run) -> Row:
     """A row from (id, status, message), each of 2 points and of region 2b.1."""
-    told = [
+    told: list[dict[str, Any]] = [
         {"id": id, "task": "2b", "region": "2b.1", "status": status, "points": 2 * (status == "passed"),
          "max_points": 2, "message": message}
         for id, status, message in tests
