@@ -37,12 +37,12 @@ WARM_UP, MEASURED = 2, 2  # steps
 INTERFACE = "eth0"  # of an emulated node
 
 
-def work(settings: Settings) -> None:
+def work(settings: Settings, names: list[str]) -> None:
     """One worker: each strategy for a few steps, one after the other."""
     with process_group(settings, join) as worker:
         workload = load_workload(settings)
         rows = []
-        for name in STRATEGIES:
+        for name in names:
             if not why_not(replace(settings, strategy=name)):
                 worker.pulse.beat()
                 rows.append(account(replace(settings, strategy=name), worker, workload))
@@ -145,14 +145,20 @@ def main() -> None:
         if not all(word.isdecimal() and int(word) for word in wanted):
             raise InputError(f"--workers: expected numbers such as 1,2,4; got {','.join(wanted)!r}")
         counts = [int(word) for word in wanted]
+    names = list(STRATEGIES)
+    if "--only" in argv[:-1]:
+        names = argv[argv.index("--only") + 1].split(",")
+        if unknown := set(names) - set(STRATEGIES):
+            raise InputError(f"--only: expected names among {', '.join(STRATEGIES)}; got {', '.join(sorted(unknown))}")
     argv = without(argv, "--workers")
-    settings, workers = parse([*argv, "--strategy", "ddp"])
+    settings, workers = parse([*without(argv, "--only"), "--strategy", "ddp"])
     if workers is None:
-        work(settings)
+        work(settings, names)
         return
-    from benchmark.deepspeed_engine import compile_operators
+    if any(name.startswith("zero") and not why_not(replace(settings, strategy=name)) for name in names):
+        from benchmark.deepspeed_engine import compile_operators
 
-    compile_operators()
+        compile_operators()
     prepare(settings.output_dir)
     rows = []
     for count in counts:

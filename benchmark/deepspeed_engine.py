@@ -6,6 +6,8 @@ Stage 1 shards the optimizer's states over the workers, 2 the gradients too, 3 t
 import contextlib
 import logging
 import os
+import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,18 +19,22 @@ from benchmark.deepspeed_config import deepspeed_config
 from benchmark.strategies import Engine
 from common.errors import InputError
 from common.optim import weight_decay_groups
+from common.paths import cache_dir, locked
 from common.process_group import Worker
 
 # DeepSpeed looks at its accelerator when it is imported, and asks for all it has to say through this logger.
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
+from deepspeed.comm.torch import build_shm_op
 from deepspeed.utils import safe_get_full_fp32_param
 from deepspeed.utils.logging import logger
 
 logger.setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="deepspeed")
 warnings.filterwarnings("ignore", message="Full backward hook")
+
+OLD_LOCK_SECONDS = 60
 
 
 class DeepSpeed(Engine):
@@ -96,7 +102,20 @@ class DeepSpeed(Engine):
 
 
 def compile_operators() -> None:
-    """Build what offloading needs (g++ and ninja), outside anything timed; a second call finds it built."""
+    """Build DeepSpeed's operators (g++ and ninja), outside anything timed and before any worker looks for them.
+
+    torch builds under a lock file that outlives a killed process, and then waits for it for ever. Workers hold it for
+    an instant, builders only in here, one at a time: an old one is nobody's.
+    """
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
-    CPUAdamBuilder().load(verbose=False)
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    with locked(cache_dir("operators") / "build"):
+        for lock in folder.rglob("lock"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - lock.stat().st_mtime > OLD_LOCK_SECONDS:
+                    lock.unlink()
+        with contextlib.redirect_stdout(sys.stderr):
+            CPUAdamBuilder().load(verbose=False)
+            if not torch.cuda.is_available():
+                build_shm_op()

@@ -8,6 +8,7 @@ Written to --output_dir: result.json, losses.txt, tensorboard/, and what was ask
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,10 @@ def main(argv: list[str] | None = None) -> None:
     settings, workers = parse(argv)
     if workers is None:
         work(settings)
+        if settings.rank == 0 and "RANK" in os.environ:  # under torchrun nobody else does
+            show(settings)
         return
-    if "offload" in settings.strategy:
+    if settings.strategy.startswith("zero"):
         from benchmark.deepspeed_engine import compile_operators
 
         compile_operators()
@@ -95,6 +98,11 @@ def main(argv: list[str] | None = None) -> None:
     code = start_workers("benchmark.run", workers, without(argv, "--workers"))
     if code:
         sys.exit(code)
+    show(settings)
+
+
+def show(settings: Settings) -> None:
+    """The table, and the last line: the first worker's figures without the lists."""
     result = json.loads((settings.output_dir / "result.json").read_text())
     print(table(result))
     print(json.dumps({name: value for name, value in result.items() if name not in ("workers", "losses")}))

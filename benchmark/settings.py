@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from benchmark.workload import MODELS
+from cluster.guard import die_with_parent
 from common.arguments import (
     RunConfig,
     _add_common_flags,
@@ -154,4 +155,5 @@ def start_workers(module: str, count: int, argv: list[str], quiet: bool = False)
     """Run `python -m module argv` on `count` workers of this machine; their output goes to stderr. The exit code."""
     launch = [sys.executable, "-m", "cluster.launch", "--workers", str(count), "--", "-m", module, *argv]
     silent = subprocess.DEVNULL if quiet else sys.stderr
-    return subprocess.run(launch, cwd=ROOT, stdout=silent).returncode
+    # If this process is killed, nobody shall go on computing and writing: the launcher ends with it, and its workers.
+    return subprocess.run(launch, cwd=ROOT, stdout=silent, preexec_fn=die_with_parent).returncode

@@ -38,7 +38,7 @@ class Attack:
 
     `code` stands at the end of `file`: an unsolved Partition, or the clean or (`solved`) the solved file of that name.
     `files` lie beside it. `entries` are those of a zip (or, with `folder`, of a folder) for staff/unpack.py.
-    `memory_harm` is how many MiB more than usual the graders may take; `limits` are fields of confine.Policy.
+    `most_memory` is how many MiB graders and ranks may take together; `limits` are fields of confine.Policy.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Attack:
     entries: tuple[tuple[str, str, str], ...] = ()
     folder: bool = False
     limits: dict[str, int] = field(default_factory=dict)
-    memory_harm: float = 2000.0
+    most_memory: float = 3000.0
     deadline: float = 240.0
 
 

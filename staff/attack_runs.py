@@ -30,7 +30,6 @@ STAFF_FILE = "staff/leaks.py"
 NAME_LENGTH = 15  # characters of a process's name that the kernel keeps
 MIB = 1 << 20
 SLOWNESS = "1.5"  # of the deadlines of single runs: several attacks run at once
-USUAL_MEMORY = 800.0  # MiB of the graders with the target and the victim
 REMOVE = 0  # IPC_RMID
 MOST_UNPACKED, MOST_NAMES = 30, 2500
 
@@ -201,7 +200,7 @@ def judge(attack: Attack, around: Surroundings, outcome: Outcome) -> Gain:
         harm.append(f"the next task got no points (graders ended: {ended})")
     if around.taken in text:
         harm.append("took more than it may have")
-    if outcome.peak_pss_mb > USUAL_MEMORY + attack.memory_harm:
+    if outcome.peak_pss_mb > attack.most_memory:
         harm.append(f"{outcome.peak_pss_mb:.0f} MiB")
     return Gain(points, secret, running, ", ".join(harm))
 

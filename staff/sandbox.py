@@ -11,7 +11,7 @@ Walls, each built where it can be and named in every report:
     network    a network of the rank's own, with nothing on it but itself; where that cannot be made, no sockets
     scratch    file systems of limited size for what a rank writes, gone with it; where not, the supervisor counts
     limits     address space, file size, processes, open files, CPU time, no core files
-    memory     nobody but root can look into graders and ranks while they run (not dumpable)
+    memory     nobody but root can look into the graders while they run (not dumpable)
 
 Always there: the graders are in other processes than the ranks and take values from them, never verdicts; a clean
 environment; a copied tree; a deadline; a watch on memory; a sweep of all that is left. staff/attacks.py proves each.

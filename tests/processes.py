@@ -1,6 +1,7 @@
 """Helpers of the cluster's tests: start a command, wait for what it must do, find processes that outlived it."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +25,14 @@ def run(*words: str | Path, **options) -> subprocess.CompletedProcess:
 @contextmanager
 def started(*words: str | Path, **options) -> Iterator[subprocess.Popen]:
     """The same in the background; killed at the end if the test has not ended it."""
-    with subprocess.Popen([sys.executable, *map(str, words)], cwd=ROOT, **options) as process:
+    # Tests that were started in the background ignore SIGINT, and a child would inherit that; a handler it does not.
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        process = subprocess.Popen([sys.executable, *map(str, words)], cwd=ROOT, **options)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    with process:
         try:
             yield process
         finally:

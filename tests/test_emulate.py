@@ -15,7 +15,7 @@ import pytest
 from cluster.emulate import Plan, commands, parse, rank_command, why_not
 from common.errors import InputError
 from common.paths import ROOT
-from tests.processes import processes_with, run, started, wait_for
+from tests.processes import DEADLINE_SECONDS, processes_with, run, started, wait_for
 
 pytestmark = pytest.mark.medium
 
@@ -220,7 +220,7 @@ def start_and_stop(mark: Path, number: int | None, moment: float) -> None:
         if number is not None:
             time.sleep(moment)  # any moment will do: while it starts, builds, runs
             os.killpg(process.pid, number)
-        code = process.wait()
+        code = process.wait(timeout=DEADLINE_SECONDS)
     assert number is not None or code == 0
     wait_for(lambda: not leftovers(mark), f"the end of {leftovers(mark)}")
 
