@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ TEST = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices
 PTRACE = {"x86_64": 101, "aarch64": 117}
 
 
-def behind(folder: Path, walls: tuple[str, ...], try_it: Callable[[], object], **policy: int) -> str:
+def behind(folder: Path, walls: tuple[str, ...], try_it: Callable[[], object], **policy: Any) -> str:
     """What `try_it` returns, or the error it raises, in a child behind these walls whose folder is `folder`."""
     missing = [wall for wall in walls if not probe()[wall]]
     if missing:
