@@ -31,4 +31,5 @@ fi
 echo "$python" > .python
 
 chmod -R go-rwx staff # hidden tests are for root
+"$python" -m staff.sandbox --protect
 "$python" -m staff.sandbox --probe
