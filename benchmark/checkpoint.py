@@ -36,7 +36,7 @@ def save(folder: Path, step: int, engine: Any, losses: list[float]) -> None:
             engine.save(partial)
         torch.save(_random_states(worker), partial / f"rng_{worker.rank}.pt")
     except (OSError, RuntimeError, CheckpointException) as problem:
-        error = _reason(problem)
+        error = _reason(problem, partial)
     errors: list[Any] = [None] * worker.world_size
     dist.all_gather_object(errors, error)  # all stop, or none: nobody may wait for one that failed
     if worker.is_first and not any(errors):
@@ -118,6 +118,11 @@ def _restore_random_states(worker: Any, states: dict) -> None:
         torch.cuda.set_rng_state(states["gpu"], worker.device)
 
 
-def _reason(error: BaseException) -> str:
-    text = str(error)
-    return "No space left on device" if "No space left" in text else text.splitlines()[0][:160]
+def _reason(error: BaseException, folder: Path) -> str:
+    """What went wrong, in the system's words: torch's own only say that a file is shorter than it should be."""
+    try:
+        with open(folder / ".probe", "wb") as probe:
+            probe.write(bytes(2**20))
+    except OSError as full:
+        return full.strerror or str(full)
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]

@@ -41,17 +41,16 @@ class Plan:
 
 def train(settings: Any, worker: Any, workload: Workload, engine: Any, log: Log) -> dict[str, Any]:
     """Train to --max_steps; what was measured on this worker."""
-    folder = settings.output_dir / "checkpoints"
-    first, losses = checkpoint.load(folder, engine) if settings.resume else (0, [])
+    first, losses = checkpoint.load(settings.output_dir / "checkpoints", engine) if settings.resume else (0, [])
     log.restart(losses)
     plan, meter, tracer = Plan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer()
     measured: dict[str, Any] = {"plan": plan, "window": None, "trace": None, "payload": None, "persistent": None}
     batches = worker.batches(workload.batches(settings, first))
-    window, payload = Window(meter), Payload()
+    payload, window = Payload(), Window(meter)
     for step in tqdm(range(first, plan.last), desc=settings.strategy, disable=not worker.is_first):
         if step == plan.timed_from:
             dist.barrier()  # all workers begin together; what came before does not count
-            window, payload = Window(meter), Payload()
+            payload, window = Payload(), Window(meter)  # in this order: reading the recorder takes a while
         if step == plan.traced_from:
             close(measured, window, payload, settings)
             measured["live"] = live_bytes(worker.device)
@@ -72,13 +71,12 @@ def train(settings: Any, worker: Any, workload: Workload, engine: Any, log: Log)
         with meter.phase("optimizer"), marked("optimizer", traced):
             engine.step(rate_at(settings, step))
         log.loss(step, loss, rate_at(settings, step), meter.steps[-1:])  # part of "other", as in any training
+        del output, value  # freeing the graph is a part of the step
         meter.end()
         tracer.steps += traced
-        del output, value
-        if settings.eval_every and (step + 1) % settings.eval_every == 0 and step + 1 < plan.last:
-            log.evaluation(step + 1, engine.validate(workload.validation_batches(settings), workload.kind))
-        if settings.checkpoint_every and (step + 1) % settings.checkpoint_every == 0:
-            checkpoint.save(folder, step + 1, engine, log.losses)
+        if is_due(settings, step + 1):
+            with window.paused(), payload.ignored():
+                between_steps(settings, workload, engine, log, step + 1)
     if plan.traced:
         keep = settings.output_dir / f"trace_{worker.rank}.json" if settings.keep_trace else None
         measured["trace"] = tracer.stop(keep)
@@ -86,6 +84,19 @@ def train(settings: Any, worker: Any, workload: Workload, engine: Any, log: Log)
         close(measured, window, payload, settings)
     log.evaluation(plan.last, engine.validate(workload.validation_batches(settings), workload.kind))
     return measured
+
+
+def is_due(settings: Any, done: int) -> bool:
+    """Whether a validation or a checkpoint follows the step."""
+    return any(every and done % every == 0 for every in (settings.eval_every, settings.checkpoint_every))
+
+
+def between_steps(settings: Any, workload: Workload, engine: Any, log: Log, done: int) -> None:
+    """Validation and checkpoint after `done` steps, where they are due; no part of a step's time."""
+    if settings.eval_every and done % settings.eval_every == 0 and done < settings.max_steps:
+        log.evaluation(done, engine.validate(workload.validation_batches(settings), workload.kind))
+    if settings.checkpoint_every and done % settings.checkpoint_every == 0:
+        checkpoint.save(settings.output_dir / "checkpoints", done, engine, log.losses)
 
 
 def close(measured: dict[str, Any], window: Window, payload: Payload, settings: Any) -> None:

@@ -46,12 +46,27 @@ def known(strategy: str, shapes: list[torch.Size], workers: int) -> float | None
         return 16 * sum(math.ceil(shape[0] / workers) * (shape.numel() // shape[0]) for shape in shapes)
     offloaded = strategy.endswith("_offload")
     if stage in ("zero1", "zero2"):
-        return 4 * total + (20 if offloaded else 16) * total / workers + (8 * max(sizes) if offloaded else 0)
+        more = 8 * max(sizes) if offloaded else 4 * _beyond_first_share(shapes, workers)
+        return 4 * total + (20 if offloaded else 16) * total / workers + more
     if stage == "zero3":
         shards = sum(math.ceil(size / workers) for size in sizes)
         whole = sum(size for size in sizes if size <= WHOLE) if workers > 1 else 0
         return (24 if offloaded else 20) * shards + 4 * whole + 4 * BUCKET
     return None if stage == "pipeline" else 16 * total
+
+
+def _beyond_first_share(shapes: list[torch.Size], workers: int) -> int:
+    """DeepSpeed cuts the weights (and apart from them biases and norms) into equal shares, through a parameter if need
+    be, and keeps that one's gradient whole: how many of its elements belong to the second worker."""
+    beyond = 0
+    for group in ([s.numel() for s in shapes if len(s) > 1], [s.numel() for s in shapes if len(s) < 2]):
+        end, position = math.ceil(sum(group) / workers), 0
+        for size in group:
+            position += size
+            if position >= end:
+                beyond += position - end
+                break
+    return beyond
 
 
 def counted(engine: Any) -> dict[str, int]:

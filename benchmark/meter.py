@@ -74,6 +74,14 @@ class Window:
             **gpu_figures(),
         }
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What stands inside, such as a validation between two steps, does not count."""
+        wall, cpu = time.perf_counter(), self._cpu_seconds()
+        yield
+        self._wall += time.perf_counter() - wall
+        self._cpu += self._cpu_seconds() - cpu
+
     @property
     def steps(self) -> list[dict[str, float]]:
         return self.meter.steps[self.first : self.last]

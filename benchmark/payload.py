@@ -8,7 +8,9 @@ S: bytes of the tensor that a worker hands in, N: workers. The mean over the wor
     all_to_all, broadcast, reduce, gather, scatter   about (N-1)/N S, point to point   S
 """
 
+import contextlib
 from collections import defaultdict
+from collections.abc import Iterator
 
 from common.collectives import recorded
 
@@ -33,7 +35,15 @@ class Payload:
     """Collectives between two moments of a run; read rarely, the recorder is slow to read."""
 
     def __init__(self) -> None:
-        self._last = max((entry.number for entry in recorded()), default=-1)
+        self._last = _newest()
+        self._ignored: list[range] = []
+
+    @contextlib.contextmanager
+    def ignored(self) -> Iterator[None]:
+        """What stands inside does not count."""
+        before = _newest()
+        yield
+        self._ignored.append(range(before + 1, _newest() + 1))
 
     def since(self, workers: int, backend: str, steps: int) -> dict | None:
         """{"bytes", "calls", "by_name"} per step; None where the recorder does not know (or has overflowed)."""
@@ -41,7 +51,12 @@ class Payload:
         fresh = [entry for entry in entries if entry.number > self._last]
         if (not entries and workers > 1) or (fresh and fresh[0].number > self._last + 1):
             return None
+        fresh = [entry for entry in fresh if not any(entry.number in span for span in self._ignored)]
         by_name: dict[str, float] = defaultdict(float)
         for entry in fresh:
             by_name[entry.name] += sent(entry.name, entry.bytes, workers, backend) / steps
         return {"bytes": sum(by_name.values()), "calls": len(fresh) / steps, "by_name": dict(by_name)}
+
+
+def _newest() -> int:
+    return max((entry.number for entry in recorded()), default=-1)

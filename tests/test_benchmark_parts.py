@@ -204,7 +204,8 @@ def test_the_textbook_on_four_workers(strategy, per_parameter):
 def test_deepspeed_keeps_a_master_copy():
     shapes = [torch.Size([1000, 200])]
 
-    assert known("zero1", shapes, workers=4) == (4 + 16 / 4) * 200_000
+    assert known("zero1", shapes * 4, workers=4) == (4 + 16 / 4) * 800_000
+    assert known("zero1", shapes, workers=4) == (4 + 16 / 4) * 200_000 + 4 * 150_000  # one gradient, whole
     assert known("zero1_offload", shapes, workers=4) == (4 + 20 / 4 + 8) * 200_000
 
 
