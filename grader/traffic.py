@@ -124,8 +124,10 @@ def check_mean(grade: Grade) -> None:
 
 def check_gradient_bytes(grade: Grade) -> None:
     """Shared tensors once, frozen and unused ones not at all, and the dtype's size."""
-    shapes = [[int(n) for n in grade.draw.integers(2, 9, size=2)] for _ in range(5)] + [[7]]
-    count = [int(np.prod(shape)) for shape in shapes]
+    count: list[int] = []
+    while len({*count[1:5:2], *count[4:5], sum(count[1:5:2])}) < 4:  # so that no wrong sum looks like another
+        shapes = [[int(n) for n in grade.draw.integers(2, 9, size=2)] for _ in range(5)] + [[7]]
+        count = [int(np.prod(shape)) for shape in shapes]
     setting = {"shapes": shapes, "frozen": [1], "without": [3], "tied": [4]}
     for dtype, size in (("fp32", 4), ("bf16", 2), ("fp16", 2)):
         got = grade.values("grader.probes_traffic:gradient_bytes", 1, dtype=dtype, **setting)[0]
