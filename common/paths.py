@@ -28,6 +28,11 @@ def cache_dir(name: str) -> Path:
     return fallback
 
 
+def shown(path: Path) -> Path:
+    """The path as messages show it: relative to the repository, if it lies there."""
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
 @contextlib.contextmanager
 def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
     """Open a temporary file beside `path`; on success rename it to `path`, on an error remove it."""

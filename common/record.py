@@ -28,7 +28,7 @@ from common.arguments import RunConfig
 from common.collectives import CollectiveLog
 from common.errors import InputError
 from common.optim import number_of_epochs, total_steps
-from common.paths import ROOT, atomic_write
+from common.paths import atomic_write, shown
 from common.process_group import Worker
 from common.step_profiler import StepProfiler, parameter_table
 
@@ -166,9 +166,7 @@ class Record:
             print(f"after epoch {evaluation['epoch']}: {_words(evaluation['metrics'])}")
         if self.seconds_per_iteration is not None:
             print(f"mean time per iteration, without the first: {self.seconds_per_iteration:.4f} s")
-        folder = self.config.output_dir
-        shown = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
-        print(f"record: {shown}/rank{self.worker.rank}.json", flush=True)
+        print(f"record: {shown(self.config.output_dir)}/rank{self.worker.rank}.json", flush=True)
 
 
 def versions() -> dict[str, str]:

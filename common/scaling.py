@@ -8,7 +8,7 @@ import numpy as np
 
 from common.arguments import Gpt2Config
 from common.errors import InputError
-from common.paths import ROOT, atomic_write
+from common.paths import ROOT, atomic_write, shown
 from common.watchdog import LOST_CONTACT
 
 FIGURES = ROOT / "submit_figures"
@@ -104,7 +104,7 @@ def draw_scaling(figures: Path) -> None:
         values, errors = [run[metric] for run in runs], [run[f"{metric}_std"] for run in runs]
         path = figures / f"data_parallel_{metric}.png"
         bars(path, names, values, errors=errors, label=label, title="GPT-2, data parallel")
-        print(f"figure: {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}")
+        print(f"figure: {shown(path)}")
 
 
 def _words(metrics: dict) -> str:

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from common.paths import shown
+
 SKIPPED, TRACED = 2, 3  # iterations: the first ones warm caches up and would show what is not typical
 
 
@@ -19,7 +21,7 @@ class StepProfiler:
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(
             activities=activities,
-            schedule=schedule(wait=SKIPPED - 1, warmup=1, active=TRACED),
+            schedule=schedule(wait=SKIPPED - 1, warmup=1, active=TRACED, repeat=1),
             on_trace_ready=self._write,
         )
         self._profile.start()
@@ -34,7 +36,7 @@ class StepProfiler:
     def _write(self, trace: profile) -> None:
         trace.export_chrome_trace(str(self._file))
         print(trace.key_averages().table(sort_by="self_cpu_time_total", row_limit=10, max_name_column_width=40))
-        print(f"trace of {TRACED} iterations: {self._file}")
+        print(f"trace of {TRACED} iterations: {shown(self._file)}")
 
 
 def parameter_table(model: nn.Module) -> str:

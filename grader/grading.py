@@ -78,7 +78,7 @@ class Grade:
     def must_load(self, file: str) -> None:
         """Raises the verdict if a file does not even load: then nothing in it earns points."""
         self.last = self.session.run("grader.probes_sync:load", 1, {"file": file}, LOAD_DEADLINE)
-        if verdict := verdict_of(self.last, self.region):
+        if verdict := self.verdict(self.last):
             raise type(verdict)(f"{file} cannot be loaded: {verdict}")
 
     def values(self, probe: str, world_size: int, **arguments: Any) -> list[Any]:
@@ -88,12 +88,31 @@ class Grade:
         return result.values
 
     def must_return(self, result: Result) -> None:
-        if verdict := verdict_of(result, self.region):
+        if verdict := self.verdict(result):
             raise verdict
+
+    def verdict(self, result: Result) -> Verdict | None:
+        """Why a run did not return; a crash in the lines of another region says which."""
+        verdict = verdict_of(result, self.region)
+        if isinstance(verdict, Crashed) and (other := self.crashed_in(result)) not in ("", self.region):
+            return Crashed(f"{verdict}\n  this line belongs to region {other}: mend that first")
+        return verdict
+
+    def crashed_in(self, result: Result) -> str:
+        """The region whose lines the innermost of the student's frames is in; "" if it is in none."""
+        frames = next((rank.error.trace for rank in result.ranks if rank.error and rank.error.trace), [])
+        for frame in reversed(frames):
+            try:
+                blocks = find_blocks((self.session.tree / frame.file).read_text(encoding="utf-8"), frame.file)
+            except (OSError, ValueError):
+                continue
+            if inside := [block.id for block in blocks if block.line < frame.line < block.end_line]:
+                return inside[0]
+        return ""
 
     def lacking(self, result: Result, message: str) -> Verdict:
         """Something expected was not seen: because the run ended before, or else `message`."""
-        return verdict_of(result, self.region) or Wrong(self.with_seed(message))
+        return self.verdict(result) or Wrong(self.with_seed(message))
 
     def fail(self, message: str) -> NoReturn:
         raise Wrong(self.with_seed(message))

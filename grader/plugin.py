@@ -3,8 +3,10 @@
 A test marked `graded(region, points)` belongs to a region of course.toml; all other tests are left alone.
 """
 
+import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not importlib.util.find_spec("torch"):
+        raise pytest.UsageError(
+            f"expected a Python with torch, got {sys.executable}; `source .venv/bin/activate` first"
+        )
     config.addinivalue_line("markers", "graded(region, points): a test that gives points for a region of course.toml")
     tree = Path(config.getoption("--tree") or os.environ.get("COS598D_TREE") or ROOT).resolve()
     try:

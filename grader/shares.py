@@ -16,7 +16,11 @@ def epochs_of(training: Training, count: int) -> list[Epochs]:
         for step in trace.steps:
             training.refuse_dev(step)
         batches = [step.examples for step in trace.steps]
-        if not batches or len(batches) % count:
+        if not batches:
+            training.grade.fail(
+                f"rank {rank} took no step in {count} epochs: is the optimizer ever asked to (region 1.3)?"
+            )
+        if len(batches) % count:
             training.grade.fail(f"rank {rank} makes {len(batches)} steps in {count} epochs, expected as many in each")
         each = len(batches) // count
         of_ranks.append([batches[each * epoch : each * (epoch + 1)] for epoch in range(count)])

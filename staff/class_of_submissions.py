@@ -3,7 +3,9 @@
     python -m staff.class_of_submissions --size 40 --out class
     python -m staff.grade class/submissions/* --out graded --jobs 2
 
-The same seed makes the same class. DIR/class.json says what each submission is.
+    python -m staff.class_check class graded
+
+The same seed makes the same class. DIR/class.json says what each submission is, and what its report must say.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from staff.regions import strip
 from staff.submissions import clean_files
 
 Files = dict[str, bytes]  # name -> content
+Made = tuple[Files, list[str], dict[str, list[str]]]  # files, what to note about them, what the report must say
 
 
 def solved_files(course: Course, entries: Sequence[Entry] = (), without: Sequence[str] = ()) -> Files:
@@ -44,40 +47,42 @@ def solved_files(course: Course, entries: Sequence[Entry] = (), without: Sequenc
 
 
 class Class:
-    """Draws one submission after the other; each kind returns its files and what to note about it."""
+    """Draws one submission after the other; each kind returns its files, a note, and what is expected of them."""
 
     def __init__(self, seed: int) -> None:
         self.draw, self.course, self.bank = random.Random(seed), load_course(), load_bank()
         self.attacks = [attack for attack in load_attacks() if attack.code and "@" not in attack.code]
 
-    def right(self) -> tuple[Files, list[str]]:
-        return solved_files(self.course), []
+    def right(self) -> Made:
+        return solved_files(self.course), [], {}
 
-    def variant(self) -> tuple[Files, list[str]]:
+    def variant(self) -> Made:
         return self._with_entries("variants", 2)
 
-    def wrong(self) -> tuple[Files, list[str]]:
+    def wrong(self) -> Made:
         return self._with_entries("mistakes", self.draw.randint(1, 4))
 
-    def unfinished(self) -> tuple[Files, list[str]]:
+    def unfinished(self) -> Made:
         """Solved up to some region and no further."""
         regions = list(self.course.regions)
         without = regions[self.draw.randrange(len(regions)) :]
-        return solved_files(self.course, without=without), [f"without {', '.join(without)}"]
+        return solved_files(self.course, without=without), [f"without {', '.join(without)}"], {"open": without}
 
-    def untouched(self) -> tuple[Files, list[str]]:
-        return solved_files(self.course, without=list(self.course.regions)), []
+    def untouched(self) -> Made:
+        regions = list(self.course.regions)
+        return solved_files(self.course, without=regions), [], {"open": regions}
 
-    def attack(self) -> tuple[Files, list[str]]:
+    def attack(self) -> Made:
         """An attack of the bank, in the midst of the solution."""
         attack = self.draw.choice(self.attacks)
         with tempfile.TemporaryDirectory() as folder:
             hand_in(attack, Path(folder), {})
             paths = [path for path in Path(folder).rglob("*") if path.is_file()]
             mine = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-        return solved_files(self.course) | mine, [attack.what]
+        expects = {"fails": [attack.test.rpartition("::")[2]] * (attack.wants == "points"), "files": sorted(mine)}
+        return solved_files(self.course) | mine, [attack.what], expects
 
-    def _with_entries(self, kind: str, count: int) -> tuple[Files, list[str]]:
+    def _with_entries(self, kind: str, count: int) -> Made:
         """Entries of different files, so that they fit together."""
         by_file: dict[str, list[Entry]] = {}
         for entry in self.bank:
@@ -85,7 +90,8 @@ class Class:
                 by_file.setdefault(entry.file, []).append(entry)
         files = self.draw.sample(sorted(by_file), min(count, len(by_file)))
         entries = [self.draw.choice(by_file[file]) for file in files]
-        return solved_files(self.course, entries), [str(entry) for entry in entries]
+        fails = sorted({test for entry in entries for test in entry.fails})
+        return solved_files(self.course, entries), [str(entry) for entry in entries], {"fails": fails}
 
 
 MIX: tuple[tuple[str, float], ...] = (
@@ -180,11 +186,12 @@ def make(size: int, out: Path, seed: int) -> dict[str, dict]:
             form = list(BROKEN)[sum(row["kind"] == "broken" for row in made.values()) % len(BROKEN)]
             (folder / f"{name}.zip").write_bytes(BROKEN[form](solved_files(group.course)))
             notes: list[str] = []
+            expects: dict[str, list[str]] = {}
         else:
-            files, notes = getattr(group, kind)()
+            files, notes, expects = getattr(group, kind)()
             form = group.draw.choice(FORMS)
             write(files, folder / name, form, group.course)
-        made[name] = {"kind": kind, "form": form, "notes": notes}
+        made[name] = {"kind": kind, "form": form, "notes": notes, "expects": expects}
     with atomic_write(out / "class.json") as file:
         json.dump(made, file, indent=1)
     return made

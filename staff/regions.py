@@ -195,11 +195,11 @@ def placeholder(region: Region, readme: str) -> str:
         return f"{region.indent}raise NotImplementedError({message})"
 
     text = re.sub(r"\s*\(\d+ lines?\)$", "", region.todo)
+    ends = [end.start() for end in re.finditer(r"[;:,]? \(|[;:,] ", text)]
+    clauses = [text, *(text[:end] for end in reversed(ends) if text[:end].count("(") == text[:end].count(")"))]
     words = text.split(" ")
-    while len(line(text)) > _LONGEST_LINE and len(words) > 1:
-        words.pop()
-        text = " ".join([*words, "..."])
-    return line(text)
+    shorter = [" ".join([*words[:count], "..."]) for count in range(len(words) - 1, 0, -1)]
+    return next((line(short) for short in clauses + shorter if len(line(short)) <= _LONGEST_LINE), line(words[0]))
 
 
 def replace_in_tree(tree: Path, file: str, region_id: str, body: str, part: int | None = None) -> None:

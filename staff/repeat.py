@@ -1,0 +1,95 @@
+"""Grades the same submissions again and again: do equal submissions get equal reports?
+
+    python -m staff.repeat --times 10 --mistakes 10
+
+The solved tree, the handout and some mistakes of the bank are graded --times times with one seed, whose reports must be
+equal byte by byte, and once with another seed, whose points and statuses must be the same. --task takes the graders and
+mistakes of one task only. Last line of stdout: {"submissions": n, "runs": n, "different": 0}.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.course import load_course
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT
+from staff.bank import load_bank
+from staff.class_of_submissions import Files, solved_files, write
+
+
+def submissions(count: int, task: str | None, draw: random.Random) -> dict[str, Files]:
+    """The solved tree, the handout, and `count` mistakes (of `task`), drawn."""
+    course = load_course()
+    bank = [entry for entry in load_bank() if entry.is_mistake and task in (None, entry.task)]
+    chosen = draw.sample(bank, min(count, len(bank)))
+    found = {"solved": solved_files(course), "handout": solved_files(course, without=list(course.regions))}
+    return found | {f"mistake{number:02}": solved_files(course, [entry]) for number, entry in enumerate(chosen, 1)}
+
+
+def grade(folder: Path, out: Path, seed: int, jobs: int, task: str | None) -> dict[str, bytes]:
+    """Every submission's report.json, by name."""
+    command = [sys.executable, "-m", "staff.grade", *map(str, sorted(folder.iterdir())), "--out", str(out)]
+    command += ["--seed", str(seed), "--jobs", str(jobs)]
+    if task:
+        command += ["--tests", *load_course().tasks[task].tests]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise InputError(f"expected staff.grade to grade all, got: {done.stderr[-500:]}")
+    return {path.parent.name: path.read_bytes() for path in sorted(out.glob("*/report.json"))}
+
+
+def marks(report: bytes) -> list[tuple[str, str, int]]:
+    """What must not depend on the seed."""
+    return [(test["id"], test["status"], test["points"]) for test in json.loads(report)["tests"]]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--mistakes", type=int, default=10)
+    parser.add_argument("--task", choices=list(load_course().tasks), help="the graders and mistakes of this task only")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1, help="of the choice of mistakes, and of the graders")
+    options = parser.parse_args(argv)
+    if options.times < 2:
+        raise InputError(f"--times: expected at least 2 runs to compare, got {options.times}")
+    with tempfile.TemporaryDirectory(prefix="cos598d-repeat-") as scratch:
+        folder = Path(scratch, "submissions")
+        for name, files in submissions(options.mistakes, options.task, random.Random(options.seed)).items():
+            write(files, folder / name, "folder", load_course())
+        different, runs = set[str](), options.times + 1
+        first: dict[str, bytes] = {}
+        for number in range(runs):
+            seed = options.seed + (number == options.times)  # the last one has another
+            reports = grade(folder, Path(scratch, f"run{number}"), seed, options.jobs, options.task)
+            first = first or reports
+            if number == options.times:
+                unequal = {name for name in first if marks(first[name]) != marks(reports[name])}
+            else:
+                unequal = {name for name in first if first[name] != reports[name]}
+            different |= unequal
+            print(f"run {number + 1} of {runs}, seed {seed}: {len(unequal)} of {len(first)} differ {sorted(unequal)}")
+            sys.stdout.flush()
+        for name in sorted(different):
+            show(name, first[name], reports[name])
+    print(json.dumps({"submissions": len(first), "runs": runs, "different": len(different)}))
+    sys.exit(1 if different else 0)
+
+
+def show(name: str, left: bytes, right: bytes) -> None:
+    """The tests that were told otherwise in the last run."""
+    for one, other in zip(json.loads(left)["tests"], json.loads(right)["tests"], strict=True):
+        if (one["status"], one["points"]) != (other["status"], other["points"]):
+            print(
+                f"{name} {one['id']}: {one['status']} ({one['message']}), then {other['status']} ({other['message']})"
+            )
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)
