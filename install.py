@@ -86,6 +86,7 @@ def main():
         stop("pip could not install what is needed; its message stands above. Free disk space: 10 GB are enough")
     with open(stamp, "w") as file:
         file.write(state)
+    print("done; now: source .venv/bin/activate")
 
 
 if __name__ == "__main__":

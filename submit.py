@@ -14,9 +14,9 @@ from common.paths import ROOT
 
 
 def carry(given: argparse.Namespace) -> None:
-    from handin.carry import carry
+    from handin.carry import carry, summary
 
-    print("\n".join(carry(ROOT, load_course(), given.into, given.force)))
+    print("\n".join(summary(carry(ROOT, load_course(), given.into, given.force))))
 
 
 def report(given: argparse.Namespace) -> None:

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from benchmark.workload import MODELS
 from cluster.guard import die_with_parent
 from common.arguments import (
+    Parser,
     RunConfig,
-    _add_common_flags,
-    _check_at_least,
-    _finish,
-    _only_fields,
-    _Parser,
+    add_common_flags,
+    check_at_least,
     fill,
+    finish,
+    only_fields,
 )
 from common.errors import InputError
 from common.paths import ROOT
@@ -78,10 +78,10 @@ def parse(argv: list[str] | None = None) -> tuple[Settings, int | None]:
     given["overwrite_output_dir"] |= given["resume"]
     if given["max_steps"] == -1:
         given["max_steps"] = 20
-    _check_at_least(given, 1, "batch_size", "accumulation", "max_steps", "eval_batches")
-    _check_at_least(given, 0, "eval_every", "checkpoint_every", "dropped")
-    _check_at_least(given, 8, "length")
-    _finish(f"benchmark/{Path(given['model']).name}-{given['strategy']}", given)
+    check_at_least(given, 1, "batch_size", "accumulation", "max_steps", "eval_batches")
+    check_at_least(given, 0, "eval_every", "checkpoint_every", "dropped")
+    check_at_least(given, 8, "length")
+    finish(f"benchmark/{Path(given['model']).name}-{given['strategy']}", given)
     if given["model"] not in MODELS and not (Path(given["model"]) / "config.json").is_file():
         raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {given['model']!r}")
     if given["precision"] == "fp16" and (given["no_cuda"] or not torch.cuda.is_available()):
@@ -91,15 +91,15 @@ def parse(argv: list[str] | None = None) -> tuple[Settings, int | None]:
     for package in ["tensorboard", *(["wandb"] if given["wandb"] else [])]:
         if not importlib.util.find_spec(package):
             raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
-    settings = Settings(**_only_fields(Settings, given))
+    settings = Settings(**only_fields(Settings, given))
     if reason := why_not(settings):
         raise InputError(reason)
     return settings, None if is_rank else given["world_size"]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m benchmark.run", description=__doc__, allow_abbrev=False)
-    _add_common_flags(parser)
+    parser = Parser(prog="python -m benchmark.run", description=__doc__, allow_abbrev=False)
+    add_common_flags(parser)
     add = parser.add_argument
     add("--strategy", help="how model and optimizer are spread (default: ddp)")
     add("--framework", choices=FRAMEWORKS, help="the same in other words, with --zero_stage and --offload")

@@ -83,7 +83,9 @@ def run(task: str, workers: int, given: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--", *command[1:]]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
-        raise InputError(f"{task} ended with exit code {done.returncode}: {done.stdout[-2000:]}")
+        said = done.stdout.strip().splitlines() or ["nothing"]
+        errors = [line for line in said if "error:" in line] or said
+        raise InputError(f"{task} ended with exit code {done.returncode}: {errors[0].replace('error: ', '', 1)}")
 
 
 def read_row(task: str, name: str, workers: int) -> Row:

@@ -99,7 +99,7 @@ class Gpt2Config(RunConfig):
 
 def parse_glue_arguments(task: str, argv: list[str] | None = None) -> GlueConfig:
     """The command line of a run_glue.py; raises InputError, or exits with code 2 on a flag that does not exist."""
-    return GlueConfig(**_only_fields(GlueConfig, _glue_arguments(_glue_parser(task), task, argv)))
+    return GlueConfig(**only_fields(GlueConfig, _glue_arguments(_glue_parser(task), task, argv)))
 
 
 def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> TrafficConfig:
@@ -110,12 +110,12 @@ def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> Traffic
         "--grad_dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="gradients travel as this"
     )
     group.add_argument("--interface", default="", help="count its bytes (default: the one that leads to the master)")
-    return TrafficConfig(**_only_fields(TrafficConfig, _glue_arguments(parser, task, argv)))
+    return TrafficConfig(**only_fields(TrafficConfig, _glue_arguments(parser, task, argv)))
 
 
 def _glue_parser(task: str) -> argparse.ArgumentParser:
-    parser = _Parser(description=f"{task}: fine-tune BERT on a GLUE task", allow_abbrev=False)
-    _add_common_flags(parser)
+    parser = Parser(description=f"{task}: fine-tune BERT on a GLUE task", allow_abbrev=False)
+    add_common_flags(parser)
     _add_glue_flags(parser)
     return parser
 
@@ -131,21 +131,21 @@ def _glue_arguments(parser: argparse.ArgumentParser, task: str, argv: list[str] 
     fill(given, "max_seq_length", SAMPLE_GLUE["max_seq_length"] if sample else 128)
     if not (given["do_train"] or given["do_eval"]):
         given["do_train"] = given["do_eval"] = True
-    _finish(task, given)
+    finish(task, given)
     fill(given, "per_gpu_train_batch_size", max(1, 64 // given["world_size"]))
     given["task_name"] = given["task_name"].lower()
     if given["task_name"] not in GLUE_TASKS:
         raise InputError(f"--task_name: expected one of {', '.join(GLUE_TASKS)}; got {given['task_name']!r}")
-    _check_at_least(given, 1, "per_gpu_train_batch_size", "per_gpu_eval_batch_size", "num_train_epochs")
-    _check_at_least(given, 8, "max_seq_length")
+    check_at_least(given, 1, "per_gpu_train_batch_size", "per_gpu_eval_batch_size", "num_train_epochs")
+    check_at_least(given, 8, "max_seq_length")
     _find_model(given, "bert")
     return given
 
 
 def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: int = 1) -> Gpt2Config:
     """The command line of a run_gpt2.py; `world_size` is the default of a script that starts its own workers."""
-    parser = _Parser(description=f"{task}: train GPT-2 on OSCAR text", allow_abbrev=False)
-    _add_common_flags(parser)
+    parser = Parser(description=f"{task}: train GPT-2 on OSCAR text", allow_abbrev=False)
+    add_common_flags(parser)
     _add_gpt2_flags(parser)
     given = vars(parser.parse_args(argv))
     sample = given["data_dir"] is None
@@ -157,11 +157,11 @@ def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: i
         fill(given, "world_size", world_size)
         given["local_rank"] = 0
         fill(given, "master_port", int(os.environ.get("MASTER_PORT", 11868)))  # the port of the course's `setup`
-    _finish(f"{task}_gpt2" if task.startswith("task") else task, given)
+    finish(f"{task}_gpt2" if task.startswith("task") else task, given)
     given["task"] = task
     _find_model(given, "gpt2")
-    _check_at_least(given, 1, "batch_size", "n_epochs", "n_chunk")
-    _check_at_least(given, 8, "model_max_length")
+    check_at_least(given, 1, "batch_size", "n_epochs", "n_chunk")
+    check_at_least(given, 8, "model_max_length")
     if given["batch_size"] % given["world_size"]:
         total, workers = given["batch_size"], given["world_size"]
         advice = max(workers, total - total % workers)
@@ -169,7 +169,7 @@ def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: i
             f"--batch_size: total batch size {total} does not divide over {workers} workers; "
             f"use a multiple of {workers}, for example {advice}"
         )
-    return Gpt2Config(**_only_fields(Gpt2Config, given))
+    return Gpt2Config(**only_fields(Gpt2Config, given))
 
 
 # What suits the embedded sample and the tiny models, found by trying five seeds.
@@ -177,7 +177,7 @@ SAMPLE_GLUE = {"learning_rate": 1e-3, "epochs": 8, "max_seq_length": 32}
 SAMPLE_GPT2 = {"learning_rate": 1e-3, "model_max_length": 64}
 
 
-def _add_common_flags(parser: argparse.ArgumentParser) -> None:
+def add_common_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     group = parser.add_argument_group
     add("--data_dir", type=Path, help="folder with the data (default: the embedded sample)")
@@ -233,12 +233,12 @@ def _add_gpt2_flags(parser: argparse.ArgumentParser) -> None:
     add("--schedule", choices=schedules, default="threads", help="pipeline only: one thread or one process a stage")
 
 
-def _finish(run_name: str, given: dict) -> None:
+def finish(run_name: str, given: dict) -> None:
     """Everything about workers, output and optimizer that GLUE and GPT-2 have in common; changes `given`."""
     given["task"] = run_name
     given["max_steps"] = max(0, given["max_steps"])
     _place_worker(given, os.environ)
-    _check_at_least(given, 0, "weight_decay", "max_grad_norm", "warmup_steps", "seed")
+    check_at_least(given, 0, "weight_decay", "max_grad_norm", "warmup_steps", "seed")
     for name in ("learning_rate", "adam_epsilon", "join_seconds", "hang_seconds"):
         if not given[name] > 0:
             raise InputError(f"--{name}: expected a number above 0, got {given[name]}")
@@ -290,7 +290,7 @@ def _find_model(given: dict, kind: str) -> None:
         given["config_name"] = model_path(given["config_name"], kind) if given["config_name"] else model
 
 
-def _check_at_least(given: dict, least: int, *names: str) -> None:
+def check_at_least(given: dict, least: int, *names: str) -> None:
     for name in names:
         if not given[name] >= least:
             raise InputError(f"--{name}: expected {least} or more, got {given[name]}")
@@ -309,7 +309,7 @@ def fill(given: dict, name: str, default: object) -> None:
         given[name] = default
 
 
-def _only_fields(kind: type, given: dict) -> dict:
+def only_fields(kind: type, given: dict) -> dict:
     return {field.name: given[field.name] for field in fields(kind)}
 
 
@@ -333,7 +333,7 @@ def _refuse(text: str) -> NoReturn:
     raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; the whole usage would push that line off the screen."""
 
     def error(self, message: str) -> NoReturn:

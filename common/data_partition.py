@@ -105,7 +105,7 @@ def partition_dataset(
     rank: int | None = None,
     world_size: int | None = None,
 ) -> tuple[DataLoader, int]:
-    """This rank's share of a data set: a loader over its partition, and the number of examples in its batches.
+    """This rank's share of a data set: a loader over its partition, and the batch size of one worker.
 
     Args:
         dataset: anything with len() and [i].
@@ -136,7 +136,7 @@ def partition_dataset(
     # [1] divide the total batch size by the number of workers
     # [2] divide the data set into world_size partitions of equal size and take the one of this rank
     # [3] count the batches that every rank can fill, and the examples of this partition that go into them
-    # [4] wrap the partition in a DataLoader that stops after these examples; hand collate_fn on
+    # [4] wrap these examples in a DataLoader, in the partition's order or another one each epoch; hand collate_fn on
     # TODO(cos598d) 2b.5: return the loader and the batch size per worker (6 lines)
     # BEGIN SOLUTION 2b.5
     batch_size_per_worker = batch_size // world_size

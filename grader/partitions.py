@@ -53,7 +53,9 @@ def check_partition(grade: Grade) -> None:
         (got,) = grade.values("grader.probes_data:partition", 1, length=20, index=index, kind=kind)
         if got != index:
             cause = (
-                "it returns something else than an example, for instance its index" if -1 in got else "wrong example"
+                "it returns something else than an example (-1 below), for instance its index"
+                if -1 in got
+                else "wrong example"
             )
             if got == list(range(len(index))):
                 cause = "it looks up the place itself: which example stands at this place of the partition?"

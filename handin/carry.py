@@ -17,6 +17,9 @@ from common.errors import InputError
 from common.paths import atomic_write
 from common.todo import Block, find_blocks, replace_block
 
+FIRST_STEPS = "cluster"  # its small programs join the workers, too
+NOT_YET = "nothing to carry yet"
+
 
 @dataclass(frozen=True)
 class Script:
@@ -56,17 +59,26 @@ def carry(tree: Path, course: Course, into: Iterable[str] = (), force: bool = Fa
 
     into: names of tasks, in any of the forms find_task takes; none means all.
     """
-    tasks = [find_task(course, name) for name in into] or list(course.tasks.values())
+    folders = [find_task(course, name).folder for name in into]
+    folders = folders or [FIRST_STEPS, *(task.folder for task in course.tasks.values())]
     homes: dict[str, Script | str] = {}
-    for task in tasks:
-        for path in sorted((tree / task.folder).glob("*.py")):
-            name = path.relative_to(tree).as_posix()
-            try:
-                script = read_script(tree, name)
-            except InputError as error:
-                yield f"not touched: {error}"
-                continue
-            yield from _carry_into(script, tree, course, homes, force)
+    for path in (path for folder in folders for path in sorted((tree / folder).glob("*.py"))):
+        name = path.relative_to(tree).as_posix()
+        try:
+            script = read_script(tree, name)
+        except InputError as error:
+            yield f"not touched: {error}"
+            continue
+        yield from _carry_into(script, tree, course, homes, force)
+
+
+def summary(said: Iterable[str]) -> list[str]:
+    """The lines of `carry`, with all TODOs that are not solved yet in one line at the end."""
+    lines = list(said)
+    opened = [line for line in lines if NOT_YET in line]
+    regions = dict.fromkeys(line.split(" ")[0] for line in opened)
+    rest = [line for line in lines if line not in opened]
+    return rest + [f"not written yet, so there is nothing to carry: {', '.join(regions)}"] * bool(opened)
 
 
 def find_task(course: Course, name: str) -> Task:
@@ -114,7 +126,7 @@ def _carry_block(script: Script, home: Script, block: Block, force: bool) -> tup
         return script, f"not carried, {home.name} has {len(sources)} such TODO(s), this file {_count(script, block)}"
     source = sources[block.part - 1]
     if not source.attempted:
-        return script, f"nothing to carry yet, {home.name} line {source.line} is not solved"
+        return script, f"{NOT_YET}, {home.name} line {source.line} is not solved"
     if source.body.strip("\n") == block.body.strip("\n"):
         return script, "is there already"
     if block.attempted and not force:

@@ -46,15 +46,15 @@ def function(test: Mapping[str, Any]) -> str:
 def may_fail(made: Mapping[str, Any], report: Mapping[str, Any], course: Course) -> set[str]:
     """Tests that may lose points: the listed ones, those skipped because of them, those of an attacker's own task."""
     tests, expects = report["tests"], made["expects"]
-    mine = {region.id for region in course.regions.values() if region.file in expects.get("files", [])}
-    bad = mine | set(expects.get("open", []))
+    attacked = {region.task for region in course.regions.values() if region.file in expects.get("files", [])}
+    bad = set(expects.get("open", [])) | {region.id for region in course.regions.values() if region.task in attacked}
     bad |= {test["region"] for test in tests if function(test) in expects.get("fails", [])}
-    return {
-        test["id"]
-        for test in tests
-        if test["region"] in bad
-        or (bad and (test["status"] == "skipped" or bad & set(course.all_needs(test["region"]))))
-    }
+    return {test["id"] for test in tests if bad and may_lose(test, bad, course)}
+
+
+def may_lose(test: Mapping[str, Any], bad: set[str], course: Course) -> bool:
+    region = test["region"]
+    return region in bad or test["status"] == "skipped" or not bad.isdisjoint(course.all_needs(region))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

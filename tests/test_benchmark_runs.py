@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from tests.processes import processes_with, run, started, wait_for
 pytest.importorskip("tensorboard")
 pytestmark = [pytest.mark.medium, pytest.mark.skipif(sys.platform != "linux", reason="emulates limits of Linux")]
 
+BLOCK = 32768  # bytes of a block in a LevelDB log
 TOO_LONG = 900  # seconds; a busy machine, and DeepSpeed's first compilation
 
 
@@ -82,7 +84,7 @@ def test_a_run_writes_its_table_its_files_and_one_json_line(tmp_path):
     assert len(board.Scalars("validation/perplexity")) == 3
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "pipeline"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3", "pipeline"])
 def test_a_killed_run_goes_on_with_the_same_losses(strategy, tmp_path, monkeypatch):
     monkeypatch.setattr("tests.processes.DEADLINE_SECONDS", TOO_LONG)
     if strategy.startswith("zero"):
@@ -175,3 +177,52 @@ def test_out_of_memory_is_recorded_as_such(tmp_path):
 
     assert ": OOM: predicted" in result_of(done)["failures"][0]
     assert (tmp_path / "s" / "latency.csv").read_text() == "single,4\ngpt2-tiny,OOM\n"
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "zero2"])
+def test_bf16_comes_near_the_losses_of_fp32(strategy, tmp_path):
+    if strategy.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    workers = "1" if strategy == "single" else "2"
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        flags = ["--strategy", strategy, "--workers", workers, "--max_steps", "5", "--precision", precision]
+        result_of(benchmark(*flags, "--output_dir", tmp_path / precision))
+        losses[precision] = [float(line) for line in (tmp_path / precision / "losses.txt").read_text().split()]
+
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.01)
+
+
+def wandb_records(content: bytes):
+    """The records of a .wandb file: LevelDB's log format, behind a header of 7 bytes."""
+    place, record = 7, b""
+    while place + 7 <= len(content):
+        if (left := BLOCK - place % BLOCK) < 7:
+            place += left  # a header does not cross the end of a block
+            continue
+        size, kind = struct.unpack_from("<HB", content, place + 4)
+        record += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # a whole record, or the last piece of one
+            yield record
+            record = b""
+
+
+def test_weights_and_biases_gets_every_loss_offline(tmp_path):
+    pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    result_of(benchmark("--strategy", "single", "--max_steps", "4", "--wandb", "--output_dir", tmp_path / "run"))
+
+    (kept,) = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
+    losses = []
+    for data in wandb_records(kept.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        losses += [
+            float(item.value_json) for item in record.history.item if "train/loss" in (item.key, *item.nested_key)
+        ]
+    assert losses == pytest.approx(
+        [float(line) for line in (tmp_path / "run/losses.txt").read_text().split()], rel=1e-5
+    )
