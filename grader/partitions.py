@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from grader.grading import Grade
+from grader.verdicts import Crashed
 
 
 def partitions(grade: Grade, length: int, sizes: list[float], seed: int = 1234, noise: int = 0) -> dict[str, Any]:
@@ -150,7 +151,10 @@ def _blocks(value: dict) -> bool:
 
 def batches(grade: Grade, length: int, batch: int, world_size: int) -> list[dict]:
     """What partition_dataset gives each rank; see probes_data."""
-    return grade.values("grader.probes_data:loader", world_size, length=length, batch=batch)
+    try:
+        return grade.values("grader.probes_data:loader", world_size, length=length, batch=batch)
+    except Crashed as crash:
+        raise Crashed(f"{length} examples, total batch {batch}, {world_size} workers: {crash}") from None
 
 
 # (examples, total batch, workers): sizes that divide and that do not, a short last batch on all ranks, tails of one

@@ -11,8 +11,8 @@ from common.errors import InputError
 from common.paths import ROOT
 from grader import report
 from grader.grading import Grade, Session
-from grader.outcome import RankResult, Result
-from grader.plugin import next_hint
+from grader.outcome import Failure, Frame, RankResult, Result
+from grader.plugin import next_hint, pytest_configure
 from grader.report import Entry
 from grader.verdicts import STATUSES, Crashed, TimedOut
 
@@ -120,3 +120,24 @@ def test_a_file_that_does_not_load_is_named_and_run_once(tmp_path, monkeypatch, 
         assert words in str(caught.value)
 
     assert len(session.runs) == 1
+
+
+def test_a_crash_in_the_lines_of_another_region_names_that_region(tmp_path):
+    source = "\n".join(["# TODO(cos598d) 1.4: evaluate", "evaluate(0)", "# END TODO 1.4", "step()"])
+    (tmp_path / "task1_single").mkdir()
+    (tmp_path / "task1_single/run_glue.py").write_text(source)
+    grade = Grade(Session(tmp_path, COURSE, 1), "1.2", "test")
+
+    def crashed_at(line):
+        frame = Frame("task1_single/run_glue.py", line, "train", "")
+        return Result([RankResult(0, "raised", error=Failure("TypeError", "no", trace=[frame]))], None, [], 1.0)
+
+    assert "this line belongs to region 1.4" in str(grade.verdict(crashed_at(2)))
+    assert "belongs to" not in str(grade.verdict(crashed_at(4)))
+
+
+def test_a_python_without_torch_is_told_what_to_activate(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(pytest.UsageError, match=r"expected a Python with torch.*source \.venv/bin/activate"):
+        pytest_configure(None)

@@ -10,7 +10,7 @@ import pytest
 from common.course import load_course
 from common.errors import InputError
 from common.paths import ROOT
-from handin.carry import carry
+from handin.carry import carry, summary
 
 COURSE = load_course()
 HOME, LATER = "task1_single/run_glue.py", "task2a_gather_scatter/run_glue.py"
@@ -190,3 +190,23 @@ runpy.run_path("submit.py", run_name="__main__")
 
     assert "carry" in done.stdout
     assert done.stdout.endswith("False\n")
+
+
+def test_the_small_programs_to_begin_with_get_the_lines_as_well(tree):
+    write(tree, LATER, "def join():\n    # TODO(cos598d) 2a.1: join (1 line)\n    return 1\n    # END TODO 2a.1\n")
+    opened = 'raise NotImplementedError("TODO 2a.1: join; see x")'
+    write(tree, "cluster/hello.py", read(tree).replace("return 1", opened))
+
+    said = list(carry(tree, COURSE))
+
+    assert f"2a.1 -> cluster/hello.py: carried 1 line from {LATER}" in said
+    assert "return 1" in read(tree, "cluster/hello.py")
+
+
+def test_what_is_not_solved_yet_is_one_line(tree):
+    said = summary(carry(tree, COURSE, ["2a"]))
+
+    assert said == [
+        f"1.2 -> {LATER}: carried 2 lines from {HOME}",
+        "not written yet, so there is nothing to carry: 1.3",
+    ]

@@ -215,3 +215,12 @@ def test_gpt2_keeps_every_workers_gradients_for_the_course_to_compare(tmp_path):
 
     assert any(gradient.abs().sum() > 0 for gradient in first)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_profile_is_one_trace_however_long_the_run(tmp_path):
+    _, log = run("task1_single", 1, tmp_path / "profile", "--max_steps", "12", "--profile")
+
+    assert log.count("trace of 3 iterations") == 1
+    assert log.count("Self CPU time total") == 1
+    assert json.loads((tmp_path / "profile/trace_0.json").read_text())["traceEvents"]
+    assert "bert.embeddings.word_embeddings.weight" in log
