@@ -160,7 +160,8 @@ def _take_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, taker: _Taker)
     if entry.is_dir():
         return
     if target is None:
-        taker.leave_out(entry.filename, "hidden files and caches")
+        if not is_a_macs(entry.filename):
+            taker.leave_out(entry.filename, "hidden files and caches")
     elif kind not in (0, stat.S_IFREG):
         taker.leave_out(entry.filename, "links and devices")
     elif entry.flag_bits & ENCRYPTED:
@@ -170,6 +171,12 @@ def _take_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, taker: _Taker)
     else:
         with archive.open(entry) as content:
             taker.take(target, content)
+
+
+def is_a_macs(name: str) -> bool:
+    """What macOS puts into every zip: nothing to tell a student about."""
+    parts = PurePosixPath(name).parts
+    return "__MACOSX" in parts or parts[-1] == ".DS_Store"
 
 
 def _take_folder(path: Path, taker: _Taker) -> None:

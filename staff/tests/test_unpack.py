@@ -24,8 +24,13 @@ def special(name: str, mode: int, content: str = "") -> Callable[[zipfile.ZipFil
     return lambda archive: archive.writestr(entry, content)
 
 
+MACS = ("__MACOSX/a/task2a/._run.py", "a/.DS_Store")
+
+
 def test_plain_files_come_out_and_hidden_ones_do_not(tmp_path):
-    path = packed(tmp_path, lambda zip: [zip.writestr(name, "x") for name in ("a/task2a/run.py", "a/.git/config")])
+    path = packed(
+        tmp_path, lambda zip: [zip.writestr(name, "x") for name in ("a/task2a/run.py", "a/.git/config", *MACS)]
+    )
 
     notes = unpack(path, tmp_path / "out")
 
