@@ -89,7 +89,7 @@ def traffic(context: Context) -> list[list[float]]:
     """Bytes (sent, received) in each case. Arguments: file, function, cases (the function's arguments)."""
     task = context.load(context.arguments["file"])
     function = getattr(task, context.arguments["function"])
-    return [pair(function(*case)) for case in context.arguments["cases"]]
+    return [pair(function(*case), context.arguments["function"]) for case in context.arguments["cases"]]
 
 
 def iterations(context: Context) -> list[float]:
@@ -104,11 +104,16 @@ def epoch(context: Context) -> list[list[float]]:
     found = []
     for (sent, received), *case in context.arguments["cases"]:
         each = task.Traffic(sent, received)
-        found.append([*pair(task.traffic_per_epoch(each, *case)), float(task.iterations_per_epoch(*case))])
+        found.append(
+            [*pair(task.traffic_per_epoch(each, *case), "traffic_per_epoch"), float(task.iterations_per_epoch(*case))]
+        )
     return found
 
 
-def pair(traffic: Any) -> list[float]:
-    """(sent, received) of a Traffic, or of any two numbers."""
-    sent, received = traffic
-    return [float(sent), float(received)]
+def pair(traffic: Any, function: str) -> list[float]:
+    """(sent, received) of a Traffic, or of any two numbers; a crash that says so of anything else."""
+    try:
+        sent, received = traffic
+        return [float(sent), float(received)]
+    except (TypeError, ValueError):
+        raise TypeError(f"{function} returned {traffic!r:.80}; expected Traffic(sent, received)") from None

@@ -30,6 +30,16 @@ REPEATS = 5  # at most so often in a trial,
 TRIALS = 5  # and in so many trials, of which the middle one counts: acknowledgements come as the system finds time
 
 
+def plain(entry: dict[str, Any]) -> dict[str, Any]:
+    """The entry as it can be kept in a file: a dtype as text, a shape as a list, numbers as they are."""
+    return {
+        "shape": [int(n) for n in entry["shape"]],
+        "dtype": str(entry["dtype"]),
+        "elements": int(entry["elements"]),
+        "bytes": int(entry["bytes"]),
+    }
+
+
 class TrafficRecord(Record):
     """A Record with `sent`: for every tensor of the current iteration a dict of shape, dtype, elements and bytes."""
 
@@ -58,11 +68,11 @@ class TrafficRecord(Record):
     def _finish_iteration(self, seconds: float) -> None:
         super()._finish_iteration(seconds)
         self._counter.mark(f"iteration {len(self._iterations)}")
-        if self._groups and self._groups[-1]["tensors"] == self.sent:
+        sent, self.sent = [plain(entry) for entry in self.sent], []
+        if self._groups and self._groups[-1]["tensors"] == sent:
             self._groups[-1]["iterations"] += 1
         else:
-            self._groups.append({"iterations": 1, "tensors": self.sent})
-        self.sent = []
+            self._groups.append({"iterations": 1, "tensors": sent})
 
     def _open_window(self, event: str) -> Sample:
         dist.barrier()  # nobody sends before all are here, ...

@@ -8,11 +8,13 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 
 from common.errors import InputError
 from task4_traffic.compare import check_comparable, observed_by_dstat, plot_epochs, plot_over_time, ratios, read_run
 from task4_traffic.counters import HEAD, Counter, Sample, rates, read_counters, read_kernel, volume
 from task4_traffic.dstat import read_dstat, split_runs
+from task4_traffic.traffic import plain
 from tests.processes import run, wait_for
 
 KERNEL_TEXT = """Inter-|   Receive             |  Transmit
@@ -206,6 +208,15 @@ def test_real_files_are_read_whole():
 
 
 # ------------------------------------------------------------------------------------- record and comparison
+
+
+def test_an_entry_may_hold_a_shape_and_a_dtype_as_a_tensor_gives_them():
+    tensor = torch.zeros(2, 3)
+    entry = {"shape": tensor.shape, "dtype": tensor.dtype, "elements": tensor.numel(), "bytes": torch.tensor(24)}
+
+    kept = json.loads(json.dumps(plain(entry)))
+
+    assert kept == {"shape": [2, 3], "dtype": "torch.float32", "elements": 6, "bytes": 24}
 
 
 @pytest.fixture(scope="module")
