@@ -15,11 +15,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from common.course import Course
-from common.errors import InputError
-from common.todo import find_blocks
+from common.todo import Block, find_blocks
 from grader import ranks
 from grader.outcome import Result
-from grader.verdicts import Crashed, Verdict, Wrong, not_attempted, verdict_of
+from grader.verdicts import Crashed, Verdict, Wrong, builds_on, not_attempted, verdict_of
 
 DEADLINE = 20.0  # seconds for one run, which takes well under one; more under a slow autograder
 LOAD_DEADLINE = 10.0
@@ -57,13 +56,22 @@ class Grade:
 
     def check_attempted(self) -> None:
         """Raises NotAttempted where the placeholder of the handout still stands alone."""
-        try:
-            blocks = find_blocks((self.session.tree / self.file).read_text(encoding="utf-8"), self.file)
-        except (OSError, UnicodeDecodeError, InputError):
-            return  # no handout's file, or none that can be read: running it will say what is wrong
-        mine = [block for block in blocks if block.id == self.region]
+        mine = [block for block in self.blocks(self.file) if block.id == self.region]
         if mine and not any(block.attempted for block in mine):
             raise not_attempted(self.region)
+
+    def check_written(self, *files: str) -> None:
+        """Raises Skipped if a region of these files is open, for a run that would take long to come to it."""
+        for block in (block for file in files for block in self.blocks(file)):
+            if not block.attempted and block.id != self.region:
+                raise builds_on(block.id)
+
+    def blocks(self, file: str) -> list[Block]:
+        """The regions of a student's file; none where it cannot be read: running it will say what is wrong."""
+        try:
+            return find_blocks((self.session.tree / file).read_text(encoding="utf-8"), file)
+        except (OSError, ValueError):
+            return []
 
     def run(self, probe: str, world_size: int, deadline: float = DEADLINE, **arguments: Any) -> Result:
         """Run a probe on the student's file; what it came to is in the result. The same run is made only once.
@@ -102,11 +110,8 @@ class Grade:
         """The region whose lines the innermost of the student's frames is in; "" if it is in none."""
         frames = next((rank.error.trace for rank in result.ranks if rank.error and rank.error.trace), [])
         for frame in reversed(frames):
-            try:
-                blocks = find_blocks((self.session.tree / frame.file).read_text(encoding="utf-8"), frame.file)
-            except (OSError, ValueError):
-                continue
-            if inside := [block.id for block in blocks if block.line < frame.line < block.end_line]:
+            inside = [block.id for block in self.blocks(frame.file) if block.line < frame.line < block.end_line]
+            if inside:
                 return inside[0]
         return ""
 

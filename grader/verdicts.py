@@ -63,7 +63,7 @@ def not_attempted(region: str) -> NotAttempted:
 
 def builds_on(region: str) -> Skipped:
     return Skipped(
-        f"builds on region {region}, which is not written yet in this file; "
+        f"builds on region {region}, which is not written yet in a file that runs here; "
         "`python submit.py carry` copies what you wrote in an earlier task"
     )
 
