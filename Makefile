@@ -16,14 +16,17 @@ demo: setup
 demo-cluster: setup
 	$(RUN) -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train --learning_rate 1e-5
 
+# Two test processes, each file in one of them: most tests wait for processes that use one core.
+TWICE := -n 2 --dist loadfile
+
 check: setup
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
-	$(RUN) -m pytest -q -m "not slow and not medium" tests staff/tests
+	$(RUN) -m pytest -q $(TWICE) -m "not slow and not medium" tests staff/tests
 
 test: setup
-	$(RUN) -m pytest -q -m "not slow" tests staff/tests
+	$(RUN) -m pytest -q $(TWICE) -m "not slow" tests staff/tests
 
 verify: setup
 	$(RUN) -m pytest -q tests staff/tests

@@ -5,7 +5,7 @@ import re
 from grader.calls import Call
 from grader.grading import Grade
 from grader.outcome import Result
-from grader.verdicts import builds_on, not_attempted
+from grader.verdicts import builds_on, last_words, not_attempted
 
 COURSE_ADDRESSES = ("127.0.0.1:11868", "localhost:11868")
 
@@ -97,15 +97,15 @@ def check_script(grade: Grade) -> None:
     """The whole script: both workers train on parts of their own and end with the same weights."""
     grade.check_written(grade.file, "common/data_partition.py")  # the start alone takes many seconds
     result = grade.run("grader.probes_start:script", 1, deadline=60.0)
-    said = result.ranks[0].stderr
-    if todo := re.search(r"NotImplementedError: TODO ([0-9a-z]+\.[0-9]+)", said):
+    stderr = result.ranks[0].stderr
+    if todo := re.search(r"NotImplementedError: TODO ([0-9a-z]+\.[0-9]+)", stderr):
         raise not_attempted(grade.region) if todo[1] == grade.region else builds_on(todo[1])
     grade.must_return(result)
-    value = result.values[0]
+    value, said = result.values[0], last_words(stderr)
     if value["failed"]:
-        grade.fail(f"the script ended with an error: {value['failed']}\n{said[-1000:]}")
+        grade.fail(f"the script ended with an error: {value['failed']}\n{said}")
     if value["records"] != 2:
-        grade.fail(f"expected the record of 2 workers, got {value['records']}\n{said[-1000:]}")
+        grade.fail(f"expected the record of 2 workers, got {value['records']}\n{said}")
     if any(len(losses) != value["steps"] for losses in value["losses"]):
         grade.fail(
             f"expected {value['steps']} losses of each worker, got {[len(losses) for losses in value['losses']]}"

@@ -83,8 +83,14 @@ def _details(result: Result) -> str:
             return "\n" + "\n".join(_line(frame) for frame in rank.error.trace[-3:])
     for rank in result.ranks:
         if rank.outcome in ("killed", "exited") and rank.stderr.strip():
-            return "\n" + rank.stderr.strip()[-MAX_STDERR:]
+            return "\n" + last_words(rank.stderr)
     return ""
+
+
+def last_words(stderr: str) -> str:
+    """What a script said at last, without progress bars and warnings, which are of another time in every run."""
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", stderr)]
+    return "\n".join(line for line in lines if line and not re.search(r"it/s|s/it|\x1b|^\[W\d", line))[-MAX_STDERR:]
 
 
 def _line(frame: Frame) -> str:
