@@ -247,7 +247,10 @@ def check_errors(grade: Grade) -> None:
         caught = result.values[0]["caught"]
         start = f"partition {trouble} raised Trouble({words!r}), and "
         if caught is None:
-            grade.fail(f"{start}compute returned as if nothing had happened: look at the first half of each result")
+            grade.fail(
+                f"{start}compute returned as if nothing had happened: look at the first half of each result, and "
+                "whether every task runs the partition that it is meant for"
+            )
         if not caught["same"] and caught["type"] == "SystemExit":
             grade.fail(f"{start}compute ended the program: raise the exception, the caller decides what to do")
         if not caught["same"]:
