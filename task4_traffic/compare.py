@@ -136,7 +136,8 @@ def plot_over_time(path: Path, folder: Path, rank: int) -> None:
         axes.set_xlabel("time since training began (s)")
         axes.set_ylabel("traffic (MB/s)")
         axes.set_title(f"{folder.name}, rank {rank}")
-        axes.legend()
+        axes.set_ylim(top=1.2 * axes.get_ylim()[1])  # room for the legend above the curves
+        axes.legend(loc="upper center", ncols=3)
 
 
 def plot_epochs(path: Path, runs: list[Run]) -> None:
