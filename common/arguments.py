@@ -157,7 +157,8 @@ def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: i
         fill(given, "world_size", world_size)
         given["local_rank"] = 0
         fill(given, "master_port", int(os.environ.get("MASTER_PORT", 11868)))  # the port of the course's `setup`
-    finish(f"{task}_gpt2" if task.startswith("task") else task, given)
+    schedule = "" if given["schedule"] == "threads" else f"_{given['schedule']}"  # its run is another one
+    finish(f"{task}_gpt2" if task.startswith("task") else task + schedule, given)
     given["task"] = task
     _find_model(given, "gpt2")
     check_at_least(given, 1, "batch_size", "n_epochs", "n_chunk")

@@ -28,6 +28,7 @@ WRITTEN = pytest.StashKey[report.Report]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("cos598d", "graders of the course")
     group.addoption("--hint", metavar="REGION", help="show the next hint for a region, such as 2a.3, and run nothing")
+    group.addoption("--region", metavar="REGION", help="run the tests of this region only, such as 2a.3")
     group.addoption("--tree", metavar="DIR", help="grade the files in this folder (default: this repository)")
     group.addoption("--report", metavar="FILE", help="write points and messages as JSON")
     group.addoption("--seed", metavar="N", type=int, help="draw the inputs of an earlier run again")
@@ -91,6 +92,12 @@ def mark_of(item: pytest.Item) -> tuple[str, int] | None:
     return (mark.args[0], mark.kwargs["points"]) if mark else None
 
 
+def region_of(item: pytest.Item) -> str:
+    """The region that a test grades, "" for a test that grades none."""
+    mark = mark_of(item)
+    return mark[0] if mark else ""
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """`-m task2b` and `-k a4_1_1` select by the markers of the region's row in course.toml."""
     mark = mark_of(item)
@@ -104,9 +111,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Graders run in the order of the course's table: what a test builds on is known by then."""
+    """--region selects. Graders run in the order of the course's table: what a test builds on is known by then."""
+    wanted = config.getoption("--region")
+    if wanted:
+        if wanted not in config.stash[SESSION].course.regions:
+            known = ", ".join(config.stash[SESSION].course.regions)
+            raise pytest.UsageError(f"--region: expected a region, one of {known}; got {wanted!r}")
+        kept = [item for item in items if region_of(item) == wanted]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
     order = {id: number for number, id in enumerate(config.stash[SESSION].course.regions)}
-    items.sort(key=lambda item: order[mark[0]] if (mark := mark_of(item)) else -1)
+    items.sort(key=lambda item: order.get(region_of(item), -1))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

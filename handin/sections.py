@@ -61,7 +61,8 @@ def metrics(run: Run | None) -> str:
         broken = epoch > run.whole_epochs
         values = [_number(entry["metrics"].get(name)) for name in names]
         rows.append([f"{epoch} (broken off)" if broken else epoch, *values])
-    return f"On the dev set of {run.setting['task'].upper()}, from `{run.name}`:\n\n" + table(["epoch", *names], rows)
+    data = run.setting["task"].upper() if run.first["config"]["data_dir"] else "the embedded sample"
+    return f"On the dev set of {data}, from `{run.name}`:\n\n" + table(["epoch", *names], rows)
 
 
 def _number(value: object) -> str:

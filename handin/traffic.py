@@ -10,8 +10,7 @@ from handin.runs import Run, differences
 from handin.sections import Findings, table
 
 NOT_MEASURED = (
-    "Not measured (this task is optional): see `task4_traffic/README.md`, and "
-    "`python task4_traffic/compare.py` with the folders of its runs.\n"
+    "Not measured: see `task4_traffic/README.md`, and `python task4_traffic/compare.py` with the folders of its runs.\n"
 )
 _HEAD = ["batch", "workers", "tensors", "S (MB)", "iterations", "expected (MB)", "with framing (MB)", "observed (MB)"]
 _TOLERANCE = 0.05  # of observed over expected with framing

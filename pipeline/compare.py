@@ -13,6 +13,7 @@ from common.figures import bars
 from common.paths import ROOT, atomic_write
 from common.record import Record
 
+MODES = {"model_parallel", "pipeline_parallel"}
 FOLDER = ROOT / "submit_figures"
 FIGURES = {
     "training_time": ("training time of an epoch (s)", "pipeline_training_time.png"),
@@ -42,7 +43,8 @@ def compare_modes(config: Gpt2Config, metrics: dict[str, dict[str, float]]) -> N
     """Print and keep this run's metrics; draw both figures over the modes that have been run so far."""
     mode = config.model_parallel_mode if config.schedule == "threads" else config.schedule
     for name, (label, _) in FIGURES.items():
-        print(f"{label}: {metrics[name]['mean']:.2f} +- {metrics[name]['std']:.2f}")
+        deviation = f" +- {metrics[name]['std']:.2f}" if metrics[name]["std"] else ""  # one epoch has none
+        print(f"{label}: {metrics[name]['mean']:.2f}{deviation}")
     path = FOLDER / "pipeline_metrics.json"
     try:
         runs = json.loads(path.read_text())
@@ -58,6 +60,6 @@ def compare_modes(config: Gpt2Config, metrics: dict[str, dict[str, float]]) -> N
         means, deviations = ([run[name][key] for run in comparable.values()] for key in ("mean", "std"))
         title = f"{setting[0]}, batch {setting[1]}, {setting[2]} tokens"
         bars(FOLDER / file_name, list(comparable), means, label=label, title=title, errors=deviations)
-    if {"model_parallel", "pipeline_parallel"} <= comparable.keys():
+    if mode in MODES <= comparable.keys():
         slow, fast = (comparable[name]["training_time"]["mean"] for name in ("model_parallel", "pipeline_parallel"))
         print(f"pipeline_parallel is {slow / fast:.2f} times as fast as model_parallel")

@@ -15,6 +15,7 @@ from grader.outcome import Failure, Frame, RankResult, Result
 from grader.plugin import next_hint, pytest_configure
 from grader.report import Entry
 from grader.verdicts import STATUSES, Crashed, TimedOut
+from tests.processes import run
 
 COURSE = load_course()
 GRADED_FILES = [f"tests/test_{name}.py" for name in ("task1", "task2a", "task2b", "task3", "pipeline")]
@@ -141,3 +142,15 @@ def test_a_python_without_torch_is_told_what_to_activate(monkeypatch):
 
     with pytest.raises(pytest.UsageError, match=r"expected a Python with torch.*source \.venv/bin/activate"):
         pytest_configure(None)
+
+
+def test_the_graders_of_one_region_can_be_run_alone():
+    done = run("-m", "pytest", "-q", "--collect-only", "--region", "1.2", "tests/test_task1.py")
+
+    names = [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    assert names == [
+        "test_backward_gives_the_gradient_of_the_batch",
+        "test_every_epoch_trains_on_every_example_in_another_order",
+    ]
+    wrong = run("-m", "pytest", "--region", "9.9", "tests/test_task1.py")
+    assert wrong.returncode == 4 and "expected a region, one of 1.1, 1.2" in wrong.stderr
