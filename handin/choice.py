@@ -70,7 +70,7 @@ def missing_runs(chosen: Chosen, tree: Path) -> list[tuple[str, str]]:
         what = f"task 1 over {EPOCHS} epochs ({chosen.metrics.name} has {chosen.metrics.whole_epochs} whole ones)"
         missing.append((what, f"{command} --output_dir runs/task1_epochs"))
     timed = {run.slot: run for run in chosen.timed}
-    if not timed and "--dropout" not in flags:
+    if not timed and chosen.metrics is None:
         flags += " --dropout 0"  # only then are the losses of all tasks the same
     for slot in _TIMED:
         if slot not in timed or iteration_time(timed[slot]) is None:

@@ -182,6 +182,13 @@ def test_the_command_for_a_missing_run_makes_it_like_those_that_are_there(tmp_pa
     )
 
 
+def test_where_nothing_was_run_the_commands_make_losses_that_are_the_same(tmp_path):
+    missing = dict(missing_runs(choose([]), tmp_path))
+
+    assert missing["40 iterations of task2a"].endswith("task2a_gather_scatter/run_glue.py --max_steps 40 --dropout 0")
+    assert missing["task 1 over 3 epochs"] == "python task1_single/run_glue.py"
+
+
 def test_epochs_that_are_missing_get_a_folder_of_their_own(tmp_path):
     write_run(tmp_path / "runs/task1_single", "task1_single", steps=40, per_epoch=39)
 

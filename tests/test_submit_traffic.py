@@ -79,7 +79,7 @@ def test_a_run_without_its_traffic_file_is_named(tree):
 def test_without_task_4_nothing_is_missing(tmp_path):
     text, doubts = read(tmp_path)
 
-    assert "Not measured (this task is optional)" in text
+    assert "Not measured: see `task4_traffic/README.md`" in text
     assert "task4" not in doubts
 
 
