@@ -66,7 +66,7 @@ def train(settings: Any, worker: Any, workload: Workload, engine: Any, log: Log)
             with meter.phase("backward"), marked("backward", traced):
                 value = engine.backward(output, last=micro == settings.accumulation - 1)
             loss += value.item() / settings.accumulation
-        if step == plan.timed_from - 1:
+        if step == plan.timed_from - 1 and step > 0:  # AdamW makes its states in the first step
             measured["persistent"] = counted(engine)
         with meter.phase("optimizer"), marked("optimizer", traced):
             engine.step(rate_at(settings, step))

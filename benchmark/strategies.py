@@ -9,6 +9,7 @@ machine is said by why_not in one line, before any worker joins.
 
 import contextlib
 import importlib.util
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,9 @@ from torch.nn.utils import clip_grad_norm_
 from benchmark.workload import summary, validation_sums
 from common.optim import weight_decay_groups
 from common.process_group import Worker
+
+# FSDP and DeepSpeed call collectives by their old names; thousands of lines would hide the one that matters.
+warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
 
 BETAS = (0.9, 0.999)
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}

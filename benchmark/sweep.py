@@ -80,7 +80,8 @@ def execute(run: Run, folder: Path, steps: int, more: list[str], memory_gb: floa
         return json.loads((place / "result.json").read_text())
     said = done.stderr.strip().splitlines()
     out_of_memory = done.returncode in (137, -9) or any(sign in done.stderr for sign in OOM)
-    errors = [line for line in said if "rror" in line] or said or [f"exit code {done.returncode}"]
+    causes = [line for line in said if "rror" in line] or [line for line in said if "failed first" in line]
+    errors = causes or said or [f"exit code {done.returncode}"]
     failure = {"outcome": "OOM" if out_of_memory else "error", "message": errors[-1][:500]}
     return keep_failure(place, failure)
 
