@@ -30,6 +30,7 @@ READMES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md
 ELSEWHERE = {
     r"^make (setup|demo|demo-cluster|test|check|verify|report)\b": "installs, or runs the tests themselves (.ci/run)",
     r"^make (handout|gradescope)\b": "test_handout.py, test_gradescope.py",
+    r"install\.py benchmark": "installs; benchmark/README.md's figures were made with it",
     r"^source ": "a line for the user's shell",
     r"download_glue_data": "needs the network (test_download_glue_data.py: a server on loopback)",
     r"bert-base-cased|--model_name_or_path gpt2": "needs the hub (test_models.py: a hub on loopback)",
@@ -43,7 +44,7 @@ ELSEWHERE = {
     r"^paste ": "reads what a run has left; the command above it makes that",
     r"submit\.py": "test_submit_*.py, staff/tests/test_carry.py",
     r"pytest -q tests/test_glue.py|-m pytest --hint": "test_glue.py, test_graded_points.py",
-    r"staff\.(attacks|sandbox|grade|mistakes|both_sides|gradescope|class)|staff/gradescope": "the staff's tests",
+    r"staff\.(attacks|sandbox|grade|mistakes|both_sides|gradescope|class|repeat)|staff/gradescope": "the staff's tests",
     r"benchmark\.": "the benchmark's tests, and docs/measurements.md",
     r"runs/task4_\$|for batch|compare\.py": "test_traffic.py",
 }
