@@ -151,7 +151,7 @@ def main() -> None:
         if unknown := set(names) - set(STRATEGIES):
             raise InputError(f"--only: expected names among {', '.join(STRATEGIES)}; got {', '.join(sorted(unknown))}")
     argv = without(argv, "--workers")
-    settings, workers = parse([*without(argv, "--only"), "--strategy", "ddp"])
+    settings, workers = parse([*without(argv, "--only"), "--strategy", "ddp"], "accounting", __doc__)
     if workers is None:
         work(settings, names)
         return

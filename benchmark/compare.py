@@ -169,7 +169,7 @@ def main() -> None:
     own = {flag: argv[argv.index(flag) + 1] if flag in argv[:-1] else "" for flag in ("--only", "--base")}
     base = own["--base"] or "ddp"
     rest = without(without(argv, "--only"), "--base")
-    settings, workers = parse([*rest, "--strategy", "ddp"])
+    settings, workers = parse([*rest, "--strategy", "ddp"], "compare", __doc__)
     if settings.max_steps <= WARM_UP:
         raise InputError(f"--max_steps: expected more than the {WARM_UP} rounds of warm-up, got {settings.max_steps}")
     labels, missing = labels_of(settings, own["--only"], base)

@@ -84,7 +84,7 @@ def save_model(settings: Settings, engine: Any, workload: Workload) -> float | N
 
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    settings, workers = parse(argv)
+    settings, workers = parse(argv, "run", __doc__)
     if workers is None:
         work(settings)
         if settings.rank == 0 and "RANK" in os.environ:  # under torchrun nobody else does

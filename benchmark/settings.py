@@ -55,14 +55,15 @@ class Settings(RunConfig):
         return self.batch_size * self.world_size * self.accumulation
 
 
-def parse(argv: list[str] | None = None) -> tuple[Settings, int | None]:
+def parse(argv: list[str], command: str = "run", about: str | None = None) -> tuple[Settings, int | None]:
     """The settings, and how many workers are to be started with them; None where this process is one of them already.
 
+    `command` is the module of benchmark/ whose flags these are, `about` its help.
     Raises InputError for anything that cannot be run.
     """
     from benchmark.strategies import STRATEGIES, why_not
 
-    given = vars(_parser().parse_args(argv))
+    given = vars(_parser(command, about or __doc__).parse_args(argv))
     given["strategy"] = _strategy(given)
     if given["strategy"] not in STRATEGIES:
         raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {given['strategy']!r}")
@@ -97,8 +98,13 @@ def parse(argv: list[str] | None = None) -> tuple[Settings, int | None]:
     return settings, None if is_rank else given["world_size"]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m benchmark.run", description=__doc__, allow_abbrev=False)
+def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=f"python -m benchmark.{command}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     add_common_flags(parser)
     add = parser.add_argument
     add("--strategy", help="how model and optimizer are spread (default: ddp)")

@@ -9,6 +9,7 @@ workers there is a file for each, latency_2.csv and so on, and latency.csv is th
 throughput over one worker's, for each framework. What cannot be true is flagged.
 """
 
+import argparse
 import csv
 import json
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from common.arguments import Parser
 from common.errors import InputError, exit_on_input_error
 from common.figures import bars
 from common.paths import atomic_write
@@ -154,9 +156,11 @@ def _write_csv(path: Path, rows: list[list[str]]) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        raise InputError("expected the folder of a sweep: python -m benchmark.tables runs/benchmark/sweep")
-    print(json.dumps(write_tables(Path(sys.argv[1]))))
+    parser = Parser(
+        prog="python -m benchmark.tables", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="what a sweep left, for instance runs/benchmark/sweep")
+    print(json.dumps(write_tables(parser.parse_args().folder)))
 
 
 if __name__ == "__main__":

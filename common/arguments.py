@@ -116,6 +116,7 @@ def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> Traffic
 def _glue_parser(task: str) -> argparse.ArgumentParser:
     parser = Parser(description=f"{task}: fine-tune BERT on a GLUE task", allow_abbrev=False)
     add_common_flags(parser)
+    _add_profile(parser)
     _add_glue_flags(parser)
     return parser
 
@@ -145,18 +146,28 @@ def _glue_arguments(parser: argparse.ArgumentParser, task: str, argv: list[str] 
 def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: int = 1) -> Gpt2Config:
     """The command line of a run_gpt2.py; `world_size` is the default of a script that starts its own workers."""
     parser = Parser(description=f"{task}: train GPT-2 on OSCAR text", allow_abbrev=False)
-    add_common_flags(parser)
-    _add_gpt2_flags(parser)
+    if world_size > 1:
+        add_common_flags(parser, world_size, COURSE_PORT)
+    else:
+        add_common_flags(parser)
+    _add_profile(parser)
+    _add_gpt2_flags(parser, task)
     given = vars(parser.parse_args(argv))
     sample = given["data_dir"] is None
     fill(given, "model_name_or_path", "tiny" if sample else "gpt2")
     fill(given, "learning_rate", SAMPLE_GPT2["learning_rate"] if sample else 1e-4)
     fill(given, "model_max_length", SAMPLE_GPT2["model_max_length"] if sample else 128)
-    starts_own_workers = world_size > 1 and given["local_rank"] == -1 and "RANK" not in os.environ
-    if starts_own_workers:
+    if world_size > 1:
+        if given["local_rank"] != -1 or "RANK" in os.environ:
+            raise InputError(
+                "this script starts its workers itself, on this machine: leave --local_rank and torchrun out, or use "
+                "task3_ddp/run_gpt2.py"
+            )
         fill(given, "world_size", world_size)
         given["local_rank"] = 0
-        fill(given, "master_port", int(os.environ.get("MASTER_PORT", 11868)))  # the port of the course's `setup`
+        fill(given, "master_port", int(os.environ.get("MASTER_PORT", COURSE_PORT)))
+    if given["schedule"] != "threads" and given["model_parallel_mode"] == "model_parallel":
+        raise InputError(f"--schedule {given['schedule']} is a pipeline; leave --model_parallel_mode out")
     schedule = "" if given["schedule"] == "threads" else f"_{given['schedule']}"  # its run is another one
     finish(f"{task}_gpt2" if task.startswith("task") else task + schedule, given)
     given["task"] = task
@@ -173,13 +184,17 @@ def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: i
     return Gpt2Config(**only_fields(Gpt2Config, given))
 
 
+PORT = 6585
+COURSE_PORT = 11868  # of the course's `setup`
 # What suits the embedded sample and the tiny models, found by trying five seeds.
 SAMPLE_GLUE = {"learning_rate": 1e-3, "epochs": 8, "max_seq_length": 32}
 SAMPLE_GPT2 = {"learning_rate": 1e-3, "model_max_length": 64}
 
 
-def add_common_flags(parser: argparse.ArgumentParser) -> None:
+def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port: int = PORT) -> None:
+    """Those of every script that trains; `world_size` and `port` are the defaults."""
     add = parser.add_argument
+    parser.set_defaults(profile=False)
     group = parser.add_argument_group
     add("--data_dir", type=Path, help="folder with the data (default: the embedded sample)")
     add("--model_name_or_path", help="tiny, a hub name or a folder (default: tiny for the sample)")
@@ -195,15 +210,18 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     add("--dropout", type=float, help="dropout probability (default: the model's own)")
     add("--seed", type=int, default=42, help="seed of weights, order of examples and dropout")
     add("--no_cuda", action="store_true", help="use the CPU even where there is a GPU")
-    add("--profile", action="store_true", help="trace a few steps and list the parameters by size")
     workers = group("workers (under torchrun these may be left out)")
     workers.add_argument("--master_ip", help="address of worker 0 (default: 127.0.0.1)")
-    workers.add_argument("--master_port", type=int, help="a free port above 1023 on worker 0 (default: 6585)")
-    workers.add_argument("--world_size", type=int, help="number of workers (default: 1)")
+    workers.add_argument("--master_port", type=int, help=f"a free port above 1023 on worker 0 (default: {port})")
+    workers.add_argument("--world_size", type=int, help=f"number of workers (default: {world_size})")
     workers.add_argument("--local_rank", type=int, default=-1, help="rank of this worker among all: 0 to world_size-1")
     workers.add_argument("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on CPUs")
     workers.add_argument("--join_seconds", type=float, default=120.0, help="how long to wait for the other workers")
     workers.add_argument("--hang_seconds", type=float, default=120.0, help="stop if no step ends for so long")
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", action="store_true", help="trace a few steps and list the parameters by size")
 
 
 def _add_glue_flags(parser: argparse.ArgumentParser) -> None:
@@ -221,17 +239,21 @@ def _add_glue_flags(parser: argparse.ArgumentParser) -> None:
     add("--overwrite_cache", action="store_true", help="tokenize again, even where the cache has the features")
 
 
-def _add_gpt2_flags(parser: argparse.ArgumentParser) -> None:
+def _add_gpt2_flags(parser: argparse.ArgumentParser, task: str) -> None:
+    """Those of all run_gpt2.py, and those that only one task has a use for."""
     add = parser.add_argument
+    parser.set_defaults(pytest=False, model_parallel_mode="none", n_chunk=4, schedule="threads")
     add("--batch_size", type=int, default=64, help="examples per step on all workers together")
     add("--n_epochs", type=_whole_number, default=2, help="passes over the training set")
     add("--model_max_length", type=int, help="tokens in one training example")
-    add("--pytest", type=_true_or_false, default=False, help="True: one step, its gradients kept in tests/")
-    modes = ("none", "model_parallel", "pipeline_parallel")
-    add("--model_parallel_mode", choices=modes, default="none", help="pipeline only: how the blocks are spread")
-    add("--n_chunk", type=int, default=4, help="pipeline only: micro-batches in a batch")
-    schedules = ("threads", "gpipe", "1f1b", "interleaved")
-    add("--schedule", choices=schedules, default="threads", help="pipeline only: one thread or one process a stage")
+    if task == "task2b_allreduce":
+        add("--pytest", type=_true_or_false, help="True: one step, its gradients kept in tests/")
+    if task == "pipeline":
+        modes = ("none", "model_parallel", "pipeline_parallel")
+        add("--model_parallel_mode", choices=modes, help="how the blocks are spread")
+        add("--n_chunk", type=int, help="micro-batches in a batch, where there is a pipeline")
+        schedules = ("threads", "gpipe", "1f1b", "interleaved")
+        add("--schedule", choices=schedules, help="threads, or one process for each stage and its order of work")
 
 
 def finish(run_name: str, given: dict) -> None:
@@ -259,12 +281,12 @@ def _place_worker(given: dict, environment: Mapping[str, str]) -> None:
     if under_torchrun:
         fill(given, "world_size", int(environment["WORLD_SIZE"]))
         fill(given, "master_ip", environment.get("MASTER_ADDR"))
-        fill(given, "master_port", int(environment.get("MASTER_PORT", 6585)))
+        fill(given, "master_port", int(environment.get("MASTER_PORT", PORT)))
         if given["local_rank"] == -1:
             given["local_rank"] = int(environment["RANK"])
     fill(given, "world_size", 1)
     fill(given, "master_ip", "127.0.0.1")
-    fill(given, "master_port", 6585)
+    fill(given, "master_port", PORT)
     rank, world_size = given["local_rank"], given["world_size"]
     if world_size not in WORLD_SIZES:
         raise InputError(f"--world_size: expected {WORLD_SIZES[0]} to {WORLD_SIZES[-1]} workers, got {world_size}")

@@ -126,6 +126,9 @@ def interface_towards(address: str) -> str | None:
 
 
 def _join(config: RunConfig, join: Callable[[RunConfig], None]) -> None:
+    # For a join through the environment: what --master_ip and --master_port said, unless it is set already.
+    os.environ.setdefault("MASTER_ADDR", config.master_ip)
+    os.environ.setdefault("MASTER_PORT", str(config.master_port))
     try:
         join(config)
     except NotImplementedError:

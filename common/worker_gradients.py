@@ -1,4 +1,4 @@
-"""--pytest True: each worker's gradients of the first step, for `pytest -k a4_1_2` to compare."""
+"""--pytest True: each worker's averaged gradients of the first step, to be loaded and compared: they must be equal."""
 
 import torch
 from torch import nn

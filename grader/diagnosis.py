@@ -11,13 +11,14 @@ import numpy as np
 
 from grader.draws import weight
 from grader.outcome import Result
-from grader.reference import close, means
+from grader.reference import close, means, norm
 
 Maybe = np.ndarray | None
 
 
-def same(got: Maybe, candidate: np.ndarray) -> bool:
-    return close(got, candidate, float(np.linalg.norm(np.ravel(candidate))) + 1e-6)
+def same(got: Maybe, candidate: np.ndarray, total: float = 0.0) -> bool:
+    """`total` is the norm of all that was added up: a small sum of large numbers is as exact as they are."""
+    return close(got, candidate, max(total, float(np.linalg.norm(np.ravel(candidate))) + 1e-6))
 
 
 def name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np.ndarray]]) -> str:
@@ -29,7 +30,8 @@ def name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np
     if n == 1:
         return ""  # there is nobody to take a mean with
     right = means(inputs)
-    wrong = [k for k in range(len(right)) if not all(same(got[r][k], right[k]) for r in range(n))]
+    total = norm({f"{r} {k}": array for r, mine in enumerate(inputs) for k, array in enumerate(mine)})
+    wrong = [k for k in range(len(right)) if not all(same(got[r][k], right[k], total) for r in range(n))]
     if not wrong:
         return ""
     if any(got[r][k] is None for r in range(n) for k in wrong):
@@ -37,22 +39,18 @@ def name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np
     left = [np.asarray(got[r][k]) for r in range(n) for k in wrong]
     if any(array.dtype.kind == "f" and not np.all(np.isfinite(array)) for array in left):
         return "it holds inf or nan: was it divided by zero, by the rank instead of the number of workers?"
-    ranks = [r for r in range(n) if any(not same(got[r][k], right[k]) for k in wrong)]
+    ranks = [r for r in range(n) if any(not same(got[r][k], right[k], total) for k in wrong)]
+    stacked = [np.asarray([mine[k] for mine in inputs], np.float64) for k in range(len(right))]  # (n, *shape) each
     for candidate, words in _candidates(n):
-        if all(_fits(candidate, got[r][k], [mine[k] for mine in inputs], r) for r in ranks for k in wrong):
+        if all(same(got[r][k], candidate(stacked[k], r), total) for r in ranks for k in wrong):
             return words + _where(ranks, wrong, n, inputs[0])
     if name := _swapped(got, right, wrong, ranks):
         return name
-    ratio = _ratio([(got[r][k], right[k]) for r in ranks for k in wrong])
+    ratio = _ratio([(got[r][k], right[k]) for r in ranks for k in wrong], total)
     if ratio is not None:
         return f"every gradient is {ratio:.3f} times the mean on {n} workers" + _where(ranks, wrong, n, inputs[0])
     shared = all(same(got[r][k], np.asarray(got[ranks[0]][k])) for r in ranks for k in wrong)
     return "the workers do not even agree with each other" if not shared else ""
-
-
-def _fits(candidate: Callable, got: Maybe, mine: list[np.ndarray], rank: int) -> bool:
-    value = candidate(np.asarray(mine, np.float64), rank)
-    return same(got, value)
 
 
 def _candidates(n: int) -> list[tuple[Callable[[np.ndarray, int], np.ndarray], str]]:
@@ -127,13 +125,14 @@ def name_scaled(pairs: Sequence[tuple[Maybe, np.ndarray]]) -> str:
     return f"every gradient is {factor:.3f} times the batch's: {cause}"
 
 
-def _ratio(pairs: list[tuple[Any, np.ndarray]]) -> float | None:
+def _ratio(pairs: list[tuple[Any, np.ndarray]], total: float = 0.0) -> float | None:
     """The one factor between all pairs, if there is one."""
     if any(np.shape(got) != mean.shape or not np.any(mean) for got, mean in pairs):
         return None
-    factors = [float(np.vdot(mean, got) / np.vdot(mean, mean)) for got, mean in pairs]
-    fits = all(same(got, mean * factors[0]) for got, mean in pairs)
-    return factors[0] if fits and np.isfinite(factors[0]) else None
+    # From the largest one: that of a mean near zero is mostly rounding.
+    got, mean = max(pairs, key=lambda pair: float(np.linalg.norm(pair[1])))
+    factor = float(np.vdot(mean, got) / np.vdot(mean, mean))
+    return factor if np.isfinite(factor) and all(same(got, mean * factor, total) for got, mean in pairs) else None
 
 
 def forgotten_waits(result: Result) -> str:

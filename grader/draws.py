@@ -47,6 +47,18 @@ def classifier(seed: int, count: int) -> dict[str, np.ndarray]:
     return {name: weight.astype(np.float32) for name, weight in weights.items()}
 
 
+def answer(weights: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
+    """The labels (B,) that toys.Classifier finds for ids (B, T), half of them each class: the bias is shifted for it.
+
+    Whoever counts its right answers in any other way than example by example counts fewer than all.
+    """
+    hidden = weights["embedding"][ids].mean(axis=1) * weights["gain"] + weights["frozen"]
+    scores = hidden @ weights["head"].T + weights["bias"]  # (B, 2)
+    margins = scores[:, 1] - scores[:, 0]
+    weights["bias"][1] -= np.median(margins)
+    return (margins > np.median(margins)).astype(np.int64)
+
+
 def language_model(seed: int, count: int) -> dict[str, np.ndarray]:
     """Weights for toys.LanguageModel, whose first and last layer are one tensor."""
     draw = generator(seed, 4)

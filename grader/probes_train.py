@@ -41,7 +41,10 @@ def make_config(context: Context, kind: str, **given: Any) -> Any:
 
 
 def glue(context: Context) -> None:
-    """train() of a run_glue.py. Arguments: file, seed, train and dev (numbers of examples), config, joined, synced."""
+    """train() of a run_glue.py.
+
+    Arguments: file, seed, train and dev (numbers of examples), config, joined, synced, answered; see steps.glue.
+    """
     a = context.arguments
     watch_library(context)
     task = start(context)
@@ -57,8 +60,12 @@ def glue(context: Context) -> None:
 
     config = make_config(context, "GlueConfig", **a["config"])
     worker = Worker(context.rank, context.world_size)
-    data = GlueData(TASKS[config.task_name], features(a["train"], 0), features(a["dev"], a["train"]))
     weights = draws.classifier(a["weights_seed"], a["train"] + a["dev"])
+    dev = features(a["dev"], a["train"])
+    if a["answered"]:
+        ids = dev.tensors[0]
+        dev = Features(*dev.tensors[:3], torch.from_numpy(draws.answer(weights, ids.numpy())))
+    data = GlueData(TASKS[config.task_name], features(a["train"], 0), dev)
     model = toys.Classifier({name: torch.from_numpy(w) for name, w in weights.items()}, context.event)
     task.train(
         config, worker, wrapped(context, task, model, worker), data, watched_record(context, Record(config, worker))

@@ -192,11 +192,13 @@ def glue(
     dev: int = 4,
     joined: bool = True,
     synced: bool = True,
+    answered: bool = False,
     **config: Any,
 ):
     """train() of a run_glue.py on a toy classifier; `batch` is that of one worker.
 
-    Without `synced`, sync_gradients does nothing: which examples a worker sees does not hang on how it averages.
+    Without `synced`, sync_gradients does nothing: which examples a worker sees does not hang on how it averages. With
+    `answered`, the labels of the dev set are those that the model finds before it is trained, half of them each class.
     """
     config = {"per_gpu_train_batch_size": batch, "learning_rate": 0.1} | config
     arguments: dict[str, Any] = {
@@ -204,12 +206,15 @@ def glue(
         "dev": dev,
         "joined": joined,
         "synced": synced,
+        "answered": answered,
         "config": config,
         "weights_seed": grade.seed,
     }
     result = grade.run("grader.probes_train:glue", world_size, **arguments)
     ids, labels = _together(grade.seed, train, dev)
     weights = draws.classifier(grade.seed, train + dev)
+    if answered:
+        labels[train:] = draws.answer(weights, ids[train:])
     steps_per_epoch = math.ceil(math.ceil(train / world_size) / batch)
     return Training(grade, result, Setting("classifier", weights, ids, labels, train, steps_per_epoch))
 

@@ -2,6 +2,7 @@
 
     python -m staff.mistakes                   each mistake against the tests that must catch it
     python -m staff.mistakes --task 2a --all   the mistakes of one task, each against every test of the task
+    python -m staff.mistakes --times 5         with five draws of the inputs: caught once can be luck
 
 The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
 meet every test of the file they change; with --all, every test of their task. Exit code 0 only if every mistake is
@@ -32,10 +33,11 @@ Tests = dict[str, Test]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the graders said to one entry."""
+    """What the graders said to one entry, with inputs drawn from `seed`."""
 
     entry: Entry
     seen: dict[str, Seen]
+    seed: int = 0
 
     @property
     def failed(self) -> list[str]:
@@ -61,15 +63,22 @@ class Verdict:
         return tuple((test, seen.outcome, LINE.sub(":", seen.message)) for test, seen in sorted(self.seen.items()))
 
 
-def judge(entry: Entry, tests: Tests, everything: bool, seed: int) -> Verdict:
-    """Run an entry's graders on a tree of its own; `tests` are all graders of its task."""
+def judge(entry: Entry, tests: Tests, everything: bool, seeds: Iterable[int]) -> Verdict:
+    """Run an entry's graders on a tree of its own, once for each seed; the first verdict that is not as it must be.
+
+    `tests` are all graders of its task.
+    """
     names: Iterable[str] = tests
     if not everything:
         names = entry.fails or [name for name, test in tests.items() if test.file in ("", entry.file)]
     with tempfile.TemporaryDirectory(prefix="cos598d-mistake-") as folder:
         copy_tree(Path(folder))
         apply(entry, Path(folder))
-        return Verdict(entry, grade(Path(folder), [tests[name].id for name in names], seed))
+        for seed in seeds:
+            verdict = Verdict(entry, grade(Path(folder), [tests[name].id for name in names], seed), seed)
+            if verdict.complaint:
+                break
+        return verdict
 
 
 def check_names(bank: Sequence[Entry], tests: dict[str, Tests]) -> None:
@@ -82,7 +91,7 @@ def check_names(bank: Sequence[Entry], tests: dict[str, Tests]) -> None:
 def show(verdict: Verdict, columns: Sequence[str]) -> None:
     """One row of the matrix, and below it the messages of the tests that must fail, or of all where it went wrong."""
     marks = "".join(MARKS[verdict.seen[test].outcome] if test in verdict.seen else " " for test in columns)
-    complaint = f"   <-- {verdict.complaint}" if verdict.complaint else ""
+    complaint = f"   <-- {verdict.complaint} (--seed {verdict.seed})" if verdict.complaint else ""
     print(f"{marks} | {verdict.entry}{complaint}")
     for test in verdict.failed if complaint else verdict.entry.fails:
         print(f"{'':{len(marks)}} |     {test}: {verdict.seen[test].message}")
@@ -122,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         columns = [test for names in tests.values() for test in names]
         for number, test in enumerate(columns):
             print(f"{'|' * number}+{'-' * (len(columns) - number)} {test}")
-        for future in [pool.submit(judge, entry, tests[entry.task], options.all, options.seed) for entry in bank]:
+        seeds = range(options.seed, options.seed + options.times)
+        for future in [pool.submit(judge, entry, tests[entry.task], options.all, seeds) for entry in bank]:
             verdicts.append(future.result())
             show(verdicts[-1], columns)
     caught = {test for verdict in verdicts if verdict.entry.is_mistake for test in verdict.failed}
@@ -145,8 +155,14 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="every test of the task for every entry")
     parser.add_argument("--only", default="", metavar="TEXT", help="entries with TEXT in their name")
     parser.add_argument("--seed", type=int, default=random.randrange(2**30), help="draw an earlier run's inputs again")
+    parser.add_argument(
+        "--times", type=int, default=1, help="draws of the inputs for every entry: seeds one after the other"
+    )
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.times < 1:
+        raise InputError(f"--times: expected 1 draw of the inputs or more, got {options.times}")
+    return options
 
 
 if __name__ == "__main__":

@@ -100,6 +100,38 @@ def test_true_and_false_are_words():
     assert parse_gpt2_arguments("task2b_allreduce", ["--pytest", "True"]).pytest is True
 
 
+@pytest.mark.parametrize(
+    ("task", "flags"),
+    [
+        ("task2b_allreduce", ["--schedule", "gpipe"]),
+        ("task2b_allreduce", ["--n_chunk", "3"]),
+        ("task3_ddp", ["--pytest", "True"]),
+        ("task3_ddp", ["--model_parallel_mode", "none"]),
+        ("pipeline", ["--pytest", "True"]),
+    ],
+)
+def test_a_flag_that_would_do_nothing_is_not_there(task, flags, capsys):
+    with pytest.raises(SystemExit):
+        parse_gpt2_arguments(task, flags)
+
+    assert flags[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_a_mode_that_contradicts_the_schedule_is_refused(schedule):
+    with pytest.raises(InputError, match="model_parallel"):
+        parse_gpt2_arguments("pipeline", ["--schedule", schedule, "--model_parallel_mode", "model_parallel"])
+
+
+@pytest.mark.parametrize(("flags", "variable"), [(["--local_rank", "1"], None), ([], "RANK")])
+def test_a_script_that_starts_its_own_workers_is_not_one_of_them(flags, variable, monkeypatch):
+    if variable:
+        monkeypatch.setenv(variable, "0")
+
+    with pytest.raises(InputError, match=r"starts its workers itself.*task3_ddp/run_gpt2\.py"):
+        parse_gpt2_arguments("task2b_allreduce", flags, world_size=2)
+
+
 def test_a_total_batch_that_does_not_divide_names_one_that_does():
     with pytest.raises(InputError, match="50 does not divide over 4 workers; use a multiple of 4, for example 48"):
         parse_gpt2_arguments("task2b_allreduce", ["--batch_size", "50", "--world_size", "4"], world_size=2)

@@ -24,9 +24,14 @@ def config(tmp_path):
     return parse_glue_arguments("task2b_allreduce", [*flags, "--output_dir", str(tmp_path / "run")])
 
 
+def join_alone(config):
+    address = f"tcp://{config.master_ip}:{config.master_port}"
+    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
+
+
 @pytest.fixture
 def interfaces(monkeypatch):
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(variable, "")  # so that it is put back after the test
         monkeypatch.delenv(variable)
     return monkeypatch
@@ -71,6 +76,19 @@ def test_a_script_of_one_worker_refuses_a_larger_world(tmp_path):
         pass
 
 
+def test_a_join_through_the_environment_meets_where_the_flags_say(config, interfaces):
+    with process_group(config, lambda config: dist.init_process_group("gloo", rank=0, world_size=1)):
+        assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("127.0.0.1", str(config.master_port))
+
+
+def test_an_address_that_is_set_in_the_environment_is_kept(config, interfaces):
+    interfaces.setenv("MASTER_PORT", "12345")
+    kept = []
+
+    with process_group(config, lambda config: kept.append(os.environ["MASTER_PORT"]) or join_alone(config)):
+        assert kept == ["12345"]
+
+
 def test_a_join_that_does_not_join_names_its_region(config, interfaces):
     with pytest.raises(InputError, match=r"init_process_group was not called \(region 2a.1\)"):
         with process_group(config, lambda config: None):
@@ -79,7 +97,7 @@ def test_a_join_that_does_not_join_names_its_region(config, interfaces):
 
 def test_a_join_that_fails_says_why_in_one_line(config, interfaces):
     def join(config):
-        dist.init_process_group("glue", rank=0, world_size=1)
+        dist.init_process_group("gloo", init_method="tcp://127.0.0.1", rank=0, world_size=1)  # no port
 
     with pytest.raises(InputError, match="rank 0 could not join the process group: ") as error:
         with process_group(config, join):

@@ -10,9 +10,10 @@ RATE = 0.1
 CLIP = 0.05  # below the norm of any gradient here, so that clipping always shows
 
 
-def trained(grade, **config):
+def trained(grade, **other):
     """Two epochs of 7 examples in batches of 3: the third batch is short."""
-    return steps.glue(grade, 1, train=7, batch=3, joined=False, num_train_epochs=2, learning_rate=RATE, **config)
+    setting = {"train": 7, "batch": 3, "joined": False, "num_train_epochs": 2, "learning_rate": RATE}
+    return steps.glue(grade, 1, **setting | other)
 
 
 @graded("1.1", points=1)
@@ -64,6 +65,8 @@ def test_the_loss_is_recorded_before_the_update(grade):
 @graded("1.4", points=2)
 def test_the_dev_set_is_evaluated_after_every_epoch(grade):
     recorded.check_evaluations(trained(grade), 2, 4)
+    # Trained so little that all 8 answers stay what they were, and right: whoever counts otherwise counts fewer.
+    recorded.check_evaluations(trained(grade, dev=8, answered=True, learning_rate=1e-6), 2, 8)
 
 
 @graded("1.4", points=1)

@@ -4,7 +4,8 @@
 
 The strategies are resident in the same ranks and take turns, a barrier before each step. Printed are the medians and
 the ratio to DDP of the same round, with a bootstrap interval; "DDP again" is a second DDP model, so that its ratio
-shows the error of the measurement. Last line of stdout: {"2": {"tiny": {"2a": ratio, ...}, ...}, ...}.
+shows the error of the measurement. Last line of stdout: {"2": {"tiny": {"2a": ratio, ...}, ...}, ...}. Exit code 0 if
+the interval of every "DDP again" holds 1: otherwise the machine was too busy for the other ratios to mean anything.
 """
 
 import argparse
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_argument("--models", default="tiny,22M")
     given = parser.parse_args()
     result: dict[str, dict] = {}
+    steady = True
     for workers in given.workers.split(","):
         for name in given.models.split(","):
             seconds = measure(name, int(workers), given.rounds)
@@ -135,10 +137,12 @@ def main() -> None:
                 ratios = seconds[:, column] / seconds[:, DDP]
                 row[strategy] = round(statistics.median(ratios), 3)
                 _, low, high = interval(ratios)
+                steady &= strategy != "3 DDP again" or low <= 1 <= high
                 median = statistics.median(seconds[:, column]) * 1e3
                 print(f"  {strategy:<20} {median:8.1f}   {row[strategy]:6.2f} [{low:.2f}, {high:.2f}]", flush=True)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     print(json.dumps(result))
+    sys.exit(0 if steady else 1)
 
 
 if __name__ == "__main__":
