@@ -13,16 +13,10 @@ import torch.distributed as dist
 
 from benchmark.workload import MODELS
 from cluster.guard import die_with_parent
-from common.arguments import (
-    Parser,
-    RunConfig,
-    add_common_flags,
-    check_at_least,
-    fill,
-    finish,
-    only_fields,
-)
+from common.arguments import add_common_flags, finish
+from common.config import RunConfig
 from common.errors import InputError
+from common.flags import Parser, check_at_least, fill, only_fields
 from common.paths import ROOT
 
 PRECISIONS = ("fp32", "bf16", "fp16")

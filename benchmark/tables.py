@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.arguments import Parser
 from common.errors import InputError, exit_on_input_error
 from common.figures import bars
+from common.flags import Parser
 from common.paths import atomic_write
 
 Cell = tuple[str, str, int, int]  # strategy, model, batch size of one worker, workers

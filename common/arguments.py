@@ -6,95 +6,18 @@ A wrong flag is said in one line before any process group is joined: afterwards 
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
+from common.config import GlueConfig, Gpt2Config, TrafficConfig
 from common.errors import InputError
+from common.flags import Parser, check_at_least, fill, only_fields, true_or_false, whole_number
 from common.models import model_path
 from common.paths import ROOT
 
 GLUE_TASKS = ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli", "mnli-mm", "qnli", "rte", "wnli")
 WORLD_SIZES = range(1, 65)
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """What every task script needs. `rank` is what the course's command line calls --local_rank."""
-
-    task: str  # the folder of the script, for instance "task1_single"
-    output_dir: Path
-    overwrite_output_dir: bool
-    model_name_or_path: str
-    tokenizer_name: str
-    data_dir: Path | None  # None: the embedded sample
-    learning_rate: float
-    weight_decay: float
-    adam_epsilon: float
-    max_grad_norm: float  # 0: no clipping
-    warmup_steps: int
-    max_steps: int  # 0: as many as the epochs have
-    dropout: float | None  # None: as the model has it
-    seed: int
-    no_cuda: bool
-    profile: bool
-    master_ip: str
-    master_port: int
-    world_size: int
-    rank: int
-    node_rank: int  # which of this machine's workers this is: chooses the GPU
-    backend: str
-    join_seconds: float
-    hang_seconds: float
-
-
-@dataclass(frozen=True)
-class GlueConfig(RunConfig):
-    """The flags of run_glue.py. Batch sizes are those of one worker."""
-
-    model_type: str
-    config_name: str
-    task_name: str
-    do_train: bool
-    do_eval: bool
-    do_lower_case: bool
-    max_seq_length: int
-    per_gpu_train_batch_size: int
-    per_gpu_eval_batch_size: int
-    num_train_epochs: int
-    overwrite_cache: bool
-
-    @property
-    def total_batch_size(self) -> int:
-        """Examples in one step of all workers together."""
-        return self.per_gpu_train_batch_size * self.world_size
-
-
-@dataclass(frozen=True)
-class TrafficConfig(GlueConfig):
-    """The flags of task 4's run_glue.py."""
-
-    grad_dtype: str  # fp32, bf16 or fp16: what gradients travel as
-    interface: str  # whose bytes are counted
-
-
-@dataclass(frozen=True)
-class Gpt2Config(RunConfig):
-    """The flags of run_gpt2.py. `batch_size` is the total of all workers."""
-
-    batch_size: int
-    n_epochs: int
-    model_max_length: int
-    pytest: bool  # stop after the first step and keep its gradients in tests/
-    model_parallel_mode: str
-    n_chunk: int
-    schedule: str
-
-    @property
-    def num_train_epochs(self) -> int:
-        return self.n_epochs
 
 
 def parse_glue_arguments(task: str, argv: list[str] | None = None) -> GlueConfig:
@@ -235,7 +158,7 @@ def _add_glue_flags(parser: argparse.ArgumentParser) -> None:
     add("--max_seq_length", type=int, help="longer examples are cut, shorter ones padded (tokens)")
     add("--per_gpu_train_batch_size", type=int, help="examples per step on one worker (default: 64 / world_size)")
     add("--per_gpu_eval_batch_size", type=int, default=64, help="examples per evaluation batch on one worker")
-    add("--num_train_epochs", type=_whole_number, help="passes over the training set")
+    add("--num_train_epochs", type=whole_number, help="passes over the training set")
     add("--overwrite_cache", action="store_true", help="tokenize again, even where the cache has the features")
 
 
@@ -244,10 +167,10 @@ def _add_gpt2_flags(parser: argparse.ArgumentParser, task: str) -> None:
     add = parser.add_argument
     parser.set_defaults(pytest=False, model_parallel_mode="none", n_chunk=4, schedule="threads")
     add("--batch_size", type=int, default=64, help="examples per step on all workers together")
-    add("--n_epochs", type=_whole_number, default=2, help="passes over the training set")
+    add("--n_epochs", type=whole_number, default=2, help="passes over the training set")
     add("--model_max_length", type=int, help="tokens in one training example")
     if task == "task2b_allreduce":
-        add("--pytest", type=_true_or_false, help="True: one step, its gradients kept in tests/")
+        add("--pytest", type=true_or_false, help="True: one step, its gradients kept in tests/")
     if task == "pipeline":
         modes = ("none", "model_parallel", "pipeline_parallel")
         add("--model_parallel_mode", choices=modes, help="how the blocks are spread")
@@ -313,51 +236,8 @@ def _find_model(given: dict, kind: str) -> None:
         given["config_name"] = model_path(given["config_name"], kind) if given["config_name"] else model
 
 
-def check_at_least(given: dict, least: int, *names: str) -> None:
-    for name in names:
-        if not given[name] >= least:
-            raise InputError(f"--{name}: expected {least} or more, got {given[name]}")
-
-
 def _check_empty(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output_dir: {folder} is a file; name a folder")
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"--output_dir: {folder} is not empty; name another, or add --overwrite_output_dir")
-
-
-def fill(given: dict, name: str, default: object) -> None:
-    """Give `name` its default if the user left it out."""
-    if given[name] is None:
-        given[name] = default
-
-
-def only_fields(kind: type, given: dict) -> dict:
-    return {field.name: given[field.name] for field in fields(kind)}
-
-
-def _whole_number(text: str) -> int:
-    """The course writes both 3 and 3.0."""
-    if float(text) != int(float(text)):
-        raise ValueError(text)
-    return int(float(text))
-
-
-_whole_number.__name__ = "whole number"  # argparse puts this name into its message
-
-
-def _true_or_false(text: str) -> bool:
-    """True or False as words: bool("False") would be True."""
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    return words[text.lower()] if text.lower() in words else _refuse(text)
-
-
-def _refuse(text: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the whole usage would push that line off the screen."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message} (--help lists the flags)\n")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from common.arguments import GlueConfig
+from common.config import GlueConfig
 from common.glue import GlueData, glue_metrics
 from common.process_group import Worker
 from common.record import Record

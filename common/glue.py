@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from common.arguments import GlueConfig
+from common.config import GlueConfig
 from common.errors import InputError
 from common.paths import atomic_write, cache_dir, locked
 from common.sample_data import glue_sample_dir

@@ -3,7 +3,7 @@
 from torch import nn
 from transformers import PreTrainedModel
 
-from common.arguments import RunConfig
+from common.config import RunConfig
 from common.errors import InputError
 
 

@@ -5,7 +5,7 @@ from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from common.arguments import RunConfig
+from common.config import RunConfig
 from common.errors import InputError
 
 

@@ -19,8 +19,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from common.arguments import RunConfig
 from common.collectives import turn_on_recorder
+from common.config import RunConfig
 from common.errors import InputError
 from common.roll_call import call_the_roll
 from common.watchdog import LOST_CONTACT, Deadline, Pulse, Watchdog, stop

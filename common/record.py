@@ -24,8 +24,8 @@ import transformers
 from torch import nn
 from tqdm.auto import tqdm
 
-from common.arguments import RunConfig
 from common.collectives import CollectiveLog
+from common.config import RunConfig
 from common.errors import InputError
 from common.optim import number_of_epochs, total_steps
 from common.paths import atomic_write, shown

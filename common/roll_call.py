@@ -11,7 +11,7 @@ import socket
 import time
 from io import TextIOWrapper
 
-from common.arguments import RunConfig
+from common.config import RunConfig
 from common.errors import InputError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.arguments import Gpt2Config
+from common.config import Gpt2Config
 from common.errors import InputError
 from common.paths import ROOT, atomic_write, shown
 from common.watchdog import LOST_CONTACT

@@ -11,8 +11,8 @@ import time
 
 import torch.distributed as dist
 
-from common.arguments import RunConfig
 from common.collectives import recorded
+from common.config import RunConfig
 
 LOST_CONTACT = 3  # exit code of a worker that stops because of another one, or because nothing moves
 

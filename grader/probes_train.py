@@ -31,12 +31,12 @@ DEFAULTS: dict[str, Any] = {
 
 def make_config(context: Context, kind: str, **given: Any) -> Any:
     """A GlueConfig or Gpt2Config for this rank."""
-    from common import arguments
+    from common import config as configs
 
     # Every worker on a machine of its own: there node_rank is 0 for all of them.
     place = {"task": "graded", "world_size": context.world_size, "rank": context.rank, "node_rank": 0}
     values = DEFAULTS | place | given
-    config = getattr(arguments, kind)
+    config = getattr(configs, kind)
     return config(**{field.name: values[field.name] for field in fields(config)})
 
 

@@ -8,7 +8,7 @@ import json
 import statistics
 from pathlib import Path
 
-from common.arguments import Gpt2Config
+from common.config import Gpt2Config
 from common.figures import bars
 from common.paths import ROOT, atomic_write
 from common.record import Record

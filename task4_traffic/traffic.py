@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from common.arguments import TrafficConfig
+from common.config import TrafficConfig
 from common.paths import atomic_write
 from common.process_group import Worker, interface_towards
 from common.record import Record

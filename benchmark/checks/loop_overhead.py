@@ -24,7 +24,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 from transformers import get_linear_schedule_with_warmup
 
-from common.arguments import GlueConfig, parse_glue_arguments
+from common.arguments import parse_glue_arguments
+from common.config import GlueConfig
 from common.glue import GlueData, load_glue
 from common.models import load_tokenizer
 from common.optim import set_seed

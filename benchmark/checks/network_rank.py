@@ -17,7 +17,8 @@ from transformers import BertForSequenceClassification
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it starts as a script, on every node
 
 from cluster.random_bert import bert_config, random_bert
-from common.arguments import GlueConfig, parse_glue_arguments, parse_traffic_arguments
+from common.arguments import parse_glue_arguments, parse_traffic_arguments
+from common.config import GlueConfig
 from common.errors import exit_on_input_error
 from common.glue import load_glue
 from common.models import load_tokenizer

@@ -1,0 +1,81 @@
+"""What a run was told: every flag of the task scripts, checked and frozen. arguments.py makes these."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What every task script needs. `rank` is what the course's command line calls --local_rank."""
+
+    task: str  # the folder of the script, for instance "task1_single"
+    output_dir: Path
+    overwrite_output_dir: bool
+    model_name_or_path: str
+    tokenizer_name: str
+    data_dir: Path | None  # None: the embedded sample
+    learning_rate: float
+    weight_decay: float
+    adam_epsilon: float
+    max_grad_norm: float  # 0: no clipping
+    warmup_steps: int
+    max_steps: int  # 0: as many as the epochs have
+    dropout: float | None  # None: as the model has it
+    seed: int
+    no_cuda: bool
+    profile: bool
+    master_ip: str
+    master_port: int
+    world_size: int
+    rank: int
+    node_rank: int  # which of this machine's workers this is: chooses the GPU
+    backend: str
+    join_seconds: float
+    hang_seconds: float
+
+
+@dataclass(frozen=True)
+class GlueConfig(RunConfig):
+    """The flags of run_glue.py. Batch sizes are those of one worker."""
+
+    model_type: str
+    config_name: str
+    task_name: str
+    do_train: bool
+    do_eval: bool
+    do_lower_case: bool
+    max_seq_length: int
+    per_gpu_train_batch_size: int
+    per_gpu_eval_batch_size: int
+    num_train_epochs: int
+    overwrite_cache: bool
+
+    @property
+    def total_batch_size(self) -> int:
+        """Examples in one step of all workers together."""
+        return self.per_gpu_train_batch_size * self.world_size
+
+
+@dataclass(frozen=True)
+class TrafficConfig(GlueConfig):
+    """The flags of task 4's run_glue.py."""
+
+    grad_dtype: str  # fp32, bf16 or fp16: what gradients travel as
+    interface: str  # whose bytes are counted
+
+
+@dataclass(frozen=True)
+class Gpt2Config(RunConfig):
+    """The flags of run_gpt2.py. `batch_size` is the total of all workers."""
+
+    batch_size: int
+    n_epochs: int
+    model_max_length: int
+    pytest: bool  # stop after the first step and keep its gradients in tests/
+    model_parallel_mode: str
+    n_chunk: int
+    schedule: str
+
+    @property
+    def num_train_epochs(self) -> int:
+        return self.n_epochs

@@ -1,0 +1,50 @@
+"""What every command line here needs: a parser that says what is wrong in one line, kinds of values, and checks."""
+
+import argparse
+from dataclasses import fields
+from typing import NoReturn
+
+from common.errors import InputError
+
+
+def whole_number(text: str) -> int:
+    """The course writes both 3 and 3.0."""
+    if float(text) != int(float(text)):
+        raise ValueError(text)
+    return int(float(text))
+
+
+whole_number.__name__ = "whole number"  # argparse puts this name into its message
+
+
+def true_or_false(text: str) -> bool:
+    """True or False as words: bool("False") would be True."""
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    return words[text.lower()] if text.lower() in words else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the whole usage would push that line off the screen."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (--help lists the flags)\n")
+
+
+def fill(given: dict, name: str, default: object) -> None:
+    """Give `name` its default if the user left it out."""
+    if given[name] is None:
+        given[name] = default
+
+
+def only_fields(kind: type, given: dict) -> dict:
+    return {field.name: given[field.name] for field in fields(kind)}
+
+
+def check_at_least(given: dict, least: int, *names: str) -> None:
+    for name in names:
+        if not given[name] >= least:
+            raise InputError(f"--{name}: expected {least} or more, got {given[name]}")
