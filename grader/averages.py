@@ -14,6 +14,7 @@ ODD = {
     "frozen": [1],
     "without": [3, 5],
     "strided": [4],
+    "zero": [2],
     "tied": True,
 }
 PLAIN: dict[str, Any] = {
@@ -21,23 +22,32 @@ PLAIN: dict[str, Any] = {
     "frozen": [],
     "without": [],
     "strided": [],
+    "zero": [],
     "tied": False,
 }
 
 
 def averaged(grade: Grade, function: str, world_size: int, setting: dict) -> Result:
     """One run of the student's function. Raises the verdict if it did not return on every rank."""
-    each = [draws.gradients(grade.seed, rank, setting["shapes"]) for rank in range(world_size)]
+    each = inputs(grade, world_size, setting)
     result = grade.run("grader.probes_sync:average", world_size, function=function, seed=None, each=each, **setting)
     grade.must_return(result)
     return result
+
+
+def inputs(grade: Grade, world_size: int, setting: dict) -> list[list[np.ndarray]]:
+    """Each rank's gradients before they are averaged; those named `zero` are zero on the last rank, and no other."""
+    each = [draws.gradients(grade.seed, rank, setting["shapes"]) for rank in range(world_size)]
+    for k in setting["zero"]:
+        each[-1][k] = np.zeros_like(each[-1][k])
+    return each
 
 
 def check_mean(grade: Grade, function: str, setting: dict = PLAIN) -> None:
     """Every rank must hold the mean in every param.grad, and None where there was none; parameters stay as they are."""
     for world_size in WORLD_SIZES:
         result = averaged(grade, function, world_size, setting)
-        inputs = [draws.gradients(grade.seed, rank, setting["shapes"]) for rank in range(world_size)]
+        each = inputs(grade, world_size, setting)
         left_out = [*setting["frozen"], *setting["without"]]
         kept = [k for k in range(len(setting["shapes"])) if k not in left_out]
         got = [value["grads"] for value in result.values]
@@ -48,7 +58,9 @@ def check_mean(grade: Grade, function: str, setting: dict = PLAIN) -> None:
                 if got[rank][k] is not None:
                     what = "is frozen" if k in setting["frozen"] else "had no gradient"
                     grade.fail(f"parameter {k} {what} on every worker, and has a gradient on rank {rank} now")
-        check_means(grade, result, [[g[k] for k in kept] for g in got], [[i[k] for k in kept] for i in inputs], kept)
+        check_means(
+            grade, result, [[g[k] for k in kept] for g in got], [[mine[k] for k in kept] for mine in each], kept
+        )
 
 
 def check_means(grade: Grade, result: Result, got: list, inputs: list, names: list) -> None:

@@ -106,7 +106,7 @@ def _compare_weights(grade: Grade, many: list[dict], one: list[dict], world_size
 
 def _script(grade: Grade, world_size: int) -> list[dict[str, Any]]:
     """Losses, metrics and first weights of each rank in a run of main()."""
-    arguments = {"train": 16, "dev": 6, "batch": 8 // world_size, "epochs": EPOCHS, "joined": True}
+    arguments = {"train": 16, "dev": 13, "batch": 8 // world_size, "epochs": EPOCHS, "joined": True}
     result = grade.run("grader.probes_bert:script", world_size, **arguments)
     grade.must_return(result)
     traces = []

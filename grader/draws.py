@@ -47,16 +47,18 @@ def classifier(seed: int, count: int) -> dict[str, np.ndarray]:
     return {name: weight.astype(np.float32) for name, weight in weights.items()}
 
 
-def answer(weights: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
-    """The labels (B,) that toys.Classifier finds for ids (B, T), half of them each class: the bias is shifted for it.
+def answer(weights: dict[str, np.ndarray], ids: np.ndarray, right: int) -> np.ndarray:
+    """Labels (B,) of which toys.Classifier finds the last `right` for ids (B, T); it finds each class for half of them.
 
-    Whoever counts its right answers in any other way than example by example counts fewer than all.
+    The bias is shifted for that. Whoever counts right answers otherwise than example by example gets another number.
     """
     hidden = weights["embedding"][ids].mean(axis=1) * weights["gain"] + weights["frozen"]
     scores = hidden @ weights["head"].T + weights["bias"]  # (B, 2)
     margins = scores[:, 1] - scores[:, 0]
     weights["bias"][1] -= np.median(margins)
-    return (margins > np.median(margins)).astype(np.int64)
+    found = (margins > np.median(margins)).astype(np.int64)
+    found[: len(ids) - right] ^= 1
+    return found
 
 
 def language_model(seed: int, count: int) -> dict[str, np.ndarray]:

@@ -30,6 +30,7 @@ SIZES = [[0.7, 0.2, 0.1], [1 / 3] * 3, [0.5, 0.5], [0.29, 0.71], [0.1] * 10, [1 
 def draw_settings(grade: Grade, count: int = 6) -> list[tuple[int, list[float]]]:
     """Numbers of examples and sizes that do not divide, some of them drawn."""
     fixed = [(10, [0.7, 0.2, 0.1]), (11, [0.7, 0.2, 0.1]), (100, [0.29, 0.71]), (9, [0.25] * 4), (3, [0.25] * 4)]
+    fixed += [(6, [0.45, 0.45, 0.1]), (16, [0.16, 0.36, 0.48])]  # every other rule of rounding shows in one of these
     drawn = []
     for _ in range(count):
         sizes = SIZES[int(grade.draw.integers(len(SIZES)))]

@@ -229,19 +229,29 @@ def check_workers(grade: Grade) -> None:
     threads = {tuple(enter["place"])[1]: enter["thread"] for enter in enters}
     if len(set(threads.values())) < len(threads):
         grade.fail("two partitions work in one thread: each has a worker of its own, behind in_queues[partition]")
-    result, _ = computed(grade, [[0, 1]], ["cpu:0", "meta"])
+    for devices, j in ((["cpu:0", "meta"], 1), (["meta", "cpu:0"], 0)):  # the last device, and not the last
+        _check_place(grade, devices, j)
+
+
+def _check_place(grade: Grade, devices: list[str], j: int) -> None:
+    """A micro-batch on the CPU goes to partition `j`, whose device is meta."""
+    result, _ = computed(grade, [[0, j]], devices)
     must_end(grade, result, [[0, 1]])
     device = next(event.data["device"] for event in result.ranks[0].events if event.name == "enter")
     if device != "meta":
-        grade.fail(f"partition 1 lies on the device meta and was given a micro-batch on {device}: move it there first")
+        grade.fail(
+            f"partition {j} lies on the device meta and was given a micro-batch on {device}: move it there first"
+        )
     if result.values[0]["devices"][0] != "meta":
-        grade.fail("the result of partition 1 was moved away from its device, meta: the next partition fetches it")
+        grade.fail(f"the result of partition {j} was moved away from its device, meta: the next partition fetches it")
 
 
 def check_errors(grade: Grade) -> None:
     """What a worker raises arrives as it was raised, and no thread is left."""
-    for trouble in (0, 2, 1):
+    for trouble, place in ((0, 1), (2, 2), (1, 0)):  # in the middle of the cycle, last, and first
         pairs, words = _shuffled_cycle(grade, 3), f"drawn words {int(grade.draw.integers(10**6))}"
+        now = [j for _, j in pairs].index(trouble)
+        pairs[now], pairs[place] = pairs[place], pairs[now]
         result, _ = computed(grade, pairs, ["cpu:0", "cpu:1", "cpu:2"], trouble=trouble, words=words)
         must_end(grade, result, pairs)
         caught = result.values[0]["caught"]

@@ -160,9 +160,10 @@ def compute(context: Context) -> dict[str, Any]:
             raise
         frames = [frame.name for frame in _frames(raised)]
         caught = {"same": raised is error, "type": type(raised).__name__, "words": str(raised), "frames": frames}
+    kept = [isinstance(batch, torch.Tensor) and batch.device.type != "meta" for batch in batches]
     told = {
-        "batches": [None if batch.device.type == "meta" else batch for batch in batches],
-        "devices": [str(batch.device) for batch in batches],
+        "batches": [batch if here else None for batch, here in zip(batches, kept, strict=True)],
+        "devices": [str(getattr(batch, "device", type(batch).__name__)) for batch in batches],
         "caught": caught,
     }
     error.__traceback__ = None  # it holds all frames, and they hold the pipe

@@ -43,7 +43,7 @@ def make_config(context: Context, kind: str, **given: Any) -> Any:
 def glue(context: Context) -> None:
     """train() of a run_glue.py.
 
-    Arguments: file, seed, train and dev (numbers of examples), config, joined, synced, answered; see steps.glue.
+    Arguments: file, seed, train and dev (numbers of examples), config, joined, synced, right; see steps.glue.
     """
     a = context.arguments
     watch_library(context)
@@ -62,9 +62,9 @@ def glue(context: Context) -> None:
     worker = Worker(context.rank, context.world_size)
     weights = draws.classifier(a["weights_seed"], a["train"] + a["dev"])
     dev = features(a["dev"], a["train"])
-    if a["answered"]:
-        ids = dev.tensors[0]
-        dev = Features(*dev.tensors[:3], torch.from_numpy(draws.answer(weights, ids.numpy())))
+    if a["right"] is not None:
+        labels = draws.answer(weights, dev.tensors[0].numpy(), a["right"])
+        dev = Features(*dev.tensors[:3], torch.from_numpy(labels))
     data = GlueData(TASKS[config.task_name], features(a["train"], 0), dev)
     model = toys.Classifier({name: torch.from_numpy(w) for name, w in weights.items()}, context.event)
     task.train(

@@ -16,6 +16,7 @@ from grader.grading import Grade
 from grader.outcome import RankResult, Result
 
 Arrays = dict[str, np.ndarray]
+SMALL = 0.1  # the gradient of a batch that fits well is a difference of numbers larger than it
 FLOAT32 = 20.0  # a forward and backward pass of a toy in float32 is off by up to 1e-5 of a gradient's norm
 
 
@@ -175,7 +176,7 @@ class Training:
 
     def differ(self, got: dict | None, expected: Arrays) -> str:
         """The first tensor that is not as expected, in words; "" if all are."""
-        total = reference.norm(expected)
+        total = max(reference.norm(expected), SMALL)
         for name, value in expected.items():
             mine = (got or {}).get(name)
             if not reference.close(mine, value, total, FLOAT32):
@@ -192,13 +193,13 @@ def glue(
     dev: int = 4,
     joined: bool = True,
     synced: bool = True,
-    answered: bool = False,
+    right: int | None = None,
     **config: Any,
 ):
     """train() of a run_glue.py on a toy classifier; `batch` is that of one worker.
 
     Without `synced`, sync_gradients does nothing: which examples a worker sees does not hang on how it averages. With
-    `answered`, the labels of the dev set are those that the model finds before it is trained, half of them each class.
+    `right`, so many of the dev set's labels are those that the model finds before it is trained.
     """
     config = {"per_gpu_train_batch_size": batch, "learning_rate": 0.1} | config
     arguments: dict[str, Any] = {
@@ -206,15 +207,15 @@ def glue(
         "dev": dev,
         "joined": joined,
         "synced": synced,
-        "answered": answered,
+        "right": right,
         "config": config,
         "weights_seed": grade.seed,
     }
     result = grade.run("grader.probes_train:glue", world_size, **arguments)
     ids, labels = _together(grade.seed, train, dev)
     weights = draws.classifier(grade.seed, train + dev)
-    if answered:
-        labels[train:] = draws.answer(weights, ids[train:])
+    if right is not None:
+        labels[train:] = draws.answer(weights, ids[train:], right)
     steps_per_epoch = math.ceil(math.ceil(train / world_size) / batch)
     return Training(grade, result, Setting("classifier", weights, ids, labels, train, steps_per_epoch))
 

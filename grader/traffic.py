@@ -26,7 +26,7 @@ def synced(grade: Grade, world_size: int, dtype: str) -> Result:
 
 def check_written_down(grade: Grade) -> None:
     """In every iteration and on every rank, one entry before each all_reduce, of the tensor that is sent."""
-    for world_size, dtype in ((3, "fp32"), (2, "bf16")):
+    for world_size, dtype in ((3, "fp32"), (2, "bf16"), (2, "fp16")):
         result = synced(grade, world_size, dtype)
         for rank in result.ranks:
             for number, (events, calls) in enumerate(_iterations(rank.events), 1):
@@ -199,6 +199,7 @@ def check_iterations(grade: Grade) -> None:
         (2490, 16, 4),
         (10, 1, 4),
         (10, 3, 4),
+        (22, 7, 3),
         (int(grade.draw.integers(100, 900)), 7, 3),
         (64, 16, 2),
     ):
