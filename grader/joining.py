@@ -8,6 +8,7 @@ from grader.outcome import Result
 from grader.verdicts import builds_on, last_words, not_attempted
 
 COURSE_ADDRESSES = ("127.0.0.1:11868", "localhost:11868")
+PATIENCE = 3.0  # seconds in which all processes must be seen running at once
 
 
 def check_join(grade: Grade) -> None:
@@ -77,7 +78,9 @@ def _check_address(grade: Grade, rank: int, join: Call, accepted: tuple[str, ...
 def check_started(grade: Grade) -> None:
     """start_workers starts a process for every rank, all before it waits for the first, and waits for all."""
     for world_size, slowest in ((3, 0), (2, 1)):
-        (value,) = grade.values("grader.probes_start:workers", 1, workers=world_size, slowest=slowest)
+        patience = PATIENCE * grade.session.slowness
+        setting = {"workers": world_size, "slowest": slowest, "patience": patience}
+        (value,) = grade.values("grader.probes_start:workers", 1, **setting)
         if value["in_this_process"]:
             grade.fail("work() runs in the script's own process: target=work is to be named, not called")
         if value["unfinished"]:
@@ -96,7 +99,7 @@ def check_started(grade: Grade) -> None:
 def check_script(grade: Grade) -> None:
     """The whole script: both workers train on parts of their own and end with the same weights."""
     grade.check_written(grade.file, "common/data_partition.py")  # the start alone takes many seconds
-    result = grade.run("grader.probes_start:script", 1, deadline=60.0)
+    result = grade.run("grader.probes_start:script", 1, deadline=60.0, slowness=grade.session.slowness)
     stderr = result.ranks[0].stderr
     if todo := re.search(r"NotImplementedError: TODO ([0-9a-z]+\.[0-9]+)", stderr):
         raise not_attempted(grade.region) if todo[1] == grade.region else builds_on(todo[1])

@@ -38,14 +38,18 @@ def draw_settings(grade: Grade, count: int = 6) -> list[tuple[int, list[float]]]
     return [*fixed, *drawn]
 
 
-def counts_allowed(length: int, sizes: list[float]) -> tuple[list[int], list[bool]]:
-    """Each part rounded down, and whether largest remainders gives it one more; ties may go to any of the tied."""
+def counts_allowed(length: int, sizes: list[float]) -> list[set[int]]:
+    """The sizes that largest remainders allows each part: rounded down or one more, either where remainders tie."""
     shares = [round(size * length, 9) for size in sizes]
     floors = [math.floor(share) for share in shares]
     lost = [share - floor for share, floor in zip(shares, floors, strict=True)]
     left = length - sum(floors)
     limit = sorted(lost, reverse=True)[left - 1] if left else math.inf
-    return floors, [loss >= limit - 1e-7 for loss in lost]
+    allowed = []
+    for floor, loss in zip(floors, lost, strict=True):
+        tied = abs(loss - limit) <= 1e-7
+        allowed.append({floor, floor + 1} if tied else {floor + (loss > limit)})
+    return allowed
 
 
 def check_partition(grade: Grade) -> None:
@@ -106,13 +110,9 @@ def check_sizes(grade: Grade) -> None:
     """Sizes are rounded by largest remainder."""
     for length, sizes in draw_settings(grade):
         got = [len(part) for part in partitions(grade, length, sizes)["partitions"]]
-        floors, may_grow = counts_allowed(length, sizes)
+        allowed = counts_allowed(length, sizes)
         right = len(got) == len(sizes) and sum(got) == length
-        right = right and all(
-            count == floor or (count == floor + 1 and more)
-            for count, floor, more in zip(got, floors, may_grow, strict=True)
-        )
-        if not right:
+        if not (right and all(count in either for count, either in zip(got, allowed, strict=True))):
             shares = [round(size * length, 2) for size in sizes]
             grade.fail(
                 f"{length} examples in shares of {shares}: got partitions of {got}, see the rule in the docstring"
@@ -137,7 +137,7 @@ def check_seed(grade: Grade) -> None:
 
 
 def check_shuffled(grade: Grade) -> None:
-    """Indices are shuffled, the data is neither moved nor copied, the global generators are left alone."""
+    """Indices are shuffled, the data is neither moved nor copied."""
     value = partitions(grade, 60, [0.5, 0.5])
     flat = [index for part in value["partitions"] for index in part]
     if value["data_changed"]:

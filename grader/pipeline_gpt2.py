@@ -33,10 +33,18 @@ def _inputs(grade: Grade, masked: bool) -> dict[str, Any]:
     return rows | {"blocks": BLOCKS, "vocabulary": VOCABULARY}
 
 
-def spread(grade: Grade, split_size: int, masked: bool = False, step: bool = True) -> tuple[dict[str, Any], list[Any]]:
+def spread(
+    grade: Grade, split_size: int, masked: bool = False, step: bool = True, devices: int = 2
+) -> tuple[dict[str, Any], list[Any]]:
     """The student's model: what it gave, and the events."""
     result = grade.run(
-        "grader.probes_pipeline_gpt2:spread", 1, DEADLINE, split_size=split_size, step=step, **_inputs(grade, masked)
+        "grader.probes_pipeline_gpt2:spread",
+        1,
+        DEADLINE,
+        split_size=split_size,
+        step=step,
+        devices=devices,
+        **_inputs(grade, masked),
     )
     grade.must_return(result)
     return result.values[0], result.ranks[0].events
@@ -44,10 +52,10 @@ def spread(grade: Grade, split_size: int, masked: bool = False, step: bool = Tru
 
 def check_blocks(grade: Grade) -> None:
     """h_pp is a Pipe of the blocks themselves, in order, half on each device; nothing is registered twice."""
-    for split_size in (SPLIT_SIZE, int(grade.draw.integers(3, 9))):
-        told, _ = spread(grade, split_size, step=False)
-        pipe, half = told["pipe"], BLOCKS // 2
-        expected = [list(range(half)), list(range(half, BLOCKS))]
+    for devices, split_size in ((2, SPLIT_SIZE), (3, int(grade.draw.integers(3, 9)))):
+        told, _ = spread(grade, split_size, step=False, devices=devices)
+        pipe = told["pipe"]
+        expected = [[i for i in range(BLOCKS) if i * devices // BLOCKS == j] for j in range(devices)]
         if pipe["type"] != "Pipe":
             kind = "None" if pipe["type"] == "NoneType" else f"a {pipe['type']}"
             grade.fail(f"expected a Pipe in self.h_pp after _prepare_pipeline_parallel, got {kind}")

@@ -10,7 +10,6 @@ from grader.probes import Context
 
 SIZES: dict[str, Any] = {"n_embd": 8, "n_head": 2, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
 NO_DROPOUT: dict[str, Any] = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
-PARTITIONS = ["cpu:0", "cpu:1"]
 
 
 def _config(a: dict) -> GPT2Config:
@@ -54,7 +53,7 @@ def spread(context: Context) -> dict[str, Any]:
     before = _plain(a)
     model = module.GPT2LMHeadModelParallel(_config(a)).double()
     model.load_state_dict(before.state_dict())
-    model.parallelize(PARTITIONS)
+    model.parallelize([f"cpu:{j}" for j in range(a["devices"])])
     blocks = list(model.transformer.h)
     if a["split_size"]:
         context.during = "_prepare_pipeline_parallel"
