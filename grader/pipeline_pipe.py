@@ -183,11 +183,14 @@ def check_results(grade: Grade) -> None:
             if got[i] is not None and got[i].shape == batches[i].shape and np.allclose(got[i], batches[i] * factor):
                 continue
             places = [event.data["place"] for event in result.ranks[0].events if event.name == "enter"]
-            grade.fail(_wrong_result(i, j, got, batches, pairs) + _late_binding(places, pairs))
+            kind = result.values[0]["devices"][i]
+            grade.fail(_wrong_result(i, j, got, kind, batches, pairs) + _late_binding(places, pairs))
 
 
-def _wrong_result(i: int, j: int | None, got: list, batches: np.ndarray, pairs: list) -> str:
+def _wrong_result(i: int, j: int | None, got: list, kind: str, batches: np.ndarray, pairs: list) -> str:
     start = f"cycle {[tuple(pair) for pair in pairs]}: "
+    if got[i] is None:
+        return f"{start}batches[{i}] holds a {kind}, expected the tensor that partition {j} made from micro-batch {i}"
     if j is None:
         return f"{start}micro-batch {i} is not in it, and was changed"
     if np.allclose(got[i], batches[i]):

@@ -160,6 +160,7 @@ def compute(context: Context) -> dict[str, Any]:
             raise
         frames = [frame.name for frame in _frames(raised)]
         caught = {"same": raised is error, "type": type(raised).__name__, "words": str(raised), "frames": frames}
+    # Not only tensors: without a look at success, what a worker raised becomes a micro-batch.
     kept = [isinstance(batch, torch.Tensor) and batch.device.type != "meta" for batch in batches]
     told = {
         "batches": [batch if here else None for batch, here in zip(batches, kept, strict=True)],
