@@ -145,6 +145,7 @@ def test_a_script_that_starts_its_own_workers_has_the_courses_port(monkeypatch):
     assert (config.world_size, config.rank, config.master_port) == (2, 0, 11868)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("flags", [["--no_such_flag"], ["--seed", "x"], ["--task_name", "nothing"]])
 def test_the_script_ends_with_one_line_and_code_2(flags):
     script = ROOT / "task1_single" / "run_glue.py"

@@ -106,6 +106,7 @@ def test_code_that_was_changed_but_not_committed_is_seen(tmp_path, monkeypatch):
     assert doctor.code_state()["code"] != before["code"]
 
 
+@pytest.mark.medium
 def test_this_machine_is_examined_and_measured():
     result = run("-m", "cluster.doctor", "--master_port", str(free_port()))
 
@@ -116,6 +117,7 @@ def test_this_machine_is_examined_and_measured():
     assert result.returncode == (1 if counts["fix"] else 0)
 
 
+@pytest.mark.medium
 def test_hosts_are_examined_over_ssh_compared_and_measured(ssh):
     reach = ["--hosts", "127.0.0.1,localhost", "--ssh", ssh, "--python", sys.executable]
 
@@ -128,6 +130,7 @@ def test_hosts_are_examined_over_ssh_compared_and_measured(ssh):
     assert any("all_reduce between 2 workers: " in line for line in lines)
 
 
+@pytest.mark.medium
 def test_a_host_that_does_not_answer_is_one_line():
     result = run("-m", "cluster.doctor", "--hosts", "127.0.0.1", "--ssh", f"ssh -o BatchMode=yes -p {free_port()}")
 

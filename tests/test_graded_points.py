@@ -144,6 +144,7 @@ def test_a_python_without_torch_is_told_what_to_activate(monkeypatch):
         pytest_configure(None)
 
 
+@pytest.mark.medium
 def test_the_graders_of_one_region_can_be_run_alone():
     done = run("-m", "pytest", "-q", "--collect-only", "--region", "1.2", "tests/test_task1.py")
 

@@ -64,6 +64,7 @@ def test_a_rank_that_ends_well_leaves_the_others_at_work(stub):
 # -------------------------------------------------------------------------------- nothing is left behind
 
 
+@pytest.mark.medium
 def test_ranks_that_ignore_sigterm_and_their_children_are_killed(stub):
     script = stub("stubborn_family")
 
@@ -73,6 +74,7 @@ def test_ranks_that_ignore_sigterm_and_their_children_are_killed(stub):
     assert processes_with(script.parent) == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_however_the_launcher_is_stopped_no_process_is_left(stub, tmp_path, number, send):
@@ -90,6 +92,7 @@ def test_however_the_launcher_is_stopped_no_process_is_left(stub, tmp_path, numb
 # --------------------------------------------------------------------------------------- the real thing
 
 
+@pytest.mark.medium
 def test_hello_joins_sends_and_all_reduces_on_real_workers():
     result = launch("cluster/hello.py", workers=3)
 
@@ -98,6 +101,7 @@ def test_hello_joins_sends_and_all_reduces_on_real_workers():
     assert [lines_of(rank, result.stdout)[-1].partition("sum ")[2] for rank in range(3)] == ["[6.0, 60.0]"] * 3
 
 
+@pytest.mark.medium
 def test_hello_is_joined_by_torchrun_too():
     torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
 
@@ -114,6 +118,7 @@ def over_ssh(reach: str, *words) -> list:
     return ["-m", "cluster.launch", *hosts, "--ssh", reach, "--", *words]
 
 
+@pytest.mark.medium
 def test_hosts_are_reached_by_ssh_and_work_together(ssh):
     result = run(*over_ssh(ssh, "cluster/hello.py"))
 
@@ -121,6 +126,7 @@ def test_hosts_are_reached_by_ssh_and_work_together(ssh):
     assert [lines_of(rank, result.stdout)[-1].partition("sum ")[2] for rank in range(3)] == ["[6.0, 60.0]"] * 3
 
 
+@pytest.mark.medium
 def test_a_failure_on_a_host_is_named_and_ends_the_remote_processes(ssh, stub):
     script = stub("stubborn_family")
 
@@ -131,6 +137,7 @@ def test_a_failure_on_a_host_is_named_and_ends_the_remote_processes(ssh, stub):
     assert processes_with(script.parent) == []
 
 
+@pytest.mark.medium
 def test_kill_9_of_the_launcher_ends_the_remote_processes(ssh, stub, tmp_path):
     script = stub("stubborn_family")
     with started(*over_ssh(ssh, script)) as process:
@@ -141,6 +148,7 @@ def test_kill_9_of_the_launcher_ends_the_remote_processes(ssh, stub, tmp_path):
     wait_for(lambda: not processes_with(tmp_path), "the end of all remote processes")
 
 
+@pytest.mark.medium
 def test_a_host_that_refuses_is_one_failure_with_ssh_s_own_words(ssh, stub):
     nobody = ssh.replace("-l ", "-l no-such-user-")
 

@@ -115,6 +115,7 @@ made = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in f
 """
 
 
+@pytest.mark.medium
 def test_every_process_makes_the_same_models_and_tokenizers_byte_for_byte(tmp_path, monkeypatch):
     here: dict = {}
     monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "here"))
@@ -356,6 +357,7 @@ def test_offline_a_hub_name_says_how_to_go_on_without_the_hub(hub, monkeypatch):
         model_path("bert-base-cased", "bert")
 
 
+@pytest.mark.medium
 def test_a_hub_that_takes_the_connection_and_never_answers_is_asked_once(hub):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hub(f"http://127.0.0.1:{silent.getsockname()[1]}")

@@ -127,6 +127,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.medium
 def test_over_processes_loss_and_every_gradient_are_those_of_the_plain_model():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -395,6 +395,7 @@ def test_our_handout_gives_nothing_away():
     assert our_handout().problems == []
 
 
+@pytest.mark.medium
 def test_every_script_of_our_handout_answers_help(tmp_path):
     write(our_handout(), tmp_path / "handout")
     scripts = sorted((tmp_path / "handout").glob("task*/run_*.py")) + [tmp_path / "handout/pipeline/run_gpt2.py"]

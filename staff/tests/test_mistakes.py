@@ -297,6 +297,7 @@ SAME = """
 """
 
 
+@pytest.mark.medium
 def test_all_caught_by_name_and_all_variants_accepted_is_a_success(course):
     code, figures, printed = course(TOO_SMALL + TOO_LARGE, SAME)
 
@@ -305,6 +306,7 @@ def test_all_caught_by_name_and_all_variants_accepted_is_a_success(course):
     assert "wrong: expected at least 1, got -1" in printed
 
 
+@pytest.mark.medium
 def test_by_default_only_the_named_tests_run_and_with_all_every_one(course):
     _, _, named = course(TOO_SMALL + TOO_LARGE)
     _, _, everything = course(TOO_SMALL + TOO_LARGE, "", "--all")
@@ -312,6 +314,7 @@ def test_by_default_only_the_named_tests_run_and_with_all_every_one(course):
     assert ("F  | mistakes/bank: too small" in named) and ("F. | mistakes/bank: too small" in everything)
 
 
+@pytest.mark.medium
 def test_a_survivor_fails_the_whole(course):
     code, figures, printed = course(TOO_SMALL + TOO_LARGE.replace("x = 2", "x = 1 + 0"))
 
@@ -320,6 +323,7 @@ def test_a_survivor_fails_the_whole(course):
     assert "not caught by test_x_is_not_too_large" in printed
 
 
+@pytest.mark.medium
 def test_a_mistake_that_only_another_test_catches_fails_the_whole(course):
     code, figures, _ = course(TOO_SMALL.replace("x = -1", "x = 3") + TOO_LARGE, "", "--all")
 
@@ -327,6 +331,7 @@ def test_a_mistake_that_only_another_test_catches_fails_the_whole(course):
     assert (figures["mistakes"], figures["caught"], figures["caught_by_name"]) == (2, 2, 1)
 
 
+@pytest.mark.medium
 def test_a_refused_variant_fails_the_whole(course):
     code, figures, printed = course(TOO_SMALL + TOO_LARGE, SAME.replace("1 + 0", "2"))
 
@@ -335,6 +340,7 @@ def test_a_refused_variant_fails_the_whole(course):
     assert "not accepted" in printed
 
 
+@pytest.mark.medium
 def test_a_test_that_no_mistake_fails_fails_the_whole(course):
     code, _, printed = course(TOO_SMALL)
 
@@ -342,6 +348,7 @@ def test_a_test_that_no_mistake_fails_fails_the_whole(course):
     assert "no mistake of the bank fails test_x_is_not_too_large" in printed
 
 
+@pytest.mark.medium
 def test_a_test_that_is_not_there_is_named(course):
     with pytest.raises(InputError, match="has no test test_z"):
         course(TOO_SMALL.replace("test_x_is_not_too_small", "test_z"))
