@@ -21,6 +21,11 @@ BLOCK = 32768  # bytes of a block in a LevelDB log
 TOO_LONG = 900  # seconds; a busy machine, and DeepSpeed's first compilation
 
 
+def slow(strategy):
+    """A strategy of which another one, engine and all, stands for it in make test."""
+    return pytest.param(strategy, marks=pytest.mark.slow)
+
+
 def benchmark(*words, **options):
     return run("-m", "benchmark.run", *words, **{"timeout": TOO_LONG} | options)
 
@@ -84,7 +89,7 @@ def test_a_run_writes_its_table_its_files_and_one_json_line(tmp_path):
     assert len(board.Scalars("validation/perplexity")) == 3
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3", "pipeline"])
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3", "pipeline", slow("ddp"), slow("zero2")])
 def test_a_killed_run_goes_on_with_the_same_losses(strategy, tmp_path, monkeypatch):
     monkeypatch.setattr("tests.processes.DEADLINE_SECONDS", TOO_LONG)
     if strategy.startswith("zero"):
@@ -179,7 +184,7 @@ def test_out_of_memory_is_recorded_as_such(tmp_path):
     assert (tmp_path / "s" / "latency.csv").read_text() == "single,4\ngpt2-tiny,OOM\n"
 
 
-@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "zero2"])
+@pytest.mark.parametrize("strategy", ["single", "fsdp", slow("ddp"), slow("zero2")])
 def test_bf16_comes_near_the_losses_of_fp32(strategy, tmp_path):
     if strategy.startswith("zero"):
         pytest.importorskip("deepspeed")

@@ -110,6 +110,7 @@ def test_what_the_report_misses_is_said_again(tree):
     assert any(what.startswith("figure submit_figures/") for what in collect(*_with_report(tree)).missing)
 
 
+@pytest.mark.medium
 def test_packed_twice_the_archives_are_the_same_byte_for_byte(tree, tmp_path):
     folder, _ = tree
     for path in folder.rglob("*.py"):

@@ -154,6 +154,7 @@ def test_words_are_kept_when_the_report_is_built_again(tree):
     assert "it is kept as" not in said
 
 
+@pytest.mark.medium
 def test_built_again_from_the_same_both_files_are_the_same(tree):
     build(tree)
     write_words(tree, "reasons", "Latency.")

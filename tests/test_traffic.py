@@ -61,6 +61,7 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are(tmp_path):
         Counter("eth7", tmp_path / "c.csv", kernel=kernel_file(tmp_path / "dev", 1, 1))
 
 
+@pytest.mark.medium
 def test_readings_come_ten_times_a_second_and_cost_under_a_hundredth_of_a_core(tmp_path):
     used = resource.getrusage(resource.RUSAGE_SELF)
     begin = time.monotonic()

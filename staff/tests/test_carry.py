@@ -1,5 +1,7 @@
 """`submit.py carry` on the real handout: solved home files are all a student needs to write."""
 
+import pytest
+
 from common.course import load_course
 from common.paths import ROOT
 from common.todo import find_blocks
@@ -7,6 +9,7 @@ from handin.carry import carry
 from staff.handout import assemble
 
 
+@pytest.mark.medium
 def test_home_files_solved_and_carried_give_the_solved_handout(tmp_path):
     course = load_course()
     unsolved, solved = assemble(ROOT).files, assemble(ROOT, solved=course.regions).files
