@@ -26,7 +26,8 @@ GRADED = ("course.toml", "common/*.py", "task*/*.py", "pipeline/*.py")  # what t
 class Entry:
     """One mistake or variant: new bodies by region (and part: "2a.2/1"), and a patch of what lies outside regions.
 
-    `fails` says which tests a mistake must fail, and which words the message of each must hold.
+    `fails` says which tests a mistake must fail, and which words the message of each must hold. `race`: what a thread
+    finds depends on which one comes first, so that beyond `fails` its messages may differ from run to run.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Entry:
     bodies: dict[str, str]
     patch: str = ""
     fails: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    race: bool = False
 
     @property
     def is_mistake(self) -> bool:
@@ -75,7 +77,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _entry(kind: str, bank: str, name: str, row: dict[str, Any], table: dict[str, Any]) -> Entry:
     where = f"{kind}/{bank}.toml: {name!r}"
-    known = {"body", "patch", "file"} | ({"fails"} if kind == "mistakes" else set())
+    known = {"body", "patch", "file"} | ({"fails", "race"} if kind == "mistakes" else set())
     if unknown := set(row) - known:
         raise InputError(f"{where}: unknown key {min(unknown)!r}; expected some of {', '.join(sorted(known))}")
     if not row.get("body") and not row.get("patch"):
@@ -83,8 +85,10 @@ def _entry(kind: str, bank: str, name: str, row: dict[str, Any], table: dict[str
     if kind == "mistakes" and not row.get("fails"):
         raise InputError(f"{where}: expected the tests that must fail, fails.test_name = [words], got none")
     fails = {test: (words,) if isinstance(words, str) else tuple(words) for test, words in row.get("fails", {}).items()}
-    file = row.get("file", table["file"])
-    return Entry(kind, bank, name, table["task"], file, row.get("body", {}), row.get("patch", ""), fails)
+    file, bodies, race = row.get("file", table["file"]), row.get("body", {}), row.get("race", False)
+    if not isinstance(race, bool):
+        raise InputError(f"{where}: race: expected true or false, got {race!r}")
+    return Entry(kind, bank, name, table["task"], file, bodies, row.get("patch", ""), fails, race)
 
 
 def copy_tree(tree: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from common.course import load_course
 from common.paths import ROOT
 from staff.class_check import complaints
+from staff.repeat import same
 
 COURSE = load_course()
 TESTS = [
@@ -79,6 +80,22 @@ def test_a_class_is_graded_as_it_must_be(tmp_path):
     run("staff.grade", *hand_ins, "--out", tmp_path / "graded", "--jobs", 2)
 
     assert run("staff.class_check", tmp_path / "class", tmp_path / "graded")["as_expected"] == 14
+
+
+@pytest.mark.parametrize(
+    ("other", "with_messages", "equal"),
+    [
+        ({"message": "other words"}, True, False),
+        ({"message": "other words"}, False, True),
+        ({"points": 1}, False, False),
+        ({"status": "failed"}, False, False),
+    ],
+)
+def test_a_race_and_another_seed_may_change_words_but_no_points(other, with_messages, equal):
+    test = {"id": "a", "status": "skipped", "points": 0, "message": "words"}
+    left, right = (json.dumps({"tests": [one]}).encode() for one in (test, test | other))
+
+    assert same(left, right, with_messages) == equal
 
 
 @pytest.mark.slow

@@ -145,6 +145,7 @@ def test_a_hunk_is_its_old_and_its_new_text():
         ("task = '1'\nfile = 'a.py'\n[one]\nbody.x = 'y'", "expected the tests that must fail"),
         ("task = '1'\nfile = 'a.py'\n[one]\nfails.x = 'y'", "expected a body or a patch"),
         ("task = '1'\nfile = 'a.py'\n[one]\nfails.x = 'y'\nbodies = 'z'", "unknown key 'bodies'"),
+        ("task = '1'\nfile = 'a.py'\n[one]\nfails.x = 'y'\nbody.x = 'y'\nrace = 'no'", "race: expected true or false"),
     ],
 )
 def test_a_malformed_bank_is_refused(text, message, tmp_path):
