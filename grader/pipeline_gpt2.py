@@ -51,7 +51,7 @@ def spread(
 
 
 def check_blocks(grade: Grade) -> None:
-    """h_pp is a Pipe of the blocks themselves, in order, half on each device; nothing is registered twice."""
+    """h_pp is a Pipe of the blocks themselves, in order, each on its device; nothing is registered twice."""
     for devices, split_size in ((2, SPLIT_SIZE), (3, int(grade.draw.integers(3, 9)))):
         told, _ = spread(grade, split_size, step=False, devices=devices)
         pipe = told["pipe"]

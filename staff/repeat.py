@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.times < 2:
         raise InputError(f"--times: expected at least 2 runs to compare, got {options.times}")
     wrong = mistakes(options.mistakes, options.task, random.Random(options.seed))
+    races = {name for name, mistake in wrong.items() if mistake.race}
     with tempfile.TemporaryDirectory(prefix="cos598d-repeat-") as scratch:
         folder = Path(scratch, "submissions")
         for name, files in submissions(wrong).items():
@@ -80,12 +81,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             seed = options.seed + (number == options.times)  # the last one has another
             reports = grade(folder, Path(scratch, f"run{number}"), seed, options.jobs, options.task)
             first = first or reports
-            words_count = {name: seed == options.seed and not (name in wrong and wrong[name].race) for name in first}
-            unequal = {name for name in first if not same(first[name], reports[name], words_count[name])}
+            worded = set(first) - races if seed == options.seed else set()  # messages must be equal, too
+            unequal = {name for name in first if not same(first[name], reports[name], name in worded)}
             different |= unequal
             print(f"run {number + 1} of {runs}, seed {seed}: {len(unequal)} of {len(first)} differ", flush=True)
             for name in sorted(unequal):
-                show(name, first[name], reports[name], words_count[name])
+                show(name, first[name], reports[name], name in worded)
     print(json.dumps({"submissions": len(first), "runs": runs, "different": len(different)}))
     sys.exit(1 if different else 0)
 
