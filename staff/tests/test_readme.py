@@ -5,7 +5,6 @@ import subprocess
 
 from common.course import load_course
 from common.paths import ROOT
-from staff import messages
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COURSE = load_course()
@@ -50,7 +49,3 @@ def test_the_file_tree_names_every_file_and_folder_at_the_top():
     top = {file.split("/")[0] for file in tracked if not file.startswith(".")}
 
     assert top - {"requirements.txt", "constraints.txt"} <= {name.split("/")[0] for name in tree()}
-
-
-def test_the_page_of_error_messages_is_up_to_date():
-    assert messages.PAGE.read_text(encoding="utf-8") == messages.page(), "run python -m staff.messages"
