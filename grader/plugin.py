@@ -1,6 +1,8 @@
-"""The graders as pytest shows them: options, markers, points, six outcomes, hints, and the table at the end.
+"""The graders as pytest shows them: options, markers, points, outcomes, hints, and the table at the end.
 
-A test marked `graded(region, points)` belongs to a region of course.toml; all other tests are left alone.
+A test marked `graded(region, points)` belongs to a region of course.toml; all other tests are left alone. With
+`absence=True` the test shows only that something is not there (an import, a second collective). It counts when the
+region's other tests pass: code that does nothing must not earn its points.
 """
 
 import importlib.util
@@ -39,7 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"expected a Python with torch, got {sys.executable}; `source .venv/bin/activate` first"
         )
-    config.addinivalue_line("markers", "graded(region, points): a test that gives points for a region of course.toml")
+    config.addinivalue_line(
+        "markers",
+        "graded(region, points, needs=[], absence=False): a test that gives points for a region of course.toml",
+    )
     tree = Path(config.getoption("--tree") or os.environ.get("COS598D_TREE") or ROOT).resolve()
     try:
         config.stash[SESSION] = Session(tree, load_course(), config.getoption("--seed"))
@@ -92,6 +97,12 @@ def mark_of(item: pytest.Item) -> tuple[str, int] | None:
     return (mark.args[0], mark.kwargs["points"]) if mark else None
 
 
+def shows_absence(item: pytest.Item) -> bool:
+    """Whether a test passes for code that does nothing, so that it counts only beside the region's other tests."""
+    mark = item.get_closest_marker("graded")
+    return bool(mark and mark.kwargs.get("absence"))
+
+
 def region_of(item: pytest.Item) -> str:
     """The region that a test grades, "" for a test that grades none."""
     mark = mark_of(item)
@@ -111,7 +122,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """--region selects. Graders run in the order of the course's table: what a test builds on is known by then."""
+    """--region selects. Graders run in the order of the course's table, tests of absence last in their region: what a
+    test builds on is known when it runs."""
     wanted = config.getoption("--region")
     if wanted:
         if wanted not in config.stash[SESSION].course.regions:
@@ -121,7 +133,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
     order = {id: number for number, id in enumerate(config.stash[SESSION].course.regions)}
-    items.sort(key=lambda item: order.get(region_of(item), -1))
+    items.sort(key=lambda item: (order.get(region_of(item), -1), shows_absence(item)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -179,11 +191,27 @@ def _judge(item: pytest.Item, region: str, points: int, call: pytest.CallInfo) -
     if status not in ("passed", "not attempted", Skipped.status) and missing:
         message = f"builds on region {missing}, which is not passed yet. What was seen: {message}"
         status = Skipped.status
+    if status == "passed" and shows_absence(item) and (others := open_tests(region, entries)):
+        status, message = Skipped.status, not_counted(region, others)
     got = points if status == "passed" else 0
     row = course.regions[region]
     entries[item.nodeid] = Entry(item.nodeid, row.task, region, status, got, points, message)
     known = isinstance(error, Verdict)
     return f"{status}: {message} [region {region}, 0 of {points}]" if known or status == Skipped.status else ""
+
+
+def open_tests(region: str, entries: dict[str, Entry]) -> list[str]:
+    """The names of a region's tests that have run and have not passed."""
+    return [
+        entry.id.rpartition("::")[2]
+        for entry in entries.values()
+        if entry.region == region and entry.status != "passed"
+    ]
+
+
+def not_counted(region: str, others: list[str]) -> str:
+    rest = f" and {len(others) - 1} more do not" if len(others) > 1 else " does not"
+    return f"not counted: this test counts when the other tests of region {region} pass; {others[0]}{rest}"
 
 
 def unpassed(course: Course, region: str, more: tuple[str, ...], entries: dict[str, Entry]) -> str:

@@ -92,8 +92,9 @@ class ZygoteProcess:
 
     def close(self) -> None:
         self.control.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
+        if self.ready:  # before that it has started no rank, and would load torch to its end
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
         self.process.kill()
         self.process.wait()
         self.kill_marked()

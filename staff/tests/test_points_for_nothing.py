@@ -1,0 +1,55 @@
+"""Hand-ins that hold no work earn nothing: the untouched handout, and a statement that does nothing in every region."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.course import files_matching, load_course
+from common.paths import ROOT
+from common.todo import find_blocks
+from staff import handout
+from staff.bank import GRADED
+from tests.processes import run
+
+COURSE = load_course()
+GRADERS = sorted({test for row in COURSE.regions.values() for test in row.tests})
+NOTHING = {"pass": "pass", "return None": "return None", "ellipsis": "..."}
+
+
+def make(tree: Path, body: str = "") -> None:
+    """A handout with `body` in place of every placeholder; "" leaves them."""
+    for name, content in handout.assemble(ROOT).files.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes(content)
+    for file in files_matching(tree, GRADED) if body else ():
+        lines = (tree / file).read_text(encoding="utf-8").split("\n")
+        for block in reversed(find_blocks("\n".join(lines), file)):
+            lines[block.line : block.end_line - 1] = [block.indent + body]
+        (tree / file).write_text("\n".join(lines), encoding="utf-8")
+
+
+def graded(tree: Path, folder: Path) -> list[dict]:
+    report = folder / "report.json"
+    run("-m", "pytest", "-q", "--tree", tree, "--report", report, *GRADERS, timeout=900)
+    return json.loads(report.read_text())["tests"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", NOTHING.values(), ids=NOTHING)
+def test_a_statement_that_does_nothing_in_every_region_earns_no_point(tmp_path, body):
+    make(tmp_path / "tree", body)
+
+    tests = graded(tmp_path / "tree", tmp_path)
+
+    assert [test["id"] for test in tests if test["points"]] == []
+    assert sum(test["max_points"] for test in tests) == COURSE.total
+
+
+@pytest.mark.medium
+def test_the_untouched_handout_earns_no_point_and_every_test_says_so(tmp_path):
+    make(tmp_path / "tree")
+
+    tests = graded(tmp_path / "tree", tmp_path)
+
+    assert {(test["status"], test["points"]) for test in tests} == {("not attempted", 0)}

@@ -1,0 +1,72 @@
+"""Tests that only show that something is not there: they run last in their region, and count beside passed ones."""
+
+import json
+
+import pytest
+
+from common.paths import ROOT
+from tests.processes import run
+
+GRADERS = """
+import pytest
+
+graded = pytest.mark.graded
+
+@graded("1.1", points=1, absence=True)
+def test_nothing_is_imported(): pass
+
+@graded("1.1", points=2)
+def test_the_model_is_loaded(): assert {loaded}
+
+@graded("1.2", points=1, absence=True)
+def test_nothing_is_sent(): assert {silent}
+
+@graded("1.2", points=2)
+def test_backward_runs(): pass
+"""
+
+
+@pytest.fixture
+def grade(tmp_path):
+    """Run these graders with the real plugin; returns the report's tests by name, in the order in which they ran."""
+    (tmp_path / "conftest.py").write_text(
+        f"import sys\nsys.path.append({str(ROOT)!r})\npytest_plugins = ['grader.plugin']\n"
+    )
+
+    def graded(*words, **values):
+        (tmp_path / "test_a.py").write_text(GRADERS.format(**{"loaded": True, "silent": True} | values))
+        done = run("-m", "pytest", "-q", "--report", "report.json", *words, "test_a.py", cwd=tmp_path)
+        tests = json.loads((tmp_path / "report.json").read_text())["tests"]
+        return {test["id"].rpartition("::")[2]: test for test in tests}, done.stdout
+
+    return graded
+
+
+@pytest.mark.medium
+def test_a_test_of_absence_gives_nothing_while_another_test_of_its_region_fails(grade):
+    tests, shown = grade(loaded=False)
+
+    assert (tests["test_nothing_is_imported"]["status"], tests["test_nothing_is_imported"]["points"]) == ("skipped", 0)
+    assert tests["test_nothing_is_imported"]["message"] == (
+        "not counted: this test counts when the other tests of region 1.1 pass; test_the_model_is_loaded does not"
+    )
+    assert tests["test_nothing_is_sent"]["status"] == "passed", "the other region's tests pass"
+    assert "3/6" in shown
+
+
+@pytest.mark.medium
+def test_a_test_of_absence_runs_after_the_others_of_its_region_and_counts_with_them(grade):
+    tests, _ = grade()
+
+    assert list(tests) == [
+        "test_the_model_is_loaded", "test_nothing_is_imported", "test_backward_runs", "test_nothing_is_sent",
+    ]  # fmt: skip
+    assert {test["status"] for test in tests.values()} == {"passed"}
+
+
+@pytest.mark.medium
+def test_what_a_test_of_absence_finds_is_said_even_where_it_cannot_count(grade):
+    tests, _ = grade(silent=False)
+
+    assert tests["test_nothing_is_sent"]["status"] == "crashed"
+    assert tests["test_backward_runs"]["points"] == 2, "and it does not take the other tests' points"
