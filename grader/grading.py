@@ -34,12 +34,16 @@ class Session:
         self.slowness = float(os.environ.get("COS598D_SLOWNESS", "1"))  # a factor for the deadlines
         self.runs: dict[str, Result] = {}
 
-    def run(self, probe: str, world_size: int, arguments: dict, deadline: float = DEADLINE) -> Result:
+    def run(
+        self, probe: str, world_size: int, arguments: dict, deadline: float = DEADLINE, payloads: bool = False
+    ) -> Result:
         told = {name: value for name, value in arguments.items() if name != "each"}  # which follows from the seed
-        key = json.dumps([probe, world_size, told], sort_keys=True)
+        key = json.dumps([probe, world_size, payloads, told], sort_keys=True)
         if key not in self.runs:
             limit = deadline * self.slowness
-            self.runs[key] = ranks.run(probe, world_size, arguments, deadline=limit, tree=self.tree)
+            self.runs[key] = ranks.run(
+                probe, world_size, arguments, deadline=limit, tree=self.tree, keep_payloads=payloads
+            )
         return self.runs[key]
 
 
@@ -73,14 +77,17 @@ class Grade:
         except (OSError, ValueError):
             return []
 
-    def run(self, probe: str, world_size: int, deadline: float = DEADLINE, **arguments: Any) -> Result:
-        """Run a probe on the student's file; what it came to is in the result. The same run is made only once.
+    def run(
+        self, probe: str, world_size: int, deadline: float = DEADLINE, payloads: bool = False, **arguments: Any
+    ) -> Result:
+        """Run a probe on the student's file; how it ended is in the result. The same run is made only once.
 
-        Raises the verdict at once if the file does not even load.
+        With `payloads` the result keeps what each rank handed to its collectives. Raises the verdict at once if the
+        file does not even load.
         """
         arguments = {"file": self.file, "seed": self.seed} | arguments
         self.must_load(str(arguments["file"]))
-        self.last = self.session.run(probe, world_size, arguments, deadline)
+        self.last = self.session.run(probe, world_size, arguments, deadline, payloads)
         return self.last
 
     def must_load(self, file: str) -> None:
