@@ -242,6 +242,8 @@ def become_rank(rank: int, folder: str, line: int, stdout: int, stderr: int, sta
 
 def main(descriptor: int) -> None:
     """Load what ranks need, then serve the grader on an inherited descriptor."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # a limit that the grader has for its own memory
     sys.path.remove(ROOT)  # from here on a student's `common` must not be found beside ours
     sys.modules["pandas"] = None  # type: ignore[assignment]  # sklearn would import it: 60 MiB and a thread of arrow's
     for name in PRELOAD:

@@ -15,6 +15,7 @@ from typing import Any
 
 from common.course import Course, load_course
 from common.errors import InputError, exit_on_input_error
+from staff.kept import folder_of
 
 UNREADABLE = ("a truncated zip", "a text called .zip", "a name that leads out", "an empty zip", "nothing of the course")
 
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     try:
         made = json.loads((options.made / "class.json").read_text(encoding="utf-8"))
-        reports = {name: json.loads((options.graded / name / "report.json").read_text()) for name in made}
+        reports = {name: json.loads((folder_of(options.graded, name) / "report.json").read_text()) for name in made}
     except OSError as error:
         raise InputError(f"expected class.json and a report for each submission, got no {error.filename}") from None
     course, right = load_course(), 0

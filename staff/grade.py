@@ -1,16 +1,17 @@
-"""Grades a class: folders and zips in; a report and a page for each, a grade book and an overview out.
+"""Grade a class: folders and zips in; a report and a page for each, a grade book and an overview out.
 
-    python -m staff.grade submissions/*.zip --out graded --jobs 2
+    python -m staff.grade submissions/* --out graded --jobs 2
+    python -m staff.grade submissions/* --out graded --part 3/16      # one share of the class, on this machine
 
-writes DIR/NAME/report.json and index.html for each submission, DIR/gradebook.csv and DIR/index.html. What is graded
-stays, unless it, the graders or the course have changed since: a run that was killed is simply started again.
+writes DIR/hand_ins/NAME/report.json and index.html for each submission, DIR/gradebook.csv and DIR/index.html. Results
+are kept, unless the submission, the graders or the course have changed since: start a run that was killed again. Parts
+share DIR and may run at the same time; each adds its results to the one grade book when it ends.
 """
 
 import argparse
 import json
 import os
 import random
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -18,16 +19,21 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
-from common.paths import ROOT, atomic_write
-from staff import gradebook, pages
-from staff.grading import DEADLINE, Grading, at_work, grader_files, hidden_files
+from common.paths import ROOT
+from grader.zygote import descendants, kill_all
+from staff.apart import Unfinished, run_apart
+from staff.class_files import summary, write_class
+from staff.grading import DEADLINE, Grading, grader_files, hidden_files
+from staff.kept import at_work
 from staff.submissions import Submission, name_all
+
+CLASS_TIME = 600.0  # seconds to write the grade book and the overview, waiting for other parts included
 
 
 def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) -> dict[str, bool]:
     """Grade `jobs` submissions at a time. Returns for each, by name, whether it was graded now or before.
 
-    One that our own graders fail on is left out, and said on stderr.
+    A submission that our own graders fail on is left out; stderr says so.
     """
     done: dict[str, bool] = {}
     with ThreadPoolExecutor(jobs) as pool:
@@ -41,68 +47,64 @@ def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) ->
                 done[name] = future.result()
                 tell(grading, name, done[name], f"{len(done)}/{len(submissions)}")
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            grading.stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            kill_all(lambda: descendants(os.getpid(), set()))  # or Ctrl-C would wait for every deadline
             raise
     return done
 
 
 def tell(grading: Grading, name: str, now: bool, count: str) -> None:
-    """One line as soon as a submission is done."""
+    """Print one line as soon as a submission is done."""
     row = grading.read(name)
     figures = f"{row.run['wall_s']:6.1f} s  {row.run['peak_pss_mb'] or 0:6.0f} MB" if now else "graded before"
     score = f"{row.report['score']:3} of {row.report['max_score']}"
-    print(f"{count:>7}  {score}  {figures}  {name}  {'; '.join(row.run['notes'])[:100]}".rstrip(), flush=True)
+    notes = "; ".join(["look at this by hand"] * bool(row.run.get("flags")) + row.run["notes"])
+    print(f"{count:>7}  {score}  {figures}  {name}  {notes[:100]}".rstrip(), flush=True)
 
 
-def write_class(grading: Grading, submissions: Sequence[Submission], footer: str) -> list[gradebook.Row]:
-    """The grade book and the overview, of all submissions of this run, in their order."""
-    rows = [grading.read(submission.name) for submission in submissions]
-    gradebook.write_csv(grading.out / "gradebook.csv", rows, grading.course)
-    if rows:
-        with atomic_write(grading.out / "index.html") as file:
-            file.write(pages.class_page(rows, grading.course, footer))
-    return rows
+def share(submissions: Sequence[Submission], part: str) -> list[Submission]:
+    """The submissions of part "3/16": every sixteenth by name, so that each is in one part whatever the order.
 
-
-def summary(rows: Sequence[gradebook.Row], done: dict[str, bool], seconds: float) -> dict:
-    """The figures of this run. Memory is that of one job, graders and ranks together, shared pages once."""
-    now = [row for row in rows if done[row.name]]
-    peaks = [row.run["peak_pss_mb"] for row in now if row.run["peak_pss_mb"]]
-    return {
-        "submissions": len(rows),
-        "graded": len(now),
-        "kept": len(rows) - len(now),
-        "unreadable": sum(row.run["unreadable"] for row in rows),
-        "mean_score": round(statistics.fmean([row.report["score"] for row in rows] or [0]), 1),
-        "max_score": max((row.report["max_score"] for row in rows), default=0),
-        "seconds": round(seconds, 1),
-        "submissions_per_hour": round(3600 * len(now) / seconds, 1) if now else None,
-        "longest_s": max((row.run["wall_s"] for row in now), default=None),
-        "peak_pss_mb": max(peaks, default=None),
-    }
+    Raises:
+        InputError: a part that is none.
+    """
+    if not part:
+        return list(submissions)
+    number, _, parts = part.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise InputError(f"--part: expected NUMBER/PARTS such as 3/16, got {part!r}")
+    return sorted(submissions, key=lambda submission: submission.name)[int(number) - 1 :: int(parts)]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
     submissions = name_all(options.submissions)
+    mine = share(submissions, options.part)
     start = time.monotonic()
-    with at_work(options.out) as scratch:
+    with at_work(options.out, options.part.replace("/", "-of-")) as scratch:
         tests = options.tests or grader_files() + (hidden_files() if options.hidden else [])
         grading = Grading.prepare(options.out, scratch, tests, seed=options.seed, deadline=options.deadline)
-        done = grade_all(grading, submissions, options.jobs)
-        graded = [submission for submission in submissions if submission.name in done]
-        rows = write_class(grading, graded, f"Sandbox: {json.dumps(grading.sandbox)}")
-    figures = summary(rows, done, time.monotonic() - start) | {"not_graded": len(submissions) - len(rows)}
-    print(f"{len(rows)} submissions: {options.out / 'index.html'}, {options.out / 'gradebook.csv'}")
+        done = grade_all(grading, mine, options.jobs)
+        failed = {submission.name for submission in mine} - set(done)
+        names = [submission.name for submission in submissions if submission.name not in failed]
+        footer = f"Sandbox: {json.dumps(grading.sandbox)}"
+        try:
+            rows = run_apart(write_class, options.out, names, grading.course, footer, seconds=CLASS_TIME)
+        except Unfinished as error:
+            raise InputError(f"{options.out}/gradebook.csv: expected it to be written in time, got: {error}") from None
+    figures = summary(rows, done, time.monotonic() - start) | {"not_graded": len(failed), "class": len(rows)}
+    print(f"{len(rows)} of {len(submissions)} graded: {options.out / 'index.html'}, {options.out / 'gradebook.csv'}")
     print(json.dumps(figures))
-    sys.exit(1 if figures["not_graded"] else 0)
+    sys.exit(1 if failed else 0)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("submissions", nargs="+", type=Path, metavar="SUBMISSION", help="a folder or a zip")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where results go, and are looked for")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for results, old and new")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="submissions at a time")
+    parser.add_argument("--part", default="", metavar="K/N", help="grade the K-th of N shares of the class only")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**30), help="draw inputs again")
     parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds for one submission (%(default)s)")
     parser.add_argument("--hidden", action="store_true", help="the hidden tests of course.toml as well")

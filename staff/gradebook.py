@@ -13,7 +13,7 @@ from common.paths import atomic_write
 
 MOST_MISTAKES = 20
 NOT_MISTAKES = ("passed", "not attempted", "skipped")
-SEED = re.compile(r" \(inputs drawn with seed \d+; --seed \d+ draws them again\)")
+SEED = re.compile(r" \(inputs drawn with seed \d{1,20}; [^()]{0,100}\)")
 NUMBERS = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run a cell that begins so
 
@@ -70,16 +70,23 @@ def write_csv(path: Path, rows: Iterable[Row], course: Course) -> None:
     """One line for each submission: score, points of each task and region, time, memory, notes."""
     head = ["submission", "score", "max_score"]
     head += [f"task {task}" for task in course.tasks] + list(course.regions)
-    head += ["seconds", "peak_pss_mb", "notes"]
+    head += ["look at by hand", "seconds", "peak_pss_mb", "notes"]
     with atomic_write(path) as file:
         table = csv.writer(file)
         table.writerow(head)
         for row in rows:
             points = [row.points("task", task) for task in course.tasks]
             points += [row.points("region", region) for region in course.regions]
-            figures = [row.run.get("wall_s", ""), row.run.get("peak_pss_mb", "")]
+            figures = [_cell(look_at(row)), row.run.get("wall_s", ""), row.run.get("peak_pss_mb", "")]
             score = [row.report["score"], row.report["max_score"]]
             table.writerow([_cell(row.name), *score, *points, *figures, _cell("; ".join(row.run.get("notes", [])))])
+
+
+def look_at(row: Row) -> str:
+    """The lines to look at by hand: "common/schedule.py:3, while running"."""
+    flags = row.run.get("flags", [])
+    places = [f"{flag['file']}:{flag['line']}" if flag["file"] else "while running" for flag in flags]
+    return ", ".join(dict.fromkeys(places))
 
 
 def _cell(text: str) -> str:

@@ -1,12 +1,10 @@
-"""Grades one submission after the other into DIR/NAME: report.json for machines, index.html for the student.
+"""Grades one submission after the other into DIR/hand_ins/NAME; see staff/kept.py for what is written there.
 
-report.json is written last and all at once: where it stands, the submission is graded. What was noted on the way
-(time, memory, notes, what ranks printed) is in run.json, so that equal submissions give equal reports.
+Reports have no times in them, so that equal submissions get equal reports. What is read of a hand-in is read in
+processes of their own (staff/apart.py), and each step has a deadline: a hand-in that hangs one of them gets a report
+that says so, and costs nobody else anything.
 """
 
-import contextlib
-import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -14,28 +12,30 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from common.course import Course, files_matching, load_course
 from common.errors import InputError
-from common.paths import ROOT, atomic_write
-from staff import pages
+from common.paths import ROOT
+from staff import heard, kept
+from staff.apart import Unfinished, run_apart
 from staff.gradebook import Row
+from staff.hand_in import Opened, digest, open_into, page, unreadable
+from staff.heard import Tests
 from staff.sandbox import probe, run_graded
-from staff.submissions import Submission, clean_files, open_submission, printable, write_tree
+from staff.submissions import Submission, clean_files, printable
 
-DEADLINE = 600.0  # seconds for one submission; its graders have shorter ones of their own
+DEADLINE = 600.0  # seconds for the graders of one submission; single tests have shorter ones of their own
+OPEN_TIME = 120.0  # seconds to unpack a hand-in, which has at most 64 MiB
+PAGE_TIME = 60.0  # seconds to read the graders' report, and again to make the student's page
 GRADERS = ("course.toml", "common/*.py", "grader/*.py", "tests/conftest.py")  # and the tests: what decides on points
 PACKAGES = ("torch", "transformers", "numpy", "pytest")
-PREFIX = "cos598d-grade-"
-
-Tests = list[dict[str, Any]]
 
 
 def grader_files() -> list[str]:
@@ -48,36 +48,6 @@ def hidden_files() -> list[str]:
     """The graders that only the autograder runs."""
     patterns = load_course().hidden.get("tests", [])
     return [file for file in files_matching(ROOT, patterns) if Path(file).name.startswith("test_")]
-
-
-@contextlib.contextmanager
-def at_work(out: Path) -> Iterator[Path]:
-    """Alone in `out`, with a scratch folder that is gone at the end; what a killed run has left goes first."""
-    out.mkdir(mode=0o700, parents=True, exist_ok=True)  # grades are for nobody else on this machine
-    with open(out / ".grading", "a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"{out}: expected no one else at work here, got another staff.grade; wait for it"
-            ) from None
-        lock.seek(0)
-        _remove_scratch(lock.read())
-        scratch = tempfile.mkdtemp(prefix=PREFIX)
-        os.chmod(scratch, 0o711)  # the sandbox's folders lie in here, and their users must get to them
-        try:
-            lock.truncate(0)
-            lock.write(scratch)
-            lock.flush()
-            yield Path(scratch)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _remove_scratch(name: str) -> None:
-    path = Path(name)
-    if path.name.startswith(PREFIX) and path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.getuid():
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass
@@ -94,6 +64,7 @@ class Grading:
     sandbox: dict[str, Any]
     seed: int
     deadline: float
+    stop: threading.Event = field(default_factory=threading.Event)  # set when the whole run ends early
 
     @classmethod
     def prepare(cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int, deadline: float) -> "Grading":
@@ -106,7 +77,7 @@ class Grading:
             clean=clean_files(),
             files=files,
             catalogue=collect(scratch, files),
-            graders=_digest(*_graders(files)),
+            graders=digest(*_graders(files)),
             sandbox=probe(),
             seed=seed,
             deadline=deadline,
@@ -120,73 +91,82 @@ class Grading:
         start = time.monotonic()
         folder = self.scratch / secrets.token_hex(8)  # a name that no other submission's code can guess
         folder.mkdir(mode=0o700)
-        run: dict[str, Any] = {"notes": [], "unreadable": False, "peak_pss_mb": None, "output": {}}
         try:
-            try:
-                taken = open_submission(submission.path, folder / "unpacked", self.course)
-                write_tree(self.clean, taken, folder / "tree")
-                run |= {"notes": taken.notes, "digest": _digest(self.graders.encode(), taken.digest.encode())}
-            except Exception as error:  # whatever a hostile zip can cause
-                why = _why(error)
-                run |= {"notes": [why], "unreadable": True, "digest": _digest(self.graders.encode(), why.encode())}
-            if self._is_done(submission, run["digest"]):
+            opened = self._open(submission, folder)
+            mark = digest(self.graders.encode(), opened.digest.encode())
+            if self._is_done(submission, mark):
                 return False
-            if run["unreadable"]:
-                tests = [test | {"status": "crashed", "message": run["notes"][0]} for test in self.catalogue]
+            run: dict[str, Any] = {
+                "notes": opened.notes,
+                "digest": mark,
+                "peak_pss_mb": None,
+                "output": {},
+                "flags": [],
+            }
+            run["unreadable"] = bool(opened.why)
+            if opened.why:
+                run["notes"] = [opened.why]
+                tests = [test | {"status": "crashed", "message": opened.why} for test in self.catalogue]
             else:
                 tests = self._run(folder / "tree", folder / "report.json", run)
+            if self.stop.is_set():  # our own end, not the submission's: nothing of it is kept
+                raise InterruptedError("the class run was stopped")
             run["wall_s"] = round(time.monotonic() - start, 1)
             self._keep(submission, tests, run)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return True
 
+    def _open(self, submission: Submission, folder: Path) -> Opened:
+        try:
+            return run_apart(open_into, submission.path, self.clean, self.course, folder, seconds=OPEN_TIME)
+        except Unfinished as error:
+            return unreadable(f"unpacking it {error}")
+
     def _run(self, tree: Path, report: Path, run: dict[str, Any]) -> Tests:
         """The graders on a student's tree; every test of the catalogue, in its order."""
         inside = {"TMPDIR": str(self.scratch)}  # so that nothing is left behind, even by a killed run
         outcome = run_graded(tree, report, tests=self.files, seed=self.seed, deadline_s=self.deadline, env=inside)
-        told = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {"tests": [], "output": {}}
+        try:
+            told = run_apart(heard.read_report, report, seconds=PAGE_TIME)
+        except Unfinished as error:
+            told = {"tests": [], "output": {}, "flags": [], "notes": [f"reading the graders' report: {error}"]}
+        notes = [*run["notes"], *told["notes"]]
         if outcome.timed_out:
-            run["notes"] = [*run["notes"], f"the graders were ended after {self.deadline:g} s, before the last test"]
+            notes.append(f"the graders were stopped after {self.deadline:g} s, before the last test")
         elif outcome.exit_code not in (0, 1):
-            run["notes"] = [*run["notes"], f"the graders did not finish (exit code {outcome.exit_code})"]
+            notes.append(f"the graders did not finish (exit code {outcome.exit_code})")
             run["graders_said"] = printable(outcome.output[-2000:])
         run |= {"peak_pss_mb": outcome.peak_pss_mb, "swept": outcome.swept, "sandbox": outcome.sandbox}
-        run["output"] = told["output"]
+        run |= {"notes": notes, "output": told["output"], "flags": told["flags"]}
         seen = {test["id"]: test for test in told["tests"]}
         return [seen.get(test["id"], test) for test in self.catalogue]
 
-    def _is_done(self, submission: Submission, digest: str) -> bool:
+    def _is_done(self, submission: Submission, mark: str) -> bool:
         try:
-            return self.read(submission.name).run["digest"] == digest
+            return self.read(submission.name).run["digest"] == mark
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
     def read(self, name: str) -> Row:
-        """What was kept of a graded submission."""
-        folder = self.out / name
-        report, run = (json.loads((folder / file).read_text(encoding="utf-8")) for file in ("report.json", "run.json"))
-        return Row(report, run)
+        """What was kept of a graded submission, without what its ranks printed."""
+        return kept.read(self.out, name)
 
     def _keep(self, submission: Submission, tests: Tests, run: dict[str, Any]) -> None:
-        folder = self.out / submission.name
         report = {
             "submission": submission.name,
             "score": sum(test["points"] for test in tests),
             "max_score": sum(test["max_points"] for test in tests),
-            "tests": [test | {"message": printable(test["message"])} for test in tests],
+            "tests": tests,
             "environment": environment() | {"seed": self.seed},
             "sandbox": run.pop("sandbox", self.sandbox),
         }
-        (folder / "report.json").unlink(missing_ok=True)  # of what was handed in before: not done any more
-        _write(folder / "run.json", json.dumps(run, indent=1))
-        _write(folder / "index.html", pages.student_page(Row(report, run), self.course))
-        _write(folder / "report.json", json.dumps(report, indent=1))
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_write(path) as file:
-        file.write(text)
+        try:
+            text = run_apart(page, report, run, self.course, seconds=PAGE_TIME)
+        except Unfinished as error:
+            run["notes"] = [*run["notes"], f"the page for the student: {error}"]
+            text = f"<!doctype html><title>Points</title><p>{report['score']} of {report['max_score']} points</p>"
+        kept.keep(self.out, report, run, text)
 
 
 def _graders(tests: Sequence[str]) -> Iterator[bytes]:
@@ -194,16 +174,6 @@ def _graders(tests: Sequence[str]) -> Iterator[bytes]:
     yield repr(list(tests)).encode()
     for file in files_matching(ROOT, [*GRADERS, *(test.split("::")[0] for test in tests)]):
         yield (ROOT / file).read_bytes()
-
-
-def _digest(*parts: bytes) -> str:
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
-
-
-def _why(error: Exception) -> str:
-    """One line for the student: an InputError says it itself."""
-    words = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-    return f"the submission cannot be read: {printable(' '.join(words.split()))[:500]}"
 
 
 def collect(scratch: Path, files: Sequence[str]) -> Tests:

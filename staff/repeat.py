@@ -22,6 +22,7 @@ from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 from staff.bank import Entry, load_bank
 from staff.class_of_submissions import Files, solved_files, write
+from staff.kept import HAND_INS
 
 
 def mistakes(count: int, task: str | None, draw: random.Random) -> dict[str, Entry]:
@@ -47,7 +48,7 @@ def grade(folder: Path, out: Path, seed: int, jobs: int, task: str | None) -> di
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise InputError(f"expected staff.grade to grade all, got: {done.stderr[-500:]}")
-    return {path.parent.name: path.read_bytes() for path in sorted(out.glob("*/report.json"))}
+    return {path.parent.name: path.read_bytes() for path in sorted((out / HAND_INS).glob("*/report.json"))}
 
 
 def marks(report: bytes) -> list[tuple[str, str, int]]:

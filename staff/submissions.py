@@ -7,7 +7,9 @@ read it.
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from staff.unpack import unpack
 
 TREE = ("course.toml", "common/*.py", "task*/*.py", "pipeline/*.py")  # what the graders look for in a tree
 STAFF_ONLY = b"# === staff only"
+LONGEST_NAME = 80  # characters; at most twice as many bytes
 
 
 @dataclass(frozen=True)
@@ -48,23 +51,38 @@ class Taken:
 def name_all(paths: Sequence[Path]) -> list[Submission]:
     """A name for each submission: that of its folder or zip; where two are equal, the folder above it in front.
 
-    Raises:
-        InputError: two submissions that cannot be told apart even so.
+    Those that are still equal get a few characters computed from what they are really called, so the same hand-in has
+    the same name in every run over this class. A path that is given twice is one submission.
     """
-    paths = [Path(os.path.abspath(path)) for path in paths]
-    short = [_clean(path.stem if path.suffix.lower() == ".zip" else path.name) for path in paths]
-    names = [
-        name if short.count(name) == 1 else f"{_clean(path.parent.name)}-{name}"
-        for name, path in zip(short, paths, strict=True)
+    paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths))
+    names = [_clean(path.stem if path.suffix.lower() == ".zip" else path.name) for path in paths]
+    tell_apart: list[Callable[[str, Path], str]] = [
+        lambda name, path: _clean(f"{path.parent.name}-{name}"),
+        lambda name, path: f"{name}-{_short_digest(path.name)}",
+        lambda name, path: f"{name}-{_short_digest(str(path))}",
     ]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"expected submissions of different names, got {twice[0]!r} twice; rename one of them")
+    for other in tell_apart:
+        count = Counter(map(_same_file, names))
+        names = [
+            name if count[_same_file(name)] == 1 else other(name, path) for name, path in zip(names, paths, strict=True)
+        ]
     return [Submission(name, path) for name, path in zip(names, paths, strict=True)]
 
 
 def _clean(name: str) -> str:
     """A name that any file system, table and page can take."""
-    return re.sub(r"[^\w.@+-]+", "_", os.fsencode(name).decode("utf-8", "replace"))[:80].strip(".") or "unnamed"
+    text = unicodedata.normalize("NFC", os.fsencode(name).decode("utf-8", "replace"))
+    text = re.sub(r"[^\w.@+-]+", "_", text)[:LONGEST_NAME].encode()[: 2 * LONGEST_NAME].decode(errors="ignore")
+    return text.strip(".") or "unnamed"
+
+
+def _same_file(name: str) -> str:
+    """Equal for names that some file systems take for one."""
+    return unicodedata.normalize("NFKC", name).casefold()
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:8]
 
 
 def clean_files(root: Path = ROOT) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -33,6 +34,7 @@ from staff.sandbox import CONFINING, free_uid, make_interpreter_reachable, probe
 
 LOOK = 0.5  # seconds between two looks at the memory
 MOST_OUTPUT = 20_000
+GRADERS_MEMORY = 1536  # MiB of address space for the graders' own process, which needs 200
 SPARE_FILES = 20_000  # in all ranks' folders, where these have no file systems of their own
 DEADLINE_CODE = 124
 
@@ -171,6 +173,9 @@ def graders(job: Job, policy: Policy, stage: Path, output: int) -> NoReturn:
         kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
         if "memory" not in job.off:
             kernel.no_core_of_mine()
+        if "own_memory" not in job.off:  # the soft limit: the zygote, which needs more, lifts it for itself
+            _, hard = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (GRADERS_MEMORY * MIB, hard))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)

@@ -8,6 +8,7 @@ import shutil
 import stat
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,6 +22,7 @@ LARGEST_FILE = 16 << 20  # bytes
 MOST_BYTES = 64 << 20  # of all files together
 LARGEST_ZIP = 64 << 20  # bytes, packed
 DEEPEST, LONGEST = 12, 200  # parts of a path, characters of it
+LONGEST_PART = 255  # bytes: what a file system takes
 PIECE = 1 << 16
 LEFT_OUT = {"__MACOSX", "__pycache__", "venv", "node_modules"}  # and every name that begins with a dot
 ENCRYPTED = 0x1
@@ -98,6 +100,8 @@ class _Taker:
             return None
         if len(parts) > DEEPEST or len(name) > LONGEST:
             raise self.refuse(f"paths of at most {DEEPEST} parts and {LONGEST} characters", repr(name[:80]))
+        if any(len(os.fsencode(part)) > LONGEST_PART for part in parts):
+            raise self.refuse(f"names of at most {LONGEST_PART} bytes", repr(name[:80]))
         return self.into.joinpath(*parts)
 
     def take(self, target: Path, content: IO[bytes]) -> None:
@@ -180,7 +184,9 @@ def is_a_macs(name: str) -> bool:
 
 
 def _take_folder(path: Path, taker: _Taker) -> None:
-    for file in _walk(path, taker):
+    files = list(_walk(path, taker))
+    inside = Counter(_identity(file.lstat()) for file in files)
+    for file in files:
         name = file.relative_to(path).as_posix()
         target = taker.place(name)
         if target is None:
@@ -192,10 +198,17 @@ def _take_folder(path: Path, taker: _Taker) -> None:
             taker.leave_out(name, "links and devices")
             continue
         with os.fdopen(descriptor, "rb") as content:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                taker.take(target, content)
-            else:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 taker.leave_out(name, "links and devices")
+            elif status.st_nlink > inside[_identity(status)]:  # it may be another student's file
+                taker.leave_out(name, "hard links to files outside of the hand-in; copy it with cp -r first")
+            else:
+                taker.take(target, content)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _walk(path: Path, taker: _Taker) -> Iterator[Path]:

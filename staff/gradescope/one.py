@@ -8,7 +8,8 @@ from pathlib import Path
 from common.course import load_course
 from common.errors import InputError
 from staff.gradebook import Row
-from staff.grading import Grading, at_work, grader_files, hidden_files
+from staff.grading import Grading, grader_files, hidden_files
+from staff.kept import at_work, read_with_output
 from staff.submissions import Submission
 
 MARGIN = 40.0  # seconds before the platform's time-out: to end the graders, to sweep, to write
@@ -25,4 +26,4 @@ def grade_one(submission: Path, timeout: float) -> Row:
         grading = Grading.prepare(Path(folder), scratch, grader_files() + hidden_files(), seed=seed, deadline=timeout)
         grading.deadline = max(1.0, timeout - MARGIN - (time.monotonic() - start))
         grading.grade(Submission("submission", submission))
-        return grading.read("submission")
+        return read_with_output(Path(folder), "submission")

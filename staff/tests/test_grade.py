@@ -17,9 +17,10 @@ import pytest
 from common.course import load_course
 from common.errors import InputError
 from common.paths import ROOT
-from staff import grade, gradebook, submissions
+from staff import grade, gradebook, kept, submissions
 from staff.gradebook import Row
-from staff.grading import Grading, at_work
+from staff.grading import Grading
+from staff.kept import at_work
 from staff.submissions import Submission, Taken, choose, clean_files, name_all, open_submission, write_tree
 
 COURSE = load_course()
@@ -136,19 +137,62 @@ def test_every_name_can_be_a_folder_and_a_cell(name):
     assert submission.name.encode() and not set(submission.name) & set("/\n<>")
 
 
-def test_two_submissions_of_one_name_are_refused():
-    with pytest.raises(InputError, match="x-hw"):
-        name_all([Path("/a/x/hw.zip"), Path("/b/x/hw.zip")])
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["/a/x/hw.zip", "/b/x/hw.zip"],
+        ["/a/alice smith.zip", "/a/alice_smith.zip"],
+        ["/a/alice", "/a/alice.zip"],
+        ["/a/Alice.zip", "/a/alice.zip"],
+        ["/a/caf\u00e9.zip", "/a/cafe\u0301.zip"],
+        ["/a/" + "x" * 90 + "1.zip", "/a/" + "x" * 90 + "2.zip"],
+        ["/a/\udcff.zip", "/a/\udcfe.zip", "/a/_.zip"],
+    ],
+)
+def test_names_that_clean_to_one_are_told_apart_and_stay_the_same(paths):
+    names = [submission.name for submission in name_all([Path(path) for path in paths])]
+
+    assert len({name.casefold() for name in names}) == len(paths)
+    assert [submission.name for submission in name_all([Path(path) for path in reversed(paths)])] == names[::-1]
+
+
+def test_a_path_that_is_given_twice_is_one_submission():
+    assert len(name_all([Path("/a/alice.zip"), Path("/a/./alice.zip")])) == 1
+
+
+def test_the_longest_name_can_be_made_on_a_file_system(tmp_path):
+    (submission,) = name_all([Path("/a") / ("\U00020000" * 100)])
+
+    (tmp_path / submission.name).mkdir()
+
+
+@pytest.mark.parametrize("name", ["gradebook.csv", "index.html", "hand_ins", ".grading"])
+def test_results_of_earlier_versions_are_moved_and_no_name_is_that_of_a_class_file(tmp_path, name):
+    (tmp_path / name).mkdir()
+    for file in ("report.json", "run.json"):
+        (tmp_path / name / file).write_text('{"submission": "x"}')
+
+    kept.move_old_results(tmp_path)
+
+    assert kept.read(tmp_path, name).name == "x"
+    assert os.listdir(tmp_path) == ["hand_ins"]
 
 
 def test_two_graders_do_not_share_a_folder_of_results(tmp_path):
     with at_work(tmp_path / "out"):
-        with pytest.raises(InputError, match="got another"), at_work(tmp_path / "out"):
+        with pytest.raises(InputError, match="expected no other"), at_work(tmp_path / "out"):
             pass
 
 
+def test_parts_work_beside_each_other_but_not_beside_a_whole_run_nor_twice(tmp_path):
+    with at_work(tmp_path, "1-of-2"), at_work(tmp_path, "2-of-2"):
+        for other in ("1-of-2", ""):
+            with pytest.raises(InputError, match="expected no other"), at_work(tmp_path, other):
+                pass
+
+
 def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
-    code = "import os, sys; from pathlib import Path; from staff.grading import at_work\n"
+    code = "import os, sys; from pathlib import Path; from staff.kept import at_work\n"
     code += "with at_work(Path(sys.argv[1])) as scratch: print(scratch, flush=True); os.kill(os.getpid(), 9)"
     killed = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True)
     left = Path(killed.stdout.strip())
@@ -236,7 +280,7 @@ def test_a_bad_submission_does_not_stop_the_others(class_of_three, tmp_path):
     done = subprocess.run(command(class_of_three, tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=300)
 
     figures = json.loads(done.stdout.splitlines()[-1])
-    reports = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/report.json")}
+    reports = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("hand_ins/*/report.json")}
     assert done.returncode == 0 and not done.stderr
     assert (figures["submissions"], figures["graded"], figures["unreadable"]) == (3, 3, 1)
     assert {name: report["score"] for name, report in reports.items()} == {"solved": 2, "unsolved": 0, "broken": 0}
@@ -244,18 +288,18 @@ def test_a_bad_submission_does_not_stop_the_others(class_of_three, tmp_path):
     assert set(reports["solved"]) == {"submission", "score", "max_score", "tests", "environment", "sandbox"}
     assert [test["status"] for report in reports.values() for test in report["tests"]].count("not attempted") == 1
     assert "cannot be read" in reports["broken"]["tests"][0]["message"]
-    assert all((tmp_path / file).exists() for file in ("gradebook.csv", "index.html", "broken/index.html"))
+    assert all((tmp_path / file).exists() for file in ("gradebook.csv", "index.html", "hand_ins/broken/index.html"))
 
 
 @pytest.mark.medium
 def test_a_killed_run_is_gone_on_with_and_nothing_is_lost_or_graded_twice(class_of_three, tmp_path):
     first = subprocess.Popen(command(class_of_three, tmp_path), cwd=ROOT, stdout=subprocess.DEVNULL)
     limit = time.monotonic() + 240
-    while not (tmp_path / "solved/report.json").exists() and time.monotonic() < limit:
+    while not (tmp_path / "hand_ins/solved/report.json").exists() and time.monotonic() < limit:
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/report.json")}
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("hand_ins/*/report.json")}
     assert 1 <= len(done) < 3
 
     second = subprocess.run(command(class_of_three, tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -263,7 +307,7 @@ def test_a_killed_run_is_gone_on_with_and_nothing_is_lost_or_graded_twice(class_
     figures = json.loads(second.stdout.splitlines()[-1])
     assert (figures["kept"], figures["graded"]) == (len(done), 3 - len(done))
     assert all(path.stat().st_mtime_ns == when for path, when in done.items())
-    assert len(list(tmp_path.glob("*/report.json"))) == 3
+    assert len(list(tmp_path.glob("hand_ins/*/report.json"))) == 3
 
 
 @pytest.mark.medium

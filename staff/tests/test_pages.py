@@ -10,6 +10,7 @@ import pytest
 
 from common.course import load_course
 from staff import pages
+from staff.apart import run_apart
 from staff.gradebook import Row
 
 COURSE = load_course()
@@ -67,6 +68,26 @@ def test_a_message_is_taken_apart(message, cause, where, expected, got, rest):
 
     assert (said.cause, said.where, said.expected, said.got, said.rest) == (cause, where, expected, got, rest)
     assert said.seed == ("55" if message == MEAN else "")
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "x",
+        "expected ",
+        ", got ",
+        "expected a, got b: ",
+        ": c?",
+        " (inputs drawn with seed 1; ",
+        "9",
+        "\x1b[0;",
+        "\r",
+        "\n",
+    ],
+)
+def test_a_message_of_a_million_characters_of_any_kind_is_taken_apart_before_the_deadline(piece):
+    for end in ("", ", got 1"):
+        run_apart(pages.take_apart, piece * (1_000_000 // len(piece)) + end, seconds=100)
 
 
 def test_a_student_reads_points_failure_hint_and_how_to_see_it_again():
@@ -128,7 +149,7 @@ def test_the_class_page_counts_mistakes_and_links_every_student():
     page = pages.class_page(rows, COURSE, "")
 
     assert "2 of 3" in text_of(page) and "ann, bob &amp; co" in page
-    assert 'href="bob%20%26%20co/index.html"' in page
+    assert 'href="hand_ins/bob%20%26%20co/index.html"' in page
     assert "Mean 0.7, median 0 of 2 points" in text_of(page)
 
 

@@ -142,3 +142,26 @@ def test_a_folder_that_holds_files_is_not_unpacked_into(tmp_path):
         unpack(packed(tmp_path, lambda zip: zip.writestr("a", "x")), tmp_path / "out")
 
     assert (tmp_path / "out" / "mine").read_text() == "kept"
+
+
+def test_a_hard_link_to_a_file_outside_is_left_out_and_one_inside_is_copied(tmp_path):
+    (tmp_path / "another.py").write_text("secret")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/mine.py").write_text("mine")
+    os.link(tmp_path / "in/mine.py", tmp_path / "in/again.py")
+    os.link(tmp_path / "another.py", tmp_path / "in/theirs.py")
+
+    notes = unpack(tmp_path / "in", tmp_path / "out")
+
+    assert sorted(os.listdir(tmp_path / "out")) == ["again.py", "mine.py"]
+    assert [path.stat().st_nlink for path in (tmp_path / "out").iterdir()] == [1, 1]
+    assert "1 left out (hard links to files outside of the hand-in; copy it with cp -r first): theirs.py" in notes
+
+
+def test_a_name_that_no_file_system_takes_is_refused_without_a_path_of_ours(tmp_path):
+    path = packed(tmp_path, lambda zip: zip.writestr("task1/" + "\U00020000" * 100 + ".py", "x"))
+
+    with pytest.raises(InputError, match="names of at most 255 bytes") as refused:
+        unpack(path, tmp_path / "out")
+
+    assert str(tmp_path) not in str(refused.value)
