@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from grader.zygote import PROBE, ROOT
+from grader.zygote import PROBE, find_function
 from staff import kernel, landlock, seccomp
 
 POLICY = "COS598D_POLICY"
@@ -50,7 +50,9 @@ class Policy:
 def confine(rank: int, folder: str) -> None:
     """Build the walls of os.environ's policy around this process. Raises OSError where one does not stand."""
     policy = Policy(**json.loads(os.environ.pop(POLICY)))
-    build(replace(policy, sockets=policy.sockets or os.environ.pop(PROBE, "") in LOOPBACK), folder)
+    probe = os.environ.pop(PROBE, "")
+    find_function(probe)  # with all it imports: behind the walls no file of the graders can be read
+    build(replace(policy, sockets=policy.sockets or probe in LOOPBACK), folder)
 
 
 def build(policy: Policy, folder: str) -> None:
@@ -74,7 +76,7 @@ def build(policy: Policy, folder: str) -> None:
         kernel.prctl(kernel.DUMPABLE, int("landlock" in walls and "seccomp" in walls))
     if "landlock" in walls:
         shared = [SHARED_MEMORY] if "scratch" in walls else []
-        readable = [*READABLE, sys.prefix, sys.base_prefix, f"{ROOT}/grader", policy.tree]
+        readable = [*READABLE, sys.prefix, sys.base_prefix, policy.tree]
         landlock.restrict(readable, [folder, "/dev/null", *shared], tcp=sockets)
     if "seccomp" in walls:
         scoped = "landlock" in walls and landlock.version() >= 6

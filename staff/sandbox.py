@@ -5,13 +5,15 @@
 Walls, each built where it can be and named in every report:
 
     user       each submission's ranks run as a user of their own (needs root), who can read and signal nobody
-    landlock   ranks read Python, the course's files and their own folder, and nothing else: no solution, hidden test,
-               report or other submission; signals and tracing end at the rank as well
+    landlock   ranks read Python, the course's files and their own folder, and nothing else: no grader, solution,
+               hidden test, report or other submission; signals and tracing end at the rank as well
     seccomp    calls that no lesson needs (ptrace, mount, other families of sockets, ...) are refused
     network    a network of the rank's own, with nothing on it but itself; where that cannot be made, no sockets
     scratch    file systems of limited size for what a rank writes, gone with it; where not, the supervisor counts
     limits     address space, file size, processes, open files, CPU time, no core files
     memory     nobody but root can look into the graders while they run (not dumpable)
+
+The graders' own process has a limit of memory, so a rank that sends too much ends its own grading and nothing else.
 
 Always there: the graders are in other processes than the ranks and take values from them, never verdicts; a clean
 environment; a copied tree; a deadline; a watch on memory; a sweep of all that is left. staff/attacks.py proves each.

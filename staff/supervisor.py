@@ -37,6 +37,7 @@ MOST_OUTPUT = 20_000
 GRADERS_MEMORY = 1536  # MiB of address space for the graders' own process, which needs 200
 SPARE_FILES = 20_000  # in all ranks' folders, where these have no file systems of their own
 DEADLINE_CODE = 124
+NOT_FOR_RANKS = {"course.toml"}  # the graders read their own
 
 
 @dataclass
@@ -211,7 +212,7 @@ def _copy_readable(source: Path, target: Path) -> None:
         here = target / Path(where).relative_to(source)
         here.mkdir(mode=0o755)
         here.chmod(0o755)
-        for name in names:
+        for name in sorted(set(names) - NOT_FOR_RANKS):
             if stat.S_ISREG(Path(where, name).lstat().st_mode):
                 shutil.copyfile(Path(where, name), here / name)
                 (here / name).chmod(0o644)

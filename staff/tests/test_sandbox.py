@@ -18,7 +18,7 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT
-from staff import kernel, sandbox, seccomp
+from staff import kernel, sandbox, seccomp, supervisor
 from staff.bank import copy_tree
 from staff.confine import Policy, build
 from staff.sandbox import probe, run_graded
@@ -85,11 +85,37 @@ def test_no_solution_of_the_repository_can_be_read(mine):
         assert "PermissionError" in behind(mine, ("landlock",), (ROOT / file).read_text)
 
 
-def test_python_and_the_probes_can_be_read(mine):
-    assert behind(mine, ("landlock",), lambda: bool((ROOT / "grader/probes.py").read_text())) == "True"
+def test_no_grader_can_be_read_nor_listed(mine):
+    for file in sorted((ROOT / "grader").glob("*.py")):
+        assert "PermissionError" in behind(mine, ("landlock",), file.read_text), file
+    assert "PermissionError" in behind(mine, ("landlock",), lambda: os.listdir(ROOT / "grader"))
+
+
+def test_python_can_be_read_and_started(mine):
     assert "OK" in behind(
         mine, ("landlock", "seccomp"), lambda: subprocess.getoutput(f"{sys.executable} -c 'print(\"OK\")'")
     )
+
+
+@pytest.mark.medium
+def test_a_rank_that_starts_can_read_no_judge_and_needs_none(tree, tmp_path):
+    asks = "import os\nfor name in sorted(os.listdir(@)):\n    raise SystemExit(open(os.path.join(@, name)).read(40))\n"
+    (tree / "common/data_partition.py").write_text(asks.replace("@", repr(str(ROOT / "grader"))))
+
+    run_graded(tree, tmp_path / "report.json", tests=[TEST], seed=1, deadline_s=300)
+
+    (test,) = json.loads((tmp_path / "report.json").read_text())["tests"]
+    assert test["status"] == "crashed" and "PermissionError" in test["message"]
+
+
+def test_the_courses_table_is_not_in_a_ranks_tree(tmp_path):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/course.toml").write_text("hints")
+    (tmp_path / "tree/mine.py").write_text("x")
+
+    supervisor._copy_readable(tmp_path / "tree", tmp_path / "copy")
+
+    assert os.listdir(tmp_path / "copy") == ["mine.py"]
 
 
 def trace_parent() -> str:
