@@ -2,6 +2,9 @@
 
 import operator
 import random
+import reprlib
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from grader.probes import Context
+
+MORE_THAN_ANY = 200  # examples, batches and partitions: whoever gives more never ends
 
 
 class Data:
@@ -24,8 +29,40 @@ class Data:
         return self.items[index]
 
     def __setitem__(self, index: Any, example: Any) -> None:
-        """So that a partitioner which shuffles the caller's data is told so, instead of crashing."""
+        """A partitioner that shuffles the caller's data is reported, instead of crashing."""
         self.items[index] = example
+
+
+class Owned:
+    """What the caller keeps: the data, the sizes, the global random generators. `changed` names what did not stay."""
+
+    def __init__(self, data: Data, sizes: list[float]) -> None:
+        self.data, self.sizes = data, sizes
+        self._items, self._sizes = list(data.items), list(sizes)
+        self._generators = _generators()
+
+    def changed(self) -> dict[str, Any]:
+        """The data, the sizes as they are now (None if they stayed), and the names of generators that moved."""
+        now = _generators()
+        return {
+            "data": self.data.items != self._items,
+            "sizes": None if self.sizes == self._sizes else [float(size) for size in self.sizes],
+            "generators": [name for name, state in self._generators.items() if now[name] != state],
+        }
+
+
+def _generators() -> dict[str, Any]:
+    """The states of the global random generators, by the names under which programs use them."""
+    return {
+        "random": random.getstate(),
+        "numpy.random": _numpy_state(),
+        "torch": torch.get_rng_state().tolist(),
+    }
+
+
+def _numpy_state() -> list:
+    state: Any = np.random.get_state()
+    return [state[0], state[1].tolist(), *state[2:]]
 
 
 def number(example: Any) -> int:
@@ -34,12 +71,35 @@ def number(example: Any) -> int:
     return int(words[1]) if len(words) == 2 and words[0] == "example" and words[1].isdigit() else -1
 
 
+def in_words(value: Any) -> str:
+    """A value as a message shows it. An object that shows nothing but its address is shown as its type."""
+    text = reprlib.repr(value)
+    return f"a {type(value).__name__}" if " at 0x" in text or text.startswith("<") else text
+
+
 def indices_of(partitions: Any) -> list[list[int]] | str:
-    """The partitions as lists of numbers; where they are none, what stands there instead, as text."""
-    try:
-        return [[operator.index(index) for index in part] for part in partitions]
-    except TypeError:
-        return repr(partitions)[:80]
+    """The partitions as lists of numbers; otherwise what is there instead, in words."""
+    if not hasattr(partitions, "__len__"):
+        return in_words(partitions)
+    found: list[list[int]] = []
+    for number_, part in enumerate(islice(partitions, MORE_THAN_ANY)):
+        if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
+            return f"{in_words(part)} as partition {number_}"
+        indices = list(islice(part, MORE_THAN_ANY))
+        try:
+            found.append([operator.index(index) for index in indices])
+        except TypeError:
+            wrong = next(index for index in indices if not hasattr(index, "__index__"))
+            return f"a {type(part).__name__} with {in_words(wrong)} as partition {number_}"
+    return found
+
+
+def examples_of(dataset: Any) -> list[int] | str:
+    """The examples of a map-style data set, place by place, twice; otherwise what is wrong with it, in words."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        return f"got {in_words(dataset)}, which has no len() and [i]"
+    first, again = ([number(dataset[place]) for place in range(min(len(dataset), MORE_THAN_ANY))] for _ in range(2))
+    return first if first == again else "the second pass over it gives other examples than the first"
 
 
 def _draw_noise(amount: int) -> None:
@@ -47,37 +107,56 @@ def _draw_noise(amount: int) -> None:
         random.random(), np.random.random(), torch.rand(1)
 
 
-def partition(context: Context) -> list[Any]:
-    """Partition(data, index): what it gives place by place. Arguments: file, length, index, kind of index."""
+def partition(context: Context) -> dict[str, Any]:
+    """Partition(data, index): its examples, one by one and in a loop. Arguments: file, length, index, kind of index."""
     a = context.arguments
     module = context.load(a["file"])
-    index = {"list": a["index"], "tuple": tuple(a["index"]), "array": np.array(a["index"])}[a["kind"]]
-    part = module.Partition(Data(a["length"]), index)
-    return [number(part[place]) for place in range(len(part))]
+    index: Any = {"list": list(a["index"]), "tuple": tuple(a["index"]), "array": np.array(a["index"])}[a["kind"]]
+    owned = Owned(Data(a["length"]), [])
+    part = module.Partition(owned.data, index)
+    backwards = [number(part[place]) for place in reversed(range(len(index)))]
+    looped = [number(example) for example in islice(part, MORE_THAN_ANY)]  # ends at the first IndexError
+    kept = [int(place) for place in index]
+    return {"examples": backwards[::-1], "looped": looped, "index": kept, "changed": owned.changed()}
 
 
 def partitioner(context: Context) -> dict[str, Any]:
-    """DataPartitioner(data, sizes, seed). Arguments: length, sizes, partition_seed, noise (random numbers before)."""
+    """DataPartitioner(data, sizes, seed), twice with the same objects, and one of more data in between.
+
+    Arguments: length, sizes, partition_seed, noise (random numbers before).
+    """
     a = context.arguments
     module = context.load(a["file"])
-    data = Data(a["length"])
+    owned = Owned(Data(a["length"]), list(a["sizes"]))
     _draw_noise(a["noise"])
-    made = module.DataPartitioner(data, a["sizes"], a["partition_seed"])
-    changed = data.items != Data(a["length"]).items
-    return {"partitions": indices_of(made.partitions), "data_changed": changed}
+    owned = Owned(owned.data, owned.sizes)
+    made = module.DataPartitioner(owned.data, owned.sizes, a["partition_seed"])
+    changed = owned.changed()
+    first = indices_of(made.partitions)
+    owned.sizes[:] = a["sizes"]  # if they were changed, that is in the report
+    other = indices_of(
+        module.DataPartitioner(Data(a["length"] + 5), list(a["sizes"]), a["partition_seed"] + 1).partitions
+    )
+    again = indices_of(module.DataPartitioner(owned.data, owned.sizes, a["partition_seed"]).partitions)
+    later = {"other": other, "second": again, "kept": indices_of(made.partitions)}
+    return {"partitions": first, "changed": changed, **later}
 
 
-def use(context: Context) -> list[Any]:
+def use(context: Context) -> dict[str, Any]:
     """use(k) of every partition, in two rounds. Arguments: length, sizes, partition_seed."""
     a = context.arguments
     module = context.load(a["file"])
-    made = module.DataPartitioner(Data(a["length"]), a["sizes"], a["partition_seed"])
-    rounds = []
-    for _ in range(2):
-        _draw_noise(3)
-        parts = [made.use(k) for k in range(len(a["sizes"]))]
-        rounds.append([[number(part[place]) for place in range(len(part))] for part in parts])
-    return [*rounds, indices_of(made.partitions)]
+    owned = Owned(Data(a["length"]), list(a["sizes"]))
+    made = module.DataPartitioner(owned.data, owned.sizes, a["partition_seed"])
+    before = indices_of(made.partitions)
+    _draw_noise(3)
+    owned = Owned(owned.data, owned.sizes)
+    parts = [made.use(k) for k in range(len(a["sizes"]))]
+    changed = owned.changed()
+    rounds = [[examples_of(part) for part in parts]]
+    _draw_noise(3)
+    rounds.append([examples_of(made.use(k)) for k in reversed(range(len(a["sizes"])))][::-1])
+    return {"rounds": rounds, "before": before, "after": indices_of(made.partitions), "changed": changed}
 
 
 def one_workers_order(context: Context) -> list[int]:
@@ -87,7 +166,7 @@ def one_workers_order(context: Context) -> list[int]:
 
 
 def loader(context: Context) -> dict[str, Any]:
-    """partition_dataset on this rank of a process group. Arguments: length, batch (of all workers)."""
+    """partition_dataset on this rank of a process group. Arguments: length, batch (of all workers), collate."""
     a = context.arguments
     module = context.load(a["file"])
     context.join()
@@ -95,8 +174,8 @@ def loader(context: Context) -> dict[str, Any]:
     return _listed(module, a, {})
 
 
-def loaders_told(context: Context) -> list[dict[str, Any]]:
-    """The same without a process group, for every rank in turn. Arguments: length, batch, workers."""
+def loaders_asked(context: Context) -> list[dict[str, Any]]:
+    """The same without a process group, for every rank in turn. Arguments: length, batch, workers, collate."""
     a = context.arguments
     module = context.load(a["file"])
     return [_listed(module, a, {"rank": rank, "world_size": a["workers"]}) for rank in range(a["workers"])]
@@ -109,16 +188,28 @@ def _listed(module: Any, a: dict, place: dict) -> dict[str, Any]:
         collated.append(len(examples))
         return list(examples)
 
-    result = module.partition_dataset(Data(a["length"]), a["batch"], collate, **place)
+    given: list[Callable] = [collate] if a["collate"] else []
+    owned = Owned(Data(a["length"]), [])
+    result = module.partition_dataset(owned.data, a["batch"], *given, **place)
+    changed = owned.changed()
     pair = isinstance(result, tuple) and len(result) == 2
-    loader, batch = result if pair else (result, -1)
+    loader, batch = result if pair else (result, None)
     is_loader = pair and isinstance(loader, DataLoader)
-    batches = [[number(example) for example in examples] for examples in loader] if is_loader else []
+    batches = _batches(loader) if is_loader else []
+    again = _batches(loader) if is_loader else []
+    whole = hasattr(batch, "__index__") and not isinstance(batch, bool)
     return {
         "is_loader": is_loader,
         "types": f"a {type(loader).__name__}" if not pair else f"({type(loader).__name__}, {type(batch).__name__})",
-        "batch": batch if isinstance(batch, int) else -1,
+        "batch": operator.index(batch) if whole else in_words(batch),  # type: ignore[arg-type]
         "batches": batches,
+        "again": again,
         "len": len(loader) if is_loader else -1,
-        "collated": len(collated) == len(batches),
+        "collated": bool(batches) and len(collated) == len(batches) + len(again),
+        "changed": changed,
     }
+
+
+def _batches(loader: Iterable) -> list[list[int]]:
+    """One epoch: the examples of each batch."""
+    return [[number(example) for example in examples] for examples in islice(loader, MORE_THAN_ANY)]

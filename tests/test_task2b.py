@@ -2,7 +2,7 @@
 
 import pytest
 
-from grader import averages, joining, partitions, steps, training
+from grader import averages, joining, loads, partitions, steps, training
 
 graded = pytest.mark.graded
 GLUE, GPT2, DATA = "task2b_allreduce/run_glue.py", "task2b_allreduce/run_gpt2.py", "common/data_partition.py"
@@ -69,22 +69,22 @@ def test_use_gives_the_same_partition_every_time(grade):
 
 @graded("2b.5", points=1)
 def test_a_worker_gets_its_share_of_the_batch(grade):
-    partitions.check_share(grade)
+    loads.check_share(grade)
 
 
 @graded("2b.5", points=1)
 def test_all_workers_have_the_same_number_of_batches(grade):
-    partitions.check_counts(grade)
+    loads.check_counts(grade)
 
 
 @graded("2b.5", points=1)
 def test_no_example_is_on_two_workers_or_lost(grade):
-    partitions.check_no_overlap(grade)
+    loads.check_no_overlap(grade)
 
 
 @graded("2b.5", points=1)
 def test_partition_dataset_asks_the_process_group_and_collates(grade):
-    partitions.check_group_and_collate(grade)
+    loads.check_group_and_collate(grade)
 
 
 @graded("2b.6", points=1)
