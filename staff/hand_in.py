@@ -8,6 +8,7 @@ from common.course import Course
 from common.errors import InputError
 from staff import pages
 from staff.gradebook import Row
+from staff.measurements import measured
 from staff.submissions import open_submission, printable, write_tree
 
 LONGEST_REASON = 500
@@ -19,6 +20,7 @@ class Opened(NamedTuple):
     digest: str
     notes: list[str]
     why: str = ""
+    measured: tuple[str, ...] = ()  # see staff/measurements.py
 
 
 def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path) -> Opened:
@@ -26,7 +28,9 @@ def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path)
     try:
         taken = open_submission(path, folder / "unpacked", course)
         write_tree(clean, taken, folder / "tree")
-        return Opened(taken.digest, taken.notes)
+        times = measured(folder / "unpacked")
+        seen = digest(taken.digest.encode(), "\n".join(times).encode())
+        return Opened(seen, taken.notes, measured=tuple(times))
     except Exception as error:  # whatever a hostile zip can cause
         return unreadable(reason(error))
 

@@ -15,6 +15,7 @@ import jinja2
 from common.course import Course
 from staff import gradebook
 from staff.gradebook import Row
+from staff.measurements import shared
 from staff.submissions import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -144,6 +145,7 @@ def class_page(rows: Sequence[Row], course: Course, footer: str, missing: Sequen
     return _template("class.html").render(
         rows=rows,
         missing=missing,
+        shared=shared({row.name: row.run.get("measured", ()) for row in rows}),
         flagged=[row for row in rows if row.run.get("flags")],
         readable=len(readable),
         unreadable=len(rows) - len(readable),

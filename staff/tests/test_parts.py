@@ -1,0 +1,99 @@
+"""A class graded in parts: every submission in one part, one grade book, and any part can be killed and restarted."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from common.course import load_course
+from common.errors import InputError
+from common.paths import ROOT
+from staff import kept
+from staff.class_files import write_class
+from staff.grade import share
+from staff.submissions import clean_files, name_all
+
+HOME = "common/data_partition.py"
+QUICK = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"
+PARTS = 4
+COURSE = load_course()
+
+
+@pytest.mark.parametrize("parts", [1, 3, 16])
+def test_every_submission_is_in_exactly_one_part_whatever_the_order(parts):
+    named = name_all([Path(f"/x/student{number}.zip") for number in range(10)])
+
+    of_parts = [share(named[::-1] if number % 2 else named, f"{number}/{parts}") for number in range(1, parts + 1)]
+
+    assert sorted(s.name for part in of_parts for s in part) == sorted(s.name for s in named)
+
+
+@pytest.mark.parametrize("part", ["0/4", "5/4", "3", "a/b", "1/0", "-1/4"])
+def test_a_part_that_is_none_is_said(part):
+    with pytest.raises(InputError, match="expected NUMBER/PARTS"):
+        share([], part)
+
+
+def kept_row(out: Path, name: str) -> None:
+    report = {"submission": name, "score": 1, "max_score": 2, "tests": [], "environment": {}, "sandbox": {}}
+    run = {"notes": [], "unreadable": False, "peak_pss_mb": 1.0, "wall_s": 1.0, "output": {}, "digest": ""}
+    kept.keep(out, report, run, "page")
+
+
+def test_the_overview_names_what_is_not_graded_yet_and_damaged_results_count_as_that(tmp_path):
+    for name in ("ann", "bob"):
+        kept_row(tmp_path, name)
+    (kept.folder_of(tmp_path, "bob") / "run.json").write_text("{")
+
+    figures = write_class(tmp_path, ["ann", "bob", "cy"], COURSE, "")
+
+    assert [row["name"] for row in figures] == ["ann"]
+    assert "2 not graded yet: bob, cy" in (tmp_path / "index.html").read_text()
+
+
+def start(hand_ins: Path, out: Path, part: int) -> subprocess.Popen:
+    """One task of the array job, as SLURM starts it."""
+    slurm = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_ARRAY_TASK_ID": str(part), "SLURM_ARRAY_TASK_COUNT": str(PARTS)}
+    environment = os.environ | slurm | {"OUT": str(out), "PYTHON": sys.executable, "SLURM_CPUS_PER_TASK": "1"}
+    command = ["bash", str(ROOT / "staff/slurm/grade_class.sbatch"), f"{hand_ins}/*", "--tests", QUICK, "--seed", "5"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def figures_of(process: subprocess.Popen) -> dict:
+    said, errors = process.communicate(timeout=500)
+    assert process.returncode == 0, errors
+    return json.loads(said.splitlines()[-1])
+
+
+@pytest.mark.medium
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_four_parts_at_once_with_one_killed_and_restarted_make_one_grade_book(tmp_path):
+    for number in range(PARTS + 1):  # the first part has two
+        (tmp_path / f"in/student{number}/common").mkdir(parents=True)
+        solved = (ROOT / HOME).read_bytes() if number % 2 else clean_files()[HOME]
+        (tmp_path / f"in/student{number}" / HOME).write_bytes(solved)
+    out = tmp_path / "graded"
+    running = [start(tmp_path / "in", out, part) for part in range(1, PARTS + 1)]
+    first, limit = kept.folder_of(out, "student0") / "report.json", time.monotonic() + 400
+    while not first.exists() and time.monotonic() < limit:
+        time.sleep(0.05)
+    running[0].send_signal(signal.SIGKILL)
+    running[0].communicate()
+    others = [figures_of(process) for process in running[1:]]
+
+    again = figures_of(start(tmp_path / "in", out, 1))
+
+    assert [figures["graded"] for figures in others] == [1, 1, 1]
+    assert (again["submissions"], again["kept"] >= 1, again["class"]) == (2, True, PARTS + 1)
+    rows = list(csv.DictReader((out / "gradebook.csv").read_text().splitlines()))
+    assert [(row["submission"], row["score"]) for row in rows] == [
+        (f"student{number}", "2" if number % 2 else "0") for number in range(PARTS + 1)
+    ]
+    assert "not graded yet" not in (out / "index.html").read_text()
