@@ -26,11 +26,11 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmark.environment import environment
+from benchmark.intervals import interval, ratio
 from benchmark.loop import rate_at
 from benchmark.meter import Meter
 from benchmark.run import prepare, without
 from benchmark.settings import Settings, join, parse, start_workers
-from benchmark.statistics import interval, ratio
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.workload import Workload, load_workload
 from common.errors import InputError, exit_on_input_error

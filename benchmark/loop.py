@@ -12,7 +12,7 @@ from benchmark.log import Log
 from benchmark.memory import counted, live_bytes
 from benchmark.meter import Meter, Window
 from benchmark.payload import Payload
-from benchmark.trace import Tracer, mark
+from benchmark.tracing import Tracer, mark
 from benchmark.workload import Workload
 
 TRACED = 2  # steps

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from benchmark.environment import environment
+from benchmark.intervals import interval
 from benchmark.memory import known, textbook
 from benchmark.settings import Settings
-from benchmark.statistics import interval
-from benchmark.trace import own_rss
+from benchmark.tracing import own_rss
 
 
 def assemble(settings: Settings, worker: Any, shapes: list[torch.Size], measured: dict, log: Any) -> dict[str, Any]:

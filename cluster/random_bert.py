@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
+from common.cache import cached
 from common.errors import InputError
 from common.models import load_tokenizer
-from common.paths import cache_dir, locked
+from common.paths import cache_dir
+from common.tiny_models import save_model
 
 SIZES: dict[str, dict[str, Any]] = {
     "22M": {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12},
@@ -35,12 +37,13 @@ def bert_config(size: str) -> BertConfig:
 
 
 def random_bert(size: str) -> Path:
-    """The folder of the model; the first process makes it, the others wait."""
-    folder = cache_dir("models") / f"random-bert-{size}"
-    with locked(folder):
-        if not (folder / "done").exists():
+    """The folder of the model; the first process builds it, the others wait."""
+    bert_config(size)  # raises InputError for a size that is not known
+
+    def build(folder: Path) -> None:
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            BertForSequenceClassification(bert_config(size)).save_pretrained(folder)
-            load_tokenizer("tiny", "bert").save_pretrained(folder)
-            (folder / "done").touch()
-    return folder
+            model = BertForSequenceClassification(bert_config(size))
+        save_model(model, load_tokenizer("tiny", "bert"), folder)
+
+    return cached(cache_dir("models") / f"random-bert-{size}", build)

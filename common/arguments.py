@@ -229,11 +229,12 @@ def _place_worker(given: dict, environment: Mapping[str, str]) -> None:
 
 
 def _find_model(given: dict, kind: str) -> None:
-    """Names become paths here, so that a wrong one is said before anybody joins; hub names stay as they are."""
+    """Names become paths here, so that a wrong one is reported before any worker joins."""
     model = given["model_name_or_path"] = model_path(given["model_name_or_path"], kind)
     given["tokenizer_name"] = given["tokenizer_name"] or model
     if "config_name" in given:
-        given["config_name"] = model_path(given["config_name"], kind) if given["config_name"] else model
+        named = given["config_name"]
+        given["config_name"] = model_path(named, kind, weights=False) if named else model
 
 
 def _check_empty(folder: Path) -> None:

@@ -1,20 +1,33 @@
 """The one kind of error a user is meant to see: a line that helps, and exit code 2."""
 
+import contextlib
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 class InputError(ValueError):
     """Something the user gave is wrong. The message says what was expected, what came and what to do next."""
 
 
-def exit_on_input_error(main: Callable[..., None], *arguments: object) -> None:
-    """Run `main`; an InputError, or a region that is still open, becomes one line on stderr and an exit code.
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str], advice: str = "check the path") -> Iterator[None]:
+    """Turn an OSError inside the block into an InputError: what is wrong with `path`, and what to do."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file; {advice}") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); {advice}") from error
 
-    2 for the user's input, 1 for an open region. Every other error is seen whole.
+
+def exit_on_input_error(main: Callable[..., None], *arguments: object) -> None:
+    """Run `main`; a mistake in the user's input, or an open region, becomes one line on stderr and an exit code.
+
+    2 for the user's input (an InputError, or an OSError on a path of the command line), 1 for an open region. Every
+    other error is shown with its traceback.
     """
     try:
         main(*arguments)
@@ -33,3 +46,19 @@ def exit_on_input_error(main: Callable[..., None], *arguments: object) -> None:
     except InputError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if not _is_on_command_line(error.filename):
+            raise
+        print(f"error: {error.filename}: {error.strerror}; check the path on the command line", file=sys.stderr)
+        sys.exit(2)
+
+
+def _is_on_command_line(path: object) -> bool:
+    """Whether the user named this path, or a folder above it."""
+    if not isinstance(path, (str, os.PathLike)):
+        return False
+    words = [word.partition("=")[2] if word.startswith("-") else word for word in sys.argv[1:]]
+    wanted = os.path.abspath(path)
+    return any(
+        wanted == named or wanted.startswith(named + os.sep) for named in map(os.path.abspath, filter(None, words))
+    )

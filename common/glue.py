@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from common.cache import read_cached
 from common.config import GlueConfig
-from common.errors import InputError
-from common.paths import atomic_write, cache_dir, locked
+from common.errors import InputError, reading
+from common.paths import cache_dir
 from common.sample_data import glue_sample_dir
 
 CACHE_VERSION = 1
@@ -106,9 +107,7 @@ def read_examples(path: Path, task: GlueTask) -> list[Example]:
     """Every row of one TSV file. Raises InputError that names the file, the line, and what was expected."""
     try:
         # Only \n ends a line: str.splitlines would also split at U+2028 or U+0085 inside a sentence.
-        lines = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").rstrip("\n").split("\n")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; python download_glue_data.py fetches the GLUE tasks") from None
+        lines = _read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise InputError(f"{path}:{line}: expected UTF-8 text, got byte 0x{error.object[error.start]:02x}") from None
@@ -120,6 +119,11 @@ def read_examples(path: Path, task: GlueTask) -> list[Example]:
     if not examples_read:
         raise InputError(f"{path}: expected at least one example, got an empty file; download it again")
     return examples_read
+
+
+def _read_bytes(path: Path) -> bytes:
+    with reading(path, "python download_glue_data.py fetches the GLUE tasks"):
+        return path.read_bytes()
 
 
 def _column(path: Path, header: list[str], name: str | int | None) -> int | None:
@@ -155,18 +159,19 @@ def _label(path: Path, number: int, label: str, task: GlueTask) -> int | float:
 
 def _features(path: Path, task: GlueTask, config: GlueConfig, tokenizer) -> Features:
     """Tokenize `path`, or read what an earlier run made of the same file, tokenizer and length."""
-    if not path.is_file():
-        read_examples(path, task)  # raises the error that helps
-    digest = hashlib.sha256(path.read_bytes())
+    digest = hashlib.sha256(_read_bytes(path))
     parts = (CACHE_VERSION, config.task_name, config.max_seq_length, _fingerprint(tokenizer))
     digest.update(repr(parts).encode())
-    cached = cache_dir("features") / f"{config.task_name}-{digest.hexdigest()[:24]}.pt"
-    with locked(cached):  # of several ranks one tokenizes, the others wait here and then read
-        tensors = None if config.overwrite_cache else _read_cache(cached)
-        if tensors is None:
-            tensors = tokenize(read_examples(path, task), task, tokenizer, config.max_seq_length)
-            with atomic_write(cached, "wb") as file:
-                torch.save(tensors, file)
+
+    def build(folder: Path) -> None:
+        examples = read_examples(path, task)
+        torch.save(tokenize(examples, task, tokenizer, config.max_seq_length), folder / "features.pt")
+
+    def read(folder: Path) -> dict[str, torch.Tensor]:
+        return torch.load(folder / "features.pt", weights_only=True)
+
+    folder = cache_dir("features") / f"{config.task_name}-{digest.hexdigest()[:24]}"
+    tensors = read_cached(folder, build, read, fresh=config.overwrite_cache)
     return Features(*(tensors[name] for name in Features.NAMES))
 
 
@@ -195,20 +200,6 @@ def _fingerprint(tokenizer) -> str:
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["truncation"] = state["padding"] = None
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()
-
-
-def _read_cache(path: Path) -> dict[str, torch.Tensor] | None:
-    """The cached tensors; None where there are none, or where the file is damaged and must be made again."""
-    if not path.is_file():
-        return None
-    try:
-        tensors = torch.load(path, weights_only=True)
-        rows = len(tensors["labels"])
-        sound = all(len(tensors[name]) == rows for name in Features.NAMES)
-    except Exception as error:  # torch.load raises many kinds for a damaged file; all of them mean: make it again
-        print(f"{path}: damaged ({type(error).__name__}), made again")
-        return None
-    return tensors if sound else None
 
 
 def glue_metrics(task: GlueTask, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:

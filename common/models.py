@@ -7,7 +7,6 @@ Names are checked here, in one line, before any worker joins: afterwards one ran
 """
 
 import contextlib
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,15 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import logging as hub_logging
-from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer, BertTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from common.errors import InputError
+from common.model_files import MODEL_FLAG, WEIGHTS, check_kind, check_weights, read_json, shards_of, weights_of
 from common.tiny_models import tiny_model_folder
 
 KINDS = ("bert", "gpt2", "t5")
-MODEL_FLAG, TOKENIZER_FLAG = "--model_name_or_path", "--tokenizer_name"
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+TOKENIZER_FLAG = "--tokenizer_name"
 # A tokenizer is one whole file, or a vocabulary of its kind that may lie alone in a folder.
 VOCABULARIES = {"bert": ("vocab.txt",), "gpt2": ("vocab.json", "merges.txt"), "t5": ("spiece.model",)}
 READERS = {"bert": BertTokenizer, "gpt2": GPT2Tokenizer, "t5": AutoTokenizer}
@@ -43,14 +41,15 @@ def quiet_transformers() -> None:
     hub_logging.set_verbosity_error()
 
 
-def model_path(name: str, kind: str) -> str:
-    """Where `from_pretrained` finds the model `name`: a folder, or a hub name that is not in the hub's cache yet.
+def model_path(name: str, kind: str, weights: bool = True) -> str:
+    """The folder in which `from_pretrained` finds the model `name`; a hub model is downloaded now if need be.
 
     Args:
         name: "tiny", a folder, or a name on the Hugging Face hub.
         kind: "bert", "gpt2" or "t5", what the model must be.
+        weights: False if only the configuration is wanted.
 
-    Raises InputError if the folder misses a file or holds another kind of model, or if the hub cannot be reached.
+    Raises InputError if a file is missing or damaged, if it is another kind of model, or if the hub cannot be reached.
     """
     assert kind in KINDS, kind
     quiet_transformers()
@@ -58,12 +57,18 @@ def model_path(name: str, kind: str) -> str:
         return str(tiny_model_folder(kind))
     folder = Path(name).expanduser()
     if folder.exists():
-        _check_model_folder(folder, kind)
-        return str(folder.absolute())
-    folder = _ask_hub(name, MODEL_FLAG)
-    _check_kind(folder, kind)
-    # With the weights in the hub's cache nothing more is asked over the network: runs go on when it is gone.
-    return str(folder) if _first_file(folder, WEIGHTS) else name
+        copy = "copy it again"
+        _check_is_model(folder)
+        check_kind(folder, kind)
+    else:
+        folder = _ask_hub(name, MODEL_FLAG)
+        copy = f"copy it again, or delete {folder.parents[1]} to download the model again"
+        check_kind(folder, kind)
+        if weights and not weights_of(folder):
+            _fetch_weights(name)
+    if weights:
+        check_weights(folder, copy)
+    return str(folder.absolute())
 
 
 def load_tokenizer(name: str, kind: str, lower_case: bool = False) -> PreTrainedTokenizerFast:
@@ -111,53 +116,20 @@ def _has_tokenizer(folder: Path, kind: str) -> bool:
 
 def _lowers(folder: Path) -> bool:
     """What a BERT tokenizer's own files say about case. transformers would lower everything where they say nothing."""
-    settings = _read_json(folder / "tokenizer_config.json", TOKENIZER_FLAG, default={})
+    settings = read_json(folder / "tokenizer_config.json", TOKENIZER_FLAG, default={})
     if "do_lower_case" in settings:
         return bool(settings["do_lower_case"])
-    normalizer = _read_json(folder / "tokenizer.json", TOKENIZER_FLAG, default={}).get("normalizer") or {}
+    normalizer = read_json(folder / "tokenizer.json", TOKENIZER_FLAG, default={}).get("normalizer") or {}
     return bool(normalizer.get("lowercase", False))
 
 
-def _check_model_folder(folder: Path, kind: str) -> None:
+def _check_is_model(folder: Path) -> None:
     if not folder.is_dir():
         raise InputError(f"{MODEL_FLAG}: expected a folder, {folder} is a file; name the folder it lies in")
     if not (folder / "config.json").is_file():
         raise InputError(
             f"{MODEL_FLAG}: {folder} is not a model: it has no config.json; copy the whole folder, or use tiny"
         )
-    _check_kind(folder, kind)
-    weights = _first_file(folder, WEIGHTS)
-    if weights is None:
-        raise InputError(f"{MODEL_FLAG}: {folder} is not a model: it has no model.safetensors; copy the whole folder")
-    if weights.suffix == ".safetensors":
-        try:
-            with safe_open(weights, "pt"):
-                pass  # opening compares the header with the file's size: a copy that was cut off is seen here
-        except SafetensorError as error:
-            raise InputError(f"{MODEL_FLAG}: {weights} is damaged ({error}); copy it again") from error
-
-
-def _check_kind(folder: Path, kind: str) -> None:
-    found = _read_json(folder / "config.json", MODEL_FLAG).get("model_type")
-    if found != kind:
-        raise InputError(f"{MODEL_FLAG}: expected a model of type {kind}, {folder} holds {found}; name another model")
-
-
-def _first_file(folder: Path, names: tuple[str, ...]) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-def _read_json(path: Path, flag: str, default: dict | None = None) -> dict:
-    """The object in a JSON file; `default`, if there is one, for a file that does not exist."""
-    if default is not None and not path.exists():
-        return default
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{flag}: {path} is not JSON ({error}); copy it again") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{flag}: {path}: expected a JSON object; copy it again")
-    return content
 
 
 def _ask_hub(name: str, flag: str) -> Path:
@@ -183,13 +155,28 @@ def _ask_hub(name: str, flag: str) -> Path:
         raise InputError(f"{flag}: {reason}; {by_hand}") from None
 
 
+def _fetch_weights(name: str) -> None:
+    """Download a hub model's weights into the hub's cache; several files where an index lists them."""
+    for file in WEIGHTS:
+        path = _download(name, file, MODEL_FLAG)
+        if path:
+            for shard in shards_of(path) if path.suffix == ".json" else []:
+                _download(name, shard.name, MODEL_FLAG)
+            return
+
+
 def _fetch_tokenizer(name: str, kind: str) -> None:
     """Bring what the hub has of a tokenizer into its cache. Old models have a vocabulary only, new ones one file."""
     for file in ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", *VOCABULARIES[kind]):
-        try:
-            hf_hub_download(name, file)
-        except RemoteEntryNotFoundError:
-            continue  # this model does without it
-        except Exception as error:
-            reason = f"{file} of {name} cannot be fetched ({type(error).__name__})"
-            raise InputError(f"{TOKENIZER_FLAG}: {reason}; try again, or use tiny") from None
+        _download(name, file, TOKENIZER_FLAG)
+
+
+def _download(name: str, file: str, flag: str) -> Path | None:
+    """One file of a hub model, in the hub's cache; None if the model does without it."""
+    try:
+        return Path(hf_hub_download(name, file))
+    except RemoteEntryNotFoundError:
+        return None
+    except Exception as error:
+        reason = f"{file} of {name} cannot be fetched ({type(error).__name__})"
+        raise InputError(f"{flag}: {reason}; try again, copy the model's folder here, or use tiny") from None

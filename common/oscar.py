@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from common.cache import cached
 from common.errors import InputError, exit_on_input_error
 from common.models import load_tokenizer
-from common.oscar_text import HUB_FILES, find_files, hub_documents, parse_size, read_documents
+from common.oscar_text import HUB_FILES, LimitedText, find_files, hub_documents, parse_size, read_documents
 from common.paths import cache_dir
 from common.sample_data import oscar_sample_file
 from common.token_map import SPLITS, VERSION, Manifest, TokenBlocks, open_stream, read_manifest
-from common.tokenise import fingerprint, name_of, tokenise
+from common.tokenise import fingerprint, make_request, name_of, tokenise, write_blocks
 
 SIZE = 100_000_000  # bytes of text, as the course's GPT-2 project takes
 BLOCK_SIZE = 1024  # tokens, GPT-2's context
@@ -92,33 +93,19 @@ def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer: Any) -> None:
 
 
 def _tokenised_in_cache(text: Path, tokenizer: Any) -> Path:
-    """The token blocks of a file or folder of text; made now if they are not there or damaged."""
+    """The token blocks of a file or folder of text; tokenised now if they are not in the cache."""
     files = find_files([text])
     sources = describe(files)
     key = hashlib.sha256(json.dumps([sources, fingerprint(tokenizer), VERSION]).encode()).hexdigest()[:16]
     folder = cache_dir("oscar") / key
-    manifest, is_new = tokenise(
-        read_documents(files),
-        sources,
-        tokenizer,
-        folder,
-        size=SIZE,
-        block_size=BLOCK_SIZE,
-        validation=VALIDATION,
-        overwrite=folder.exists() and not _is_whole(folder),
-    )
-    if is_new:
+
+    def build(partial: Path) -> None:
+        request = make_request(sources, tokenizer, size=SIZE, block_size=BLOCK_SIZE, validation=VALIDATION)
+        manifest = write_blocks(LimitedText(read_documents(files), SIZE), request, tokenizer, partial)
         of = f"the first {SIZE / 1e6:.0f} MB of " if sum(file.stat().st_size for file in files) > SIZE else ""
         print(f"tokenised {of}{text}: {summary(manifest)}; kept in {folder}", file=sys.stderr)
-    return folder
 
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        manifest = read_manifest(folder)
-        return all(open_stream(folder, name, manifest) is not None for name in SPLITS)
-    except InputError:
-        return False
+    return cached(folder, build)
 
 
 def describe(files: list[Path]) -> list[dict]:

@@ -5,17 +5,20 @@ The files are made once, from fixed seeds, and lie in the cache; every machine g
 """
 
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from common.paths import atomic_write, cache_dir, locked
+from common.cache import cached
+from common.paths import cache_dir
 from common.sample_text import oscar_records
 
 VERSION = 3  # stands in the folder's name: count it up with every change that changes the files
 
 TRAIN_PAIRS, DEV_PAIRS = 2560, 320  # multiples of 4: pairs come in fours, see contrast_set
 OSCAR_RECORDS = 500
+OSCAR_FILE = "en_meta_part_1.jsonl"
 NAMES = ["Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Henry"]
 VERBS = ["bought", "cleaned", "found", "lost", "painted", "sold"]
 OBJECTS = ["bicycle", "boat", "chair", "clock", "lamp", "piano", "radio", "table"]
@@ -29,25 +32,27 @@ def glue_sample_dir() -> Path:
 
     Labels are entailment and not_entailment, half and half; the two files have no sentence1 in common.
     """
-    folder = cache_dir("sample") / f"glue-v{VERSION}"
-    with locked(folder):  # of several ranks the first one here makes the files, the others wait
-        if not (folder / "dev.tsv").exists():
-            pairs = entailment_pairs(TRAIN_PAIRS + DEV_PAIRS, random.Random(598))
-            _write_tsv(folder / "train.tsv", pairs[:TRAIN_PAIRS])
-            _write_tsv(folder / "dev.tsv", pairs[TRAIN_PAIRS:])  # last: its presence says that both are there
-    return folder
+
+    def build(folder: Path) -> None:
+        pairs = entailment_pairs(TRAIN_PAIRS + DEV_PAIRS, random.Random(598))
+        _write_tsv(folder / "train.tsv", pairs[:TRAIN_PAIRS])
+        _write_tsv(folder / "dev.tsv", pairs[TRAIN_PAIRS:])
+
+    return cached(cache_dir("sample") / f"glue-v{VERSION}", build)
 
 
 def oscar_sample_file() -> Path:
     """A .jsonl file with one OSCAR 23.01 record a line; "content" is the text. See common/sample_text.py."""
-    path = cache_dir("sample") / f"oscar-v{VERSION}" / "en_meta_part_1.jsonl"
-    with locked(path.parent):
-        if not path.exists():
-            with atomic_write(path) as file:
-                for record in oscar_records(OSCAR_RECORDS, random.Random(2301)):
-                    # As in OSCAR, text is UTF-8 and not escaped: U+2028 stands in the line, and does not end it.
-                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    return path
+
+    def build(folder: Path) -> None:
+        path = folder / OSCAR_FILE
+        with open(path, "w", encoding="utf-8") as file:
+            for record in oscar_records(OSCAR_RECORDS, random.Random(2301)):
+                # As in OSCAR, text is UTF-8 and not escaped: U+2028 stands in the line, and does not end it.
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        os.utime(path, (0, 0))  # token blocks made of this text remain valid when the text is rebuilt
+
+    return cached(cache_dir("sample") / f"oscar-v{VERSION}", build) / OSCAR_FILE
 
 
 def oscar_sample_texts() -> Iterator[str]:
@@ -117,7 +122,7 @@ def _sentence(fact: Fact) -> str:
 
 
 def _write_tsv(path: Path, pairs: list[Pair]) -> None:
-    with atomic_write(path) as file:
+    with open(path, "w", encoding="utf-8") as file:
         file.write("index\tsentence1\tsentence2\tlabel\n")
         for index, pair in enumerate(pairs):
             file.write("\t".join([str(index), *pair]) + "\n")

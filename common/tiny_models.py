@@ -5,12 +5,10 @@ only the sizes differ. BERT has one head that was not learnt but built, see _mat
 """
 
 import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 from transformers import (
@@ -27,7 +25,8 @@ from transformers import (
 )
 
 from common import sample_data
-from common.paths import cache_dir, locked
+from common.cache import cached
+from common.paths import cache_dir
 from common.word_pieces import bert_pieces
 
 VERSION = 2  # stands in the folder's name: count it up with every change that changes a model or a tokenizer
@@ -40,21 +39,32 @@ def tiny_model_folder(kind: str) -> Path:
 
     The weights come from a seed of their own; the caller's random numbers go on as if nothing had happened.
     """
-    folder = cache_dir("models") / f"tiny-{kind}-v{VERSION}-{sample_data.VERSION}"
-    with locked(folder):  # of several ranks the first one here makes it, the others wait
-        if not folder.exists():
-            partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-            try:
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(598)
-                    model, tokenizer = {"bert": _bert, "gpt2": _gpt2, "t5": _t5}[kind]()
-                model.save_pretrained(partial)
-                tokenizer.save_pretrained(partial)
-                partial.chmod(0o755)  # mkdtemp makes folders that only their owner can read
-                os.replace(partial, folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    return folder
+
+    def build(folder: Path) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(598)
+            save_model(*{"bert": _bert, "gpt2": _gpt2, "t5": _t5}[kind](), folder)
+
+    return cached(cache_dir("models") / f"tiny-{kind}-v{VERSION}-{sample_data.VERSION}", build)
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a model's folder as the hub has it, on any rank.
+
+    `save_pretrained` would write neither weights nor configuration on ranks above 0 of a process group.
+    """
+    weights, places = {}, set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in places:  # tied weights are saved once, under their first name
+            weights[name] = tensor.contiguous()
+        places.add(tensor.data_ptr())
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    model.config.architectures = [type(model).__name__]
+    model.config.dtype = str(model.dtype).removeprefix("torch.")
+    model.config.to_json_file(folder / "config.json")
+    if model.can_generate():
+        model.generation_config.to_json_file(folder / "generation_config.json")
+    tokenizer.save_pretrained(folder)
 
 
 def _bert() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:

@@ -53,18 +53,7 @@ def tokenise(
     Raises InputError if `output` holds anything else. With `overwrite` another folder of token blocks is replaced;
     other people's files never are.
     """
-    if block_size < 1:
-        raise InputError(f"--block_size: expected 1 or more tokens, got {block_size}")
-    if not 0 <= validation < 1:
-        raise InputError(f"--validation: expected a fraction from 0 to below 1, for example 0.05; got {validation}")
-    request = {
-        "version": VERSION,
-        "tokenizer_fingerprint": fingerprint(tokenizer),
-        "block_size": block_size,
-        "validation_fraction": validation,
-        "size_limit": size,
-        "sources": sources,
-    }
+    request = make_request(sources, tokenizer, size=size, block_size=block_size, validation=validation)
     output = output.absolute()
     partial = output.with_name(f".{output.name}.partial")
     try:
@@ -76,13 +65,31 @@ def tokenise(
             shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
             partial.mkdir()
             try:
-                manifest = _write(LimitedText(documents, size), request, tokenizer, partial)
+                manifest = write_blocks(LimitedText(documents, size), request, tokenizer, partial)
                 _rename(partial, output)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise InputError(f"{output}: cannot be written ({error}); name another folder") from error
     return manifest, True
+
+
+def make_request(
+    sources: list[dict], tokenizer: Any, *, size: int | None, block_size: int, validation: float
+) -> dict[str, Any]:
+    """What decides what a folder of token blocks holds, as its manifest has it; raises InputError for a wrong value."""
+    if block_size < 1:
+        raise InputError(f"--block_size: expected 1 or more tokens, got {block_size}")
+    if not 0 <= validation < 1:
+        raise InputError(f"--validation: expected a fraction from 0 to below 1, for example 0.05; got {validation}")
+    return {
+        "version": VERSION,
+        "tokenizer_fingerprint": fingerprint(tokenizer),
+        "block_size": block_size,
+        "validation_fraction": validation,
+        "size_limit": size,
+        "sources": sources,
+    }
 
 
 def _finished(output: Path, request: dict, overwrite: bool) -> Manifest | None:
@@ -110,7 +117,8 @@ def _short(value: object) -> str:
     return text if len(text) < 80 else f"{text[:77]}..."
 
 
-def _write(text: LimitedText, request: dict, tokenizer: Any, folder: Path) -> Manifest:
+def write_blocks(text: LimitedText, request: dict, tokenizer: Any, folder: Path) -> Manifest:
+    """Write train.bin, validation.bin and manifest.json into `folder`; raises InputError if there is no text."""
     end_of_text, vocab_size = tokenizer.eos_token_id, len(tokenizer)
     if end_of_text is None:
         raise InputError(f"{name_of(tokenizer)}: expected a tokenizer with an end-of-text token; use GPT-2's, or tiny")

@@ -20,7 +20,7 @@ from common.errors import InputError
 from common.schedule import _clock_cycles
 from pipeline.backward import Stage, call_with_overlapping_backward
 from pipeline.partition import _split_module
-from pipeline.trace import Trace
+from pipeline.timeline import Trace
 from pipeline.worker import Task, create_workers
 
 

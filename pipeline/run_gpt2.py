@@ -31,7 +31,7 @@ from common.samplers import ShuffledEachEpoch
 from pipeline.compare import compare_modes, epoch_metrics
 from pipeline.distributed import PipelinedProcesses, join_pipeline
 from pipeline.model_parallel import GPT2LMHeadModelParallel
-from pipeline.trace import Trace, traced_blocks
+from pipeline.timeline import Trace, traced_blocks
 
 
 def choose_devices(config):

@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 from benchmark.deepspeed_config import CONFIGS, deepspeed_config
+from benchmark.intervals import ratio
 from benchmark.loop import Plan, rate_at
 from benchmark.memory import counted, known, textbook
 from benchmark.meter import Meter
 from benchmark.payload import sent
 from benchmark.run import without
 from benchmark.settings import parse
-from benchmark.statistics import ratio
 from benchmark.strategies import STRATEGIES
 from benchmark.sweep import Run, plan, steps_for
 from benchmark.tables import read_runs, write_tables
-from benchmark.trace import common, merge, read_trace
-from benchmark.trace import without as spans_without
+from benchmark.tracing import common, merge, read_trace
+from benchmark.tracing import without as spans_without
 from benchmark.translation import load_pairs, read_pairs, sample_pairs
 from benchmark.workload import load_workload
 from common.errors import InputError

@@ -144,7 +144,7 @@ def test_making_the_tiny_models_leaves_the_callers_random_numbers_alone(tmp_path
 def test_a_run_that_was_stopped_while_making_a_model_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setenv("COS598D_CACHE", str(tmp_path))
     with monkeypatch.context() as broken:
-        broken.setattr("common.tiny_models.os.replace", _interrupt)
+        broken.setattr("common.cache.os.replace", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             model_path("tiny", "bert")
     left = [file.name for file in (tmp_path / "models").iterdir() if file.suffix != ".lock"]

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
-from common import oscar, token_map, tokenise
+from common import cache, oscar, token_map
 from common.errors import InputError
 from common.oscar import load_blocks
 from common.paths import ROOT, locked
@@ -211,7 +211,7 @@ def test_of_several_ranks_one_tokenises_and_the_others_wait(tmp_path, tokenizer,
         all_here.wait(timeout=60)
         return locked(path)
 
-    monkeypatch.setattr(tokenise, "locked", meet_then_lock)
+    monkeypatch.setattr(cache, "locked", meet_then_lock)
     ranks = [fork.Process(target=load_blocks, args=(text, tokenizer, 8)) for _ in range(4)]
 
     for rank in ranks:

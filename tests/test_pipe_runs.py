@@ -12,7 +12,7 @@ import torch
 
 from common.paths import ROOT
 from pipeline import compare
-from pipeline.trace import Trace
+from pipeline.timeline import Trace
 from tests.stages import no_worker_is_left
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here

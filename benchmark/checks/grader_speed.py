@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmark.statistics import interval
+from benchmark.intervals import interval
 from common.course import load_course
 from common.paths import ROOT
 from grader import averages, draws, ranks

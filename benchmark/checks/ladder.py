@@ -30,7 +30,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it also starts as a script, on every rank
 
-from benchmark.statistics import interval
+from benchmark.intervals import interval
 from common.arguments import parse_glue_arguments
 from common.errors import exit_on_input_error
 from common.paths import ROOT, atomic_write

@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmark.statistics import interval
+from benchmark.intervals import interval
 from common.figures import COLOURS, figure
 from pipeline.partition import WithDevice
 from pipeline.pipe import Pipe
-from pipeline.trace import Trace
+from pipeline.timeline import Trace
 
 STAGES = 2
 WIDTH, LAYERS, ROWS = 1024, 2, 256  # of a stage; rows in one micro-batch. Large enough that the products take the time
