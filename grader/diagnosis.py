@@ -14,6 +14,7 @@ from grader.outcome import Result
 from grader.reference import close, means, norm
 
 Maybe = np.ndarray | None
+SHOWN = 4  # numbers of a tensor in a message
 
 
 def same(got: Maybe, candidate: np.ndarray, total: float = 0.0) -> bool:
@@ -21,11 +22,21 @@ def same(got: Maybe, candidate: np.ndarray, total: float = 0.0) -> bool:
     return close(got, candidate, max(total, float(np.linalg.norm(np.ravel(candidate))) + 1e-6))
 
 
-def name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np.ndarray]]) -> str:
+Unsent = Callable[[int, int], bool]  # (rank, parameter): whether its gradient was in no collective
+
+
+def name_wrong_mean(
+    got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np.ndarray]], unsent: Unsent = lambda r, k: False
+) -> str:
     """The mistake that leaves `got[rank][parameter]` where the mean of `inputs[rank][parameter]` should be; "" if none.
 
     Only parameters that are wrong somewhere are looked at, so a mistake that spares some is still named.
     """
+    with np.errstate(all="ignore"):  # what a student's gradients hold is compared and not computed with
+        return _name_wrong_mean(got, inputs, unsent)
+
+
+def _name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np.ndarray]], unsent: Unsent) -> str:
     n = len(inputs)
     if n == 1:
         return ""  # there is nobody to take a mean with
@@ -41,6 +52,9 @@ def name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np
         return "it holds inf or nan: was it divided by zero, by the rank instead of the number of workers?"
     ranks = [r for r in range(n) if any(not same(got[r][k], right[k], total) for k in wrong)]
     stacked = [np.asarray([mine[k] for mine in inputs], np.float64) for k in range(len(right))]  # (n, *shape) each
+    if all(same(got[r][k], inputs[r][k], total) and unsent(r, k) for r in ranks for k in wrong):
+        text = "every worker still has its own gradient, which was never handed to a collective"
+        return text + (_where(ranks, wrong, n, inputs[0]) or ": is the last bucket sent, too?")
     for candidate, words in _candidates(n):
         if all(same(got[r][k], candidate(stacked[k], r), total) for r in ranks for k in wrong):
             return words + _where(ranks, wrong, n, inputs[0])
@@ -121,7 +135,9 @@ def name_scaled(pairs: Sequence[tuple[Maybe, np.ndarray]]) -> str:
         return ""
     if factor < 0:
         return f"every gradient is {factor:.3f} times the batch's: with its sign turned the step goes uphill"
-    cause = "does backward run more than once?" if factor > 1 else "is the loss divided? It is a mean already"
+    whole = abs(factor - round(factor)) < 1e-3
+    cause = "does backward run more than once, or is the loss multiplied?" if whole else "is the loss multiplied?"
+    cause = cause if factor > 1 else "is the loss divided? It is a mean already"
     return f"every gradient is {factor:.3f} times the batch's: {cause}"
 
 
@@ -145,19 +161,48 @@ def forgotten_waits(result: Result) -> str:
     return ""
 
 
+def unsent(result: Result, inputs: Sequence[Sequence[np.ndarray]]) -> Unsent:
+    """Whether a gradient of `inputs[rank][parameter]` is in no payload of its rank, as it was or divided by the number
+    of ranks; never if the run kept no payloads."""
+    n = len(inputs)
+    sent: dict[int, np.ndarray] = {}
+    for rank in result.ranks:
+        payloads = [call.sent_arrays().ravel() for call in rank.calls if call.payload and call.name != "broadcast"]
+        sent[rank.rank] = np.concatenate(payloads).astype(np.float64) if payloads else np.empty(0)
+
+    def is_unsent(rank: int, k: int) -> bool:
+        calls = [call for call in result.ranks[rank].calls if call.sent]
+        if any(call.payload is None for call in calls):
+            return False
+        largest = np.ravel(inputs[rank][k])[np.argmax(np.abs(inputs[rank][k]))]  # a number that no other tensor has
+        return not any(np.isclose(sent[rank], value, rtol=1e-5, atol=0).any() for value in (largest, largest / n))
+
+    return is_unsent
+
+
 def parameter_words(name: str, got: Maybe, expected: np.ndarray) -> str:
-    """`parameter 3 (4, 3): expected [0.12 ...], got [0.36 ...]`"""
+    """`parameter 3 (4, 3) at [0, 1] [2, 2]: expected 0.12 0.5, got 0.36 1.5 (off by 1 at most)`
+
+    Shows the elements that differ; without places if all do.
+    """
+    expected = np.asarray(expected)
     if got is None:
-        return f"{name} {np.shape(expected)}: expected {_numbers(expected)}, got no gradient"
-    if np.shape(got) != np.shape(expected):
-        return f"{name}: expected the shape {np.shape(expected)}, got {np.shape(got)}"
-    with np.errstate(invalid="ignore"):
-        worst = np.abs(np.asarray(got, np.float64) - expected).max() if np.size(expected) else 0.0
-    return (
-        f"{name} {np.shape(expected)}: expected {_numbers(expected)}, got {_numbers(got)} (off by {worst:.2g} at most)"
-    )
+        return (
+            f"{name} {expected.shape}: expected {_numbers(np.ravel(expected)[:SHOWN], expected.size)}, got no gradient"
+        )
+    if np.shape(got) != expected.shape:
+        return f"{name}: expected the shape {expected.shape}, got {np.shape(got)}"
+    mine, right = np.ravel(np.asarray(got, np.float64)), np.ravel(np.asarray(expected, np.float64))
+    with np.errstate(all="ignore"):
+        off = np.nan_to_num(np.abs(mine - right), nan=np.inf)
+    worst = float(off.max(initial=0.0))
+    wrong = np.flatnonzero(off > 0.01 * worst) if np.isfinite(worst) else np.flatnonzero(~np.isfinite(off))
+    places, at = wrong[:SHOWN], ""
+    if len(wrong) < len(off):
+        at = " at " + " ".join(str([int(i) for i in np.unravel_index(place, expected.shape)]) for place in places)
+    numbers = [_numbers(values[places], len(wrong)) for values in (right, mine)]
+    return f"{name} {expected.shape}{at}: expected {numbers[0]}, got {numbers[1]} (off by {worst:.2g} at most)"
 
 
-def _numbers(array: Any) -> str:
-    flat = np.ravel(np.asarray(array))
-    return "[" + " ".join(f"{x:.4g}" for x in flat[:4]) + (" ...]" if flat.size > 4 else "]")
+def _numbers(values: np.ndarray, count: int) -> str:
+    return "[" + " ".join(f"{x:.5g}" for x in values) + (" ...]" if count > len(values) else "]")

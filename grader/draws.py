@@ -5,6 +5,7 @@ import numpy as np
 SHARED_TOKENS = 8  # token ids that several examples use; above them each example has one of its own
 TOKENS = 4  # tokens in an example
 WIDTH = 5
+LOSS_SCALE = 40.0  # the toys' losses are so large that every gradient is longer than any usual limit of clipping
 
 # What gradients of a real model look like to a collective: several sizes, one number, a vector, three dimensions.
 SHAPES = ((3, 4), (4,), (), (2, 3, 2), (4, 3), (1,), (7,), (5, 1))
@@ -26,12 +27,15 @@ def weight(rank: int) -> float:
     return 0.5 + 0.25 * rank
 
 
-def examples(seed: int, count: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (count, TOKENS) and labels (count,); example i begins with a token of its own, see `number`."""
-    draw = generator(seed, 2, first)
+def examples(seed: int, count: int, first: int = 0, rank: int = 0, classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids (count, TOKENS) and labels (count,), scores if there is one class.
+
+    Example i begins with a token of its own, see `number`; its other tokens and its label differ on every rank.
+    """
+    draw = generator(seed, 2, first, rank)
     ids = draw.integers(0, SHARED_TOKENS, (count, TOKENS))
     ids[:, 0] = SHARED_TOKENS + first + np.arange(count)
-    return ids, draw.integers(0, 2, count)
+    return ids, draw.integers(0, classes, count) if classes > 1 else draw.normal(size=count).astype(np.float32)
 
 
 def number(first_token: int) -> int:
@@ -39,12 +43,12 @@ def number(first_token: int) -> int:
     return int(first_token) - SHARED_TOKENS
 
 
-def classifier(seed: int, count: int) -> dict[str, np.ndarray]:
+def classifier(seed: int, count: int, classes: int = 2) -> dict[str, np.ndarray]:
     """Weights for toys.Classifier, for `count` examples."""
     draw = generator(seed, 3)
-    shapes = {"embedding": (SHARED_TOKENS + count, WIDTH), "gain": (WIDTH,), "frozen": (WIDTH,), "head": (2, WIDTH)}
-    weights = {name: draw.normal(scale=0.7, size=shape) for name, shape in (shapes | {"bias": (2,)}).items()}
-    return {name: weight.astype(np.float32) for name, weight in weights.items()}
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (SHARED_TOKENS + count, WIDTH), "gain": (WIDTH,)}
+    shapes |= {"offset": (WIDTH,), "head": (classes, WIDTH), "bias": (classes,)}
+    return {name: draw.normal(scale=0.7, size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def answer(weights: dict[str, np.ndarray], ids: np.ndarray, right: int) -> np.ndarray:
@@ -52,7 +56,7 @@ def answer(weights: dict[str, np.ndarray], ids: np.ndarray, right: int) -> np.nd
 
     The bias is shifted for that. Whoever counts right answers otherwise than example by example gets another number.
     """
-    hidden = weights["embedding"][ids].mean(axis=1) * weights["gain"] + weights["frozen"]
+    hidden = weights["embedding"][ids].mean(axis=1) * weights["gain"] + weights["offset"]
     scores = hidden @ weights["head"].T + weights["bias"]  # (B, 2)
     margins = scores[:, 1] - scores[:, 0]
     weights["bias"][1] -= np.median(margins)
@@ -64,5 +68,5 @@ def answer(weights: dict[str, np.ndarray], ids: np.ndarray, right: int) -> np.nd
 def language_model(seed: int, count: int) -> dict[str, np.ndarray]:
     """Weights for toys.LanguageModel, whose first and last layer are one tensor."""
     draw = generator(seed, 4)
-    shapes = {"embedding": (SHARED_TOKENS + count, WIDTH), "gain": (WIDTH,), "frozen": (WIDTH,)}
+    shapes = {"embedding": (SHARED_TOKENS + count, WIDTH), "gain": (WIDTH,), "offset": (WIDTH,)}
     return {name: draw.normal(scale=0.7, size=shape).astype(np.float32) for name, shape in shapes.items()}

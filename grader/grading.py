@@ -78,7 +78,7 @@ class Grade:
             return []
 
     def run(
-        self, probe: str, world_size: int, deadline: float = DEADLINE, payloads: bool = False, **arguments: Any
+        self, probe: str, world_size: int, deadline: float = DEADLINE, payloads: Any = False, **arguments: Any
     ) -> Result:
         """Run a probe on the student's file; how it ended is in the result. The same run is made only once.
 

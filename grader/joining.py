@@ -13,12 +13,17 @@ PATIENCE = 3.0  # seconds in which all processes must be seen running at once
 
 def check_join(grade: Grade) -> None:
     """join(config) meets at the given address and port, with the given size, rank and backend."""
-    for world_size, backend in ((3, "gloo"), (2, "nccl")):
+    for world_size, backend in ((3, "gloo"), (2, "nccl"), (1, "gloo")):
         host = f"10.10.1.{grade.draw.integers(2, 250)}"
         port = int(grade.draw.integers(2000, 60000))
         config = {"master_ip": host, "master_port": port, "backend": backend}
         result = grade.run("grader.probes_sync:join", world_size, config=config)
         _check_joined(grade, result, f"{host}:{port}", world_size, backend)
+        for rank, value in enumerate(result.values):
+            if not value["joined"]:
+                grade.fail(f"rank {rank} has left the process group again when join() returns")
+            if value["changed"]:
+                grade.fail(f"join() changes {value['changed'][0]} on rank {rank}: leave it as it was")
 
 
 def check_setup_address(grade: Grade) -> None:
@@ -45,7 +50,7 @@ def check_setup(grade: Grade) -> None:
 
 def _check_joined(grade: Grade, result: Result, address: str, world_size: int, backend: str) -> None:
     for rank, join in enumerate(_joins(grade, result)):
-        _check_identity(grade, rank, join, world_size, backend)
+        _check_identity(grade, rank, join, world_size, backend, "config.backend")
         _check_address(grade, rank, join, (address,))
     grade.must_return(result)
 
@@ -59,15 +64,18 @@ def _joins(grade: Grade, result: Result) -> list[Call]:
     return [join for join in joins if join]
 
 
-def _check_identity(grade: Grade, rank: int, join: Call, world_size: int, backend: str) -> None:
-    told = join.data
-    if (told["rank"], told["world_size"]) != (rank, world_size):
+def _check_identity(grade: Grade, rank: int, join: Call, world_size: int, backend: str, given: str = "backend") -> None:
+    asked = join.data
+    if (asked["rank"], asked["world_size"]) != (rank, world_size):
         grade.fail(
-            f"{world_size} processes were started, and rank {rank} joins as rank {told['rank']} of "
-            f"{told['world_size']} ({join.where}): in a real run all would wait"
+            f"{world_size} processes were started, and rank {rank} joins as rank {asked['rank']} of "
+            f"{asked['world_size']} ({join.where}): in a real run all would wait"
         )
-    if told["backend"] not in (None, backend) or (told["backend"] is None and backend != "gloo"):
-        grade.fail(f"rank {rank}: expected the backend {backend}, got {told['backend']} ({join.where})")
+    if asked["backend"] not in (None, backend) or (asked["backend"] is None and backend != "gloo"):
+        grade.fail(
+            f"rank {rank}: {given} is {backend} in this run, got {asked['backend']} ({join.where}): pass {given} on, "
+            "and name no backend yourself"
+        )
 
 
 def _check_address(grade: Grade, rank: int, join: Call, accepted: tuple[str, ...]) -> None:

@@ -1,14 +1,15 @@
 """Runs a student's load_model(), and whole scripts, on a real BERT of a few hundred weights."""
 
 import contextlib
+import random
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-from grader import draws
 from grader.probes import Context
 from grader.probes_train import make_config, watched_record
 
@@ -29,56 +30,65 @@ def tiny_bert(folder: str, seed: int, vocabulary: int) -> torch.nn.Module:
     return model
 
 
-def load_model(context: Context) -> dict[str, Any]:
-    """load_model(config). Arguments: file, seed, task (GLUE's name), dropout (of the configuration)."""
+def load_model(context: Context) -> list[dict[str, Any]]:
+    """load_model(config) three times, each time with another seed of torch's generator, the last with the first.
+
+    Arguments: file, checkpoint_seed, vocabulary, task (GLUE's name), dropout (of the configuration). Returns what each
+    call gave: class, body (weights by name), head, labels, frozen, dropout, dtypes, and `moved`: the generators of
+    Python and numpy that it used.
+    """
     a = context.arguments
-    pretrained = tiny_bert("pretrained", a["seed"], 16)
+    tiny_bert("pretrained", a["checkpoint_seed"], a["vocabulary"])
     settings = BertConfig.from_pretrained("pretrained")
     settings.hidden_dropout_prob = a["dropout"]
     settings.save_pretrained("settings")
-    saved = {name: tensor.clone() for name, tensor in pretrained.state_dict().items() if tensor.is_floating_point()}
     task = context.load(a["file"])
     config = make_config(
         context, "GlueConfig", model_name_or_path="pretrained", config_name="settings", task_name=a["task"]
     )
-    model = task.load_model(config)
-    body = getattr(model, "bert", None)
-    head = getattr(model, "classifier", None)
+    found = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        before = random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
+        found.append(_described(task.load_model(config)))
+        after = random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
+        found[-1]["moved"] = [name for name, x, y in zip(("Python", "numpy"), before, after, strict=True) if x != y]
+    return found
+
+
+def _described(model: Any) -> dict[str, Any]:
+    body, head = getattr(model, "bert", None), getattr(model, "classifier", None)
+    weights = body.state_dict() if body is not None else {}
     return {
         "class": type(model).__name__,
-        "saved": saved,
-        "loaded": {name: tensor for name, tensor in body.state_dict().items() if name in saved} if body else {},
+        "body": {name: tensor.clone() for name, tensor in weights.items() if tensor.is_floating_point()},
+        "head": None if head is None else head.weight.detach().clone(),
         "labels": getattr(head, "out_features", None),
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
         "dropout": getattr(getattr(model, "config", None), "hidden_dropout_prob", None),
+        "dtypes": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}),
     }
 
 
 def script(context: Context) -> None:
     """The whole main() of a run_glue.py, with its AdamW, on a BERT without dropout and drawn examples.
 
-    Arguments: file, seed, train, dev, batch (of one worker), epochs. Events as in probes_train, of the record only,
-    and `weights` and `trained`: fingerprints of the parameters that training starts and ends with.
+    Arguments: file, checkpoint_seed, vocabulary, config_seed, rate, mine (ids and labels of this rank's training and
+    dev set), train (how many of them train), batch (of one worker), epochs. Events as in probes_train, of forward
+    passes and the record only, and `weights` and `trained`: the parameters that training starts and ends with.
     """
     a = context.arguments
-    tiny_bert("pretrained", a["seed"], draws.SHARED_TOKENS + a["train"] + a["dev"])
+    tiny_bert("pretrained", a["checkpoint_seed"], a["vocabulary"])
     _replace_surroundings(context)
     task = context.load(a["file"])
     torch.manual_seed(10 * context.world_size + context.rank)  # whatever drew numbers before: --seed must decide
     sys.argv[1:] = [
-        "--model_name_or_path", "pretrained", "--dropout", "0", "--seed", str(a["seed"] % 1000), "--no_cuda",
-        "--learning_rate", "2e-3", "--num_train_epochs", str(a["epochs"]), "--max_seq_length", "8",
+        "--model_name_or_path", "pretrained", "--dropout", "0", "--seed", str(a["config_seed"]), "--no_cuda",
+        "--learning_rate", str(a["rate"]), "--num_train_epochs", str(a["epochs"]), "--max_seq_length", "8",
         "--per_gpu_train_batch_size", str(a["batch"]), "--output_dir", "out", "--overwrite_output_dir",
+        "--world_size", str(context.world_size), "--local_rank", str(context.rank),
     ]  # fmt: skip
-    if context.world_size > 1 or a["joined"]:
-        sys.argv += ["--world_size", str(context.world_size), "--local_rank", str(context.rank)]
     task.main()
-
-
-def _fingerprint(parameter: torch.Tensor) -> float:
-    """A weighted sum: the plain one of a head's biases stays 0, whatever is learnt."""
-    flat = parameter.detach().double().flatten()
-    return float(flat @ torch.arange(1.0, len(flat) + 1, dtype=torch.float64))
 
 
 def _replace_surroundings(context: Context) -> None:
@@ -87,8 +97,8 @@ def _replace_surroundings(context: Context) -> None:
 
     a = context.arguments
 
-    def features(count: int, first: int) -> glue.Features:
-        ids, labels = (torch.from_numpy(array) for array in draws.examples(a["seed"], count, first))
+    def features(part: slice) -> glue.Features:
+        ids, labels = a["mine"]["ids"][part], a["mine"]["labels"][part]
         return glue.Features(ids, torch.ones_like(ids), torch.zeros_like(ids), labels)
 
     @contextlib.contextmanager
@@ -98,11 +108,11 @@ def _replace_surroundings(context: Context) -> None:
         yield process_group.Worker(config.rank, config.world_size)
 
     def load_glue(config: Any, tokenizer: Any) -> Any:
-        train, dev = features(a["train"], 0), features(a["dev"], a["train"])
-        return glue.GlueData(glue.TASKS[config.task_name], train, dev)
+        parts = features(slice(a["train"])), features(slice(a["train"], None))
+        return glue.GlueData(glue.TASKS[config.task_name], *parts)
 
-    def sums(model: torch.nn.Module) -> dict[str, float]:
-        return {name: _fingerprint(parameter) for name, parameter in model.named_parameters()}
+    def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     class Record(record.Record):
         def __init__(self, config: Any, worker: Any) -> None:
@@ -111,12 +121,16 @@ def _replace_surroundings(context: Context) -> None:
 
         def describe(self, model: Any, train: int, dev: int) -> None:
             self.model = model
-            context.event("weights", sums=sums(model))
+            context.event("weights", weights=weights(model))
             super().describe(model, train, dev)
 
         def write(self) -> None:
-            context.event("trained", sums=sums(self.model))
+            context.event("trained", weights=weights(self.model))
             super().write()
 
+    def note(self: Any, input_ids: Any, *arguments: Any, **keywords: Any) -> dict:
+        return {"first": input_ids[:, 0].tolist(), "training": self.training, "grad": torch.is_grad_enabled()}
+
+    context.spy(BertForSequenceClassification, "forward", "forward", note)
     glue.load_glue, models.load_tokenizer = load_glue, lambda *_, **__: range(8)  # type: ignore[assignment]
     process_group.process_group, record.Record = group, Record  # type: ignore[assignment, misc]

@@ -1,8 +1,10 @@
 """Runs what joins a process group, and what averages gradients, alone: without a training loop around it."""
 
 import os
+import random
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,62 +19,91 @@ def load(context: Context) -> None:
     context.load(context.arguments["file"])
 
 
-def average(context: Context) -> dict[str, Any]:
-    """The student's sync_gradients or average_gradients on drawn gradients.
+def average(context: Context) -> list[dict[str, Any]]:
+    """The student's sync_gradients or average_gradients on this rank's gradients, once for each round.
 
-    Arguments: file, function, mine (this rank's gradients), shapes; frozen, without, strided (numbers of parameters
-    that are not trained, have no gradient, or one whose memory is in another order); tied (two layers share the last
-    parameter).
+    Arguments: file, function, mine (round -> this rank's gradients), shapes, dtype; frozen (numbers of parameters that
+    are not trained), without (round -> numbers of parameters that have no gradient), tied (two layers share the last
+    parameter). Returns of each round: grads, dtypes, moved (parameters that changed), and changed (what else did).
     """
     a = context.arguments
     task = context.load(a["file"])
     context.join()
+    dtype = getattr(torch, a["dtype"])
     model = nn.ModuleList([nn.Module(), nn.Module()])
     parameters, mine = [], draws.weight(context.rank)
-    for number, value in enumerate(a["mine"]):
-        gradient = value.clone()
-        parameter = nn.Parameter(torch.full_like(gradient, mine), requires_grad=number not in a["frozen"])
-        if number not in [*a["frozen"], *a["without"]]:
-            parameter.grad = gradient.t().contiguous().t() if number in a["strided"] else gradient
+    for number, shape in enumerate(a["shapes"]):
+        parameter = nn.Parameter(torch.full(shape, mine, dtype=dtype), requires_grad=number not in a["frozen"])
         model[2 * number // len(a["shapes"])].register_parameter(f"p{number}", parameter)
         parameters.append(parameter)
     if a["tied"]:
         model[0].register_parameter("tied", parameters[-1])
-    context.event("begin")
-    if a["function"] == "sync_gradients":
-        task.sync_gradients(model, context.world_size)
-    else:
-        task.average_gradients(model)
-    moved = [number for number, parameter in enumerate(parameters) if bool((parameter != mine).any())]
-    return {"grads": [parameter.grad for parameter in parameters], "moved": moved}
+    rounds = []
+    for gradients, without in zip(a["mine"], a["without"], strict=True):
+        for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            left_out = number in a["frozen"] or number in without
+            parameter.grad = None if left_out else gradient.to(dtype).clone()
+        before = _surroundings(model)
+        context.event("begin")
+        if a["function"] == "sync_gradients":
+            task.sync_gradients(model, context.world_size)
+        else:
+            task.average_gradients(model)
+        after = _surroundings(model)
+        grads = [parameter.grad for parameter in parameters]
+        rounds.append({
+            "grads": [None if grad is None else grad.detach().clone() for grad in grads],
+            "dtypes": [None if grad is None else str(grad.dtype).removeprefix("torch.") for grad in grads],
+            "moved": [n for n, parameter in enumerate(parameters) if not bool((parameter == mine).all())],
+            "changed": [name for name in before if before[name] != after[name]],
+        })  # fmt: skip
+    return rounds
+
+
+def _surroundings(model: nn.Module) -> dict[str, Any]:
+    """What a function that averages gradients, or joins or wraps, leaves as it is."""
+    return {
+        "the state of torch's random generator": torch.get_rng_state().tolist(),
+        "the state of Python's random generator": random.getstate(),
+        "the state of numpy's random generator": np.random.get_state(legacy=False)["state"]["key"].tolist(),
+        "torch's default dtype": str(torch.get_default_dtype()),
+        "the mode of the model (train or eval)": [module.training for module in model.modules()],
+        "requires_grad of a parameter": [parameter.requires_grad for parameter in model.parameters()],
+        "whether gradients are computed": torch.is_grad_enabled(),
+        "the process group": dist.is_initialized(),
+    }
 
 
 def wrap(context: Context) -> dict[str, Any]:
-    """wrap(model, worker) of a toy, then one backward pass. Arguments: file, kind, seed, count (examples per rank)."""
+    """wrap(model, worker) of a toy, then one backward pass. Arguments: file, kind, mine (weights, ids and labels)."""
     a = context.arguments
     task = context.load(a["file"])
     context.join()
     from common.process_group import Worker
 
-    glue = a["kind"] == "classifier"
-    weights = (draws.classifier if glue else draws.language_model)(a["seed"], a["count"] * context.world_size)
-    model = (toys.Classifier if glue else toys.LanguageModel)(
-        {name: torch.from_numpy(weight) for name, weight in weights.items()}, context.event
-    )
+    mine, glue = a["mine"], a["kind"] == "classifier"
+    model = (toys.Classifier if glue else toys.LanguageModel)(mine["weights"], context.event)
+    before = _surroundings(model)
     wrapped = task.wrap(model, Worker(context.rank, context.world_size))
+    after = _surroundings(model)
     context.event("begin")
-    ids, labels = (torch.from_numpy(x) for x in draws.examples(a["seed"], a["count"], a["count"] * context.rank))
-    torch.autograd.backward(wrapped(input_ids=ids, labels=labels if glue else ids).loss)
-    ddp = isinstance(wrapped, nn.parallel.DistributedDataParallel)
-    grads = {name: parameter.grad for name, parameter in toys.by_name(model.parameters()).items()}
-    return {"grads": grads, "ddp": ddp, "class": type(wrapped).__name__}
+    labels = mine["labels"] if glue else mine["ids"]
+    torch.autograd.backward(wrapped(input_ids=mine["ids"], labels=labels).loss)
+    return {
+        "grads": {name: parameter.grad for name, parameter in toys.by_name(model.parameters()).items()},
+        "ddp": any(isinstance(module, nn.parallel.DistributedDataParallel) for module in wrapped.modules()),
+        "class": type(wrapped).__name__,
+        "changed": [name for name in before if before[name] != after[name]],
+    }
 
 
 def join(context: Context) -> dict[str, Any]:
     """join(config) of a run_glue.py. Arguments: file, config."""
     task = context.load(context.arguments["file"])
+    before = _surroundings(nn.Module())
     task.join(make_config(context, "GlueConfig", **context.arguments["config"]))
-    return {"joined": dist.is_initialized()}
+    after = _surroundings(nn.Module()) | {"the process group": False}
+    return {"joined": dist.is_initialized(), "changed": [name for name in before if before[name] != after[name]]}
 
 
 def setup(context: Context) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The optimizer is plain SGD and nothing adapts, so a wrong gradient shows in the parameters. Events, in their order:
 forward (which examples), clip, step (gradients and parameters before), stepped (parameters after), schedule, loss,
-evaluation; the broker's calls stand between them.
+evaluation; the broker's calls are between them. A rank has its own examples and no others, in `mine`.
 """
 
 import contextlib
@@ -43,7 +43,8 @@ def make_config(context: Context, kind: str, **given: Any) -> Any:
 def glue(context: Context) -> None:
     """train() of a run_glue.py.
 
-    Arguments: file, seed, train and dev (numbers of examples), config, joined, synced, right; see steps.glue.
+    Arguments: file, mine (ids and labels of training and dev set, weights), train (how many of them train), config,
+    joined, synced; see steps.glue.
     """
     a = context.arguments
     watch_library(context)
@@ -54,44 +55,33 @@ def glue(context: Context) -> None:
     from common.process_group import Worker
     from common.record import Record
 
-    def features(count: int, first: int) -> Features:
-        ids, labels = (torch.from_numpy(array) for array in draws.examples(a["seed"], count, first))
+    def features(part: slice) -> Features:
+        ids, labels = a["mine"]["ids"][part], a["mine"]["labels"][part]
         return Features(ids, torch.ones_like(ids), torch.zeros_like(ids), labels)
 
     config = make_config(context, "GlueConfig", **a["config"])
     worker = Worker(context.rank, context.world_size)
-    weights = draws.classifier(a["weights_seed"], a["train"] + a["dev"])
-    dev = features(a["dev"], a["train"])
-    if a["right"] is not None:
-        labels = draws.answer(weights, dev.tensors[0].numpy(), a["right"])
-        dev = Features(*dev.tensors[:3], torch.from_numpy(labels))
-    data = GlueData(TASKS[config.task_name], features(a["train"], 0), dev)
-    model = toys.Classifier({name: torch.from_numpy(w) for name, w in weights.items()}, context.event)
-    task.train(
-        config, worker, wrapped(context, task, model, worker), data, watched_record(context, Record(config, worker))
-    )
+    data = GlueData(TASKS[config.task_name], features(slice(a["train"])), features(slice(a["train"], None)))
+    model = toys.Classifier(a["mine"]["weights"], context.event)
+    record = watched_record(context, Record(config, worker))
+    task.train(config, worker, wrapped(context, task, model, worker), data, record)
 
 
 def gpt2(context: Context) -> None:
-    """train() of a run_gpt2.py. Arguments: file, seed, train (blocks on each rank), dev, config."""
+    """train() of a run_gpt2.py. Arguments: file, mine (ids of this rank's blocks, validation, weights), config."""
     a = context.arguments
     watch_library(context)
     task = start(context)
     from common.process_group import Worker
     from common.record import Record
 
-    def blocks(count: int, first: int) -> list[torch.Tensor]:
-        return list(torch.from_numpy(draws.examples(a["seed"], count, first)[0]))
-
     config = make_config(context, "Gpt2Config", **a["config"])
     worker = Worker(context.rank, context.world_size)
-    mine = blocks(a["train"], context.rank * a["train"])
-    loader = torch.utils.data.DataLoader(mine, batch_size=config.batch_size // context.world_size)  # type: ignore
-    total = a["train"] * context.world_size
-    weights = draws.language_model(a["weights_seed"], total + a["dev"])
-    model = toys.LanguageModel({name: torch.from_numpy(w) for name, w in weights.items()}, context.event)
+    blocks: Any = list(a["mine"]["ids"])
+    loader: Any = torch.utils.data.DataLoader(blocks, batch_size=config.batch_size // context.world_size)
+    model = toys.LanguageModel(a["mine"]["weights"], context.event)
     record = watched_record(context, Record(config, worker))
-    task.train(config, worker, wrapped(context, task, model, worker), loader, blocks(a["dev"], total), record)
+    task.train(config, worker, wrapped(context, task, model, worker), loader, list(a["mine"]["validation"]), record)
 
 
 def start(context: Context) -> Any:
@@ -123,10 +113,22 @@ def watch_library(context: Context) -> None:
     current: list[torch.optim.Optimizer] = []
 
     class Sgd(torch.optim.SGD):
+        """Counts its steps where AdamW keeps its moments: who clears them clears the count."""
+
+        def moved(self) -> list[torch.Tensor]:
+            return [parameter for group in self.param_groups for parameter in group["params"]]
+
+        def remembered(self) -> int:
+            return min((self.state[parameter].get("steps", 0) for parameter in self.moved()), default=0)
+
         def step(self, closure: Any = None) -> Any:
-            rate = self.param_groups[0]["lr"]
-            context.event("step", grads=snapshot(self, "grad"), params=snapshot(self, "data"), rate=rate)
+            rate, remembered = self.param_groups[0]["lr"], self.remembered()
+            context.event(
+                "step", grads=snapshot(self, "grad"), params=snapshot(self, "data"), rate=rate, remembered=remembered
+            )
             result = super().step(closure)
+            for parameter in self.moved():
+                self.state[parameter]["steps"] = remembered + 1
             context.event("stepped", params=snapshot(self, "data"))
             return result
 
@@ -143,8 +145,8 @@ def watch_library(context: Context) -> None:
 
     optim.build_optimizer = build_optimizer  # type: ignore[assignment]
 
-    def note(*arguments: Any, **keywords: Any) -> dict:
-        return {"grads": snapshot(current[0], "grad") if current else {}}
+    def note(parameters: Any, max_norm: Any, *arguments: Any, **keywords: Any) -> dict:
+        return {"grads": snapshot(current[0], "grad") if current else {}, "limit": float(max_norm)}
 
     for module in (torch.nn.utils, torch.nn.utils.clip_grad):
         context.spy(module, "clip_grad_norm_", "clip", note)
@@ -155,13 +157,22 @@ def watched_record(context: Context, record: Any) -> Any:
 
     def loss(value: Any) -> dict:
         with contextlib.suppress(Exception):
-            return {"value": float(value), "tensor": isinstance(value, torch.Tensor)}
-        return {"value": float("nan"), "tensor": False}
+            return {"value": float(value), "kind": kind_of(value)}
+        return {"value": float("nan"), "kind": kind_of(value)}
 
     def evaluation(epoch: Any, metrics: Any) -> dict:
-        plain = {str(name): float(value) for name, value in metrics.items()} if isinstance(metrics, dict) else {}
-        return {"epoch": epoch if isinstance(epoch, int) else -99, "metrics": plain}
+        plain, kinds = {}, [kind_of(epoch, int)]
+        for name, value in (metrics if isinstance(metrics, dict) else {}).items():
+            kinds.append(kind_of(value))
+            with contextlib.suppress(Exception):
+                plain[str(name)] = float(value)
+        return {"epoch": epoch if isinstance(epoch, int) else -99, "metrics": plain, "kinds": kinds}
 
     context.spy(record, "loss", "loss", loss)
     context.spy(record, "evaluation", "evaluation", evaluation)
     return record
+
+
+def kind_of(value: Any, *allowed: type) -> str:
+    """ "" for a number that the record can write as JSON, else the name of its type."""
+    return "" if isinstance(value, allowed or (int, float)) else type(value).__name__

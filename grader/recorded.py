@@ -2,8 +2,13 @@
 
 import math
 
+import numpy as np
+
 from grader import reference
-from grader.steps import Evaluation, RankTrace, Training
+from grader.steps import Training
+from grader.traces import Evaluation, RankTrace
+
+SAME = 1e-5
 
 
 def check_losses(training: Training) -> None:
@@ -15,17 +20,18 @@ def check_losses(training: Training) -> None:
             raise training.grade.lacking(training.result, message)
         rights = []
         for told, step in zip(trace.losses, trace.steps, strict=True):
-            if told["tensor"]:
+            if told["kind"]:
                 training.grade.fail(
-                    "the loss is recorded as a tensor, which keeps the whole graph in memory: loss.item()"
+                    f"the loss is recorded as a {told['kind']}, expected a number: a tensor keeps the whole graph in "
+                    "memory, and the record cannot be written as JSON; use loss.item()"
                 )
             if not step.examples:
                 training.grade.fail("the optimizer steps again without a new batch before it")
-            rights.append(training.gradient(step.before or {}, step.examples)[0])
+            rights.append(training.gradient(step.before or {}, step.examples, rank)[0])
         values = [told["value"] for told in trace.losses]
         wrong = [i for i in range(len(values)) if not _alike(values[i], rights[i])]
         if wrong:
-            cause = _wrong_loss(training, trace, wrong[0], values, rights)
+            cause = _wrong_loss(training, rank, wrong[0], values, rights)
             text = f"step {wrong[0] + 1} on rank {rank}: expected the loss {rights[wrong[0]]:.6f}"
             training.grade.fail(f"{cause}\n{text}, got {values[wrong[0]]:.6f}".lstrip("\n"))
 
@@ -34,10 +40,12 @@ def _alike(got: float, right: float) -> bool:
     return math.isclose(got, right, rel_tol=1e-4, abs_tol=1e-6)  # a small loss is a difference of larger numbers
 
 
-def _wrong_loss(training: Training, trace: RankTrace, i: int, got: list[float], right: list[float]) -> str:
+def _wrong_loss(training: Training, rank: int, i: int, got: list[float], right: list[float]) -> str:
     """The known mistake that gives this loss, the first that is wrong; "" if none does."""
-    n, step = len(training.ranks), trace.steps[i]
-    after, _ = training.gradient(step.after or {}, step.examples)
+    n, step = len(training.ranks), training.ranks[rank].steps[i]
+    if not math.isfinite(got[i]):
+        return "the loss is no finite number"
+    after, _ = training.gradient(step.after or {}, step.examples, rank)
     if _alike(got[i], after):
         return "it is the loss after the update: record what the forward pass gave, before the step"
     if _alike(got[i] * n, right[i]):
@@ -50,23 +58,19 @@ def _wrong_loss(training: Training, trace: RankTrace, i: int, got: list[float], 
 
 
 def check_evaluations(training: Training, epochs: int, dev: int) -> None:
-    """After every epoch, on every rank: all of the dev set once, in eval mode, and its metrics to the record."""
+    """After every epoch: all of the dev set once, in eval mode, and its metrics to the record."""
     training.must_have_steps()
-    train = training.setting.train
-    for rank, trace in enumerate(training.ranks):
-        of_rank = f" on rank {rank}" if len(training.ranks) > 1 else ""
-        if len(trace.evaluations) != epochs:
-            message = f"expected {epochs} evaluations{of_rank}, one after every epoch, got {len(trace.evaluations)}"
-            raise training.grade.lacking(training.result, message)
-        for epoch, evaluation in enumerate(trace.evaluations):
-            _check_evaluation(training, trace, epoch, evaluation, list(range(train, train + dev)), of_rank)
+    train, trace = training.setting.train, training.ranks[0]
+    if len(trace.evaluations) != epochs:
+        message = f"expected {epochs} evaluations, one after every epoch, got {len(trace.evaluations)}"
+        raise training.grade.lacking(training.result, message)
+    for epoch, evaluation in enumerate(trace.evaluations):
+        _check_evaluation(training, trace, epoch, evaluation, list(range(train, train + dev)))
 
 
-def _check_evaluation(
-    training: Training, trace: RankTrace, epoch: int, evaluation: Evaluation, dev: list[int], of_rank: str
-) -> None:
+def _check_evaluation(training: Training, trace: RankTrace, epoch: int, evaluation: Evaluation, dev: list[int]) -> None:
     fail, after = training.grade.fail, training.setting.steps_per_epoch * (epoch + 1)
-    when = f"evaluation {epoch + 1}{of_rank}"
+    when, told = f"evaluation {epoch + 1}", evaluation.told
     if evaluation.after_step != after:
         fail(f"{when} comes after {evaluation.after_step} steps, expected after {after}, the end of the epoch")
     if sorted(evaluation.examples) != dev:
@@ -75,16 +79,31 @@ def _check_evaluation(
         fail(f"{when} sees {what}, expected the {len(dev)} examples of the dev set, each once")
     if evaluation.in_train_mode:
         fail(f"{when} runs in train mode, with dropout: call model.eval() before")
-    if evaluation.told is None:
+    if told is None:
         fail(f"{when} is not given to record.evaluation")
-    elif training.setting.kind == "classifier":
-        params = training.weights | (trace.steps[after - 1].after or {})
-        guesses = reference.predictions(params, training.ids[dev])
-        right = float((guesses == training.setting.labels[dev]).mean())
-        if evaluation.told["epoch"] != epoch:
-            fail(f"{when} is recorded for epoch {evaluation.told['epoch']}, expected {epoch}")
-        if not math.isclose(evaluation.told["metrics"].get("acc", -1), right, abs_tol=1e-6):
-            fail(f"{when}: expected the metrics {{'acc': {right:.4f}}}, got {evaluation.told['metrics']}")
+    if kinds := [kind for kind in told["kinds"] if kind]:
+        fail(f"{when} hands a {kinds[0]} to record.evaluation, expected the number of the epoch and plain numbers")
+    if told["epoch"] != epoch:
+        fail(f"{when} is recorded for epoch {told['epoch']}, expected {epoch}")
+    params = training.weights | (trace.steps[after - 1].after or {})
+    right = _metrics(training, reference.logits(params, training.setting.ids[0][dev]), training.setting.labels[0][dev])
+    got = told["metrics"]
+    if set(got) != set(right) or not all(abs(got[name] - value) <= SAME for name, value in right.items()):
+        fail(f"{when} of {training.setting.task.upper()}: expected the metrics {_words(right)}, got {_words(got)}")
+
+
+def _metrics(training: Training, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """GLUE's metrics of a task, by their short names; a regression has scores (B, 1)."""
+    if logits.shape[1] > 1:
+        return {"acc": float((logits.argmax(axis=1) == labels).mean())}
+    scores = logits[:, 0]
+    ranks = [np.argsort(np.argsort(values)) for values in (scores, labels)]  # drawn scores: no two are equal
+    pearson, spearman = (float(np.corrcoef(*pair)[0, 1]) for pair in ((scores, labels), ranks))
+    return {"pearson": pearson, "spearmanr": spearman, "corr": (pearson + spearman) / 2}
+
+
+def _words(metrics: dict[str, float]) -> str:
+    return "{" + ", ".join(f"'{name}': {value:.4f}" for name, value in metrics.items()) + "}"
 
 
 def check_train_mode(training: Training) -> None:
@@ -95,6 +114,14 @@ def check_train_mode(training: Training) -> None:
         if wrong:
             again = " (evaluate() leaves the model in eval mode)" if wrong[0] else ""
             training.grade.fail(f"step {wrong[0] + 1} trains in eval mode, without dropout: call model.train(){again}")
+        noises = [batch.noise for batch in trace.batches]
+        repeated = [number for number, noise in enumerate(noises) if noise in noises[:number]]
+        if repeated:
+            first = noises.index(noises[repeated[0]])
+            training.grade.fail(
+                f"batches {first + 1} and {repeated[0] + 1} meet the same random numbers, so dropout drops the same "
+                "units: seed the generators once, before training"
+            )
         evaluated = trace.evaluations and trace.evaluations[0].after_step < len(trace.steps)
         if not evaluated:
             raise training.grade.lacking(training.result, "no step follows an evaluation: evaluate after every epoch")

@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from grader.draws import LOSS_SCALE
+
 Arrays = dict[str, np.ndarray]
 
 
 def classifier(weights: Mapping[str, np.ndarray], ids: np.ndarray, labels: np.ndarray) -> tuple[float, Arrays]:
-    """Loss and gradients of toys.Classifier for ids (B, T) and labels (B,)."""
+    """Loss and gradients of toys.Classifier for ids (B, T) and labels (B,), which are scores if there is one class."""
     w = {name: np.asarray(weight, np.float64) for name, weight in weights.items()}
     pooled = w["embedding"][ids].mean(axis=1)  # (B, D)
-    hidden = pooled * w["gain"] + w["frozen"]
-    loss, error = _cross_entropy(hidden @ w["head"].T + w["bias"], labels)  # error: (B, C)
+    hidden = pooled * w["gain"] + w["offset"]
+    logits = hidden @ w["head"].T + w["bias"]
+    loss, error = (_squared_error if logits.shape[1] == 1 else _cross_entropy)(logits, labels)  # error: (B, C)
     back = error @ w["head"]  # (B, D)
     embedding = np.zeros_like(w["embedding"])
     np.add.at(embedding, ids, (back * w["gain"])[:, None, :] / ids.shape[1])
@@ -23,10 +26,10 @@ def classifier(weights: Mapping[str, np.ndarray], ids: np.ndarray, labels: np.nd
     return loss, {"embedding": embedding, "gain": gain, "head": error.T @ hidden, "bias": error.sum(axis=0)}
 
 
-def predictions(weights: Mapping[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
-    """The classes (B,) that toys.Classifier finds most likely."""
-    hidden = weights["embedding"][ids].mean(axis=1) * weights["gain"] + weights["frozen"]
-    return (hidden @ weights["head"].T + weights["bias"]).argmax(axis=1)
+def logits(weights: Mapping[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
+    """What toys.Classifier gives for ids (B, T): (B, C)."""
+    hidden = weights["embedding"][ids].mean(axis=1) * weights["gain"] + weights["offset"]
+    return hidden @ weights["head"].T + weights["bias"]
 
 
 def language_model(weights: Mapping[str, np.ndarray], ids: np.ndarray) -> tuple[float, Arrays]:
@@ -34,7 +37,7 @@ def language_model(weights: Mapping[str, np.ndarray], ids: np.ndarray) -> tuple[
     w = {name: np.asarray(weight, np.float64) for name, weight in weights.items()}
     inputs, targets = ids[:, :-1].ravel(), ids[:, 1:].ravel()  # (B * (T-1),)
     before = w["embedding"][inputs]
-    hidden = before * w["gain"] + w["frozen"]
+    hidden = before * w["gain"] + w["offset"]
     loss, error = _cross_entropy(hidden @ w["embedding"].T, targets)
     back = error @ w["embedding"]
     embedding = error.T @ hidden  # as the last layer, and below as the first
@@ -43,13 +46,19 @@ def language_model(weights: Mapping[str, np.ndarray], ids: np.ndarray) -> tuple[
 
 
 def _cross_entropy(logits: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
-    """Mean loss, and its gradient with respect to the logits."""
+    """The toys' loss, LOSS_SCALE times the mean over examples, and its gradient with respect to the logits."""
     logits = logits - logits.max(axis=1, keepdims=True)
     likely = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     rows = np.arange(len(labels))
     loss = -np.log(likely[rows, labels]).mean()
     likely[rows, labels] -= 1
-    return float(loss), likely / len(labels)
+    return LOSS_SCALE * float(loss), LOSS_SCALE * likely / len(labels)
+
+
+def _squared_error(logits: np.ndarray, scores: np.ndarray) -> tuple[float, np.ndarray]:
+    """The same for regression; logits (B, 1)."""
+    error = logits[:, 0] - scores
+    return LOSS_SCALE * float(np.mean(error**2)), LOSS_SCALE * 2 * error[:, None] / len(scores)
 
 
 def means(inputs: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:

@@ -1,131 +1,38 @@
-"""A run of train() on a toy, read from its events: what every rank did in each step, beside what is right.
+"""Runs train() of a student's script on a toy model, and says what is right for it.
 
-A step is all that a rank does up to its optimizer's step; `Training.gradient` computes in numpy what it should be, from
-the examples that the ranks' forward passes really saw.
+`Training.gradient` computes in numpy what a step should be, from the examples that the ranks' forward passes really
+saw. Every rank has tokens and labels of its own: no rank can know the gradient of another.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from grader import diagnosis, draws, reference
-from grader.calls import Call, Event
 from grader.grading import Grade
-from grader.outcome import RankResult, Result
+from grader.outcome import Result
+from grader.traces import Step, read
 
 Arrays = dict[str, np.ndarray]
-SMALL = 0.1  # the gradient of a batch that fits well is a difference of numbers larger than it
+SMALL = 0.1 * draws.LOSS_SCALE  # the gradient of a batch that fits well is a difference of numbers larger than it
 FLOAT32 = 20.0  # a forward and backward pass of a toy in float32 is off by up to 1e-5 of a gradient's norm
-
-
-@dataclass
-class Step:
-    """One rank's step. Gradients and parameters by name; None where the rank did not come so far."""
-
-    examples: list[int] = field(default_factory=list)
-    forwards: int = 0
-    after_dev: bool = False  # a batch of the dev set went through with gradients
-    in_train_mode: bool = True
-    calls: list[Call] = field(default_factory=list)
-    clip: dict | None = None  # gradients when clip_grad_norm_ was first called, and the examples seen by then
-    clip_examples: list[int] = field(default_factory=list)
-    grads: dict | None = None  # gradients and parameters when the optimizer stepped
-    before: dict | None = None
-    after: dict | None = None
-    rate: float = 0.0
-    where: str = ""
-    order: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Evaluation:
-    """What ran without gradients, up to the next step or to record.evaluation."""
-
-    after_step: int
-    examples: list[int] = field(default_factory=list)
-    in_train_mode: bool = False
-    told: dict | None = None  # epoch and metrics given to the record
-
-
-@dataclass
-class RankTrace:
-    """One rank's steps, evaluations and losses, and `rest`: what came after the last whole step."""
-
-    steps: list[Step]
-    evaluations: list[Evaluation]
-    losses: list[dict]
-    builds: list[Event]  # calls of build_optimizer
-    rest: Step
-
-
-def read(rank: RankResult, train: int) -> RankTrace:
-    """The trace of one rank; examples from number `train` on are those of the dev set."""
-    trace = RankTrace([], [], [], [], Step())
-    step = trace.rest
-    open_evaluation: Evaluation | None = None
-
-    for event in rank.events:
-        data = event.data
-        if isinstance(event, Call):
-            step.calls.append(event)
-        elif event.name == "begin":
-            step = trace.rest = Step()
-        elif event.name == "build":
-            trace.builds.append(event)
-        elif event.name == "forward" and not _evaluates(data, train):
-            open_evaluation = None
-            _see(step, event)
-        elif event.name == "forward":
-            if open_evaluation is None:
-                open_evaluation = Evaluation(len(trace.steps))
-                trace.evaluations.append(open_evaluation)
-            step.after_dev |= bool(data["grad"])
-            open_evaluation.examples += [draws.number(token) for token in data["first"]]
-            open_evaluation.in_train_mode |= bool(data["training"])
-        elif event.name == "evaluation":
-            if open_evaluation is None:
-                open_evaluation = Evaluation(len(trace.steps))
-                trace.evaluations.append(open_evaluation)
-            open_evaluation.told, open_evaluation = data, None
-        elif event.name == "clip":
-            if step.clip is None:
-                step.clip, step.clip_examples = data["grads"], list(step.examples)
-        elif event.name == "step":
-            step.grads, step.before, step.rate = data["grads"], data["params"], data["rate"]
-            step.where = event.where
-        elif event.name == "stepped":
-            step.after = data["params"]
-            trace.steps.append(step)
-            step = trace.rest = Step()
-        elif event.name == "loss":
-            trace.losses.append(data)
-        step.order.append(event.name)
-    return trace
-
-
-def _evaluates(forward: dict, train: int) -> bool:
-    """A forward pass without gradients, or one of the dev set, whatever is forgotten around it."""
-    return not forward["grad"] or all(draws.number(token) >= train for token in forward["first"])
-
-
-def _see(step: Step, event: Event) -> None:
-    step.examples += [draws.number(token) for token in event.data["first"]]
-    step.forwards += 1
-    step.in_train_mode &= bool(event.data["training"])
+RATE = 0.1 / draws.LOSS_SCALE
+CLASSES = {"rte": 2, "mnli": 3, "sts-b": 1}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a run was given: a toy's weights, and examples of which those from number `train` on are the dev set."""
+    """What a run was given: a toy's weights, and each rank's examples; those from number `train` on are the dev set."""
 
     kind: str  # classifier or language model
     weights: Arrays
-    ids: np.ndarray  # (examples, T)
-    labels: Any
+    ids: list[np.ndarray]  # of each rank: (examples, T); -1 in the rows that it does not have
+    labels: list[np.ndarray]  # of each rank: (examples,)
     train: int
     steps_per_epoch: int
+    task: str = "rte"
 
 
 class Training:
@@ -133,8 +40,8 @@ class Training:
 
     def __init__(self, grade: Grade, result: Result, setting: Setting) -> None:
         self.grade, self.result, self.setting = grade, result, setting
-        self.weights, self.ids = setting.weights, setting.ids
-        self.names = [name for name in setting.weights if name != "frozen"]
+        self.weights = setting.weights
+        self.names = [name for name in setting.weights if name != "offset"]
         self.ranks = [read(rank, setting.train) for rank in result.ranks]
 
     def must_have_steps(self, count: int = 1) -> None:
@@ -157,13 +64,19 @@ class Training:
         if step.after_dev and not step.examples:
             self.grade.fail("a batch of the training comes from the dev set: train on data.train")
 
-    def gradient(self, params: dict, examples: list[int]) -> tuple[float, Arrays]:
-        """Loss and gradients of a batch, for parameters that came from a rank."""
+    def gradient(self, params: dict, examples: list[int], rank: int) -> tuple[float, Arrays]:
+        """Loss and gradients of a rank's batch, for parameters that came from the rank."""
         weights = self.weights | params
+        for name in self.names:
+            if not np.all(np.isfinite(weights[name])):
+                self.grade.fail(f"{name} holds nan or inf on rank {rank}: the training diverged")
         rows = np.asarray(examples, int)
+        ids = self.setting.ids[rank]
+        if not len(rows) or rows.min() < 0 or rows.max() >= len(ids) or (ids[rows] < 0).any():
+            self.grade.fail(f"rank {rank} trains on examples that it was not given")
         if self.setting.kind == "classifier":
-            return reference.classifier(weights, self.ids[rows], self.setting.labels[rows])
-        return reference.language_model(weights, self.ids[rows])
+            return reference.classifier(weights, ids[rows], self.setting.labels[rank][rows])
+        return reference.language_model(weights, ids[rows])
 
     def own_gradients(self, number: int) -> list[Arrays]:
         """What each rank's own batch of a step gives, at the parameters the rank really had."""
@@ -172,7 +85,7 @@ class Training:
         if idle:
             self.refuse_dev(idle)
             self.grade.fail(f"the optimizer steps again ({idle.where}) without a new batch before it")
-        return [self.gradient(step.before or {}, step.examples)[1] for step in steps]
+        return [self.gradient(step.before or {}, step.examples, rank)[1] for rank, step in enumerate(steps)]
 
     def differ(self, got: dict | None, expected: Arrays) -> str:
         """The first tensor that is not as expected, in words; "" if all are."""
@@ -194,52 +107,49 @@ def glue(
     joined: bool = True,
     synced: bool = True,
     right: int | None = None,
+    task: str = "rte",
     **config: Any,
-):
+) -> Training:
     """train() of a run_glue.py on a toy classifier; `batch` is that of one worker.
 
-    Without `synced`, sync_gradients does nothing: which examples a worker sees does not hang on how it averages. With
-    `right`, so many of the dev set's labels are those that the model finds before it is trained.
+    It does not evaluate unless do_eval=True: what stands before region 1.4 is judged without it. Without `synced`,
+    sync_gradients does nothing: which examples a worker sees does not depend on how it averages. With `right`, so many
+    of the dev set's labels are those that the model finds before it is trained.
     """
-    config = {"per_gpu_train_batch_size": batch, "learning_rate": 0.1} | config
-    arguments: dict[str, Any] = {
-        "train": train,
-        "dev": dev,
-        "joined": joined,
-        "synced": synced,
-        "right": right,
-        "config": config,
-        "weights_seed": grade.seed,
-    }
-    result = grade.run("grader.probes_train:glue", world_size, **arguments)
-    ids, labels = _together(grade.seed, train, dev)
-    weights = draws.classifier(grade.seed, train + dev)
-    if right is not None:
-        labels[train:] = draws.answer(weights, ids[train:], right)
-    steps_per_epoch = math.ceil(math.ceil(train / world_size) / batch)
-    return Training(grade, result, Setting("classifier", weights, ids, labels, train, steps_per_epoch))
+    classes, steps_per_epoch = CLASSES[task], math.ceil(math.ceil(train / world_size) / batch)
+    weights = draws.classifier(grade.seed, train + dev, classes)
+    each: list[dict[str, Any]] = []
+    for rank in range(world_size):
+        parts = [
+            draws.examples(grade.seed, train, 0, rank, classes),
+            draws.examples(grade.seed, dev, train, rank, classes),
+        ]
+        ids, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        if right is not None:
+            labels[train:] = draws.answer(weights, ids[train:], right)
+        each.append({"ids": ids, "labels": labels, "weights": weights})
+    config = {"per_gpu_train_batch_size": batch, "learning_rate": RATE, "do_eval": False, "task_name": task} | config
+    arguments: dict[str, Any] = {"train": train, "dev": dev, "joined": joined, "synced": synced, "right": right}
+    result = grade.run(
+        "grader.probes_train:glue", world_size, payloads=True, seed=None, each=each, config=config, **arguments
+    )
+    tables = [[mine[name] for mine in each] for name in ("ids", "labels")]
+    return Training(grade, result, Setting("classifier", weights, *tables, train, steps_per_epoch, task))
 
 
-def gpt2(grade: Grade, world_size: int, *, train: int, batch: int, dev: int = 4, **config: Any):
+def gpt2(grade: Grade, world_size: int, *, train: int, batch: int, dev: int = 4, **config: Any) -> Training:
     """train() of a run_gpt2.py on a toy language model; `train` blocks and `batch` are those of one worker."""
-    config = {"batch_size": batch * world_size, "learning_rate": 0.1} | config
-    arguments: dict[str, Any] = {
-        "train": train,
-        "dev": dev,
-        "joined": True,
-        "config": config,
-        "weights_seed": grade.seed,
-    }
-    result = grade.run("grader.probes_train:gpt2", world_size, **arguments)
-    parts = [draws.examples(grade.seed, train, rank * train)[0] for rank in range(world_size)]
-    parts.append(draws.examples(grade.seed, dev, train * world_size)[0])
     total = train * world_size
     weights = draws.language_model(grade.seed, total + dev)
-    setting = Setting("language model", weights, np.concatenate(parts), None, total, math.ceil(train / batch))
-    return Training(grade, result, setting)
-
-
-def _together(seed: int, train: int, dev: int) -> tuple[np.ndarray, np.ndarray]:
-    parts = [draws.examples(seed, train, 0), draws.examples(seed, dev, train)]
-    ids, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return ids, labels
+    each, ids = [], []
+    for rank in range(world_size):
+        mine = draws.examples(grade.seed, train, rank * train, rank)[0]
+        validation = draws.examples(grade.seed, dev, total, rank)[0]
+        known = np.full((total + dev, draws.TOKENS), -1)
+        known[rank * train : (rank + 1) * train], known[total:] = mine, validation
+        each.append({"ids": mine, "validation": validation, "weights": weights})
+        ids.append(known)
+    config = {"batch_size": batch * world_size, "learning_rate": RATE} | config
+    arguments: dict[str, Any] = {"train": train, "dev": dev, "joined": True, "config": config}
+    result = grade.run("grader.probes_train:gpt2", world_size, payloads=True, seed=None, each=each, **arguments)
+    return Training(grade, result, Setting("language model", weights, ids, [], total, math.ceil(train / batch)))

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
+
+from grader.draws import LOSS_SCALE
 
 Watch = Callable[..., None]
 Weights = dict[str, torch.Tensor]
@@ -23,24 +25,24 @@ def by_name(parameters: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
 def _take(module: nn.Module, weights: Weights, *names: str) -> None:
     """Make these weights parameters of `module`."""
     for name in names:
-        parameter = nn.Parameter(weights[name].clone(), requires_grad=name != "frozen")
+        parameter = nn.Parameter(weights[name].clone())
         parameter.drawn_as = name  # type: ignore[attr-defined]
         module.register_parameter(name, parameter)
 
 
 class Body(nn.Module):
-    """Where BERT and GPT-2 have their layers: embedding * gain + frozen."""
+    """Where BERT and GPT-2 have their layers: embedding * gain + offset."""
 
     embedding: nn.Parameter  # (V, D)
     gain: nn.Parameter  # (D,)
-    frozen: nn.Parameter  # (D,)
 
     def __init__(self, weights: Weights) -> None:
         super().__init__()
-        _take(self, weights, "embedding", "gain", "frozen")
+        _take(self, weights, "embedding", "gain")
+        self.offset = weights["offset"].clone()  # (D,), no parameter: who forgets to look for None loses one test
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.embedding[ids] * self.gain + self.frozen  # (B, T) -> (B, T, D)
+        return self.embedding[ids] * self.gain + self.offset  # (B, T) -> (B, T, D)
 
 
 class Head(nn.Module):
@@ -65,13 +67,14 @@ class Toy(nn.Module):
         self.watch = watch
 
     def seen(self, ids: torch.Tensor) -> None:
-        """Which examples (by their first token), in which mode."""
+        """Which examples (by their first token), in which mode, and the random number that dropout would draw."""
         first = ids[:, 0].tolist()
-        self.watch("forward", first=first, training=self.training, grad=torch.is_grad_enabled())
+        noise = torch.rand((), dtype=torch.float64).item() if self.training else None
+        self.watch("forward", first=first, training=self.training, grad=torch.is_grad_enabled(), noise=noise)
 
 
 class Classifier(Toy):
-    """logits = (mean of the embeddings * gain + frozen) head^T + bias."""
+    """logits = (mean of the embeddings * gain + offset) head^T + bias; one class: a score, as BERT for STS-B."""
 
     def __init__(self, weights: Weights, watch: Watch) -> None:
         super().__init__(watch)
@@ -84,12 +87,15 @@ class Classifier(Toy):
         self.seen(input_ids)
         pooled = self.bert(input_ids).mean(dim=1)  # (B, T, D) -> (B, D)
         logits = self.classifier(pooled)  # (B, C)
-        loss = None if labels is None else cross_entropy(logits, labels)
+        loss = None
+        if labels is not None:
+            loss = mse_loss(logits[:, 0], labels) if logits.shape[1] == 1 else cross_entropy(logits, labels)
+            loss = LOSS_SCALE * loss
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
 class LanguageModel(Toy):
-    """logits = (embedding * gain + frozen) embedding^T: the first and the last layer are tied, as GPT-2's are."""
+    """logits = (embedding * gain + offset) embedding^T: the first and the last layer are tied, as GPT-2's are."""
 
     def __init__(self, weights: Weights, watch: Watch) -> None:
         super().__init__(watch)
@@ -103,5 +109,5 @@ class LanguageModel(Toy):
         logits = self.lm_head(self.transformer(input_ids))  # (B, T, D) -> (B, T, V)
         loss = None
         if labels is not None:  # the model shifts the labels by one token
-            loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            loss = LOSS_SCALE * cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         return CausalLMOutput(loss=loss, logits=logits)

@@ -3,7 +3,8 @@
 import numpy as np
 
 from grader import diagnosis, reference
-from grader.steps import RankTrace, Step, Training
+from grader.steps import Training
+from grader.traces import RankTrace, Step
 
 
 def check_backward(training: Training) -> None:
@@ -14,15 +15,34 @@ def check_backward(training: Training) -> None:
     if not step.forwards or (step.clip is None and step.grads is None):
         raise training.grade.lacking(training.result, "train() took no step: expected one for every batch")
     seen = step.examples if step.clip is None else step.clip_examples or step.examples
-    _, expected = training.gradient(training.weights, seen)
+    _, expected = training.gradient({}, seen, 0)
     found = [gradients for gradients in (step.clip, step.grads) if gradients is not None]
     if any(not training.differ(gradients, expected) for gradients in found):
         return
     words = training.differ(found[-1], expected)
     if all(gradient is None or not np.any(gradient) for gradient in found[-1].values()):
         words = "no parameter has a gradient: backward was not called (without its brackets it is only named)"
-    cause = diagnosis.name_scaled([(found[-1].get(name), value) for name, value in expected.items()])
+    cause = _twice_clipped(step, 0.0) or diagnosis.name_scaled(
+        [(found[-1].get(name), value) for name, value in expected.items()]
+    )
     training.grade.fail(f"{cause}\nafter the backward pass of the first batch, {words}".lstrip("\n"))
+
+
+def check_every_backward(training: Training) -> None:
+    """Every batch adds its own gradient, whether a step of the optimizer follows or not."""
+    earlier: dict | None = None
+    batches = [batch for batch in training.ranks[0].batches if batch.seen]
+    if not batches:
+        raise training.grade.lacking(training.result, "no gradient is ever clipped or used")
+    for number, batch in enumerate(batches):
+        _, own = training.gradient(batch.params or {}, batch.examples, 0)
+        piled = {name: own[name] + (earlier or {}).get(name, 0.0) for name in own}
+        if not any(not training.differ(seen, right) for seen in batch.seen for right in (own, piled)):
+            nothing = all(gradient is None or not np.any(gradient) for seen in batch.seen for gradient in seen.values())
+            words = "there is no gradient" if nothing else training.differ(batch.seen[-1], own)
+            training.grade.fail(f"after the backward pass of batch {number + 1}, {words}: every batch has one")
+        latest = batch.seen[-1]
+        earlier = {name: value for name, value in latest.items() if value is not None}
 
 
 def check_steps(training: Training, steps: int) -> None:
@@ -39,9 +59,17 @@ def check_steps(training: Training, steps: int) -> None:
     builds = training.ranks[0].builds
     if len(builds) > 1:
         training.grade.fail(
-            f"build_optimizer is called {len(builds)} times (again at {builds[1].where}): one optimizer lives as long "
-            "as the training, or AdamW forgets its moments and the schedule begins anew"
+            f"build_optimizer is called {len(builds)} times (again at {builds[1].where}): build one optimizer before "
+            "the loop, or AdamW forgets its moments and the schedule starts again"
         )
+    for rank, trace in enumerate(training.ranks):
+        for number, step in enumerate(trace.steps):
+            if step.remembered != number:
+                training.grade.fail(
+                    f"before step {number + 1} on rank {rank} the optimizer has lost its state (it knows of "
+                    f"{step.remembered} earlier steps, expected {number}): AdamW forgets its moments; clear gradients "
+                    "only, never optimizer.state"
+                )
 
 
 def _check_update(training: Training, rank: int, trace: RankTrace, number: int) -> None:
@@ -49,10 +77,12 @@ def _check_update(training: Training, rank: int, trace: RankTrace, number: int) 
     previous = (trace.steps[number - 1].after if number else None) or training.weights
     kept = {name: np.asarray(previous[name]) for name in training.names}
     if words := training.differ(step.before, kept):
-        training.grade.fail(f"before step {number + 1} on rank {rank} something moved the parameters: {words}")
+        training.grade.fail(f"before step {number + 1} on rank {rank} something changed the parameters: {words}")
     moved = {name: kept[name] - step.rate * (step.grads or {})[name] for name in training.names}
     if words := training.differ(step.after, moved):
-        training.grade.fail(f"step {number + 1} on rank {rank} ({step.where}) is no plain step: {words}")
+        training.grade.fail(
+            f"step {number + 1} on rank {rank} ({step.where}) is not parameter - rate * gradient: {words}"
+        )
 
 
 def check_gradients(training: Training, number: int, limit: float) -> None:
@@ -107,12 +137,26 @@ def _cause(training: Training, number: int, own: list, limit: float) -> str:
         return "every tensor is clipped by itself: the norm to be limited is that of all gradients together"
     if limit:
         return ""
+    if words := _twice_clipped(training.ranks[0].steps[number], limit):
+        return words
     names = list(mean)
     lists = [[mine.get(name) for name in names] for mine in got]
     if len(own) == 1:
         return diagnosis.name_scaled([(mine.get(name), mean[name]) for mine in got for name in names])
+    inputs = [[mine[name] for name in names] for mine in own]
     return diagnosis.forgotten_waits(training.result) or diagnosis.name_wrong_mean(
-        lists, [[mine[name] for name in names] for mine in own]
+        lists, inputs, diagnosis.unsent(training.result, inputs)
+    )
+
+
+def _twice_clipped(step: Step, limit: float) -> str:
+    """Where clip_grad_norm_ is called with a limit of the student's own; "" if it is not."""
+    extra = [own for own in step.limits if np.isfinite(own) and own != limit]
+    if not extra:
+        return ""
+    return (
+        f"clip_grad_norm_ is called with max_norm {extra[0]:g}, and --max_grad_norm is {limit:g} in this run: the "
+        "gradients are clipped once, in the line that is given"
     )
 
 
@@ -145,11 +189,11 @@ def check_rates(training: Training, first: float) -> None:
         numbers = (" ".join(f"{rate:.4g}" for rate in rates[:5]) for rates in (right, got))
         text = "expected the rates {}, got {}".format(*numbers)
         training.grade.fail(f"{_wrong_rates(got, first)}\n{text}".lstrip("\n"))
-    told = int(trace.builds[0].data["steps_per_epoch"]) if trace.builds else 0
-    if told != training.setting.steps_per_epoch:
+    got_steps = int(trace.builds[0].data["steps_per_epoch"]) if trace.builds else 0
+    if got_steps != training.setting.steps_per_epoch:
         training.grade.fail(
-            f"the schedule is told that an epoch has {told} steps, and it has {training.setting.steps_per_epoch}: "
-            "give build_optimizer the number of batches, len(loader)"
+            f"build_optimizer got {got_steps} steps for an epoch, expected {training.setting.steps_per_epoch}: "
+            "give it the number of batches, len(loader)"
         )
 
 

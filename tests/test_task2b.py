@@ -9,9 +9,14 @@ GLUE, GPT2, DATA = "task2b_allreduce/run_glue.py", "task2b_allreduce/run_gpt2.py
 CLIP = 0.05  # below the norm of any gradient here, so that clipping always shows
 
 
-@graded("2b.1", points=2)
+@graded("2b.1", points=1)
 def test_all_reduce_leaves_the_mean_on_every_worker(grade):
     averages.check_mean(grade, "sync_gradients")
+
+
+@graded("2b.1", points=1)
+def test_all_reduce_leaves_the_mean_whatever_the_size_and_type(grade):
+    averages.check_any_size_and_type(grade, "sync_gradients")
 
 
 @graded("2b.1", points=1)
