@@ -133,8 +133,8 @@ def glue(
     result = grade.run(
         "grader.probes_train:glue", world_size, payloads=True, seed=None, each=each, config=config, **arguments
     )
-    tables = [[mine[name] for mine in each] for name in ("ids", "labels")]
-    return Training(grade, result, Setting("classifier", weights, *tables, train, steps_per_epoch, task))
+    tokens, answers = ([mine[name] for mine in each] for name in ("ids", "labels"))
+    return Training(grade, result, Setting("classifier", weights, tokens, answers, train, steps_per_epoch, task))
 
 
 def gpt2(grade: Grade, world_size: int, *, train: int, batch: int, dev: int = 4, **config: Any) -> Training:
