@@ -151,7 +151,7 @@ def test_the_graders_of_one_region_can_be_run_alone():
     names = [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
     assert names == [
         "test_backward_gives_the_gradient_of_the_batch",
-        "test_every_epoch_trains_on_every_example_in_another_order",
+        "test_every_batch_has_a_gradient_of_its_own",
     ]
     wrong = run("-m", "pytest", "--region", "9.9", "tests/test_task1.py")
     assert wrong.returncode == 4 and "expected a region, one of 1.1, 1.2" in wrong.stderr
