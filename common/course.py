@@ -91,6 +91,19 @@ class Course:
                 todo += self.regions[need].needs
         return tuple(other for other in self.regions if other in found)
 
+    def in_order_of_needs(self) -> list[str]:
+        """All regions in the table's order, but each after those that it builds on."""
+        order: dict[str, None] = {}
+
+        def place(region_id: str) -> None:
+            for need in self.regions[region_id].needs:
+                place(need)
+            order.setdefault(region_id)
+
+        for region_id in self.regions:
+            place(region_id)
+        return list(order)
+
 
 def load_course(path: Path = ROOT / "course.toml") -> Course:
     """Read and check the table.

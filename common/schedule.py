@@ -27,7 +27,7 @@ def _clock_cycles(num_batches: int, num_partitions: int) -> Iterable[list[tuple[
     [3] Leave out the pairs whose micro-batch does not exist. Nobody works there: that is the bubble.
     [4] Give the list of every cycle in turn (a list of lists, or a generator).
     """
-    # TODO(cos598d) p.2: list the (micro-batch, partition) pairs of every clock cycle (4 lines)
+    # TODO(cos598d) p.2: list the pairs of every clock cycle, micro-batch first (4 lines)
     # BEGIN SOLUTION p.2
     for clock in range(num_batches + num_partitions - 1):
         first = max(0, clock - num_batches + 1)  # partitions before it have finished their last micro-batch

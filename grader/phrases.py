@@ -41,3 +41,9 @@ def sentence(phrases: Iterable[Phrase]) -> str:
         verb = verb if len(group) == 1 else PLURAL.get(verb, verb)
         clauses.append(f"{rank_names(group)} {verb} {rest}{place}")
     return "; ".join(clauses)
+
+
+def short(text: object, limit: int = 300) -> str:
+    """The text of something that a student's code returned, cut to `limit` characters before it enters a message."""
+    whole = text if isinstance(text, str) else repr(text)
+    return whole if len(whole) <= limit else f"{whole[:limit]}... ({len(whole)} characters)"

@@ -5,70 +5,83 @@ from typing import Any
 import numpy as np
 
 from grader.grading import Grade
+from grader.phrases import short
 from grader.pipeline_pipe import split_sizes
-from grader.pipeline_waits import DEADLINE
+from grader.pipeline_waits import must_end, run_once
 
 BLOCKS, TOKENS, VOCABULARY = 4, 8, 30
+STEPS = 2  # of training, each with tokens of its own
 TOLERANCE = 1e-8  # of the norm of all gradients; everything is float64
 BATCH, SPLIT_SIZE = 5, 2
-NOT_PIPED = 0
 
 
 def _inputs(grade: Grade, masked: bool) -> dict[str, Any]:
     """Drawn tokens, labels with a different number of holes in each example, and a mask of its own for each."""
     draw = np.random.default_rng(grade.seed)
-    tokens = draw.integers(0, VOCABULARY, (BATCH, TOKENS))
-    labels, mask = tokens.copy(), np.ones_like(tokens)
+    mask = np.ones((BATCH, TOKENS), int)
     for example in range(BATCH):
         if example % 2:
             mask[example, TOKENS - example :] = 0
         else:
             mask[example, :example] = 0
-        labels[example, : int(draw.integers(0, TOKENS - 3))] = -100
-    labels[0] = tokens[0]  # micro-batches do not weigh the same
-    if masked:  # no loss from padding, nor from what a place of padding says of the next token
-        labels[mask == 0] = -100
-        labels[:, 1:][mask[:, :-1] == 0] = -100
-    rows = {"tokens": tokens.tolist(), "labels": labels.tolist(), "mask": mask.tolist() if masked else None}
+    all_tokens, all_labels = [], []
+    for _ in range(STEPS):
+        tokens = draw.integers(0, VOCABULARY, (BATCH, TOKENS))
+        labels = tokens.copy()
+        for example in range(1, BATCH):  # micro-batches do not weigh the same
+            labels[example, : int(draw.integers(0, TOKENS - 3))] = -100
+        if masked:  # no loss from padding, nor from what a place of padding says of the next token
+            labels[mask == 0] = -100
+            labels[:, 1:][mask[:, :-1] == 0] = -100
+        all_tokens.append(tokens.tolist())
+        all_labels.append(labels.tolist())
+    rows = {"tokens": all_tokens, "labels": all_labels, "mask": mask.tolist() if masked else None}
     return rows | {"blocks": BLOCKS, "vocabulary": VOCABULARY}
 
 
 def spread(
-    grade: Grade, split_size: int, masked: bool = False, step: bool = True, devices: int = 2
+    grade: Grade, split_sizes: list[int], masked: bool = False, run: bool = True, devices: int = 2
 ) -> tuple[dict[str, Any], list[Any]]:
     """The student's model: what it gave, and the events."""
-    result = grade.run(
-        "grader.probes_pipeline_gpt2:spread",
-        1,
-        DEADLINE,
-        split_size=split_size,
-        step=step,
-        devices=devices,
+    result = run_once(
+        grade, "grader.probes_pipeline_gpt2:spread", split_sizes=split_sizes, run=run, devices=devices,
         **_inputs(grade, masked),
-    )
-    grade.must_return(result)
+    )  # fmt: skip
+    must_end(grade, result, [])
     return result.values[0], result.ranks[0].events
 
 
 def check_blocks(grade: Grade) -> None:
     """h_pp is a Pipe of the blocks themselves, in order, each on its device; nothing is registered twice."""
-    for devices, split_size in ((2, SPLIT_SIZE), (3, int(grade.draw.integers(3, 9)))):
-        told, _ = spread(grade, split_size, step=False, devices=devices)
+    other = int(grade.draw.integers(3, 9))
+    for devices, asked in ((2, [SPLIT_SIZE]), (3, [other]), (2, [other, SPLIT_SIZE])):  # the last: prepared twice
+        told, _ = spread(grade, asked, run=False, devices=devices)
         pipe = told["pipe"]
         expected = [[i for i in range(BLOCKS) if i * devices // BLOCKS == j] for j in range(devices)]
+        again = " after a second _prepare_pipeline_parallel" if len(asked) > 1 else ""
         if pipe["type"] != "Pipe":
-            kind = "None" if pipe["type"] == "NoneType" else f"a {pipe['type']}"
+            kind = "None" if pipe["type"] == "NoneType" else f"a {short(pipe['type'], 60)}"
             grade.fail(f"expected a Pipe in self.h_pp after _prepare_pipeline_parallel, got {kind}")
         if pipe["partitions"] != expected or pipe["strangers"]:
-            grade.fail(_wrong_blocks(pipe, expected))
-        if pipe["split_size"] != split_size:
-            grade.fail(f"split_size={split_size} was asked for, and the Pipe has {pipe['split_size']}: hand it on")
-        if told["lost"]:
-            grade.fail(f"{told['lost'][0]} is no longer saved under this name: the blocks stay in self.h as they are")
-        if told["parameters"]:
-            grade.fail(f"the model has a new parameter, {told['parameters'][0]}: a pipeline has none of its own")
-        if told["added"]:
-            grade.fail(f"{told['added'][0]} would be saved twice: the Pipe is kept as self.h_pp and nowhere else")
+            grade.fail(f"{_wrong_blocks(pipe, expected)}{again}")
+        if pipe["split_size"] != asked[-1]:
+            got = short(pipe["split_size"], 30)
+            grade.fail(f"split_size={asked[-1]} was asked for, and the Pipe has {got}{again}: hand it on")
+        _check_rest(grade, told)
+
+
+def _check_rest(grade: Grade, told: dict[str, Any]) -> None:
+    """The model is otherwise as it was."""
+    name = short(next((told[key][0] for key in ("lost", "parameters", "added") if told[key]), ""), 100)
+    if told["lost"]:
+        grade.fail(f"{name} is no longer saved under this name: the blocks stay in self.h as they are")
+    if told["parameters"]:
+        grade.fail(f"the model has a new parameter, {name}: a pipeline has none of its own")
+    if told["added"]:
+        grade.fail(f"{name} would be saved twice: the Pipe is kept as self.h_pp and nowhere else")
+    if told["modes"]:
+        name = short(told["modes"][0][0] or "the model", 100)
+        grade.fail(f"{name} trains in another mode, or is of another type than before: a pipeline changes neither")
 
 
 def _wrong_blocks(pipe: dict[str, Any], expected: list) -> str:
@@ -89,35 +102,49 @@ def _wrong_blocks(pipe: dict[str, Any], expected: list) -> str:
 
 def check_used(grade: Grade) -> None:
     """forward goes through the pipe: every block sees the micro-batches, in a worker."""
-    told, events = spread(grade, SPLIT_SIZE)
+    _must_be_piped(grade, *spread(grade, [SPLIT_SIZE]))
+
+
+def _must_be_piped(grade: Grade, told: dict[str, Any], events: list[Any]) -> None:
     seen: dict[int, list[int]] = {number: [] for number in range(BLOCKS)}
     in_caller = False
     for event in events:
         if event.name == "block":
             seen[event.data["number"]].append(event.data["examples"])
             in_caller |= event.data["in_caller"]
-    expected = split_sizes(BATCH, SPLIT_SIZE)
+    expected = split_sizes(BATCH, SPLIT_SIZE) * STEPS
     for number, sizes in seen.items():
-        if sizes == [BATCH]:
+        if sizes == [BATCH] * STEPS:
             switch = "" if told["on"] else ", and self.pipeline_parallel is not set"
             grade.fail(f"block {number} got the whole batch of {BATCH}: the blocks work one after another{switch}")
         if sizes != expected:
-            grade.fail(f"block {number}: expected micro-batches of {expected} examples, got {sizes}")
+            asked = split_sizes(BATCH, SPLIT_SIZE)
+            got = short(sizes[: len(asked)] if len(sizes) == len(expected) else sizes)
+            grade.fail(
+                f"block {number}: expected micro-batches of {asked} examples in each of {STEPS} steps, got {got}"
+            )
     if in_caller:
         grade.fail("a block works in the caller's thread: the Pipe hands it to a worker")
 
 
 def check_agree(grade: Grade) -> None:
-    """Loss and every gradient of the plain, the model-parallel and the piped GPT-2, without and with a mask."""
+    """Loss and every gradient of the plain, the model-parallel and the piped GPT-2, without and with a mask.
+
+    A model that is not piped agrees of course, so this looks whether it is.
+    """
     for masked in (False, True):
         inputs = _inputs(grade, masked)
         result = grade.session.run("grader.probes_pipeline_gpt2:plain", 1, {"seed": grade.seed} | inputs)
         (expected,) = result.values
-        for name, split_size in (("model-parallel", NOT_PIPED), ("piped", SPLIT_SIZE)):
-            told, _ = spread(grade, split_size, masked)
-            if words := _differ(told, expected):
-                given = "with an attention mask and position ids" if masked else "without a mask"
-                grade.fail(f"{name} GPT-2, {given}: {words}")
+        for name, sizes in (("piped", [SPLIT_SIZE]), ("model-parallel", [])):
+            told, events = spread(grade, sizes, masked)
+            for step, (got, right) in enumerate(zip(told["steps"], expected, strict=True)):
+                if words := _differ(got, right):
+                    given = "with an attention mask and position ids" if masked else "without a mask"
+                    later = f", step {step + 1}, after the parameters have changed" if step else ""
+                    grade.fail(f"{name} GPT-2, {given}{later}: {words}")
+            if sizes:
+                _must_be_piped(grade, told, events)
 
 
 def _differ(told: dict[str, Any], expected: dict[str, Any]) -> str:
@@ -135,11 +162,14 @@ def _differ(told: dict[str, Any], expected: dict[str, Any]) -> str:
 
 
 def check_chunks(grade: Grade) -> None:
-    """--n_chunk is a number of micro-batches: split_size is the batch divided by it, rounded up."""
+    """--n_chunk is a number of micro-batches: no micro-batch is larger than it must be for that number."""
     settings = [[10, 4], [8, 2], [7, 7], [64, 1], [9, 2]]
-    (told,) = grade.values("grader.probes_pipeline_gpt2:chunks", 1, file="pipeline/run_gpt2.py", settings=settings)
-    for (batch, n_chunk), asked in zip(settings, told, strict=True):
+    (found,) = grade.values(
+        "grader.probes_pipeline_gpt2:chunks", 1, file="pipeline/run_gpt2.py", settings=settings, blocks=BLOCKS,
+        vocabulary=VOCABULARY,
+    )  # fmt: skip
+    for (batch, n_chunk), asked in zip(settings, found, strict=True):
         expected = -(-batch // n_chunk)
         if asked != [expected]:
-            got = f"split_size={asked[0]}" if len(asked) == 1 else f"{len(asked)} calls of _prepare_pipeline_parallel"
+            got = f"split_size={short(asked[0], 30)}" if asked else "no Pipe in self.h_pp that is switched on"
             grade.fail(f"a batch of {batch} with --n_chunk {n_chunk}: expected split_size={expected}, got {got}")

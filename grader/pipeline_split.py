@@ -1,12 +1,31 @@
-"""Judges _split_module: which layers form a partition, on which device, and that they are the layers themselves."""
+"""Judges _split_module: which layers form a partition, on which device, and that they are the layers themselves.
 
-from itertools import count
+A case is drawn from its answer: first the partitions, then layers that belong in them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from grader.grading import Grade
+from grader.phrases import short
 
 Layer = dict[str, Any]
 Place = tuple[str, list[int]]  # a device and the numbers of its layers
+MOST = 60  # partitions, or layers in one, of which a message tells
+
+
+@dataclass
+class Case:
+    """A model, how it must be cut, and the numbers of the layers that lie nowhere."""
+
+    layers: list[Layer]
+    places: list[Place]
+    homeless: set[int] = field(default_factory=set)
+
+    @property
+    def nested(self) -> bool:
+        return any("layers" in layer for layer in self.layers)
 
 
 def layer(on: str = "cpu", label: str = "") -> Layer:
@@ -18,172 +37,187 @@ def nest(*layers: Layer, label: str = "") -> Layer:
     return {"layers": list(layers), "label": label}
 
 
-def expected_places(layers: list[Layer]) -> list[Place]:
-    """What the rule gives. Layers are numbered in order, those inside nested ones too."""
-    numbers = count()
+NOWHERE = layer("")
+
+
+def case(*partitions: tuple[str, Sequence[Layer]]) -> Case:
+    """A flat model from its partitions: a device, and the layers that belong there."""
+    layers: list[Layer] = []
     places: list[Place] = []
-    homeless: list[int] = []
-
-    def walk(row: list[Layer], inherited: str) -> None:
-        for one in row:
-            label = one["label"] or inherited
-            if "layers" in one:
-                walk(one["layers"], label)
-                continue
-            number, device = next(numbers), label or one["on"]
-            if not device or (places and places[-1][0] == device):
-                (places[-1][1] if places else homeless).append(number)
-            else:
-                places.append((device, [*homeless, number]))
-                homeless.clear()
-
-    walk(layers, "")
-    return places or [("cpu", homeless)]
+    for device, own in partitions:
+        places.append((device, [*range(len(layers), len(layers) + len(own))]))
+        layers += own
+    return Case(layers, places, {number for number, one in enumerate(layers) if one == NOWHERE})
 
 
-def drawn(places: list[Place]) -> str:
+def labelled(*partitions: tuple[str, int]) -> Case:
+    """Each partition has so many layers with the label of its device."""
+    return case(*((device, [layer(label=device)] * count) for device, count in partitions))
+
+
+def drawn(places: Sequence[Place]) -> str:
     """`cpu:0: 0 1 | cpu:1: 2`"""
-    return " | ".join(f"{device}: {' '.join(map(str, numbers)) or '(nothing)'}" for device, numbers in places) or "none"
+    parts = [f"{device}: {' '.join(map(str, numbers)) or '(nothing)'}" for device, numbers in places]
+    return short(" | ".join(parts) or "none", 600)
 
 
-def check(grade: Grade, models: list[list[Layer]]) -> None:
-    """Every model is cut as the rule says."""
-    (told,) = grade.values("grader.probes_pipeline:split", 1, models=models)
-    for layers, result in zip(models, told, strict=True):
+def check(grade: Grade, cases: list[Case]) -> None:
+    """Every model is cut as its case says, and once more when it is cut again."""
+    models = [case.layers for case in cases]
+    (results,) = grade.values("grader.probes_pipeline:split", 1, models=models)
+    for one, result in zip(cases, results, strict=True):
         if isinstance(result, str):
-            grade.fail(f"expected a list of partitions and a list of devices, got {result}")
-        parts, devices = result["partitions"], result["devices"]
-        if len(parts) != len(devices):
+            grade.fail(f"expected a list of partitions and a list of devices, got {short(result, 200)}")
+        _check_form(grade, result)
+        got = [(str(device), part[1:]) for device, part in zip(result["devices"], result["partitions"], strict=True)]
+        if got != one.places:
+            cut = f"  layers   {describe(one.layers)}\n  expected {drawn(one.places)}\n  got      {drawn(got)}"
+            grade.fail(f"{_cause(one, got)}\n{cut}")
+        if result["model_changed"]:
             grade.fail(
-                f"got {len(parts)} partitions and {len(devices)} devices: a partition and its device go together"
+                "the model that was given is changed: its modules are the caller's, and the optimizer, a checkpoint or "
+                "a second Pipe still needs them; walk through _layers(modules) without removing or moving anything"
             )
-        if strange := next((part[0] for part in parts if part[0] != "Sequential"), ""):
-            grade.fail(
-                f"expected every partition to be an nn.Sequential, got a {strange}: _assemble_partition makes it"
-            )
-        got = [(device, part[1:]) for device, part in zip(devices, parts, strict=True)]
-        expected = expected_places(layers)
-        if got != expected:
-            words = _cause(layers, expected, got)
-            grade.fail(f"{words}\n  layers   {describe(layers)}\n  expected {drawn(expected)}\n  got      {drawn(got)}")
+        if result["changed"] or result["other"]:
+            what = "changes what the first has returned" if result["changed"] else "gives another result"
+            grade.fail(f"a second call for the same model {what}: begin every call with empty lists")
 
 
-def describe(layers: list[Layer]) -> str:
+def _check_form(grade: Grade, result: dict[str, Any]) -> None:
+    parts, devices = result["partitions"], result["devices"]
+    if len(parts) != len(devices):
+        grade.fail(f"got {len(parts)} partitions and {len(devices)} devices: a partition and its device go together")
+    if len(parts) > MOST or any(len(part) > MOST for part in parts):
+        grade.fail(f"got {len(parts)} partitions or more than {MOST} layers in one, for a model of a few layers")
+    if strange := next((part[0] for part in parts if part[0] != "Sequential"), ""):
+        kind = short(strange, 60)
+        grade.fail(f"expected every partition to be an nn.Sequential, got a {kind}: _assemble_partition makes it")
+
+
+def describe(layers: Sequence[Layer]) -> str:
     """`0 cpu:0, 1 nowhere, (2 cpu:1, 3 cpu:1) cpu:0`: the model as it was given."""
-    numbers = count()
+    count = 0
 
     def words(one: Layer) -> str:
+        nonlocal count
         if "layers" in one:
             return f"({', '.join(map(words, one['layers']))}) {one['label']}".strip()
-        return f"{next(numbers)} {one['label'] or one['on'] or 'nowhere'}"
+        count += 1
+        return f"{count - 1} {one['label'] or one['on'] or 'nowhere'}"
 
     return ", ".join(map(words, layers))
 
 
-def _cause(layers: list[Layer], expected: list[Place], got: list[Place]) -> str:
+def _cause(one: Case, got: list[Place]) -> str:
     """The known mistake that cuts so, or what is to be seen."""
-    wanted = [number for _, numbers in expected for number in numbers]
+    wanted = [number for _, numbers in one.places for number in numbers]
     found: list[Any] = [number for _, numbers in got for number in numbers]
     kinds = [kind for kind in found if isinstance(kind, str)]
     if kinds:
-        return _strange_kind(kinds[0])
+        return _strange_kind(short(kinds[0], 60))
     twice = sorted({number for number in found if found.count(number) > 1})
     if twice:
-        return f"layer {twice[0]} is in two partitions: is the current partition begun anew once it is complete?"
+        return f"layer {twice[0]} is in two partitions: begin a new current partition when one is complete"
     if missing := [number for number in wanted if number not in found]:
-        return _missing(missing, expected)
-    return _wrong_cut(layers, expected, got, wanted, found)
+        return _missing(missing, one)
+    if _without(one.homeless, got) == _without(one.homeless, one.places):
+        return _homeless_astray(one, got)
+    return _wrong_cut(one, got, wanted, found)
 
 
 def _strange_kind(kind: str) -> str:
     if kind == "WithDevice":
         return "a partition holds the label itself: _assemble_partition takes labels off"
     if kind == "Sequential":
-        return "a partition holds a Sequential: nested ones are to be opened, see _layers"
+        return "a partition holds a Sequential: open nested ones, see _layers"
     return f"a partition holds a {kind} that is none of the given layers: take the layers themselves, not copies"
 
 
-def _missing(missing: list[int], expected: list[Place]) -> str:
-    if set(expected[-1][1]) <= set(missing):
+def _missing(missing: list[int], one: Case) -> str:
+    number = missing[0]
+    if set(missing) <= one.homeless:
+        return f"layer {number} lies nowhere and is in no partition: {_rule(number, one)}"
+    if set(one.places[-1][1]) <= set(missing):
         return "the last partition is missing: it is complete when there are no more layers"
-    firsts = [numbers[0] for _, numbers in expected[1:]]
-    where = "the first after a change of device" if missing[0] in firsts else "which belongs to a partition as well"
-    return f"layer {missing[0]} is in no partition: it is {where}"
+    firsts = [numbers[0] for _, numbers in one.places[1:]]
+    where = ", the first after a change of device," if number in firsts else ""
+    return f"layer {number}{where} is in no partition: every layer belongs to one"
 
 
-def _wrong_cut(
-    layers: list[Layer], expected: list[Place], got: list[Place], wanted: list[int], found: list[int]
-) -> str:
-    homeless = _homeless(layers)
-    lonely = [place for place in got if place not in expected and set(place[1]) <= homeless]
-    if lonely and lonely[0] == got[0]:
-        return "layers that lie nowhere at the very start have a partition of their own: they join the layer after them"
-    if lonely:
-        return "a layer that lies nowhere has a partition of its own: it joins the layer before it"
+def _rule(number: int, one: Case) -> str:
+    """Where a layer that lies nowhere belongs."""
+    at_the_start = set(range(number)) <= one.homeless
+    where = "after it, since no other comes before" if at_the_start else "before it"
+    return f"a layer that lies nowhere joins the layer {where}"
+
+
+def _without(homeless: set[int], places: Sequence[Place]) -> list[list[int]]:
+    """The cut as far as layers that lie somewhere are concerned."""
+    return [kept for _, numbers in places if (kept := [number for number in numbers if number not in homeless])]
+
+
+def _homeless_astray(one: Case, got: list[Place]) -> str:
+    """All other layers are where they belong."""
+    lonely = [number for _, numbers in got if set(numbers) <= one.homeless for number in numbers]
+    if lonely and len(one.places) < len(got):
+        return f"layer {lonely[0]} lies nowhere and has a partition of its own: {_rule(lonely[0], one)}"
+    if [numbers for _, numbers in got] == [numbers for _, numbers in one.places]:
+        return "the layers are cut right, but the devices are wrong: a partition has the device of its layers"
+    right = {number: numbers for _, numbers in one.places for number in numbers}
+    number = next((n for _, numbers in got for n in numbers if right[n] != numbers and n in one.homeless), 0)
+    return f"layer {number} lies nowhere and is in the wrong partition: {_rule(number, one)}"
+
+
+def _wrong_cut(one: Case, got: list[Place], wanted: list[int], found: list[int]) -> str:
     if any(sorted(numbers) != list(range(min(numbers), max(numbers) + 1)) for _, numbers in got if numbers):
         return "layers of one device that are no neighbours share a partition: the data comes back to a device later"
     if found != wanted:
         return "the layers are in another order: they compute one after the other, as they are given"
-    nested = any("layers" in one for one in layers)
-    if not nested and [numbers for _, numbers in got] == [numbers for _, numbers in expected]:
-        return "the layers are cut right, but the devices are others: a partition has the device of its layers"
-    if len(got) == 1 and len(expected) > 1:
+    if len(got) == 1 and len(one.places) > 1:
         return "all layers are in one partition: ask _retrieve_device of each layer, it knows the labels"
-    if nested:
-        return (
-            "nested Sequentials are to be opened: a label inside them counts, and one around them holds for all inside"
-        )
+    if one.nested:
+        return "open nested Sequentials: a label inside them counts, and one around them holds for all inside"
     return "a new partition begins where the device is another than that of the current one, and nowhere else"
-
-
-def _homeless(layers: list[Layer]) -> set[int]:
-    """The numbers of the layers that lie nowhere."""
-    numbers = count()
-    found: set[int] = set()
-
-    def walk(row: list[Layer], inherited: str) -> None:
-        for one in row:
-            if "layers" in one:
-                walk(one["layers"], one["label"] or inherited)
-            else:
-                number = next(numbers)
-                if not (one["label"] or inherited or one["on"]):
-                    found.add(number)
-
-    walk(layers, "")
-    return found
 
 
 def check_neighbours(grade: Grade) -> None:
     """Runs of one device, drawn; by labels, and by where the parameters really lie."""
-    models = [[layer(label="cpu:0"), layer(label="cpu:0"), layer(label="cpu:1"), layer(label="cpu:1")]]
-    for labels in (["cpu:0", "cpu:1", "cpu:2"], ["cpu:3", "cpu:1"], ["cpu:0"]):
-        models.append([layer(label=label) for label in labels for _ in range(int(grade.draw.integers(1, 4)))])
-    models.append([layer("cpu"), layer("cpu"), layer("meta")])
-    check(grade, models)
+    cases = [labelled(("cpu:0", 2), ("cpu:1", 2)), labelled(("cpu:0", 1)), labelled(("cpu:1", 1), ("cpu:0", 1))]
+    for devices in (["cpu:0", "cpu:1", "cpu:2"], ["cpu:3", "cpu:1"], ["cpu:0"]):
+        cases.append(labelled(*((device, int(grade.draw.integers(1, 4))) for device in devices)))
+    cases.append(case(("cpu", [layer(), layer()]), ("meta", [layer("meta")])))
+    check(grade, cases)
 
 
 def check_back_again(grade: Grade) -> None:
     """A-B-A makes three partitions."""
-    runs = [f"cpu:{number % 2}" for number in range(int(grade.draw.integers(4, 7)))]
-    check(
-        grade, [[layer(label=label) for label in ("cpu:0", "cpu:1", "cpu:0")], [layer(label=label) for label in runs]]
-    )
+    runs = [(f"cpu:{number % 2}", 1) for number in range(int(grade.draw.integers(4, 7)))]
+    check(grade, [labelled(("cpu:0", 1), ("cpu:1", 1), ("cpu:0", 1)), labelled(*runs)])
 
 
 def check_without_parameters(grade: Grade) -> None:
     """A layer that lies nowhere joins the one before it, or at the start the one after it."""
-    none, a, b = layer(""), layer(label="cpu:0"), layer(label="cpu:1")
-    check(grade, [[a, none, b, none], [none, none, a, b], [layer("meta"), none, layer("meta")], [none, none]])
+    a, b = layer(label="cpu:0"), layer(label="cpu:1")
+    some = [NOWHERE] * int(grade.draw.integers(1, 4))
+    check(
+        grade,
+        [
+            case(("cpu:0", [a, NOWHERE]), ("cpu:1", [b, NOWHERE])),
+            case(("cpu:0", [a, *some, a]), ("cpu:1", [b])),
+            case(("cpu:0", [NOWHERE, NOWHERE, a]), ("cpu:1", [b])),
+            case(("meta", [layer("meta"), NOWHERE, layer("meta")])),
+            case(("cpu", [NOWHERE, NOWHERE])),
+        ],
+    )
 
 
 def check_nested(grade: Grade) -> None:
     """Nested Sequentials are opened; a label inside counts, a label around holds for what has none of its own."""
-    a, b, none = layer(label="cpu:0"), layer(label="cpu:1"), layer("")
-    models = [
-        [nest(a, b), b],
-        [a, nest(nest(b, none), a)],
-        [nest(layer(), layer(label="cpu:1"), label="cpu:0"), b],
-        [nest(layer(), nest(layer()), label="cpu:1"), nest(a)],
+    a, b = layer(label="cpu:0"), layer(label="cpu:1")
+    cases = [
+        Case([nest(a, b), b], [("cpu:0", [0]), ("cpu:1", [1, 2])]),
+        Case([a, nest(nest(b), a)], [("cpu:0", [0]), ("cpu:1", [1]), ("cpu:0", [2])]),
+        Case([nest(layer(), b, label="cpu:0"), b], [("cpu:0", [0]), ("cpu:1", [1, 2])]),
+        Case([nest(layer(), nest(layer("")), label="cpu:1"), nest(a)], [("cpu:1", [0, 1]), ("cpu:0", [2])]),
     ]
-    check(grade, models)
+    check(grade, cases)

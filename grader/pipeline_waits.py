@@ -1,24 +1,39 @@
 """Says who waits for whom in a pipe that hangs, or whose partitions never work at the same time."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from grader.grading import Grade
 from grader.outcome import Result
-from grader.verdicts import TimedOut
+from grader.verdicts import Deadlocked, TimedOut
 
-PATIENCE = 8.0  # seconds after which partitions that wait for each other give up where nothing shows it before
+PATIENCE = 8.0  # seconds after which partitions that wait for each other give up where no count shows it before
 DEADLINE = 20.0  # seconds for a run, which takes well under one
+PIPES = "grader.probes_pipeline_"  # the probes that run a student's Pipe
+
+Pairs = Sequence[Sequence[int]]
 
 
-def must_end(grade: Grade, result: Result, pairs: Sequence[Sequence[int]], split_size: int = 1) -> None:
-    """The verdict if the run did not return; a hang is told by who waits for what."""
+def run_once(grade: Grade, probe: str, **arguments: Any) -> Result:
+    """A run of a student's Pipe. After one that never returned no other is made: each would take as long again."""
+    for key, earlier in grade.session.runs.items():
+        if earlier.outcome == "deadline" and json.loads(key)[0].startswith(PIPES):
+            raise TimedOut(grade.with_seed(f"an earlier run of the pipe never returned: {earlier.explain()}"))
+    return grade.run(probe, 1, DEADLINE, **arguments)
+
+
+def must_end(grade: Grade, result: Result, pairs: Pairs, split_size: int = 1) -> None:
+    """The verdict if the call did not return; a hang is described by who waits for what."""
     if result.outcome == "deadline":
         raise TimedOut(grade.with_seed(f"{hang(result, pairs, split_size)}; {result.explain()}"))
     grade.must_return(result)
+    if isinstance(result.values[0], dict) and result.values[0].get("waits_forever"):
+        raise Deadlocked(grade.with_seed(hang(result, pairs, split_size)))
 
 
-def hang(result: Result, pairs: Sequence[Sequence[int]], split_size: int) -> str:
+def hang(result: Result, pairs: Pairs, split_size: int) -> str:
     """Who waits for whom, from what was put, asked for and entered. A micro-batch is known by its first example."""
     events = result.ranks[0].events
     puts, gets = (Counter(e.data["partition"] for e in events if e.name == name) for name in ("put", "get"))
@@ -33,7 +48,7 @@ def hang(result: Result, pairs: Sequence[Sequence[int]], split_size: int) -> str
     if waiting := [(i, j) for i, j in sorted(map(tuple, pairs)) if (i, j) not in entered]:
         i, j = waiting[0]
         return f"partition {j} never got micro-batch {i}"
-    return "every partition has worked, and the call does not come back"
+    return "every partition has worked, and the call does not return"
 
 
 def _asked_in_vain(j: int, puts: Counter, gets: Counter) -> str:
@@ -44,25 +59,48 @@ def _asked_in_vain(j: int, puts: Counter, gets: Counter) -> str:
     return f"{gets[j]} results were asked for from out_queues[{j}], but only {puts[j]} tasks went into in_queues[{j}]"
 
 
-def must_meet(grade: Grade, result: Result) -> None:
-    """Nobody has been told to go on alone."""
+class Alone:
+    """The first stage that waited for others in vain, and what the caller had done by then.
+
+    `before` are the events of the same call of compute that came before it.
+    """
+
+    def __init__(self, events: list[Any], number: int) -> None:
+        self.micro_batch, self.partition = events[number].data["place"]
+        self.missing = [tuple(place) for place in events[number].data["missing"]]
+        start = max((k for k in range(number) if events[k].name == "cycle"), default=-1)
+        self.before = events[start + 1 : number]
+        self.in_caller = any(event.name == "enter" and event.data["in_caller"] for event in events)
+        self.puts = [event.data["partition"] for event in self.before if event.name == "put"]
+        names = [event.name for event in self.before if event.name in ("put", "get")]
+        self.puts_before_get = names.index("get") if "get" in names else len(names)
+        self.places = [tuple(event.data["place"]) for event in self.before if event.name == "enter"]
+        self.largest = max((len(event.data["marks"]) for event in self.before if event.name == "enter"), default=0)
+
+
+def must_meet(grade: Grade, result: Result, cause: Any) -> None:
+    """Wrong if a stage waited in vain; `cause` gives the reason for an Alone."""
     events = result.ranks[0].events
-    for event in (event for event in events if event.name == "alone"):
-        (i, j), missing = event.data["place"], [tuple(place) for place in event.data["missing"]]
-        seen = sorted({event.data["partition"] for event in events if event.name == "put"})
-        if any(other.name == "enter" and other.data["in_caller"] for other in events):
-            grade.fail(f"partition {j} works in the caller's own thread: hand its Task to in_queues[{j}]")
-        absent = ", ".join(f"micro-batch {mi} in partition {mj}" for mi, mj in missing)
-        grade.fail(
-            f"partition {j} was at work on micro-batch {i} and waited for {absent}, which never came meanwhile: "
-            f"{_why_alone(events, seen)}"
-        )
+    number = next((k for k, event in enumerate(events) if event.name == "alone"), None)
+    if number is None:
+        return
+    alone = Alone(events, number)
+    if alone.in_caller:
+        grade.fail(f"partition {alone.partition} works in the caller's own thread: hand its Task to in_queues[j]")
+    absent = ", ".join(f"micro-batch {i} in partition {j}" for i, j in alone.missing)
+    grade.fail(
+        f"partition {alone.partition} worked on micro-batch {alone.micro_batch} and waited for {absent}, which never "
+        f"came meanwhile: {cause(alone)}"
+    )
 
 
-def _why_alone(events: list, seen: list[int]) -> str:
-    names = [event.name for event in events if event.name in ("put", "get")]
-    if "get" in names and "put" in names[names.index("get") :]:
-        return "put all tasks of a clock cycle before you get the first result, or the partitions work in turn"
-    if len(seen) == 1:
-        return f"all tasks went into in_queues[{seen[0]}]"
-    return "the partitions are to work at the same time"
+def late_binding(places: Sequence[Any], pairs: Pairs) -> str:
+    """The hint where two tasks of one cycle took the same micro-batch or the same partition, else ""."""
+    micro_batches, partitions = (sorted({place[k] for place in places}) for k in (0, 1))
+    if len(places) < len(pairs) or min(len(micro_batches), len(partitions)) >= len(pairs):
+        return ""
+    twice = "micro-batch" if len(micro_batches) < len(pairs) else "partition"
+    return (
+        f"two tasks took the same {twice}: a lambda created in a loop reads the loop variables when it runs; bind them "
+        "when you create it"
+    )

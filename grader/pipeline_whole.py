@@ -6,46 +6,60 @@ import numpy as np
 
 from grader.grading import Grade
 from grader.outcome import Result
+from grader.phrases import short
 from grader.pipeline_pipe import split_sizes
-from grader.pipeline_waits import DEADLINE, PATIENCE, must_end, must_meet
+from grader.pipeline_waits import PATIENCE, Alone, must_end, must_meet, run_once
 
 Arrays = dict[str, np.ndarray]
 TOLERANCE = 1e-9  # of the largest number; everything is float64
 WIDTH = 3
-# (partitions, split size, batches): even, with a rest, a split larger than the batch, one partition, one example each
-SETTINGS = [(2, 2, [8]), (3, 3, [7]), (2, 10, [4]), (1, 2, [5]), (3, 1, [4])]
+# (partitions, split size, batches, head): even, with a rest, a split larger than the batch, one partition, one example
+# each, one example in all, and a last partition that returns one number per example
+SETTINGS = [
+    (2, 2, [8], False),
+    (3, 3, [7], False),
+    (2, 10, [4], False),
+    (1, 2, [5], False),
+    (3, 1, [4], False),
+    (1, 1, [1], False),
+    (2, 3, [7], True),
+]
 
 
-def plain(weights: list[np.ndarray], biases: list[np.ndarray], x: np.ndarray, loss_weight: np.ndarray) -> Arrays:
+def plain(
+    weights: list[np.ndarray], biases: list[np.ndarray], x: np.ndarray, loss_weight: np.ndarray, head: bool
+) -> Arrays:
     """Output and gradients of the same model without a pipe, for the loss (output * loss_weight).sum()."""
     hidden = [x[:, 1:]]
     for weight, bias in zip(weights, biases, strict=True):
         hidden.append(np.tanh(hidden[-1] @ weight.T + bias))
-    found = {"output": np.column_stack([x[:, 0], hidden[-1]])}
-    gradient = loss_weight[:, 1:]
+    found = {"output": hidden[-1].sum(axis=1) if head else np.column_stack([x[:, 0], hidden[-1]])}
+    gradient = np.repeat(loss_weight[:, None], hidden[-1].shape[1], axis=1) if head else loss_weight[:, 1:]
     for j in reversed(range(len(weights))):
         inner = gradient * (1 - hidden[j + 1] ** 2)
         found |= {f"stage {j} weight": inner.T @ hidden[j], f"stage {j} bias": inner.sum(axis=0)}
         gradient = inner @ weights[j]
-    return found | {"x": np.column_stack([loss_weight[:, 0], gradient])}
+    return found | {"x": np.column_stack([0 * loss_weight if head else loss_weight[:, 0], gradient])}
 
 
 class Whole:
     """Calls of one pipe with drawn weights, and what is right for each."""
 
-    def __init__(self, grade: Grade, stages: int, split_size: int, sizes: list[int], meet: Any = ()) -> None:
+    def __init__(
+        self, grade: Grade, stages: int, split_size: int, sizes: list[int], head: bool = False, meet: Any = ()
+    ) -> None:
         draw = np.random.default_rng([grade.seed, stages, split_size, *sizes])
         self.grade, self.stages, self.split_size, self.sizes = grade, stages, split_size, sizes
         self.setting = f"{stages} partitions, split_size={split_size}, batch"
         weights = [draw.normal(size=(WIDTH, WIDTH)) for _ in range(stages)]
         biases = [draw.normal(size=WIDTH) for _ in range(stages)]
         batches = [np.column_stack([np.arange(size), draw.normal(size=(size, WIDTH))]) for size in sizes]
-        loss_weights = [np.asarray(draw.normal(size=batch.shape)) for batch in batches]
-        self.expected = [plain(weights, biases, x, r) for x, r in zip(batches, loss_weights, strict=True)]
+        loss_weights = [np.asarray(draw.normal(size=len(batch) if head else batch.shape)) for batch in batches]
+        self.expected = [plain(weights, biases, x, r, head) for x, r in zip(batches, loss_weights, strict=True)]
         lists: dict[str, list[np.ndarray]] = {"weights": weights, "biases": biases}
         lists |= {"batches": batches, "loss_weights": loss_weights}
-        self.result: Result = grade.run(
-            "grader.probes_pipeline:pipe", 1, DEADLINE, split_size=split_size, meet=list(meet),
+        self.result: Result = run_once(
+            grade, "grader.probes_pipeline_pipe:pipe", split_size=split_size, meet=list(meet), head=head,
             patience=PATIENCE * grade.session.slowness,
             **{name: [array.tolist() for array in arrays] for name, arrays in lists.items()},
         )  # fmt: skip
@@ -75,6 +89,8 @@ class Whole:
         scale = np.abs(expected).max()
         if np.abs(got - expected).max() <= TOLERANCE * scale:
             return ""
+        if not np.isfinite(got).all():
+            return f"{what} holds a number that is not finite"
         place = np.unravel_index(np.argmax(np.abs(got - expected)), got.shape)
         pair = f"expected {expected[place]:.6g}, got {got[place]:.6g}, as the plain model computes it"
         cause = (
@@ -94,8 +110,8 @@ def _ratio(got: np.ndarray, expected: np.ndarray) -> str:
 
 def check_plain(grade: Grade) -> None:
     """Outputs and every gradient are those of the plain model."""
-    for stages, split_size, sizes in SETTINGS:
-        Whole(grade, stages, split_size, sizes).check()
+    for stages, split_size, sizes, head in SETTINGS:
+        Whole(grade, stages, split_size, sizes, head).check()
 
 
 def check_again(grade: Grade) -> None:
@@ -111,11 +127,13 @@ def check_again(grade: Grade) -> None:
     expected = [list(range(start, min(start + split_size, size))) for size, start in starts]
     for j, marks in seen.items():
         if marks != expected:
-            where = next((k for k, (a, b) in enumerate(zip(marks, expected, strict=False)) if a != b), 0)
-            got, wanted = ((row[where : where + 1] or [[]])[0] for row in (marks, expected))
+            where = next((k for k, (a, b) in enumerate(zip(marks, expected, strict=False)) if a != b), len(marks))
+            got, wanted = (short(row[where] if where < len(row) else "none", 200) for row in (marks, expected))
+            later = where >= len(split_sizes(sizes[0], split_size))  # the first call went well
             grade.fail(
                 f"batches of {sizes}, each with and without gradients, split_size={split_size}: partition {j} worked "
-                f"on the examples {got}, expected {wanted}; does something remain from an earlier call?"
+                f"on the examples {got}, expected {wanted}"
+                f"{'; does something remain from an earlier call?' if later else ''}"
             )
     if any(call["without_grad"] for call in told):
         grade.fail("under torch.no_grad() the output needs a gradient: a Task takes the caller's grad mode along")
@@ -123,8 +141,17 @@ def check_again(grade: Grade) -> None:
 
 
 def check_same_time(grade: Grade) -> None:
-    """Through the whole pipe: micro-batch i in partition 0 and i - 1 in partition 1 are inside at once."""
+    """Through the whole pipe: micro-batch i in partition 0 and i - 1 in partition 1 are at work at once."""
     groups = [[[i, 0], [i - 1, 1]] for i in range(1, 4)]
-    whole = Whole(grade, 2, 1, [4], groups)
-    must_meet(grade, whole.result)
+    whole = Whole(grade, 2, 1, [4], meet=groups)
+    must_meet(grade, whole.result, _why_alone)
     whole.values()
+    if not any(event.name == "enter" for event in whole.result.ranks[0].events):
+        grade.fail("no partition was called: forward sends the micro-batches through self.compute")
+
+
+def _why_alone(alone: Alone) -> str:
+    """compute is known to be right here: it is another region, and this one builds on it."""
+    if alone.largest > 1:
+        return f"it got {alone.largest} examples at once with split_size=1, so there are too few micro-batches"
+    return "give compute all pairs of a clock cycle at once, or the partitions work in turn"

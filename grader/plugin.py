@@ -122,8 +122,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """--region selects. Graders run in the order of the course's table, tests of absence last in their region: what a
-    test builds on is known when it runs."""
+    """--region selects. Graders run in the order of the course's table, a region after those it builds on and tests of
+    absence last in their region: what a test builds on is known when it runs."""
     wanted = config.getoption("--region")
     if wanted:
         if wanted not in config.stash[SESSION].course.regions:
@@ -132,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if region_of(item) == wanted]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
-    order = {id: number for number, id in enumerate(config.stash[SESSION].course.regions)}
+    order = {id: number for number, id in enumerate(config.stash[SESSION].course.in_order_of_needs())}
     items.sort(key=lambda item: (order.get(region_of(item), -1), shows_absence(item)))
 
 

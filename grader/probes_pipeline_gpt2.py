@@ -1,14 +1,18 @@
 """Runs GPT-2 plain, spread over partitions, and as a student's pipeline, on the same weights and tokens."""
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from grader.probes import Context
+from grader.watched import NeverArrives, Watch, watch_queues
 
 SIZES: dict[str, Any] = {"n_embd": 8, "n_head": 2, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
+RATE = 0.1  # of the SGD between two steps
+MAX_NAME = 60  # characters of a class name
 NO_DROPOUT: dict[str, Any] = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
@@ -24,9 +28,9 @@ def _plain(a: dict) -> GPT2LMHeadModel:
     return model
 
 
-def _inputs(a: dict) -> dict[str, torch.Tensor]:
+def _inputs(a: dict, step: int) -> dict[str, torch.Tensor]:
     """Tokens (B, T), labels with holes, and where asked for a mask with padding and the positions that belong to it."""
-    tokens, labels = torch.tensor(a["tokens"]), torch.tensor(a["labels"])
+    tokens, labels = torch.tensor(a["tokens"][step]), torch.tensor(a["labels"][step])
     if a["mask"] is None:
         return {"input_ids": tokens, "labels": labels}
     mask = torch.tensor(a["mask"])
@@ -34,55 +38,81 @@ def _inputs(a: dict) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "labels": labels, "attention_mask": mask, "position_ids": positions}
 
 
-def _step(model: Any, a: dict) -> dict[str, Any]:
-    output = model(**_inputs(a))
-    output.loss.backward()
-    return {"loss": output.loss, "gradients": {name: parameter.grad for name, parameter in model.named_parameters()}}
+def _steps(model: Any, a: dict) -> list[dict[str, Any]]:
+    """Loss and gradients of each step; between two steps the parameters change as SGD changes them."""
+    results = []
+    for step in range(len(a["tokens"])):
+        model.zero_grad()
+        loss = model(**_inputs(a, step)).loss
+        loss.backward()
+        gradients = {name: p.grad if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+        results.append({"loss": loss.detach(), "gradients": gradients})
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= RATE * parameter.grad
+    return results
 
 
-def plain(context: Context) -> dict[str, Any]:
+def plain(context: Context) -> list[dict[str, Any]]:
     """transformers' own GPT-2, without any file of the student's. Arguments: seed, blocks,
-    vocabulary, tokens, labels, mask."""
-    return _step(_plain(context.arguments), context.arguments)
+    vocabulary, and by step tokens and labels; mask."""
+    return _steps(_plain(context.arguments), context.arguments)
 
 
 def spread(context: Context) -> dict[str, Any]:
-    """GPT2LMHeadModelParallel. Arguments: as plain, and file, split_size (0: model parallel, no pipeline), step."""
+    """GPT2LMHeadModelParallel. Arguments: as plain, and file, devices, run (whether to train), and split_sizes: what
+    _prepare_pipeline_parallel is called with, one call after the other (none: model parallel, no pipeline)."""
     a = context.arguments
     module = context.load(a["file"])
     before = _plain(a)
     model = module.GPT2LMHeadModelParallel(_config(a)).double()
     model.load_state_dict(before.state_dict())
     model.parallelize([f"cpu:{j}" for j in range(a["devices"])])
-    blocks = list(model.transformer.h)
-    if a["split_size"]:
+    blocks, modes = list(model.transformer.h), _modes(model)
+    for split_size in a["split_sizes"]:
         context.during = "_prepare_pipeline_parallel"
-        model._prepare_pipeline_parallel(a["split_size"])
+        model._prepare_pipeline_parallel(split_size)
         context.during = ""
-    _watch(context, blocks)
+    _watch_blocks(context, blocks)
     pipe = getattr(model.transformer, "h_pp", None)
-    told = {
+    described = {
         "pipe": _describe(pipe, blocks),
-        "added": sorted(set(model.state_dict()) - set(before.state_dict())),
-        "lost": sorted(set(before.state_dict()) - set(model.state_dict())),
-        "parameters": sorted(set(dict(model.named_parameters())) - set(dict(before.named_parameters()))),
+        "added": sorted(set(model.state_dict()) - set(before.state_dict()))[:5],
+        "lost": sorted(set(before.state_dict()) - set(model.state_dict()))[:5],
+        "parameters": sorted(set(dict(model.named_parameters())) - set(dict(before.named_parameters())))[:5],
+        "modes": sorted(set(_modes(model)) ^ set(modes))[:5],
         "on": bool(getattr(model.transformer, "pipeline_parallel", False)),
     }
-    return told | (_step(model, a) if a["step"] else {})
+    if not a["run"]:
+        return described
+    if hasattr(pipe, "in_queues"):
+        watch_queues(pipe, Watch(context, patience=0))
+    try:
+        return described | {"steps": _steps(model, a)}
+    except NeverArrives:
+        return {"waits_forever": True}
+
+
+def _modes(model: Any) -> list[tuple[str, bool, str]]:
+    """What a pipeline leaves as it is: names of modules that train, names and types of parameters that learn."""
+    modules = [(name, module.training, "") for name, module in model.named_modules() if "h_pp" not in name]
+    return modules + [(name, p.requires_grad, str(p.dtype)) for name, p in model.named_parameters()]
 
 
 def _describe(pipe: Any, blocks: list[Any]) -> dict[str, Any]:
-    """What the Pipe is made of: the numbers of the blocks in each partition, -1 for what is none."""
+    """What the Pipe is made of: the numbers of the blocks in each partition, and the types of what is no block."""
+    kind = type(pipe).__name__[:MAX_NAME]
     if not hasattr(pipe, "partitions"):
-        return {"type": type(pipe).__name__, "partitions": [], "devices": [], "split_size": -1}
+        return {"type": kind, "partitions": [], "strangers": [], "devices": [], "split_size": -1}
     numbers = {id(block): number for number, block in enumerate(blocks)}
     parts = [[numbers[id(m)] for m in part.modules() if id(m) in numbers] for part in pipe.partitions]
     strangers = [type(m).__name__ for part in pipe.partitions for m in part.children() if not _holds(m, numbers)]
     return {
-        "type": type(pipe).__name__,
+        "type": kind,
         "partitions": parts,
-        "strangers": strangers,
-        "devices": [str(device) for device in pipe.devices],
+        "strangers": [name[:MAX_NAME] for name in strangers[:5]],
+        "devices": [str(device)[:MAX_NAME] for device in pipe.devices],
         "split_size": int(pipe.split_size),
     }
 
@@ -92,7 +122,7 @@ def _holds(module: Any, numbers: dict[int, int]) -> bool:
     return any(id(inner) in numbers for inner in module.modules()) or not list(module.parameters())
 
 
-def _watch(context: Context, blocks: list[Any]) -> None:
+def _watch_blocks(context: Context, blocks: list[Any]) -> None:
     """Tell of every call of a block: with how many examples, and whether in the caller's thread."""
 
     def tell(number: int) -> Any:
@@ -108,24 +138,18 @@ def _watch(context: Context, blocks: list[Any]) -> None:
 
 
 def chunks(context: Context) -> list[Any]:
-    """What run_gpt2.py's spread() asks the pipeline for. Arguments: file, settings (batch size, n_chunk)."""
-    from types import SimpleNamespace
-
-    module = context.load(context.arguments["file"])
-    asked: list[Any] = []
-    for batch_size, n_chunk in context.arguments["settings"]:
-
-        def prepare(split_size: Any = 1) -> None:
-            asked.append(split_size)
-
-        model = SimpleNamespace(
-            transformer=SimpleNamespace(h=[None, None]), parallelize=lambda devices: None,
-            _prepare_pipeline_parallel=prepare, to=lambda device: None,
-        )  # fmt: skip
+    """The Pipe that run_gpt2.py's spread() makes of a GPT-2. Arguments: file, settings (batch size, n_chunk), blocks,
+    vocabulary, seed. What is returned for each: [split_size], or [] if there is no Pipe."""
+    a = context.arguments
+    module = context.load(a["file"])
+    found: list[Any] = []
+    for batch_size, n_chunk in a["settings"]:
+        model = module.GPT2LMHeadModelParallel(_config(a))
         config = SimpleNamespace(
             model_parallel_mode="pipeline_parallel", batch_size=batch_size, n_chunk=n_chunk, no_cuda=True
         )
-        before = len(asked)
         module.spread(config, SimpleNamespace(device=torch.device("cpu")), model)
-        asked[before:] = [asked[before:]]
-    return asked
+        pipe: Any = getattr(model.transformer, "h_pp", None)
+        switched_on = bool(getattr(model.transformer, "pipeline_parallel", False))
+        found.append([int(pipe.split_size)] if switched_on and hasattr(pipe, "split_size") else [])
+    return found

@@ -93,7 +93,8 @@ def render(entries: list[Entry], course: Course) -> list[str]:
         if not of_task:
             continue
         lines.append(f"{'task ' + task.id:10} {task.title:48} {_points(of_task):>8}")
-        for region in dict.fromkeys(entry.region for entry in of_task):
+        graded = {entry.region for entry in of_task}
+        for region in (id for id in course.regions if id in graded):
             of_region = [entry for entry in of_task if entry.region == region]
             failed = dict.fromkeys(entry.status for entry in of_region if entry.status != "passed")
             lines.append(

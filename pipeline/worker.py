@@ -28,18 +28,22 @@ class Task:
     """
 
     def __init__(self, compute: Callable[[], Any]) -> None:
-        self._compute = compute
+        self._compute: Callable[[], Any] | None = compute
         self._context = contextvars.copy_context()
         self._grad_enabled = torch.is_grad_enabled()
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         self._autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
 
     def compute(self) -> Any:
+        """Call the function, once. The task lets go of it, since a result that nobody collects keeps its task."""
+        compute, self._compute = self._compute, None
+        context, self._context = self._context, contextvars.Context()
+        assert compute is not None, "a task is computed once"
         with contextlib.ExitStack() as modes:
             modes.enter_context(torch.set_grad_enabled(self._grad_enabled))
             for kind, dtype in self._autocast.items():
                 modes.enter_context(torch.autocast(kind, dtype=dtype))
-            return self._context.run(self._compute)
+            return context.run(compute)
 
 
 class InQueue:
@@ -68,7 +72,7 @@ def create_workers(devices: Sequence[torch.device]) -> tuple[list[InQueue], list
     for partition, device in enumerate(devices):
         in_queue = InQueue()
         results: SimpleQueue = SimpleQueue()
-        arguments = (device, num_threads, in_queue.tasks, results)
+        arguments = (device, num_threads, in_queue.tasks, weakref.ref(results))
         thread = Thread(target=_work, args=arguments, name=f"partition {partition} ({device})", daemon=True)
         thread.start()
         _running[thread] = in_queue.tasks
@@ -77,17 +81,23 @@ def create_workers(devices: Sequence[torch.device]) -> tuple[list[InQueue], list
     return in_queues, out_queues
 
 
-def _work(device: torch.device, num_threads: int, tasks: SimpleQueue, results: SimpleQueue) -> None:
-    """The life of a worker: take a task, compute it, hand over the result; end at None."""
+def _work(device: torch.device, num_threads: int, tasks: SimpleQueue, out_queue: weakref.ref[SimpleQueue]) -> None:
+    """Take a task, compute it, hand over the result, and so on until None arrives.
+
+    The out-queue belongs to the pipe: if the worker held it, an exception in it that nobody collects would hold the
+    pipe by its traceback, and the worker would never end.
+    """
     torch.set_num_threads(num_threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     while (task := tasks.get()) is not None:
         try:
-            results.put((True, (task, task.compute())))
+            result: tuple[bool, Any] = (True, (task, task.compute()))
         except BaseException:  # whatever it was, somebody waits at the other end
-            results.put((False, sys.exc_info()))
-        del task  # an idle worker must not keep a micro-batch alive
+            result = (False, sys.exc_info())
+        if (results := out_queue()) is not None:
+            results.put(result)
+        del task, result, results  # an idle worker must not keep a micro-batch alive
 
 
 _running: weakref.WeakKeyDictionary[Thread, SimpleQueue] = weakref.WeakKeyDictionary()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grader import pipeline_gpt2, pipeline_pipe, pipeline_schedule, pipeline_split, pipeline_whole
+from grader import pipeline_compute, pipeline_gpt2, pipeline_pipe, pipeline_schedule, pipeline_split, pipeline_whole
 
 graded = pytest.mark.graded
 
@@ -59,22 +59,22 @@ def test_the_schedule_imports_only_what_the_course_allows(grade):
 
 @graded("p.4", points=1)
 def test_compute_puts_each_result_where_its_micro_batch_was(grade):
-    pipeline_pipe.check_results(grade)
+    pipeline_compute.check_results(grade)
 
 
 @graded("p.4", points=2)
 def test_all_partitions_of_a_clock_cycle_work_at_the_same_time(grade):
-    pipeline_pipe.check_same_time(grade)
+    pipeline_compute.check_same_time(grade)
 
 
 @graded("p.4", points=1)
 def test_each_partition_works_in_its_own_worker_and_on_its_device(grade):
-    pipeline_pipe.check_workers(grade)
+    pipeline_compute.check_workers(grade)
 
 
 @graded("p.4", points=1)
 def test_what_a_worker_raises_arrives_as_it_was_raised_and_all_threads_end(grade):
-    pipeline_pipe.check_errors(grade)
+    pipeline_compute.check_errors(grade)
 
 
 @graded("p.4", points=1, absence=True)

@@ -1,0 +1,287 @@
+"""Runs a student's Pipe: forward alone, compute alone, and whole. What a neighbouring region does is replaced."""
+
+import contextlib
+import functools
+import gc
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from grader.probes import Context
+from grader.watched import NeverArrives, Watch, WatchedStage, watch_queues
+
+MAX_CALLS = 200  # calls of compute that are reported
+MAX_PAIRS = 100  # pairs of one call that are reported
+
+
+class GivenSplit:
+    """Stands for _split_module: the partitions are cut already."""
+
+    def __init__(self, stages: list[nn.Module], devices: list[str]) -> None:
+        self.parts = [nn.Sequential(stage) for stage in stages], [torch.device(device) for device in devices]
+
+    def split_module(self, modules: nn.Sequential) -> tuple[list[nn.Sequential], list[torch.device]]:
+        return self.parts
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, stand_in: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, stand_in)
+    yield
+    setattr(owner, name, before)
+
+
+def make_pipe(module: ModuleType, stages: list[nn.Module], split_size: int, devices: list[str] | None = None) -> Any:
+    """A student's Pipe of these stages, without the student's _split_module."""
+    given = GivenSplit(stages, devices or [f"cpu:{j}" for j in range(len(stages))])
+    with replaced(module, "_split_module", given.split_module):
+        return module.Pipe(nn.Sequential(*stages), split_size)
+
+
+class ForwardStandIns:
+    """Stand for _clock_cycles and Pipe.compute, and note what they were called with. Partition j makes 2 x + j of x."""
+
+    def __init__(self, stages: int, last: str, shape: str) -> None:
+        self.stages, self.last, self.shape = stages, last, shape
+        self.asked: list[list[int]] = []
+        self.calls: list[dict[str, Any]] = []
+
+    def clock_cycles(self, num_batches: int, num_partitions: int) -> Iterator[list[tuple[int, int]]]:
+        self.asked.append([int(num_batches), int(num_partitions)])
+        for partition in range(num_partitions):  # in the order of no pipeline, but a legal one
+            yield [(micro_batch, partition) for micro_batch in range(num_batches)]
+
+    def compute(self, batches: list[torch.Tensor], schedule: list[tuple[int, int]]) -> None:
+        pairs, nested = _flat(schedule)
+        if len(self.calls) < MAX_CALLS:
+            call = {"sizes": [len(batch) for batch in batches][:MAX_PAIRS], "pairs": pairs[:MAX_PAIRS]}
+            self.calls.append(call | {"nested": nested})
+        for i, j in pairs:
+            if 0 <= i < len(batches):
+                result = 2 * batches[i] + j
+                batches[i] = (change_shape(result, self.shape) if j == self.stages - 1 else result).to(self.last)
+
+
+def change_shape(x: torch.Tensor, shape: str) -> torch.Tensor:
+    """What the last partition makes of its result: another shape, and for "flat" and "deep" another type."""
+    if shape == "flat":  # (B, ...) -> (B,)
+        return x.double().flatten(1).sum(1)
+    if shape == "deep":  # (B, ...) -> (B, ..., 2)
+        return torch.stack([x.double(), -x.double()], dim=-1)
+    return x
+
+
+def _flat(schedule: Any) -> tuple[list[list[int]], bool]:
+    """The pairs of a call, and whether they came as a list of clock cycles. Raises what int() raises."""
+    pairs: list[list[int]] = []
+    nested = False
+    for item in schedule:
+        first, *rest = list(item) or [None]
+        if first is None or isinstance(first, tuple | list):
+            nested = True
+            pairs += [[int(i), int(j)] for i, j in ([first, *rest] if first is not None else [])]
+        else:
+            i, j = item
+            pairs.append([int(i), int(j)])
+    return pairs, nested
+
+
+def forward(context: Context) -> list[Any]:
+    """Pipe.forward with a compute() and a schedule of ours.
+
+    Arguments: file, stages, split_size, batches (one call for each), dtype, last (the device of the results), shape.
+    What is returned: for each call the sizes and pairs that compute got, what the schedule was asked for, the output.
+    """
+    a = context.arguments
+    module = context.load(a["file"])
+    devices = [*(f"cpu:{j}" for j in range(a["stages"] - 1)), a["last"]]
+    pipe = make_pipe(module, [nn.Identity() for _ in devices], a["split_size"], devices)
+    results: list[Any] = []
+    for rows in a["batches"]:
+        x = torch.tensor(rows, dtype=getattr(torch, a["dtype"]))
+        stand_ins = ForwardStandIns(a["stages"], a["last"], a["shape"])
+        module._clock_cycles = stand_ins.clock_cycles  # type: ignore[attr-defined]
+        pipe.compute = stand_ins.compute
+        seen: dict[str, Any] = {"asked": stand_ins.asked, "calls": stand_ins.calls, "moved": False, "changed": False}
+        results.append(seen | {"output": None})
+        mine = x.clone()
+        try:
+            output = pipe.forward(mine)
+        except NotImplementedError as error:
+            if "meta" not in str(error):
+                raise
+            results[-1]["moved"] = True  # what lies on the device "meta" cannot be copied away from it
+            continue
+        if isinstance(output, torch.Tensor):
+            on_meta = output.device.type == "meta"
+            results[-1]["output"] = torch.zeros(output.shape) if on_meta else output
+        results[-1]["changed"] = not torch.equal(mine, x)
+    return results
+
+
+class Trouble(Exception):  # noqa: N818 (a name that no student raises by chance)
+    """What goes wrong in a partition of the grader's."""
+
+
+def _stage_function(j: int, reshape: bool) -> Any:
+    """x -> x * (j + 2); with `reshape` this and three times this, (B, ...) -> (B, ..., 2)."""
+
+    def deeper(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x * (j + 2), x * 3 * (j + 2)], dim=-1)
+
+    return deeper if reshape else functools.partial(torch.mul, other=j + 2)
+
+
+def compute(context: Context) -> dict[str, Any]:
+    """Calls of Pipe.compute on one pipe, with all queues watched; partition j turns x into x * (j + 2).
+
+    Arguments: file, batches, cycles (pairs of each call), devices; meet (no partition returns before all of the cycle
+    work), patience (seconds until they give up), slow (see Watch), reshape (results have another shape), trouble (the
+    partition that raises, or -1), words (what it raises).
+    """
+    a = context.arguments
+    module = context.load(a["file"])
+    watch = Watch(context, a["patience"], a["slow"])
+    stages: list[nn.Module] = [
+        WatchedStage(watch, j, _stage_function(j, a["reshape"])) for j in range(len(a["devices"]))
+    ]
+    if a["meet"]:
+        watch.expect(*a["cycles"])
+    before = set(threading.enumerate())
+    pipe = make_pipe(module, stages, 1, a["devices"])
+    watch_queues(pipe, watch)
+    given = [batch.requires_grad_() for batch in _tensors(a["batches"])]
+    batches = list(given)
+    if a["trouble"] >= 0:
+        told = _raises(pipe, stages[a["trouble"]], batches, a)
+        del pipe, stages, watch
+        return told | {"left": _threads_left(before, a["patience"])}
+    changed = False
+    for pairs in a["cycles"]:
+        context.event("cycle")
+        schedule = [(i, j) for i, j in pairs]
+        try:
+            pipe.compute(batches, schedule)
+        except NeverArrives:
+            return {"waits_forever": True}
+        changed |= schedule != [(i, j) for i, j in pairs] or len(batches) != len(given)
+    return {
+        "batches": [batch if _on_cpu(batch) else None for batch in batches],
+        "devices": [str(batch.device) if isinstance(batch, torch.Tensor) else "" for batch in batches],
+        "kinds": [type(batch).__name__[:60] for batch in batches],
+        "gradients": _gradients(given, batches),
+        "schedule_changed": changed,
+    }
+
+
+def _on_cpu(batch: Any) -> bool:
+    """Whether it is a tensor with values: without a look at success, what a worker raised becomes a micro-batch."""
+    return isinstance(batch, torch.Tensor) and batch.device.type != "meta"
+
+
+def _gradients(given: list[torch.Tensor], batches: list[Any]) -> list[Any]:
+    """The gradient of each stored result's sum with respect to its micro-batch; None where the graph is cut."""
+    for last in batches[: len(given)]:
+        if _on_cpu(last) and last.requires_grad:
+            last.sum().backward()
+    return [batch.grad for batch in given]
+
+
+def _raises(pipe: Any, stage: Any, batches: list, a: dict) -> dict[str, Any]:
+    """compute() with a partition that raises: what the caller gets to see. A crash before that is a crash."""
+    error = stage.error = Trouble(a["words"])
+    caught = None
+    try:
+        pipe.compute(batches, [(i, j) for i, j in a["cycles"][0]])
+    except NeverArrives:
+        return {"waits_forever": True}
+    except BaseException as raised:
+        if not stage.calls:
+            raise
+        frames = [frame.name for frame in traceback.extract_tb(raised.__traceback__)]
+        caught = {
+            "same": raised is error, "type": type(raised).__name__[:60], "words": str(raised)[:200],
+            "in_layer": "forward" in frames,
+        }  # fmt: skip
+    error.__traceback__ = None  # it holds all frames, and they hold the pipe
+    return {"caught": caught, "entered": stage.calls}
+
+
+def _threads_left(before: set[threading.Thread], patience: float) -> int:
+    """How many threads of the pipe outlive it."""
+    limit = time.monotonic() + patience
+    while True:
+        gc.collect()
+        left = [thread for thread in threading.enumerate() if thread not in before]
+        if not left or time.monotonic() > limit:
+            return len(left)
+        left[0].join(0.05)
+
+
+def pipe(context: Context) -> list[Any] | dict[str, Any]:
+    """A whole Pipe of the student's, called with each batch in turn, then backward through the weighted output.
+
+    Arguments: file, weights and biases (of each stage), split_size, batches, loss_weights (one each); meet, patience,
+    head (whether the last stage drops the marks and returns (B,)).
+    A stage returns its first column unchanged, which marks the example, and applies tanh(W x + b) to the others.
+    """
+    a = context.arguments
+    module = context.load(a["file"])
+    from pipeline.partition import WithDevice
+
+    watch = Watch(context, a["patience"])
+    layers = [_Layer(weight, bias) for weight, bias in zip(*map(_tensors, (a["weights"], a["biases"])), strict=True)]
+    layers[-1].sums = a["head"]
+    stages = [WatchedStage(watch, j, layer) for j, layer in enumerate(layers)]
+    labelled = nn.Sequential(*(WithDevice(stage, f"cpu:{j}") for j, stage in enumerate(stages)))
+    watch.expect(*a["meet"])
+    made = module.Pipe(labelled, a["split_size"])
+    watch_queues(made, watch)
+    results: list[Any] = []
+    try:
+        for x, loss_weight in zip(*map(_tensors, (a["batches"], a["loss_weights"])), strict=True):
+            results.append(_step(context, made, layers, x.requires_grad_(), loss_weight))
+    except NeverArrives:
+        return {"waits_forever": True}
+    return results
+
+
+def _step(context: Context, made: Any, layers: list[Any], x: torch.Tensor, loss_weight: torch.Tensor) -> dict:
+    """One call with gradients, and where it went well one without."""
+    made.zero_grad()
+    context.during = "calling the pipe"
+    output = made(x)
+    context.during = "the backward pass"
+    if output.shape != loss_weight.shape:
+        return {"output": output, "gradients": {}, "without_grad": False}
+    (output * loss_weight).sum().backward()
+    gradients = {"x": x.grad}
+    for j, layer in enumerate(layers):
+        gradients |= {f"stage {j} weight": layer.weight.grad, f"stage {j} bias": layer.bias.grad}
+    with torch.no_grad():
+        return {"output": output, "gradients": gradients, "without_grad": made(x).requires_grad}
+
+
+def _tensors(rows: list) -> list[torch.Tensor]:
+    return [torch.tensor(row, dtype=torch.float64) for row in rows]
+
+
+class _Layer(nn.Module):
+    """(B, 1 + D) -> (B, 1 + D): column 0 unchanged, tanh(W x + b) of the others. With `sums` (B,): the sum of those."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+        self.sums = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mark, features = x[:, :1], x[:, 1:]
+        hidden = torch.tanh(features @ self.weight.T + self.bias)
+        return hidden.sum(1) if self.sums else torch.cat([mark, hidden], dim=1)
