@@ -25,7 +25,7 @@ def _clock_cycles(num_batches: int, num_partitions: int) -> Iterable[list[tuple[
         all partitions before it.
     [2] In cycle k, partition j works on micro-batch k - j: it came from partition j - 1 one cycle earlier.
     [3] Leave out the pairs whose micro-batch does not exist. Nobody works there: that is the bubble.
-    [4] Give the list of every cycle in turn (a list of lists, or a generator).
+    [4] Give a list for every cycle, a new one each time (in a list of lists, or by yield).
     """
     # TODO(cos598d) p.2: list the pairs of every clock cycle, micro-batch first (4 lines)
     # BEGIN SOLUTION p.2

@@ -61,7 +61,8 @@ def check_blocks(grade: Grade) -> None:
         again = " after a second _prepare_pipeline_parallel" if len(asked) > 1 else ""
         if pipe["type"] != "Pipe":
             kind = "None" if pipe["type"] == "NoneType" else f"a {short(pipe['type'], 60)}"
-            grade.fail(f"expected a Pipe in self.h_pp after _prepare_pipeline_parallel, got {kind}")
+            calls = "_prepare_pipeline_parallel was called twice" if again else "_prepare_pipeline_parallel"
+            grade.fail(f"expected a Pipe in self.h_pp after {calls}, got {kind}")
         if pipe["partitions"] != expected or pipe["strangers"]:
             grade.fail(f"{_wrong_blocks(pipe, expected)}{again}")
         if pipe["split_size"] != asked[-1]:

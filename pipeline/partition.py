@@ -76,7 +76,7 @@ def _split_module(modules: nn.Sequential) -> tuple[list[nn.Sequential], list[tor
     Devices A, B, A make three partitions: the data passes A twice.
 
     Steps
-    [1] Walk through _layers(modules) in order.
+    [1] Walk through _layers(modules) in order, and change nothing in modules.
     [2] Ask _retrieve_device where the layer lies. A layer that lies nowhere (None) joins the layer before it, and at
         the very start the layer after it.
     [3] If that is not the device of the current partition, that partition is complete: _assemble_partition makes it.

@@ -60,7 +60,7 @@ class Pipe(nn.Module):
         [1] Split the batch into micro-batches of split_size examples; the last one may be smaller.
         [2] Make the schedule for that many micro-batches and partitions.
         [3] Call self.compute once for every clock cycle, with that cycle's list.
-        [4] Concatenate the micro-batches, in their order, to one batch.
+        [4] Concatenate the micro-batches, in their order, along the examples; x stays as it was.
         """
         # TODO(cos598d) p.3: split, run the schedule clock by clock, concatenate (4 lines)
         # BEGIN SOLUTION p.3
@@ -79,7 +79,8 @@ class Pipe(nn.Module):
         [1] Move the micro-batch to the device of its partition.
         [2] Make a Task of the partition's computation and put it into the partition's in-queue. Put all tasks of the
             cycle before you get any result: getting waits, and meanwhile the other workers would have nothing to do.
-        [3] Get each result from the out-queue of its partition. If it is not a success, raise its exception.
+        [3] Get each result from the out-queue of its partition, however long that takes. If it is not a success, raise
+            its exception.
         [4] Store the result in `batches`.
         """
         # TODO(cos598d) p.4: hand out the tasks of one clock cycle, then collect their results (8 lines)

@@ -107,6 +107,34 @@ def test_the_workers_end_with_the_pipe():
     assert not any(thread.is_alive() for thread in mine)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_workers_end_with_the_pipe_though_results_were_not_collected(fails):
+    piped = Pipe(labelled(*mlp()), 2)
+    x = torch.randn(4, 7 if fails else 6)  # 7 features fit no first layer: the result is an exception
+    mine = worker_threads()
+    piped.in_queues[0].put(Task(lambda pipe=piped: pipe.partitions[0](x)))
+
+    while piped.out_queues[0].empty():
+        pass
+    del piped
+    gc.collect()
+
+    for thread in mine:
+        thread.join(DEADLINE)
+    assert not any(thread.is_alive() for thread in mine)
+
+
+def test_a_task_lets_go_of_its_function_once_it_is_computed():
+    def compute():
+        return 7
+
+    task, gone = Task(compute), weakref.ref(compute)
+    del compute
+
+    assert task.compute() == 7
+    assert gone() is None
+
+
 def test_an_output_that_is_dropped_takes_its_graph_along():
     piped = Pipe(labelled(*mlp()), 2)
     y = piped(torch.randn(4, 6))
