@@ -37,8 +37,9 @@ class Attack:
     """One attack: what it does, the defences it is made for, what it is after, and what is handed in.
 
     `code` stands at the end of `file`: an unsolved Partition, or the clean or (`solved`) the solved file of that name.
-    `files` lie beside it. `entries` are those of a zip (or, with `folder`, of a folder) for staff/unpack.py.
-    `most_memory` is how many MiB graders and ranks may take together; `limits` are fields of confine.Policy.
+    `files` lie beside it. `named` are the names of hand-ins of a class, all with this content. `entries` are those of a
+    zip (or, with `folder`, of a folder) for staff/unpack.py. `most_memory` is how many MiB graders and ranks may take
+    together; `limits` are fields of confine.Policy.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Attack:
     files: dict[str, str] = field(default_factory=dict)
     entries: tuple[tuple[str, str, str], ...] = ()
     folder: bool = False
+    named: tuple[str, ...] = ()
     limits: dict[str, int] = field(default_factory=dict)
     most_memory: float = 3000.0
     deadline: float = 240.0
@@ -83,7 +85,7 @@ def _read(path: Path) -> list[Attack]:
 
 def _attack(name: str, row: dict[str, Any]) -> Attack:
     entries = tuple((str(a), str(b), str(c)) for a, b, c in row.pop("entries", ()))
-    attack = Attack(name, off=tuple(row.pop("off")), entries=entries, **row)
+    attack = Attack(name, off=tuple(row.pop("off")), entries=entries, named=tuple(row.pop("named", ())), **row)
     if attack.wants not in WANTS or not (attack.code or attack.files or attack.entries):
         raise KeyError(f"{name}: wants one of {', '.join(WANTS)}, and code, files or entries")
     return attack

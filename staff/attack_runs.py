@@ -238,9 +238,13 @@ def pack(attack: Attack, path: Path, around: Surroundings) -> None:
 
 
 def pack_folder(attack: Attack, path: Path, around: Surroundings) -> None:
-    for name, _, content in attack.entries:
+    for name, kind, content in attack.entries:
+        target = attack_bank.fill(content, around.places)
         (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).symlink_to(attack_bank.fill(content, around.places))
+        if kind == "hard link":
+            os.link(target, path / name)
+        else:
+            (path / name).symlink_to(target)
 
 
 def _read_all(folder: Path) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from common.errors import InputError, exit_on_input_error
 from staff import attack_bank, kernel
 from staff.attack_bank import Attack
 from staff.attack_runs import Gain, attempt, zip_attempt
+from staff.class_attacks import class_attempt
 from staff.sandbox import CONFINING, free_uid, make_interpreter_reachable, probe
 
 Row = tuple[Attack, Gain, Gain]
@@ -28,7 +29,7 @@ Row = tuple[Attack, Gain, Gain]
 
 def try_both(attack: Attack) -> Row:
     """What an attack gains with all defences, and without its own."""
-    run = zip_attempt if attack.entries else attempt
+    run = zip_attempt if attack.entries else class_attempt if attack.named else attempt
     return attack, run(attack, ()), run(attack, attack.off)
 
 

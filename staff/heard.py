@@ -46,8 +46,9 @@ def message(text: str) -> str:
     return printable("\n".join(clip(line, LONGEST_LINE) for line in text.split("\n")))
 
 
-def flag(row: dict[str, Any]) -> dict[str, Any]:
-    """Something to look at by hand: where, and what was seen there."""
+def flag(row: Any) -> dict[str, Any]:
+    """Something to look at by hand: where, and what was seen there. A dict, or its values (file, line, what)."""
+    row = row if isinstance(row, dict) else dict(zip(("file", "line", "what"), row, strict=False))
     texts = {key: printable(clip(str(row.get(key, "")), LONGEST_END)) for key in ("file", "what")}
     return texts | {"line": int(row.get("line") or 0)}
 

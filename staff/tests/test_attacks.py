@@ -10,13 +10,13 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT
-from staff import attack_bank, attacks
+from staff import attack_bank, attacks, class_switches
 from staff.attack_bank import Attack
 from staff.attack_runs import Gain, attempt, surroundings, zip_attempt
 from staff.sandbox import CONFINING
 from staff.undefended import SWITCHES
 
-OTHERS = {"files", "seed", "environment", "watch", "unpack"}
+OTHERS = {"files", "seed", "environment", "watch", "unpack", *class_switches.SWITCHES}
 BANK = {attack.name: attack for attack in attack_bank.load()}
 
 
