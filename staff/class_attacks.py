@@ -16,6 +16,7 @@ from staff.attack_runs import Gain, Surroundings, surroundings
 from staff.class_of_submissions import as_zip
 from staff.submissions import clean_files
 
+LONG = "\U00020000" * 100  # 400 bytes, in a zip only: no file system takes such a name
 HONEST, POINTS = "honest", 4  # its name, and its points in the two tests that are graded
 STEPS = 150  # seconds for all steps but the graders
 SLOWNESS = "3"  # of the deadlines of single runs: several attacks run at once
@@ -74,8 +75,9 @@ def _points(out: Path, honest: str) -> int:
 
 
 def _secret(out: Path, around: Surroundings) -> str:
+    """Another's word, or where our scratch folder is."""
     texts = (path.read_text(errors="replace") for path in out.rglob("*") if path.is_file())
-    return "in the results" if any(around.word in text for text in texts) else ""
+    return "in the results" if any(around.word in text or kept.PREFIX in text for text in texts) else ""
 
 
 def _honest(folder: Path) -> None:
@@ -90,7 +92,7 @@ def _as_handed_in(files: Path, target: Path) -> None:
         files.rename(target)
         return
     packed = {path.relative_to(files).as_posix(): path.read_bytes() for path in files.rglob("*") if path.is_file()}
-    target.write_bytes(as_zip(packed))
+    target.write_bytes(as_zip({name.replace("LONG", LONG): content for name, content in packed.items()}))
 
 
 def main() -> None:

@@ -19,8 +19,11 @@ LONGEST_RANKS = 1500  # of them what ranks printed
 
 
 def results(row: Row, course: Course, late: int | None, seconds: float) -> dict[str, Any]:
-    """The content of results.json; `late` is in days, None without a due date."""
-    report = row.report
+    """The content of results.json; `late` is in days, None without a due date.
+
+    What to look at by hand is in extra_data alone, which students never see: a hidden test would hide their score, too.
+    """
+    report, flags = row.report, row.run.get("flags", [])
     lines = [f"{report['score']} of {report['max_score']} points.", *row.run["notes"]]
     if late is not None:
         lines.append(f"Late days: {late}.")
@@ -33,7 +36,12 @@ def results(row: Row, course: Course, late: int | None, seconds: float) -> dict[
         "test_name_format": "text",
         "visibility": "visible",
         "stdout_visibility": "hidden",
-        "extra_data": {"late_days": late, "sandbox": report["sandbox"], "environment": report["environment"]},
+        "extra_data": {
+            "late_days": late,
+            "sandbox": report["sandbox"],
+            "environment": report["environment"],
+            "look_at_by_hand": flags,
+        },
         "tests": [_test(test, row, course) for test in report["tests"]],
     }
 

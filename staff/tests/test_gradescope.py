@@ -227,6 +227,15 @@ def run_autograder(folder: Path, timeout: int = 600) -> dict:
     return json.loads((folder / "results/results.json").read_text())
 
 
+def test_what_to_look_at_by_hand_is_where_no_student_sees_it():
+    flag = {"file": "common/schedule.py", "line": 3, "what": "calls os._exit"}
+
+    content = results(graded(("tests/t.py::test_a", "passed", ""), flags=[flag]), COURSE, None, 1.0)
+
+    assert content["extra_data"].pop("look_at_by_hand") == [flag]
+    assert "os._exit" not in json.dumps(content) and "by hand" not in json.dumps(content)
+
+
 @pytest.mark.slow
 def test_a_solution_gets_full_marks_on_the_platform(autograder):
     for region in COURSE.regions.values():
