@@ -30,9 +30,11 @@ from common.paths import ROOT
 from grader.zygote import CONFINE, descendants, kill_all
 from staff import kernel
 from staff.confine import MIB, POLICY, Policy
+from staff.memory import below, bound_mb, pss_mb
 from staff.sandbox import CONFINING, free_uid, make_interpreter_reachable, probe
 
 LOOK = 0.5  # seconds between two looks at the memory
+RECORD = 2.0  # seconds between two measurements for the record: each takes 70 ms of a processor
 MOST_OUTPUT = 20_000
 GRADERS_MEMORY = 1536  # MiB of address space for the graders' own process, which needs 200
 SPARE_FILES = 20_000  # in all ranks' folders, where these have no file systems of their own
@@ -60,7 +62,7 @@ class Supervisor:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.peak = 0.0
+        self.peak, self.next_record = 0.0, 0.0
         self.timed_out = False
         self.swept: set[int] = set()
         self.uid = free_uid()
@@ -119,13 +121,19 @@ class Supervisor:
             self.wakeup.wait(LOOK)
 
     def _look(self, pid: int, policy: Policy, stage: Path) -> None:
-        sizes = {process: pss_mb(process) for process in [pid, *descendants(os.getpid(), set())]}
-        self.peak = max(self.peak, sum(sizes.values()))
+        """Kill ranks that together take too much. Exact sizes are read if a bound is too much, or for the record."""
+        processes = {pid, *below(os.getpid())}
+        ranks = processes - self._trusted(pid)
+        may_be_too_much = sum(map(bound_mb, ranks)) > policy.memory
+        if may_be_too_much or time.monotonic() > self.next_record:
+            self.next_record = time.monotonic() + RECORD
+            sizes = {process: pss_mb(process) for process in processes}
+            self.peak = max(self.peak, sum(sizes.values()))
+            may_be_too_much = sum(sizes[process] for process in ranks) > policy.memory
         if "watch" in self.job.off:
             return
-        ranks = {process: size for process, size in sizes.items() if process not in self._trusted(pid)}
         full = "scratch" not in policy.walls and folder_mb(stage) > policy.scratch * 8
-        if sum(ranks.values()) > policy.memory or full:
+        if may_be_too_much or full:
             for process in ranks:
                 with contextlib.suppress(OSError):
                     os.kill(process, signal.SIGKILL)
@@ -216,19 +224,6 @@ def _copy_readable(source: Path, target: Path) -> None:
             if stat.S_ISREG(Path(where, name).lstat().st_mode):
                 shutil.copyfile(Path(where, name), here / name)
                 (here / name).chmod(0o644)
-
-
-def pss_mb(pid: int) -> float:
-    """A process's share of the memory in MiB: a page that n processes use counts a n-th. Where the kernel does not
-    tell us that of another user's or a guarded process, the pages that are its own for sure."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) / 1024
-    with contextlib.suppress(OSError):
-        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
-        return (resident - shared) * os.sysconf("SC_PAGE_SIZE") / MIB
-    return 0.0
 
 
 def folder_mb(folder: Path) -> float:
