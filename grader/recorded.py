@@ -7,6 +7,7 @@ import numpy as np
 from grader import reference
 from grader.steps import Training
 from grader.traces import Evaluation, RankTrace
+from grader.training import check_noise
 
 SAME = 1e-5
 
@@ -107,21 +108,14 @@ def _words(metrics: dict[str, float]) -> str:
 
 
 def check_train_mode(training: Training) -> None:
-    """Every batch is trained on in train mode, after an evaluation too."""
+    """Every batch is trained on in train mode, after an evaluation too, and dropout draws anew."""
     training.must_have_steps()
+    check_noise(training)
     for trace in training.ranks:
         wrong = [number for number, step in enumerate(trace.steps) if not step.in_train_mode]
         if wrong:
             again = " (evaluate() leaves the model in eval mode)" if wrong[0] else ""
             training.grade.fail(f"step {wrong[0] + 1} trains in eval mode, without dropout: call model.train(){again}")
-        noises = [batch.noise for batch in trace.batches]
-        repeated = [number for number, noise in enumerate(noises) if noise in noises[:number]]
-        if repeated:
-            first = noises.index(noises[repeated[0]])
-            training.grade.fail(
-                f"batches {first + 1} and {repeated[0] + 1} meet the same random numbers, so dropout drops the same "
-                "units: seed the generators once, before training"
-            )
         evaluated = trace.evaluations and trace.evaluations[0].after_step < len(trace.steps)
         if not evaluated:
             raise training.grade.lacking(training.result, "no step follows an evaluation: evaluate after every epoch")

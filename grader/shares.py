@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 
 from grader.steps import Training
+from grader.training import check_noise
 
 Epochs = list[list[list[int]]]  # epoch -> step -> examples, of one rank
 
@@ -93,5 +94,6 @@ def check_order_follows_seed(first: Training, other_seed: Training, again: Train
     """Equal seeds give equal orders whatever drew random numbers before, another seed another one."""
     if epochs_of(first, count) != epochs_of(again, count):
         first.grade.fail("two runs with one seed see the examples in different orders: seed the sampler")
+    check_noise(first)
     if epochs_of(first, count) == epochs_of(other_seed, count):
         first.grade.fail("another config.seed gives the same order: the sampler is to be seeded with config.seed")

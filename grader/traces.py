@@ -31,7 +31,7 @@ class Step:
     calls: list[Call] = field(default_factory=list)
     clip: dict | None = None  # gradients when clip_grad_norm_ was first called, and the examples seen by then
     clip_examples: list[int] = field(default_factory=list)
-    limits: list[float] = field(default_factory=list)  # of every call of clip_grad_norm_
+    limits: list[tuple[float, str]] = field(default_factory=list)  # of every call of clip_grad_norm_, and its place
     grads: dict | None = None  # gradients and parameters when the optimizer stepped
     before: dict | None = None
     after: dict | None = None
@@ -125,7 +125,7 @@ class Reader:
             step.grads, step.before, step.rate = data["grads"], data["params"], data["rate"]
             step.remembered, step.where = data["remembered"], event.where
             return
-        step.limits.append(data["limit"])
+        step.limits.append((data["limit"], event.where))
         if step.clip is None:
             step.clip, step.clip_examples = data["grads"], list(step.examples)
 

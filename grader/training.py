@@ -17,14 +17,14 @@ def check_backward(training: Training) -> None:
     seen = step.examples if step.clip is None else step.clip_examples or step.examples
     _, expected = training.gradient({}, seen, 0)
     found = [gradients for gradients in (step.clip, step.grads) if gradients is not None]
+    if step.limits and np.isfinite(step.limits[0][0]):  # before the line that is given, which here clips to infinity
+        training.grade.fail(_clipped_again(step, 0.0))
     if any(not training.differ(gradients, expected) for gradients in found):
         return
     words = training.differ(found[-1], expected)
     if all(gradient is None or not np.any(gradient) for gradient in found[-1].values()):
         words = "no parameter has a gradient: backward was not called (without its brackets it is only named)"
-    cause = _twice_clipped(step, 0.0) or diagnosis.name_scaled(
-        [(found[-1].get(name), value) for name, value in expected.items()]
-    )
+    cause = diagnosis.name_scaled([(found[-1].get(name), value) for name, value in expected.items()])
     training.grade.fail(f"{cause}\nafter the backward pass of the first batch, {words}".lstrip("\n"))
 
 
@@ -62,6 +62,7 @@ def check_steps(training: Training, steps: int) -> None:
             f"build_optimizer is called {len(builds)} times (again at {builds[1].where}): build one optimizer before "
             "the loop, or AdamW forgets its moments and the schedule starts again"
         )
+    check_noise(training)
     for rank, trace in enumerate(training.ranks):
         for number, step in enumerate(trace.steps):
             if step.remembered != number:
@@ -137,7 +138,7 @@ def _cause(training: Training, number: int, own: list, limit: float) -> str:
         return "every tensor is clipped by itself: the norm to be limited is that of all gradients together"
     if limit:
         return ""
-    if words := _twice_clipped(training.ranks[0].steps[number], limit):
+    if words := _clipped_again(training.ranks[0].steps[number], limit):
         return words
     names = list(mean)
     lists = [[mine.get(name) for name in names] for mine in got]
@@ -149,15 +150,28 @@ def _cause(training: Training, number: int, own: list, limit: float) -> str:
     )
 
 
-def _twice_clipped(step: Step, limit: float) -> str:
+def _clipped_again(step: Step, limit: float) -> str:
     """Where clip_grad_norm_ is called with a limit of the student's own; "" if it is not."""
-    extra = [own for own in step.limits if np.isfinite(own) and own != limit]
+    extra = [(own, where) for own, where in step.limits if np.isfinite(own) and own != limit]
     if not extra:
         return ""
     return (
-        f"clip_grad_norm_ is called with max_norm {extra[0]:g}, and --max_grad_norm is {limit:g} in this run: the "
-        "gradients are clipped once, in the line that is given"
+        f"clip_grad_norm_ is called with max_norm {extra[0][0]:g} ({extra[0][1]}), and --max_grad_norm is {limit:g} in "
+        "this run: the gradients are clipped once, in the line that is given"
     )
+
+
+def check_noise(training: Training) -> None:
+    """No two batches meet the same random numbers: dropout would drop the same units."""
+    for trace in training.ranks:
+        noises = [batch.noise for batch in trace.batches if batch.noise is not None]
+        repeated = [number for number, noise in enumerate(noises) if noise in noises[:number]]
+        if repeated:
+            first = noises.index(noises[repeated[0]])
+            training.grade.fail(
+                f"batches {first + 1} and {repeated[0] + 1} meet the same random numbers, so dropout drops the same "
+                "units: seed the generators once, before training"
+            )
 
 
 def _piled_up(training: Training, number: int, limit: float) -> bool:

@@ -76,4 +76,4 @@ def test_the_dev_set_is_evaluated_after_every_epoch(grade):
 
 @graded("1.4", points=1)
 def test_training_continues_in_train_mode(grade):
-    recorded.check_train_mode(trained(grade, do_eval=True))
+    recorded.check_train_mode(trained(grade, num_train_epochs=3, do_eval=True))
