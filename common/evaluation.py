@@ -16,8 +16,9 @@ from common.record import Record
 def evaluate(config: GlueConfig, worker: Worker, model: nn.Module, data: GlueData) -> dict[str, float]:
     """The task's metrics on the whole dev set, by their short names: {"acc": 0.66}.
 
-    Every worker evaluates all of it and none waits for another: there is no collective in here. Leaves the model in
-    eval mode, without dropout; training goes on with model.train().
+    Every rank evaluates all of it. This function makes no collective itself, but the forward pass of a model wrapped in
+    DistributedDataParallel does: it sends the model's buffers from rank 0. Then every rank must take part, or the
+    others' next step waits forever. Leaves the model in eval mode, without dropout: call model.train() before training.
     """
     model.eval()
     loader = DataLoader(data.dev, batch_size=config.per_gpu_eval_batch_size)
