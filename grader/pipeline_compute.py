@@ -69,8 +69,8 @@ def _check_batch(grade: Grade, i: int, result: Result, batches: np.ndarray, cycl
     if got is None or got.shape != expected.shape or not np.allclose(got, expected):
         words = _wrong_result(i, passed, value, expected, batches, cycles)
         gave_up = any(event.name == "gave_up" for event in result.ranks[0].events)
-        if options.get("slow") and gave_up:
-            words += ". A partition was slow, and its result was not waited for: get() without a time-out waits"
+        if gave_up:
+            words += ". A partition was slow, and its result was not waited for: get() without a time-out waits for it"
         places = [event.data["place"] for event in result.ranks[0].events if event.name == "enter"]
         bound = late_binding(places, cycles[0]) if len(cycles) == 1 else ""
         grade.fail(f"{words}{'. ' if bound else ''}{bound}")

@@ -169,7 +169,7 @@ def expected_output(call: Call) -> np.ndarray:
     for j in range(call.setting.partitions):
         expected = 2 * expected + j
     if call.setting.shape == "flat":
-        return expected.reshape(len(expected), -1).sum(axis=1)
+        return expected.reshape(len(expected), -1).sum(axis=1) / 2
     return np.stack([expected, -expected], axis=-1) if call.setting.shape == "deep" else expected
 
 

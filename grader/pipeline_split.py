@@ -12,6 +12,7 @@ from grader.phrases import short
 
 Layer = dict[str, Any]
 Place = tuple[str, list[int]]  # a device and the numbers of its layers
+WRONG_DEVICES = "the layers are cut right, but the devices are wrong: a partition has the device of its layers"
 MOST = 60  # partitions, or layers in one, of which a message tells
 
 
@@ -120,7 +121,7 @@ def _cause(one: Case, got: list[Place]) -> str:
         return f"layer {twice[0]} is in two partitions: begin a new current partition when one is complete"
     if missing := [number for number in wanted if number not in found]:
         return _missing(missing, one)
-    if _without(one.homeless, got) == _without(one.homeless, one.places):
+    if one.homeless and _without(one.homeless, got) == _without(one.homeless, one.places):
         return _homeless_astray(one, got)
     return _wrong_cut(one, got, wanted, found)
 
@@ -162,7 +163,7 @@ def _homeless_astray(one: Case, got: list[Place]) -> str:
     if lonely and len(one.places) < len(got):
         return f"layer {lonely[0]} lies nowhere and has a partition of its own: {_rule(lonely[0], one)}"
     if [numbers for _, numbers in got] == [numbers for _, numbers in one.places]:
-        return "the layers are cut right, but the devices are wrong: a partition has the device of its layers"
+        return WRONG_DEVICES
     right = {number: numbers for _, numbers in one.places for number in numbers}
     number = next((n for _, numbers in got for n in numbers if right[n] != numbers and n in one.homeless), 0)
     return f"layer {number} lies nowhere and is in the wrong partition: {_rule(number, one)}"
@@ -173,6 +174,8 @@ def _wrong_cut(one: Case, got: list[Place], wanted: list[int], found: list[int])
         return "layers of one device that are no neighbours share a partition: the data comes back to a device later"
     if found != wanted:
         return "the layers are in another order: they compute one after the other, as they are given"
+    if not one.nested and [numbers for _, numbers in got] == [numbers for _, numbers in one.places]:
+        return WRONG_DEVICES
     if len(got) == 1 and len(one.places) > 1:
         return "all layers are in one partition: ask _retrieve_device of each layer, it knows the labels"
     if one.nested:

@@ -128,8 +128,10 @@ def _pairs(cycle: Any, room: int) -> Any:
     if not hasattr(cycle, "__len__") or not hasattr(cycle, "__iter__"):
         once = hasattr(cycle, "__next__")
         return f"a {_kind(cycle)}, which can be read only once" if once else f"a {_kind(cycle)}"
+    if len(cycle) > room:
+        return f"a {_kind(cycle)} of {min(len(cycle), LARGEST)} pairs"
     pairs = []
-    for pair in itertools.islice(cycle, max(room, 0)):
+    for pair in itertools.islice(cycle, room):
         try:
             micro_batch, partition = map(operator.index, pair)
         except (TypeError, ValueError):

@@ -72,7 +72,7 @@ class ForwardStandIns:
 def change_shape(x: torch.Tensor, shape: str) -> torch.Tensor:
     """What the last partition makes of its result: another shape, and for "flat" and "deep" another type."""
     if shape == "flat":  # (B, ...) -> (B,)
-        return x.double().flatten(1).sum(1)
+        return x.double().flatten(1).sum(1) / 2
     if shape == "deep":  # (B, ...) -> (B, ..., 2)
         return torch.stack([x.double(), -x.double()], dim=-1)
     return x

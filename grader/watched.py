@@ -76,7 +76,8 @@ class Watch:
         self.met: set[Place] = set()
         self.over = False  # a stage was left alone: no stage waits any more
         self.queue_of: dict[int, int] = {}  # thread -> the queue whose task it computes
-        self.refused: Counter[Place] = Counter()  # (queue, number of the result) -> looks in vain
+        self.asked: set[Place] = set()  # (queue, number of the result)
+        self.refused: Counter[Place] = Counter()  # the same -> looks in vain
 
     def expect(self, *groups: Sequence[Sequence[int]]) -> None:
         """The places of each group must be computed at the same time."""
@@ -126,6 +127,13 @@ class Watch:
                 self.progress.done[worker] += 1
                 self.progress.polls = 0
                 self.changed.notify_all()
+
+    def asks(self, j: int) -> None:
+        """The caller wants the next result of out-queue j: an event, the first time."""
+        result = (j, self.progress.taken[j])
+        if result not in self.asked:
+            self.asked.add(result)
+            self.context.event("get", partition=j)
 
     def wait_for_result(self, j: int) -> None:
         """Return when out-queue j has a result and all workers are idle or inside. Raises NeverArrives."""
@@ -235,11 +243,11 @@ class WatchedOutQueue:
         limited = not block or timeout is not None
         if limited and (self._watch.slow or not block) and not self._watch.look(self._number):
             raise queue.Empty
-        self._watch.context.event("get", partition=self._number)
+        self._watch.asks(self._number)
         try:
             self._watch.wait_for_result(self._number)
         except NeverArrives:
-            if limited:
+            if limited and not self._watch.look(self._number):
                 raise queue.Empty from None
             raise
         result = self._original.get()
