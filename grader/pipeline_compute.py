@@ -114,6 +114,11 @@ def check_same_time(grade: Grade) -> None:
         result, _ = run_compute(grade, [pairs], cpus(partitions), meet=True)
         must_meet(grade, result, lambda alone, pairs=pairs: _why_alone(alone, pairs))
         must_end(grade, result, pairs)
+        worked = {tuple(enter["place"])[1] for enter in _enters(result)}
+        if idle := sorted({j for _, j in pairs} - worked):
+            grade.fail(
+                f"partition {idle[0]} has a task in the cycle {pairs} and never worked: put it into its in-queue"
+            )
 
 
 def _why_alone(alone: Alone, pairs: Pairs) -> str:

@@ -146,8 +146,10 @@ def check_same_time(grade: Grade) -> None:
     whole = Whole(grade, 2, 1, [4], meet=groups)
     must_meet(grade, whole.result, _why_alone)
     whole.values()
-    if not any(event.name == "enter" for event in whole.result.ranks[0].events):
-        grade.fail("no partition was called: forward sends the micro-batches through self.compute")
+    worked = {tuple(event.data["place"]) for event in whole.result.ranks[0].events if event.name == "enter"}
+    if idle := sorted({(i, j) for group in groups for i, j in group} - worked):
+        i, j = idle[0]
+        grade.fail(f"micro-batch {i} never came to partition {j}: forward sends all through self.compute")
 
 
 def _why_alone(alone: Alone) -> str:

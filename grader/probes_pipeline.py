@@ -39,7 +39,8 @@ def split(context: Context) -> list[Any]:
             continue
         second = module._split_module(modules)
         other = bool(_strange_form(second)) or _describe(second, leaves) != described
-        changed = bool(_strange_form(first)) or _describe(first, leaves) != described
+        same_list = any(one is another for one, another in zip(first, second, strict=False))
+        changed = same_list or bool(_strange_form(first)) or _describe(first, leaves) != described
         results.append(described | {"model_changed": False, "other": other, "changed": changed})
     return results
 
