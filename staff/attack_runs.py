@@ -21,12 +21,13 @@ from typing import Any
 
 from common.errors import InputError
 from common.paths import ROOT
-from staff import attack_bank, undefended
+from staff import attack_bank, forging, undefended
 from staff.attack_bank import VICTIM, Attack
 from staff.sandbox import Outcome, run_graded
 from staff.unpack import unpack
 
 STAFF_FILE = "staff/leaks.py"
+SECRET_FILES = (STAFF_FILE, "grader/partitions.py", "tests/test_task2b.py", "course.toml")
 NAME_LENGTH = 15  # characters of a process's name that the kernel keeps
 MIB = 1 << 20
 SLOWNESS = "1.5"  # of the deadlines of single runs: several attacks run at once
@@ -83,7 +84,8 @@ class Surroundings:
         return {
             "ROOT": str(ROOT), "STAFF": STAFF_FILE, "SECRET": str(self.other / "run_glue.py"), "PORT": port,
             "REPORT": str(self.other / "report.json"), "OPEN": str(self.open), "NAME": self.name, "KEY": str(self.key),
-            "WORD": self.word, "TAKEN": self.taken, "WORK": str(self.work),
+            "WORD": self.word, "TAKEN": self.taken, "WORK": str(self.work), "FORGE": forging.CODE,
+            "SIGNATURE": str(forging.SIGNATURE),
         }  # fmt: skip
 
     def _listen(self) -> list[socket.socket]:
@@ -191,7 +193,7 @@ def judge(attack: Attack, around: Surroundings, outcome: Outcome) -> Gain:
         tests = {}
     points = sum(test["points"] for name, test in tests.items() if name == attack.test and test["status"] == "passed")
     secret = "told a listener" if around.word.encode() in around.heard else ""
-    words = [around.word, os.environ["PLATFORM_TOKEN"], _first_line(ROOT / STAFF_FILE)]
+    words = [around.word, os.environ["PLATFORM_TOKEN"], *(_first_line(ROOT / file) for file in SECRET_FILES)]
     if any(word in text.replace('\\"', '"') for word in words):
         secret = "in the report"
     harm = [traces] * bool(traces)

@@ -3,8 +3,10 @@
 For staff/attacks.py alone. The names come in the job that the supervisor reads, in a process that no submission is in.
 """
 
+import ast
 import atexit
 import contextlib
+import importlib
 import os
 import pickle
 import shutil
@@ -16,7 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grader import broker, grading, ranks, run, values, zygote
+import numpy as np
+
+from grader import broker, grading, ranks, reference, run, values, zygote
 from grader.outcome import Failure, RankResult, Result
 
 
@@ -129,17 +133,63 @@ def _no_limits_of_messages() -> None:
 
 def _no_sweep() -> None:
     """Neither the zygote nor the supervisor looks for what is left."""
+    _in_the_zygote("import grader.zygote as z; z.kill_all = lambda _: set(); z.KILL_TIME = 1")
+    setattr(ranks.ZygoteProcess, "kill_marked", lambda _: 0)  # noqa: B010
+
+
+def _no_guard() -> None:
+    """A student's lines may ask the interpreter for everything."""
+    names = ("watch", "close_signals", "forget_ourselves")
+    _in_the_zygote("import grader.guard as g; " + "; ".join(f"g.{name} = lambda *_: None" for name in names))
+
+
+def _in_the_zygote(code: str) -> None:
+    """Run this in the process that starts the ranks, before it begins."""
     popen = subprocess.Popen
 
     def start(command: list[str], **options: Any) -> Any:
         if command[2:3] == ["-c"]:
-            command[3] = command[3].replace(
-                "; main(", "; import grader.zygote as z; z.kill_all = lambda _: set(); z.KILL_TIME = 1; main("
-            )
+            command[3] = command[3].replace("; main(", f"; {code}; main(")
         return popen(command, **options)
 
     setattr(ranks.subprocess, "Popen", start)  # noqa: B010
-    setattr(ranks.ZygoteProcess, "kill_marked", lambda _: 0)  # noqa: B010
+
+
+def _no_signatures() -> None:
+    """Whoever writes to a rank's line is believed."""
+    seal: Any = importlib.import_module("grader.seal")
+
+    def believe(_opener: Any, _tag: bytes, data: bytes) -> int:
+        return seal.ENDING if b'"kind": "returned"' in data or b'"kind": "raised"' in data else seal.LINE
+
+    seal.Opener.open = believe
+
+
+def _no_limit_of_a_run() -> None:
+    """All that ranks send in a run is kept."""
+    for name in ("MAX_KEPT", "MAX_UNREAD"):
+        setattr(run, name, 1 << 40)
+
+
+def _nan_is_small() -> None:
+    """Comparisons ask whether an error is too large, which it is not if it is no number."""
+
+    def close(got: Any, expected: np.ndarray, total: float, slack: float = 1.0) -> bool:
+        limit = slack * (1e-5 * np.linalg.norm(np.ravel(expected)) + 1e-7 * total)
+        return got is not None and not np.any(np.abs(np.asarray(got, np.float64) - expected) > limit)
+
+    setattr(reference, "close", close)  # noqa: B010
+
+
+def _import_statements_only() -> None:
+    """Of what a file imports only its own import statements are seen."""
+
+    def imported(path: Path, file: str) -> list[tuple[int, str]]:
+        nodes = ast.walk(ast.parse(path.read_bytes(), file))
+        return [(node.lineno, alias.name) for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+
+    judge: Any = importlib.import_module("grader.imports")
+    judge.imported, judge._students = imported, lambda *_: []
 
 
 SWITCHES = {
@@ -151,6 +201,11 @@ SWITCHES = {
     "deadlines": _no_deadlines,
     "messages": _no_limits_of_messages,
     "sweep": _no_sweep,
+    "guard": _no_guard,
+    "seal": _no_signatures,
+    "kept": _no_limit_of_a_run,
+    "finite": _nan_is_small,
+    "imports": _import_statements_only,
 }
 
 

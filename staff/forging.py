@@ -1,0 +1,18 @@
+"""What the attacks in banks/attacks/forging.toml share: the message that a right partition would cause."""
+
+from grader import values
+
+SIGNATURE = getattr(values, "SIGNATURE", 0)  # bytes before each message
+CODE = f"""
+import json, os
+def message(partition):
+    index = [int(i) for i in partition.index]
+    found = [int(partition.data.items[i].split()[-1]) for i in index]
+    unchanged = {{"dict": {{"data": False, "sizes": None, "generators": []}}}}
+    value = {{"dict": {{"examples": found, "index": index, "looped": found, "changed": unchanged}}}}
+    text = json.dumps({{"dict": {{"kind": "returned", "value": value, "never_waited": []}}}}).encode()
+    return bytes({SIGNATURE}) + len(text).to_bytes(4, "big") + bytes(4) + text
+def forge(context, partition):
+    context._wire._connection.sendall(message(partition))
+    os._exit(0)
+"""
