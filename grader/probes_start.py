@@ -1,14 +1,24 @@
-"""Lets a student's run_gpt2.py start its processes for real: forked from this rank, with gloo on loopback."""
+"""Lets a student's run_gpt2.py start its processes for real, as the script does it, with gloo on loopback.
+
+The script asks for forkserver, whose children begin without the parent's memory: target and arguments are pickled, the
+file is imported again, and the environment is that of the first start. Here children are forked, which is quicker, and
+then made to begin in the same way.
+"""
 
 import functools
 import json
 import multiprocessing
 import os
+import pickle
 import socket
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing import context as contexts
+from multiprocessing import popen_fork
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,9 +27,85 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from grader import draws
 from grader.probes import Context
+from grader.probes_sync import surroundings
 
 WORK_TIME = 0.3  # seconds a worker still has to do when it has seen the others
 STEPS = 3
+BLOCKS = 24  # all of them in every step, so that a step's mean loss is the same for every partition of the data
+
+
+class NotPicklableError(TypeError):
+    """What fork would pass on and forkserver cannot."""
+
+
+class _Fresh:
+    """A process as forkserver starts it: from its pickle, with the file imported again. Stands for a Process."""
+
+    def __init__(self, process: Any, environment: dict[str, str], prepare: Callable[[], None]) -> None:
+        self._environment, self._prepare = environment, prepare
+        contexts.set_spawning_popen(self)  # type: ignore[arg-type]
+        try:
+            self._pickled = bytes(ForkingPickler.dumps(process))
+        except Exception as error:
+            raise NotPicklableError(
+                "this Process cannot be started by the script: with forkserver its target and arguments are pickled, "
+                f"so name a function of the file, no lambda and no function inside a function ({error})"
+            ) from None
+        finally:
+            contexts.set_spawning_popen(None)
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        return descriptor
+
+    def _bootstrap(self, parent_sentinel: int) -> int:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        self._prepare()
+        return pickle.loads(self._pickled)._bootstrap(parent_sentinel=parent_sentinel)
+
+
+def start_as_the_script_does(task: ModuleType, prepare: Callable[[], None]) -> None:
+    """From now on forkserver and spawn fork, and their children begin afresh; `prepare` puts doubles into `task`."""
+    at_first_start: dict[str, str] = {}
+
+    def again() -> None:
+        _import_again(task)
+        prepare()
+
+    def forkserver(process: Any) -> popen_fork.Popen:
+        if not at_first_start:
+            at_first_start.update(os.environ)
+        return popen_fork.Popen(_Fresh(process, at_first_start, again))  # type: ignore[arg-type]
+
+    def spawn(process: Any) -> popen_fork.Popen:
+        return popen_fork.Popen(_Fresh(process, dict(os.environ), again))  # type: ignore[arg-type]
+
+    setattr(contexts.ForkServerProcess, "_Popen", staticmethod(forkserver))  # noqa: B010 (mypy: it is a method)
+    setattr(contexts.SpawnProcess, "_Popen", staticmethod(spawn))  # noqa: B010
+
+
+def _import_again(task: ModuleType) -> None:
+    """Run the file again, into the same module: what start_workers has left in its globals is gone."""
+    kept = {name: value for name, value in vars(task).items() if name.startswith("__")}
+    vars(task).clear()
+    vars(task).update(kept)
+    assert task.__spec__ and task.__spec__.loader, "loaded by a context"
+    task.__spec__.loader.exec_module(task)
+
+
+def setup(context: Context) -> dict[str, Any]:
+    """setup(rank, world_size, backend). Arguments: file, backend, environment (set before)."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    os.environ.update(context.arguments["environment"])
+    task = context.load(context.arguments["file"])
+    before = surroundings(torch.nn.Module())
+    task.setup(context.rank, context.world_size, context.arguments["backend"])
+    after = surroundings(torch.nn.Module()) | {"the process group": False}
+    now = {name: os.environ.get(name) for name in context.arguments["environment"]}
+    joined = dist.is_initialized() and [dist.get_rank(), dist.get_world_size()]
+    changed = [name for name in before if before[name] != after[name]]
+    return {"joined": joined == [context.rank, context.world_size], "environment": now, "changed": changed}
 
 
 def workers(context: Context) -> dict[str, Any]:
@@ -28,34 +114,43 @@ def workers(context: Context) -> dict[str, Any]:
     Arguments: file, workers, slowest (the rank that works longest: it must be waited for, whichever it is), patience
     (seconds in which all processes must be seen running at once).
     """
-    count = context.arguments["workers"]
-    _always_fork()
-    task = context.load(context.arguments["file"])
+    a = context.arguments
+    multiprocessing.set_start_method("forkserver", force=True)
+    task = context.load(a["file"])
     here = os.getpid()
 
     def work(rank: int, config: Any) -> None:  # its names are those of the student's
         Path(f"started.{rank}.{os.getpid()}").touch()
-        limit = time.monotonic() + context.arguments["patience"]
+        limit = time.monotonic() + a["patience"]
         while os.getpid() != here and time.monotonic() < limit:
-            if len(list(Path().glob("started.*"))) >= count:
+            if len(list(Path().glob("started.*"))) >= a["workers"]:
                 Path(f"together.{rank}").touch()
-                time.sleep(WORK_TIME * (1 + 2 * (rank == context.arguments["slowest"])))
+                time.sleep(WORK_TIME * (1 + 2 * (rank == a["slowest"])))
                 break
             time.sleep(0.01)
+        Path(f"given.{rank}").write_text(str(getattr(config, "world_size", type(config).__name__)))
 
+    work.__module__, work.__qualname__ = task.__name__, "work"  # pickled by name, as the student's is
     _impatient_joins()
+    start_as_the_script_does(task, lambda: setattr(task, "work", work))
     setattr(task, "work", work)  # noqa: B010 (mypy: a module has no such attribute)
-    returned = task.start_workers(SimpleNamespace(world_size=count))
+    config = SimpleNamespace(world_size=a["workers"])
+    returned = task.start_workers(config)
     running = multiprocessing.active_children()
     for child in running:
         child.join()
     started = [path.name.split(".") for path in Path().glob("started.*")]
+    is_list = isinstance(returned, list | tuple)
+    strange = [type(item).__name__ for item in returned if not hasattr(item, "exitcode")] if is_list else []
     return {
         "ranks": [int(rank) for _, rank, _ in started],
         "in_this_process": any(int(pid) == here for *_, pid in started),
-        "together": len(list(Path().glob("together.*"))) == count,
+        "together": len(list(Path().glob("together.*"))) == a["workers"],
         "unfinished": len(running),
-        "returned": len(returned) if isinstance(returned, list | tuple) else -1,
+        "returned": len(returned) if is_list else -1,
+        "strange": strange,
+        "given": sorted({path.read_text()[:80] for path in Path().glob("given.*")}),
+        "changed": vars(config) != {"world_size": a["workers"]},
     }
 
 
@@ -67,15 +162,6 @@ def _impatient_joins() -> None:
         join(self, None if timeout is None else min(timeout, 0.05))
 
     setattr(multiprocessing.process.BaseProcess, "join", limited)  # noqa: B010
-
-
-def _always_fork() -> None:
-    """Whatever way of starting is asked for: a fresh interpreter could not find the student's file, nor our doubles."""
-    multiprocessing.set_start_method("fork", force=True)
-    fork = multiprocessing.get_context("fork")
-    for module in (multiprocessing, torch.multiprocessing):
-        setattr(module, "get_context", lambda *_, **__: fork)  # noqa: B010 (mypy: a function is not assigned to)
-        setattr(module, "set_start_method", lambda *_, **__: None)  # noqa: B010
 
 
 def _meet_at_a_free_port() -> None:
@@ -95,16 +181,14 @@ def _meet_at_a_free_port() -> None:
     setattr(dist, "init_process_group", join)  # noqa: B010 (mypy: a function is not assigned to)
 
 
-def script(context: Context) -> dict[str, Any]:
-    """main() on two workers, a GPT-2 of a few hundred weights and drawn blocks. Arguments: file, seed, slowness."""
-    _always_fork()
-    from common import models, oscar, scaling
-    from common.errors import InputError
+def _prepare_files(a: dict[str, Any]) -> SimpleNamespace:
+    """A GPT-2 of a few hundred weights in ./pretrained, and drawn blocks; the command line that trains it."""
+    from common import models
 
     models.quiet_transformers()  # no progress bars in what a student reads
-    seed, slowness = context.arguments["seed"], context.arguments["slowness"]
-    torch.manual_seed(seed)
+    torch.manual_seed(a["seed"])
     sizes: dict[str, Any] = {
+        "vocab_size": 64,
         "bos_token_id": 0,
         "eos_token_id": 0,
         "n_embd": 8,
@@ -112,20 +196,33 @@ def script(context: Context) -> dict[str, Any]:
         "n_head": 2,
         "n_positions": 16,
     }
-    GPT2LMHeadModel(GPT2Config(vocab_size=64, **sizes)).save_pretrained("pretrained")
-    ids = torch.from_numpy(draws.examples(seed, 32)[0])
-    blocks = SimpleNamespace(train=list(ids[:24]), validation=list(ids[24:]))
+    sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained("pretrained")
+    ids = torch.from_numpy(draws.examples(a["seed"], BLOCKS + 8)[0])
+    sys.argv[1:] = [
+        "--model_name_or_path", "pretrained", "--world_size", "2", "--batch_size", str(BLOCKS), "--n_epochs",
+        str(STEPS), "--model_max_length", "8", "--output_dir", "out", "--overwrite_output_dir", "--no_cuda",
+        "--learning_rate", "0.01", "--join_seconds", str(20 * a["slowness"]), "--hang_seconds",
+        str(10 * a["slowness"]),
+    ]  # fmt: skip
+    return SimpleNamespace(train=list(ids[:BLOCKS]), validation=list(ids[BLOCKS:]))
+
+
+def script(context: Context) -> dict[str, Any]:
+    """main() on two workers. Arguments: file, seed, slowness."""
+    from common import models, oscar, scaling
+    from common.errors import InputError
+
+    blocks = _prepare_files(context.arguments)
+    flags = sys.argv[1:]
     oscar.load_blocks, models.load_tokenizer = lambda *_: blocks, lambda *_, **__: range(8)  # type: ignore
     scaling.report_scaling = lambda *_, **__: None  # figures are drawn elsewhere
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         os.environ.pop(name, None)
     _meet_at_a_free_port()
     task = context.load(context.arguments["file"])
-    sys.argv[1:] = [
-        "--model_name_or_path", "pretrained", "--world_size", "2", "--batch_size", "8", "--n_epochs", "1",
-        "--max_steps", str(STEPS), "--model_max_length", "8", "--output_dir", "out", "--overwrite_output_dir",
-        "--no_cuda", "--join_seconds", str(20 * slowness), "--hang_seconds", str(10 * slowness),
-    ]  # fmt: skip
+    start_as_the_script_does(task, lambda: None)
+    sys.argv[1:] = flags
     failed = ""
     try:
         task.main()
@@ -133,4 +230,29 @@ def script(context: Context) -> dict[str, Any]:
         failed = str(error)
     records = [json.loads(path.read_text()) for path in sorted(Path("out").glob("rank*.json"))]
     losses = [[iteration["loss"] for iteration in record["iterations"]] for record in records]
-    return {"failed": failed, "records": len(records), "losses": losses, "steps": STEPS}
+    return {"failed": failed, "records": len(records), "losses": losses}
+
+
+def one_workers_losses(context: Context) -> list[float]:
+    """The losses that one worker has with all blocks in every step; runs none of the student's code.
+
+    Arguments: seed, slowness.
+    """
+    from common.arguments import parse_gpt2_arguments
+    from common.optim import build_optimizer
+
+    blocks = _prepare_files(context.arguments)
+    config = parse_gpt2_arguments("task2b_allreduce", world_size=2)
+    model = GPT2LMHeadModel.from_pretrained("pretrained")
+    optimizer, schedule = build_optimizer(config, model, 1)
+    tokens, losses = torch.stack(blocks.train), []
+    for _ in range(STEPS):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        optimizer.step(None)  # type: ignore[call-overload]
+        schedule.step()
+        losses.append(float(loss))
+    return losses

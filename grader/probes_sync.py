@@ -1,6 +1,5 @@
 """Runs what joins a process group, and what averages gradients, alone: without a training loop around it."""
 
-import os
 import random
 from typing import Any
 
@@ -43,13 +42,13 @@ def average(context: Context) -> list[dict[str, Any]]:
         for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             left_out = number in a["frozen"] or number in without
             parameter.grad = None if left_out else gradient.to(dtype).clone()
-        before = _surroundings(model)
+        before = surroundings(model)
         context.event("begin")
         if a["function"] == "sync_gradients":
             task.sync_gradients(model, context.world_size)
         else:
             task.average_gradients(model)
-        after = _surroundings(model)
+        after = surroundings(model)
         grads = [parameter.grad for parameter in parameters]
         rounds.append({
             "grads": [None if grad is None else grad.detach().clone() for grad in grads],
@@ -60,7 +59,7 @@ def average(context: Context) -> list[dict[str, Any]]:
     return rounds
 
 
-def _surroundings(model: nn.Module) -> dict[str, Any]:
+def surroundings(model: nn.Module) -> dict[str, Any]:
     """What a function that averages gradients, or joins or wraps, leaves as it is."""
     return {
         "the state of torch's random generator": torch.get_rng_state().tolist(),
@@ -83,9 +82,9 @@ def wrap(context: Context) -> dict[str, Any]:
 
     mine, glue = a["mine"], a["kind"] == "classifier"
     model = (toys.Classifier if glue else toys.LanguageModel)(mine["weights"], context.event)
-    before = _surroundings(model)
+    before = surroundings(model)
     wrapped = task.wrap(model, Worker(context.rank, context.world_size))
-    after = _surroundings(model)
+    after = surroundings(model)
     context.event("begin")
     labels = mine["labels"] if glue else mine["ids"]
     torch.autograd.backward(wrapped(input_ids=mine["ids"], labels=labels).loss)
@@ -100,17 +99,7 @@ def wrap(context: Context) -> dict[str, Any]:
 def join(context: Context) -> dict[str, Any]:
     """join(config) of a run_glue.py. Arguments: file, config."""
     task = context.load(context.arguments["file"])
-    before = _surroundings(nn.Module())
+    before = surroundings(nn.Module())
     task.join(make_config(context, "GlueConfig", **context.arguments["config"]))
-    after = _surroundings(nn.Module()) | {"the process group": False}
+    after = surroundings(nn.Module()) | {"the process group": False}
     return {"joined": dist.is_initialized(), "changed": [name for name in before if before[name] != after[name]]}
-
-
-def setup(context: Context) -> dict[str, Any]:
-    """setup(rank, world_size, backend) of task 2b's run_gpt2.py. Arguments: file, backend, environment."""
-    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
-        os.environ.pop(name, None)
-    os.environ.update(context.arguments["environment"])
-    task = context.load(context.arguments["file"])
-    task.setup(context.rank, context.world_size, context.arguments["backend"])
-    return {"joined": dist.is_initialized()}

@@ -3,32 +3,14 @@
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from grader import draws
 from grader.probes import Context
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Watched(list):
-    """A list that tells of every entry when it comes, so that its place among the calls is known."""
-
-    def __init__(self, context: Context) -> None:
-        super().__init__()
-        self.context = context
-
-    def append(self, entry: Any) -> None:
-        self.context.event("entry", entry=plain(entry))
-        super().append(entry)
-
-    def extend(self, entries: Any) -> None:
-        for entry in entries:
-            self.append(entry)
-
-    def __iadd__(self, entries: Any) -> "Watched":  # type: ignore[misc, override]
-        self.extend(entries)
-        return self
+MOST = 200  # entries that are looked at
 
 
 def plain(entry: Any) -> dict[str, Any]:
@@ -38,36 +20,42 @@ def plain(entry: Any) -> dict[str, Any]:
     shape = entry.get("shape")
     number = {name: entry.get(name) for name in ("elements", "bytes")}
     return {
-        "shape": [int(length) for length in shape] if isinstance(shape, (list, tuple)) else str(shape),
+        "shape": [int(length) for length in shape] if isinstance(shape, (list, tuple)) else str(shape)[:80],
         "dtype": str(entry.get("dtype")).split(".")[-1],
-        **{name: int(value) if isinstance(value, (int, float)) else str(value) for name, value in number.items()},
+        **{name: int(value) if isinstance(value, (int, float)) else str(value)[:80] for name, value in number.items()},
     }
 
 
 def sync(context: Context) -> dict[str, Any]:
-    """sync_gradients in two iterations. Arguments: file, seed, shapes, frozen, without, dtype."""
+    """sync_gradients, once for each iteration's gradients.
+
+    Arguments: file, mine (iteration -> this rank's gradients), shapes, frozen, without, dtype. Returns by iteration
+    `sent` (the list afterwards) and `grads`; `dtypes` of the last gradients; `moved`: whether a parameter changed.
+    """
     a = context.arguments
+    sent: list[Any] = []
+    context.spy(dist, "all_reduce", "entries", lambda *_, **__: {"count": len(sent)})
     task = context.load(a["file"])
     context.join()
-    model, parameters = nn.Module(), []
-    for number, value in enumerate(draws.gradients(a["seed"], context.rank, a["shapes"])):
-        parameter = nn.Parameter(torch.zeros(value.shape), requires_grad=number not in a["frozen"])
-        if number not in [*a["frozen"], *a["without"]]:
-            parameter.grad = torch.from_numpy(value.copy())
+    model, parameters, weight = nn.Module(), [], draws.weight(context.rank)
+    for number, shape in enumerate(a["shapes"]):
+        parameter = nn.Parameter(torch.full(shape, weight), requires_grad=number not in a["frozen"])
         model.register_parameter(f"p{number}", parameter)
         parameters.append(parameter)
     model.register_parameter("tied", parameters[-1])
-    before = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
-    averaged: list[Any] = []
-    for iteration in (1, 2):
-        for parameter, gradient in zip(parameters, before, strict=True):
-            parameter.grad = None if gradient is None else gradient.clone()
+    found: dict[str, list] = {"sent": [], "grads": []}
+    for iteration, gradients in enumerate(a["mine"], 1):
+        for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            parameter.grad = None if number in [*a["frozen"], *a["without"]] else gradient.clone()
+        sent.clear()
         context.event("iteration", number=iteration)
-        task.sync_gradients(model, context.world_size, DTYPES[a["dtype"]], Watched(context))
+        task.sync_gradients(model, context.world_size, DTYPES[a["dtype"]], sent)
+        found["sent"].append([plain(entry) for entry in sent[:MOST]])
         averaged = [parameter.grad for parameter in parameters]
-    context.event("end")
-    kept = [None if gradient is None else str(gradient.dtype).split(".")[-1] for gradient in averaged]
-    return {"grads": [None if g is None else g.float() for g in averaged], "dtypes": kept}
+        found["grads"].append([None if grad is None else grad.detach().float().clone() for grad in averaged])
+    kept = [None if grad is None else str(grad.dtype).split(".")[-1] for grad in averaged]
+    moved = not all(bool((parameter == weight).all()) for parameter in parameters)
+    return {**found, "dtypes": kept, "moved": moved}
 
 
 def gradient_bytes(context: Context) -> float:
@@ -88,8 +76,8 @@ def gradient_bytes(context: Context) -> float:
 def traffic(context: Context) -> list[list[float]]:
     """Bytes (sent, received) in each case. Arguments: file, function, cases (the function's arguments)."""
     task = context.load(context.arguments["file"])
-    function = getattr(task, context.arguments["function"])
-    return [pair(function(*case), context.arguments["function"]) for case in context.arguments["cases"]]
+    function = context.arguments["function"]
+    return [pair(getattr(task, function)(*case), function) for case in context.arguments["cases"]]
 
 
 def iterations(context: Context) -> list[float]:
@@ -103,17 +91,14 @@ def epoch(context: Context) -> list[list[float]]:
     task = context.load(context.arguments["file"])
     found = []
     for (sent, received), *case in context.arguments["cases"]:
-        each = task.Traffic(sent, received)
-        found.append(
-            [*pair(task.traffic_per_epoch(each, *case), "traffic_per_epoch"), float(task.iterations_per_epoch(*case))]
-        )
+        traffic = pair(task.traffic_per_epoch(task.Traffic(sent, received), *case), "traffic_per_epoch")
+        found.append([*traffic, float(task.iterations_per_epoch(*case))])
     return found
 
 
 def pair(traffic: Any, function: str) -> list[float]:
-    """(sent, received) of a Traffic, or of any two numbers; a crash that says so of anything else."""
+    """(sent, received) of a Traffic; anything else fails here, since other functions ask for .sent and .received."""
     try:
-        sent, received = traffic
-        return [float(sent), float(received)]
-    except (TypeError, ValueError):
+        return [float(traffic.sent), float(traffic.received)]
+    except (AttributeError, TypeError, ValueError):
         raise TypeError(f"{function} returned {traffic!r:.80}; expected Traffic(sent, received)") from None

@@ -1,6 +1,7 @@
 """The gates of the handout: everything that would give a solution away, or leave a student without help.
 
-A line or a name counts as leaked wherever it stands: in code, a comment, a README, a hint.
+A line or a name counts as leaked wherever it is: in code, a comment, a README, a hint. A formula counts in code only:
+prose may teach it.
 """
 
 import ast
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 from common.course import Course
 from common.errors import InputError
 from common.todo import find_blocks, read_tokens
+from staff.formulas import leaked_formulas
 from staff.regions import Region
 
 _MARKER = re.compile(r"\b(begin|end)[\s_-]*solution", re.IGNORECASE)
@@ -37,6 +39,7 @@ def find_leaks(files: dict[str, bytes], regions: list[Region], course: Course, s
             if _MARKER.search(line)
         ]
     problems += _leaked_lines(texts, regions, course.handout.common_lines)
+    problems += leaked_formulas(texts, regions)
     problems += _leaked_names(texts, regions, course.handout.taught_names)
     return problems + _without_help(texts, course)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grader import averages, joining, loads, partitions, steps, training
+from grader import averages, loads, partitions, starting, steps, training
 
 graded = pytest.mark.graded
 GLUE, GPT2, DATA = "task2b_allreduce/run_glue.py", "task2b_allreduce/run_gpt2.py", "common/data_partition.py"
@@ -94,12 +94,12 @@ def test_partition_dataset_asks_the_process_group_and_collates(grade):
 
 @graded("2b.6", points=1)
 def test_setup_joins_at_the_courses_address(grade):
-    joining.check_setup_address(grade)
+    starting.check_setup_address(grade)
 
 
 @graded("2b.6", points=1)
 def test_setup_joins_with_the_rank_size_and_backend_it_was_given(grade):
-    joining.check_setup(grade)
+    starting.check_setup(grade)
 
 
 @graded("2b.7", points=2)
@@ -123,12 +123,12 @@ def test_gpt2_averages_in_every_step_before_it_clips(grade):
 
 @graded("2b.9", points=1)
 def test_every_worker_is_started_and_waited_for(grade):
-    joining.check_started(grade)
+    starting.check_started(grade)
 
 
 @graded("2b.9", points=1)
 def test_the_script_trains_on_two_workers(grade):
-    joining.check_script(grade)
+    starting.check_script(grade)
 
 
 @graded("2b.9", points=1, absence=True)
