@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmark.workload import MODELS
+from benchmark.names import MODELS, STRATEGIES
 from cluster.guard import die_with_parent
 from common.arguments import add_common_flags, finish
 from common.config import RunConfig
@@ -55,8 +55,6 @@ def parse(argv: list[str], command: str = "run", about: str | None = None) -> tu
     `command` is the module of benchmark/ whose flags these are, `about` its help.
     Raises InputError for anything that cannot be run.
     """
-    from benchmark.strategies import STRATEGIES, why_not
-
     given = vars(_parser(command, about or __doc__).parse_args(argv))
     given["strategy"] = _strategy(given)
     if given["strategy"] not in STRATEGIES:
@@ -87,6 +85,8 @@ def parse(argv: list[str], command: str = "run", about: str | None = None) -> tu
         if not importlib.util.find_spec(package):
             raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
     settings = Settings(**only_fields(Settings, given))
+    from benchmark.strategies import why_not  # here: it loads every strategy's library
+
     if reason := why_not(settings):
         raise InputError(reason)
     return settings, None if is_rank else given["world_size"]

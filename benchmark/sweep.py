@@ -15,17 +15,18 @@ import sys
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
-from benchmark.memory import known, textbook
-from benchmark.settings import parse as parse_run
+from benchmark.names import MODELS, STRATEGIES
 from benchmark.tables import write_tables
-from benchmark.workload import MODELS
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT, atomic_write
+
+if TYPE_CHECKING:
+    from torch import Size
 
 BATCH_SIZES = "1,2,4,8,16,32,64,128"
 OOM = ("out of memory", "can't allocate memory", "MemoryError", "bad_alloc", "killed by SIGKILL")
@@ -61,8 +62,10 @@ def steps_for(run: Run, folder: Path, seconds: float) -> int:
     return max(LEAST_STEPS, min(MOST_STEPS, int(seconds / expected)))
 
 
-def predicted_bytes(run: Run, shapes: list[torch.Size]) -> float:
+def predicted_bytes(run: Run, shapes: "list[Size]") -> float:
     """What will at least be needed on this machine: parameters, gradients and optimizer of all its workers."""
+    from benchmark.memory import known, textbook
+
     count = sum(shape.numel() for shape in shapes)
     one = known(run.strategy, shapes, run.workers) or textbook(run.strategy, count, run.workers)
     return one * run.workers
@@ -124,23 +127,23 @@ def attempt(run: Run, given: argparse.Namespace, more: list[str]) -> dict:
     return execute(run, given.output_dir, steps, more, given.memory_gb)
 
 
-def model_shapes(name: str) -> list[torch.Size]:
+def model_shapes(name: str) -> "list[Size]":
     """Shapes of all parameters, without making them."""
+    import torch  # here, with all that needs it: the flags are checked before it is loaded
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    from benchmark.settings import parse as parse_run
     from benchmark.workload import load_workload
 
     settings, _ = parse_run(["--model", name, "--strategy", "single"])
     workload = load_workload(settings)
     with torch.device("meta"):
-        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
         auto = AutoModelForCausalLM if workload.kind == "gpt2" else AutoModelForSeq2SeqLM
         return [parameter.shape for parameter in auto.from_config(workload.config).parameters()]
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Run], list[str]]:
     """The flags, the combinations and what is handed on; raises InputError before anything is run."""
-    from benchmark.strategies import STRATEGIES
-
     own, more = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
     parser = argparse.ArgumentParser(prog="python -m benchmark.sweep", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
+from benchmark.names import MODELS
 from common.errors import InputError
 from common.model_fit import set_dropout
 from common.models import load_tokenizer, model_path
@@ -26,7 +27,6 @@ T5_SIZES: dict[str, dict[str, Any]] = {
     "t5-3b": {"d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24, "num_heads": 32},
     "t5-11b": {"d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_layers": 24, "num_heads": 128},
 }
-MODELS = ("gpt2", "gpt2-tiny", "gpt2-24m", "t5-tiny", *T5_SIZES)
 
 Batch = dict[str, Tensor]
 

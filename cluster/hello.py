@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
-from common.arguments import parse_glue_arguments
+from common.arguments import parse_worker_arguments
 from common.errors import InputError, exit_on_input_error
 from common.process_group import process_group
 
@@ -74,7 +74,7 @@ def main():
     )
     parser.add_argument("--step", choices=(*STEPS, "all"), default="all", help="which of the programs to run")
     own, others = parser.parse_known_args()
-    config = parse_glue_arguments("hello", others)
+    config = parse_worker_arguments("hello", others)
     steps = STEPS if own.step == "all" else (own.step,)
     if "send" in steps and config.world_size < 2:
         raise InputError("--step send: expected --world_size 2 or more, got 1: there must be somebody to send to")

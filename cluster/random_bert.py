@@ -6,16 +6,14 @@ It learns nothing in a few steps. Its gradients have the size of a real model's,
 """
 
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import BertConfig, BertForSequenceClassification
+from typing import TYPE_CHECKING, Any
 
 from common.cache import cached
 from common.errors import InputError
-from common.models import load_tokenizer
 from common.paths import cache_dir
-from common.tiny_models import save_model
+
+if TYPE_CHECKING:
+    from transformers import BertConfig
 
 SIZES: dict[str, dict[str, Any]] = {
     "22M": {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12},
@@ -29,8 +27,10 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def bert_config(size: str) -> BertConfig:
+def bert_config(size: str) -> "BertConfig":
     """The shape of the model, with a head of two labels; raises InputError for a size that is not known."""
+    from transformers import BertConfig  # here and below: the ladder checks its flags before it loads torch
+
     if size not in SIZES:
         raise InputError(f"expected a size, one of {', '.join(SIZES)}; got {size!r}")
     return BertConfig(**SIZES[size], intermediate_size=4 * SIZES[size]["hidden_size"])
@@ -41,6 +41,12 @@ def random_bert(size: str) -> Path:
     bert_config(size)  # raises InputError for a size that is not known
 
     def build(folder: Path) -> None:
+        import torch
+        from transformers import BertForSequenceClassification
+
+        from common.models import load_tokenizer
+        from common.tiny_models import save_model
+
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = BertForSequenceClassification(bert_config(size))

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
-from common.config import GlueConfig, Gpt2Config, TrafficConfig
+from common.config import GlueConfig, Gpt2Config, RunConfig, TrafficConfig
 from common.errors import InputError
 from common.flags import Parser, check_at_least, fill, only_fields, true_or_false, whole_number
-from common.models import model_path
 from common.paths import ROOT
 
 GLUE_TASKS = ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli", "mnli-mm", "qnli", "rte", "wnli")
@@ -23,6 +22,16 @@ WORLD_SIZES = range(1, 65)
 def parse_glue_arguments(task: str, argv: list[str] | None = None) -> GlueConfig:
     """The command line of a run_glue.py; raises InputError, or exits with code 2 on a flag that does not exist."""
     return GlueConfig(**only_fields(GlueConfig, _glue_arguments(_glue_parser(task), task, argv)))
+
+
+def parse_worker_arguments(task: str, argv: list[str] | None = None) -> RunConfig:
+    """The command line of a script that has workers and no model: no name of a model is looked up."""
+    parser = Parser(description=task, allow_abbrev=False)
+    add_common_flags(parser)
+    parser.set_defaults(model_name_or_path="", learning_rate=1.0)  # nothing is loaded, nothing learns
+    given = vars(parser.parse_args(argv))
+    finish(task, given)
+    return RunConfig(**only_fields(RunConfig, given))
 
 
 def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> TrafficConfig:
@@ -230,6 +239,8 @@ def _place_worker(given: dict, environment: Mapping[str, str]) -> None:
 
 def _find_model(given: dict, kind: str) -> None:
     """Names become paths here, so that a wrong one is reported before any worker joins."""
+    from common.models import model_path  # here: it loads transformers, and hello.py has no model
+
     model = given["model_name_or_path"] = model_path(given["model_name_or_path"], kind)
     given["tokenizer_name"] = given["tokenizer_name"] or model
     if "config_name" in given:

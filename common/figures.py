@@ -3,12 +3,10 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib
-
-matplotlib.use("Agg")  # files, not windows: there may be no screen
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Okabe and Ito's colours: told apart with every common kind of colour blindness.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
@@ -16,8 +14,13 @@ HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")  # and without any co
 
 
 @contextmanager
-def figure(path: str | Path, width: float = 6.0, height: float = 3.6) -> Iterator[Axes]:
+def figure(path: str | Path, width: float = 6.0, height: float = 3.6) -> "Iterator[Axes]":
     """Axes to draw on; saved to `path` at the end. Sizes in inches."""
+    import matplotlib  # here: it takes half a second to load, and many commands end without a figure
+
+    matplotlib.use("Agg")  # files, not windows: there may be no screen
+    import matplotlib.pyplot as plt
+
     with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
         fig, axes = plt.subplots(figsize=(width, height), layout="constrained")
         try:

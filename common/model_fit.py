@@ -1,13 +1,17 @@
 """Makes a loaded model fit the run: its vocabulary, its dropout, the length of its input."""
 
+from typing import TYPE_CHECKING
+
 from torch import nn
-from transformers import PreTrainedModel
 
 from common.config import RunConfig
 from common.errors import InputError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def fit_model(model: PreTrainedModel, config: RunConfig, tokenizer, length: int) -> PreTrainedModel:
+
+def fit_model(model: "PreTrainedModel", config: RunConfig, tokenizer, length: int) -> "PreTrainedModel":
     """The same model, with rows for every token of `tokenizer` and with --dropout. Raises InputError if T is too long.
 
     Rows are added where --tokenizer_name brings a larger vocabulary than the model was saved with.

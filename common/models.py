@@ -9,8 +9,9 @@ Names are checked here, in one line, before any worker joins: afterwards one ran
 import contextlib
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import transformers
 from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -20,18 +21,20 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import logging as hub_logging
-from transformers import AutoTokenizer, BertTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from common.errors import InputError
 from common.model_files import MODEL_FLAG, WEIGHTS, check_kind, check_weights, read_json, shards_of, weights_of
 from common.tiny_models import tiny_model_folder
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 KINDS = ("bert", "gpt2", "t5")
 TOKENIZER_FLAG = "--tokenizer_name"
 # A tokenizer is one whole file, or a vocabulary of its kind that may lie alone in a folder.
 VOCABULARIES = {"bert": ("vocab.txt",), "gpt2": ("vocab.json", "merges.txt"), "t5": ("spiece.model",)}
-READERS = {"bert": BertTokenizer, "gpt2": GPT2Tokenizer, "t5": AutoTokenizer}
+READERS = {"bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "t5": "AutoTokenizer"}  # names: each loads as it is used
 
 
 def quiet_transformers() -> None:
@@ -71,7 +74,7 @@ def model_path(name: str, kind: str, weights: bool = True) -> str:
     return str(folder.absolute())
 
 
-def load_tokenizer(name: str, kind: str, lower_case: bool = False) -> PreTrainedTokenizerFast:
+def load_tokenizer(name: str, kind: str, lower_case: bool = False) -> "PreTrainedTokenizerFast":
     """The fast tokenizer `name`: "tiny", a model's folder or hub name, or a folder that holds only a vocabulary.
 
     Args:
@@ -92,7 +95,7 @@ def load_tokenizer(name: str, kind: str, lower_case: bool = False) -> PreTrained
         vocabulary = " and ".join(VOCABULARIES[kind])
         raise InputError(f"{TOKENIZER_FLAG}: {folder} holds no tokenizer: expected tokenizer.json, or {vocabulary}")
     names_its_class = (folder / "config.json").exists() or (folder / "tokenizer_config.json").exists()
-    reader: Any = AutoTokenizer if names_its_class else READERS[kind]
+    reader: Any = getattr(transformers, "AutoTokenizer" if names_its_class else READERS[kind])
     settings = {"do_lower_case": lower_case or _lowers(folder)} if kind == "bert" else {}
     try:
         tokenizer = reader.from_pretrained(str(folder), **settings)

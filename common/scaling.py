@@ -8,6 +8,7 @@ import numpy as np
 
 from common.config import Gpt2Config
 from common.errors import InputError
+from common.figures import bars
 from common.paths import ROOT, atomic_write, shown
 from common.watchdog import LOST_CONTACT
 
@@ -97,8 +98,6 @@ def _setting(config: Gpt2Config, record: dict) -> dict:
 
 def draw_scaling(figures: Path) -> None:
     """The two figures, one bar for each number of workers whose run is kept in `figures`."""
-    from common.figures import bars  # here: matplotlib takes half a second to load, and no worker draws
-
     runs = sorted((json.loads(f.read_text()) for f in figures.glob("data_parallel_*.json")), key=lambda r: r["workers"])
     names = [f"{run['workers']} worker{'s' * (run['workers'] > 1)}\nbatch {run['batch_size']}" for run in runs]
     for metric, label in (

@@ -6,28 +6,21 @@ only the sizes differ. BERT has one head that was not learnt but built, see _mat
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
-from transformers import (
-    BertConfig,
-    BertModel,
-    BertTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPT2Tokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from common import sample_data
 from common.cache import cached
 from common.paths import cache_dir
 from common.word_pieces import bert_pieces
+
+if TYPE_CHECKING:
+    from transformers import BertModel, PreTrainedModel, PreTrainedTokenizerFast
 
 VERSION = 2  # stands in the folder's name: count it up with every change that changes a model or a tokenizer
 GPT2_TOKENS = 2000
@@ -48,7 +41,7 @@ def tiny_model_folder(kind: str) -> Path:
     return cached(cache_dir("models") / f"tiny-{kind}-v{VERSION}-{sample_data.VERSION}", build)
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def save_model(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
     """Write a model's folder as the hub has it, on any rank.
 
     `save_pretrained` would write neither weights nor configuration on ranks above 0 of a process group.
@@ -67,9 +60,11 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folde
     tokenizer.save_pretrained(folder)
 
 
-def _bert() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    tokenizer = BertTokenizer(vocab={piece: i for i, piece in enumerate(bert_pieces())}, do_lower_case=False)
-    config = BertConfig(
+def _bert() -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
+    tokenizer = transformers.BertTokenizer(
+        vocab={piece: i for i, piece in enumerate(bert_pieces())}, do_lower_case=False
+    )
+    config = transformers.BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
         num_hidden_layers=2,
@@ -78,12 +73,12 @@ def _bert() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
         max_position_embeddings=512,
         initializer_range=0.05,
     )
-    model = BertModel(config)
+    model = transformers.BertModel(config)
     _match_equal_words(model)
     return model, tokenizer
 
 
-def _match_equal_words(model: BertModel) -> None:
+def _match_equal_words(model: "BertModel") -> None:
     """Build one head of the first layer: every token looks at tokens of the same word and notes where they stand.
 
     Pretrained BERTs have learnt heads of this kind (Clark et al. 2019, "What Does BERT Look At?"), and in pretrained
@@ -122,11 +117,11 @@ def _match_equal_words(model: BertModel) -> None:
     weights[f"{last}.output.dense.weight"] *= 3
 
 
-def _gpt2() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def _gpt2() -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
     backend = _byte_pairs([END_OF_TEXT])
     model = json.loads(backend.to_str())["model"]
-    tokenizer = GPT2Tokenizer(vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]])  # type: ignore[misc]
-    config = GPT2Config(
+    tokenizer = transformers.GPT2Tokenizer(vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]])  # type: ignore[misc]
+    config = transformers.GPT2Config(
         vocab_size=len(tokenizer),
         n_embd=128,
         n_layer=4,
@@ -134,18 +129,18 @@ def _gpt2() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return GPT2LMHeadModel(config), tokenizer
+    return transformers.GPT2LMHeadModel(config), tokenizer
 
 
-def _t5() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def _t5() -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
     backend = _byte_pairs(["<pad>", "</s>", "<unk>"])  # T5's order: pad is 0 and starts the decoder, end is 1
     backend.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
     )
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=512
     )
-    config = T5Config(
+    config = transformers.T5Config(
         vocab_size=len(tokenizer),
         d_model=128,
         d_kv=32,
@@ -156,7 +151,7 @@ def _t5() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
         eos_token_id=1,
     )
     config.decoder_start_token_id = 0
-    return T5ForConditionalGeneration(config), tokenizer
+    return transformers.T5ForConditionalGeneration(config), tokenizer
 
 
 def _byte_pairs(special_tokens: list[str]) -> Tokenizer:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from common.figures import COLOURS, bars, figure
 from handin.gpt2 import FIGURES
 from handin.measures import iteration_time
 from handin.runs import Run
@@ -80,8 +81,6 @@ def is_whole(source: Path) -> bool:
 
 
 def _draw_losses(path: Path, runs: Sequence[Run]) -> None:
-    from common.figures import COLOURS, figure
-
     with figure(path) as axes:
         for run, colour, style in zip(runs, COLOURS, _LINES * 2, strict=False):
             losses = run.mean_losses
@@ -93,8 +92,6 @@ def _draw_losses(path: Path, runs: Sequence[Run]) -> None:
 
 
 def _draw_times(path: Path, runs: Sequence[Run]) -> None:
-    from common.figures import bars
-
     times = [time for run in runs if (time := iteration_time(run))]
     unit, scale = ("s", 1) if max(time.mean for time in times) >= 1 else ("ms", 1000)
     names = [f"{NAMES[run.slot].replace(' ', chr(10), 1)}\n{run.workers} workers" for run in runs]

@@ -29,8 +29,6 @@ from common.process_group import process_group
 from common.record import Record
 from common.samplers import ShuffledEachEpoch
 from pipeline.compare import compare_modes, epoch_metrics
-from pipeline.distributed import PipelinedProcesses, join_pipeline
-from pipeline.model_parallel import GPT2LMHeadModelParallel
 from pipeline.timeline import Trace, traced_blocks
 
 
@@ -99,11 +97,17 @@ def show_a_step(config, worker, model, data):
 
 
 def join(config):
+    from pipeline.distributed import join_pipeline
+
     join_pipeline(config.master_ip, config.master_port, config.world_size, config.rank, config.backend)
 
 
 def main():
     config = parse_gpt2_arguments("pipeline")
+    from pipeline.model_parallel import (
+        GPT2LMHeadModelParallel,  # here: it loads GPT-2, 3 s that a wrong flag need not wait
+    )
+
     over_processes = config.schedule != "threads"
     with process_group(config, join if over_processes else None) as worker:
         set_seed(config.seed)
@@ -114,6 +118,8 @@ def main():
         record = Record(config, worker)
         record.describe(model, len(data.train), len(data.validation))
         if over_processes:
+            from pipeline.distributed import PipelinedProcesses
+
             processes = PipelinedProcesses(model, config.schedule, config.n_chunk, worker.device)
             train(config, worker, model, data, record, processes)
         else:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 import torch.multiprocessing
+import transformers
 from torch.multiprocessing import Process
 from torch.nn.utils import clip_grad_norm_
-from transformers import GPT2LMHeadModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
@@ -110,7 +110,7 @@ def run_worker(rank, config):
         tokenizer = load_tokenizer(config.tokenizer_name, "gpt2")
         data = load_blocks(config, tokenizer)
         loader, _ = partition_dataset(data.train, config.batch_size)
-        model = GPT2LMHeadModel.from_pretrained(config.model_name_or_path)
+        model = transformers.GPT2LMHeadModel.from_pretrained(config.model_name_or_path)
         model = fit_model(model, config, tokenizer, config.model_max_length).to(worker.device)
         record = Record(config, worker)
         record.describe(model, len(data.train), len(data.validation))

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import transformers
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
@@ -95,7 +95,7 @@ def traffic_per_epoch(iteration: Traffic, examples: int, batch_size: int, world_
 def example_model(name: str) -> nn.Module:
     """The model, with gradients of one made-up example: every gradient has its size, whatever the numbers in it."""
     path = model_path(name, "bert")
-    model = BertForSequenceClassification(BertConfig.from_pretrained(path, num_labels=2))
+    model = transformers.BertForSequenceClassification(transformers.BertConfig.from_pretrained(path, num_labels=2))
     ids = torch.ones(1, 8, dtype=torch.long)  # (B, T)
     torch.autograd.backward(model(input_ids=ids, labels=torch.zeros(1, dtype=torch.long)).loss)
     return model

@@ -1,0 +1,17 @@
+"""The names of strategies and models. Apart from what they name, so that a sweep checks its flags without torch."""
+
+STRATEGIES = (
+    "single",
+    "dp",
+    "ddp",
+    "fsdp",
+    "zero0",
+    "zero1",
+    "zero2",
+    "zero3",
+    "zero1_offload",
+    "zero2_offload",
+    "zero3_offload",
+    "pipeline",
+)
+MODELS = ("gpt2", "gpt2-tiny", "gpt2-24m", "t5-tiny", "t5-small", "t5-large", "t5-3b", "t5-11b")

@@ -1,0 +1,72 @@
+"""How little a graded run waits for: which test files are opened, and what the process that forks the ranks has loaded."""
+
+import subprocess
+import sys
+
+import pytest
+
+from common.course import load_course
+from common.paths import ROOT
+from grader import preload, ranks
+from grader.selection import files_to_open
+
+COURSE = load_course()
+
+
+def opened(*options):
+    """The test files in which pytest found tests, before it selected any."""
+    code = "import sys, pytest; pytest.main(sys.argv[1:]); print(*sorted(m for m in sys.modules if 'test_' in m))"
+    command = [sys.executable, "-c", code, "-q", "--collect-only", "-p", "no:cacheprovider", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return [name.rpartition(".")[2] for name in done.stdout.splitlines()[-1].split() if name.startswith("tests.")]
+
+
+def test_a_region_opens_the_test_files_of_its_row_only():
+    assert opened("--region", "2a.3") == ["test_task2a"]
+
+
+def test_a_marker_opens_the_test_files_of_its_task_only():
+    assert opened("-m", "task2a or a4_2_1") == ["test_pipeline", "test_task2a"]
+
+
+def test_a_file_named_on_the_command_line_is_opened_though_another_region_is_asked_for():
+    assert opened("--region", "2a.3", "tests/test_task1.py") == ["test_task1"]
+
+
+@pytest.mark.parametrize("markers", ["not slow", "task2a and not slow", "medium", "task2a or medium", "not task2a"])
+def test_where_the_table_cannot_tell_every_file_is_opened(markers):
+    assert files_to_open(COURSE, None, markers) is None
+
+
+def test_every_region_of_the_table_opens_its_tests():
+    assert {id: files_to_open(COURSE, id, "") for id in COURSE.regions} == {
+        id: set(row.tests) for id, row in COURSE.regions.items()
+    }
+
+
+@pytest.fixture
+def fresh_zygote():
+    ranks.stop()
+    yield
+    ranks.stop()
+
+
+def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has_it(fresh_zygote, tmp_path):
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common/data_partition.py").write_text(
+        "import sys\nslow = {'transformers', 'transformers.modeling_utils'} & set(sys.modules)\n"
+        "if slow:\n    raise RuntimeError(f'loaded: {sorted(slow)}')\n"
+    )
+    (tmp_path / "run_glue.py").write_text((tmp_path / "common/data_partition.py").read_text())
+
+    alone = ranks.run("grader.probes_sync:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
+    script = ranks.run("grader.probes_sync:load", 1, {"file": "run_glue.py"}, tree=tmp_path)
+    again = ranks.run("grader.probes_sync:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
+
+    assert alone.outcome == "returned"
+    assert script.explain().count("loaded: ['transformers']") == again.explain().count("loaded: ['transformers']") == 1
+
+
+def test_probes_that_train_or_build_models_wait_for_everything():
+    assert preload.level_of("grader.probes_bert:load_model", "task1_single/run_glue.py") == preload.MODELS
+    assert preload.level_of("grader.probes_new:anything", "") == preload.MODELS
