@@ -22,6 +22,7 @@ from grader.grading import Grade, Session
 from grader.report import Entry
 from grader.verdicts import Skipped, Verdict
 
+pytest_plugins = ["grader.selection"]
 SESSION = pytest.StashKey[Session]()
 ENTRIES = pytest.StashKey[dict[str, Entry]]()
 WRITTEN = pytest.StashKey[report.Report]()
@@ -109,6 +110,15 @@ def region_of(item: pytest.Item) -> str:
     return mark[0] if mark else ""
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """With --region ranks will be needed: torch loads while pytest collects."""
+    wanted, regions = session.config.getoption("--region"), session.config.stash[SESSION].course.regions
+    if wanted and wanted not in regions:
+        raise pytest.UsageError(f"--region: expected a region, one of {', '.join(regions)}; got {wanted!r}")
+    if wanted and not session.config.option.collectonly:
+        ranks.start()
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """`-m task2b` and `-k a4_1_1` select by the markers of the region's row in course.toml."""
     mark = mark_of(item)
@@ -126,9 +136,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     absence last in their region: what a test builds on is known when it runs."""
     wanted = config.getoption("--region")
     if wanted:
-        if wanted not in config.stash[SESSION].course.regions:
-            known = ", ".join(config.stash[SESSION].course.regions)
-            raise pytest.UsageError(f"--region: expected a region, one of {known}; got {wanted!r}")
         kept = [item for item in items if region_of(item) == wanted]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept

@@ -107,7 +107,9 @@ class Run:
         self.flooding: list[Output] = []  # beyond their limit: emptied now and then, and not at every line
         self.over = False  # what ranks say now, dying, counts no more
         self.left: int | None = None  # processes that were left over, known when all are gone
-        zygote.request(kind="run", world_size=world_size, probe=job["probe"])
+        zygote.request(
+            kind="run", world_size=world_size, probe=job["probe"], file=str(job["arguments"].get("file", ""))
+        )
         socket.send_fds(zygote.control, [b"."], [fd for seat in self.seats for fd in seat.their_fds])
         self.folder = zygote.receive()["folder"]
         self.selector.register(zygote.control, selectors.EVENT_READ, self._hear_zygote)

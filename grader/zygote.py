@@ -1,4 +1,4 @@
-"""A process with torch and transformers loaded and one thread, which forks each rank in milliseconds.
+"""A process with torch loaded and one thread, which forks each rank in milliseconds.
 
 One zygote serves one grader process, over one socket; when that socket closes, for whatever reason, all that the
 zygote ever started is killed and it exits. Its requests: "run" (with the ranks' descriptors) forks the ranks, "stacks"
@@ -8,7 +8,6 @@ lets them write where they are, "end" kills what is left of them. It reports "re
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import importlib
 import os
 import resource
@@ -23,22 +22,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from grader import values
+from grader import preload, values
 from grader.printing import Stream
 
-PRELOAD = (
-    "torch._dynamo",  # any optimizer imports it at its first step, 1.7 s in each rank
-    "torch.utils.data",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.bert.tokenization_bert",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.gpt2.tokenization_gpt2",
-    "transformers.models.t5.modeling_t5",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-    "transformers.optimization",
-    "sklearn.metrics",
-)
 ROOT = str(Path(__file__).resolve().parents[1])
 CONFINE = "COS598D_CONFINE"  # "package.module:function", called in every rank before any student code
 PROBE = "COS598D_PROBE"  # tells that function which probe this is: one of them needs a network
@@ -86,6 +72,7 @@ class Zygote:
         self.control = control
         self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
         self.folder = ""
+        self.level = preload.TORCH  # what is loaded
         self.wakeup, sleeper = socket.socketpair()  # readable when a child has ended
         for end in (self.wakeup, sleeper):
             end.setblocking(False)
@@ -119,6 +106,9 @@ class Zygote:
         size = request["world_size"]
         os.environ[PROBE] = request["probe"]
         _, fds, _, _ = socket.recv_fds(self.control, 1, PER_RANK * size)
+        while self.level < preload.level_of(request["probe"], request["file"]):
+            self.level += 1
+            preload.load(self.level)
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
         for rank in range(size):
@@ -213,6 +203,7 @@ def descendants(ancestor: int, without_proc: set[int]) -> set[int]:
 def become_rank(rank: int, folder: str, line: int, stdout: int, stderr: int, stack: int) -> NoReturn:
     """The forked child: nothing of the zygote's is left open, and it never returns into the zygote's loop."""
     code = 70
+    sys.dont_write_bytecode = True  # a student's tree stays as it is
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -241,19 +232,12 @@ def become_rank(rank: int, folder: str, line: int, stdout: int, stderr: int, sta
 
 
 def main(descriptor: int) -> None:
-    """Load what ranks need, then serve the grader on an inherited descriptor."""
+    """Load what every rank needs, then serve the grader on an inherited descriptor."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # a limit that the grader has for its own memory
     sys.path.remove(ROOT)  # from here on a student's `common` must not be found beside ours
-    sys.modules["pandas"] = None  # type: ignore[assignment]  # sklearn would import it: 60 MiB and a thread of arrow's
-    for name in PRELOAD:
-        importlib.import_module(name)
-    importlib.import_module("grader.probes")
-    del sys.modules["pandas"]
+    preload.load(preload.TORCH)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     if CONFINE in os.environ:
         _prctl(PR_SET_DUMPABLE, 0)  # ranks are not to look into this memory, in which graders' secrets may be
-    sys.dont_write_bytecode = True  # a student's tree stays as it is
-    gc.collect()
-    gc.freeze()  # a collection in a rank would otherwise copy every page it shares with us
     Zygote(socket.socket(fileno=descriptor)).serve()

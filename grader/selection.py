@@ -1,0 +1,51 @@
+"""Which test files pytest opens: with --region, or with -m and the course's markers, only those that can hold a match.
+
+The table in course.toml says which files these are. Files in other folders, and files named on the command line, are
+opened in any case; the selection of single tests is not made here.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from common.course import Course, load_course
+from common.errors import InputError
+from common.paths import ROOT
+
+WANTED = pytest.StashKey[set[str] | None]()
+
+
+def files_to_open(course: Course, region: str | None, markers: str) -> set[str] | None:
+    """Test files of the table that hold what is asked for; None where the table cannot tell, so that all are opened."""
+    rows = list(course.regions.values())
+    if region:
+        rows = [row for row in rows if row.id == region]
+    elif markers:
+        names = set(re.split(r"\s+or\s+", markers.strip()))
+        rows = [row for row in rows if {row.marker, course.tasks[row.task].marker} & names]
+        known = {marker for row in rows for marker in (row.marker, course.tasks[row.task].marker)}
+        if not names <= known:
+            return None
+    else:
+        return None
+    return {file for row in rows for file in row.tests} or None
+
+
+@pytest.hookimpl
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if WANTED not in config.stash:
+        config.stash[WANTED] = _wanted(config)
+    wanted = config.stash[WANTED]
+    if wanted is None or collection_path.suffix != ".py" or collection_path.name == "conftest.py":
+        return None
+    folders = {(ROOT / file).parent for file in wanted}
+    other = collection_path.parent in folders and collection_path not in {ROOT / file for file in wanted}
+    return True if other else None
+
+
+def _wanted(config: pytest.Config) -> set[str] | None:
+    try:
+        return files_to_open(load_course(), config.getoption("--region"), config.getoption("-m"))
+    except InputError:  # grader/plugin.py has said so
+        return None
