@@ -92,7 +92,7 @@ class Grade:
 
     def must_load(self, file: str) -> None:
         """Raises the verdict if a file does not even load: then nothing in it earns points."""
-        self.last = self.session.run("grader.probes_sync:load", 1, {"file": file}, LOAD_DEADLINE)
+        self.last = self.session.run("grader.probes:load", 1, {"file": file}, LOAD_DEADLINE)
         if verdict := self.verdict(self.last):
             raise type(verdict)(f"{file} cannot be loaded: {verdict}")
 

@@ -13,11 +13,6 @@ from grader.probes import Context
 from grader.probes_train import make_config
 
 
-def load(context: Context) -> None:
-    """Does the student's file load at all? Argument: file."""
-    context.load(context.arguments["file"])
-
-
 def average(context: Context) -> list[dict[str, Any]]:
     """The student's sync_gradients or average_gradients on this rank's gradients, once for each round.
 

@@ -1,4 +1,4 @@
-"""How little a graded run waits for: which test files are opened, and what the process that forks the ranks has loaded."""
+"""How little a graded run waits for: which test files pytest opens, and what the zygote has loaded before it forks."""
 
 import subprocess
 import sys
@@ -59,9 +59,9 @@ def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has
     )
     (tmp_path / "run_glue.py").write_text((tmp_path / "common/data_partition.py").read_text())
 
-    alone = ranks.run("grader.probes_sync:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
-    script = ranks.run("grader.probes_sync:load", 1, {"file": "run_glue.py"}, tree=tmp_path)
-    again = ranks.run("grader.probes_sync:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
+    alone = ranks.run("grader.probes:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
+    script = ranks.run("grader.probes:load", 1, {"file": "run_glue.py"}, tree=tmp_path)
+    again = ranks.run("grader.probes:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
 
     assert alone.outcome == "returned"
     assert script.explain().count("loaded: ['transformers']") == again.explain().count("loaded: ['transformers']") == 1
