@@ -2,6 +2,7 @@
 
     python -m staff.mistakes                   each mistake against the tests that must catch it
     python -m staff.mistakes --task 2a --all   the mistakes of one task, each against every test of the task
+    python -m staff.mistakes --cover           as few as fail every test once: part of `make test`
     python -m staff.mistakes --times 5         with five draws of the inputs: caught once can be luck
 
 The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
@@ -23,6 +24,7 @@ from pathlib import Path
 from common.course import load_course
 from common.errors import InputError, exit_on_input_error
 from staff.bank import Entry, apply, copy_tree, load_bank
+from staff.cover import cover
 from staff.grading_pool import Seen, Test, collect, grade, worker_processes
 
 LINE = re.compile(r":\d+(?=\b)")
@@ -122,6 +124,8 @@ def summarize(verdicts: Iterable[Verdict]) -> dict[str, int]:
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
     bank = [entry for entry in load_bank() if options.task in (None, entry.task) and options.only in entry.name]
+    if options.cover:
+        bank = cover(bank)
     if not bank:
         raise InputError("the banks have no such entry; leave --task or --only out")
     verdicts = []
@@ -153,6 +157,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         help="a task of course.toml, by its id or its marker; without it every task of the banks",
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="every test of the task for every entry")
+    parser.add_argument("--cover", action="store_true", help="as few mistakes as fail every test once, no variants")
     parser.add_argument("--only", default="", metavar="TEXT", help="entries with TEXT in their name")
     parser.add_argument("--seed", type=int, default=random.randrange(2**30), help="draw an earlier run's inputs again")
     parser.add_argument(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from staff import grading_pool, mistakes
 from staff.bank import Entry, apply, copy_tree, hunks, load_bank
+from staff.cover import cover
 from staff.grading_pool import Seen
 from staff.mistakes import Verdict, summarize
 
@@ -68,9 +70,35 @@ TASKS = sorted({entry.task for entry in BANK})
 
 
 @pytest.mark.medium
+def test_every_graded_test_catches_a_wrong_program_by_name():
+    code, figures, complaints = matrix("--cover", "--seed", "1")  # other draws: below
+
+    assert complaints == []
+    assert figures["mistakes"] == figures["caught"] == figures["caught_by_name"] > 0
+    assert code == 0
+
+
+def test_the_cover_fails_every_test_that_the_bank_fails_with_a_fraction_of_its_entries():
+    chosen = cover(BANK)
+
+    failed, failable = ({(e.task, t) for e in bank for t in e.fails} for bank in (chosen, BANK))
+    assert failed == failable
+    assert len(chosen) <= len(failable) < len(BANK) / 3
+
+
+def test_the_cover_prefers_one_entry_for_two_tests_to_a_wait_and_to_a_race():
+    both = entry(test_a=("x",), test_b=("x",))
+    waits = entry(test_a=("deadlock",), test_b=("x",))
+    race = replace(both, race=True)
+
+    assert cover([race, waits, entry(test_a=("x",)), both]) == [both]
+    assert cover([race, waits]) == [waits]
+
+
+@pytest.mark.bank
 @pytest.mark.parametrize("task", TASKS)
 def test_every_mistake_is_caught_by_name_every_variant_passes_and_no_test_passes_all_mistakes(task):
-    code, figures, complaints = matrix("--task", task, "--seed", "1")  # other draws: below
+    code, figures, complaints = matrix("--task", task, "--seed", "1")
 
     assert complaints == []
     assert figures["mistakes"] == figures["caught"] == figures["caught_by_name"] > 0
