@@ -20,11 +20,11 @@ def carry(given: argparse.Namespace) -> None:
 
 
 def report(given: argparse.Namespace) -> None:
+    if (given.netid is None) != (given.name is None):
+        raise InputError('give both --netid and --name "First Last", or neither')
     from handin.report import build_report, summary
     from handin.student import make_student
 
-    if (given.netid is None) != (given.name is None):
-        raise InputError('give both --netid and --name "First Last", or neither')
     student = make_student(given.netid, given.name) if given.netid else None
     print("\n".join(summary(build_report(ROOT, load_course(), student, given.runs), ROOT)))
 

@@ -103,7 +103,6 @@ def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: i
     schedule = "" if given["schedule"] == "threads" else f"_{given['schedule']}"  # its run is another one
     finish(f"{task}_gpt2" if task.startswith("task") else task + schedule, given)
     given["task"] = task
-    _find_model(given, "gpt2")
     check_at_least(given, 1, "batch_size", "n_epochs", "n_chunk")
     check_at_least(given, 8, "model_max_length")
     if given["batch_size"] % given["world_size"]:
@@ -113,6 +112,7 @@ def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: i
             f"--batch_size: total batch size {total} does not divide over {workers} workers; "
             f"use a multiple of {workers}, for example {advice}"
         )
+    _find_model(given, "gpt2")
     return Gpt2Config(**only_fields(Gpt2Config, given))
 
 

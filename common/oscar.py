@@ -14,16 +14,18 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from common.cache import cached
 from common.errors import InputError, exit_on_input_error
-from common.models import load_tokenizer
 from common.oscar_text import HUB_FILES, LimitedText, find_files, hub_documents, parse_size, read_documents
 from common.paths import cache_dir
 from common.sample_data import oscar_sample_file
-from common.token_map import SPLITS, VERSION, Manifest, TokenBlocks, open_stream, read_manifest
+from common.token_map import SPLITS, VERSION, Manifest, open_stream, read_manifest
 from common.tokenise import fingerprint, make_request, name_of, tokenise, write_blocks
+
+if TYPE_CHECKING:
+    from common.token_blocks import TokenBlocks
 
 SIZE = 100_000_000  # bytes of text, as the course's GPT-2 project takes
 BLOCK_SIZE = 1024  # tokens, GPT-2's context
@@ -44,8 +46,8 @@ class HasData(Protocol):
 class OscarData:
     """Items of `train` and `validation` are int64 tensors (T,) with T = block_size, ids below vocab_size."""
 
-    train: TokenBlocks
-    validation: TokenBlocks  # empty where there are too few documents for it
+    train: "TokenBlocks"
+    validation: "TokenBlocks"  # empty where there are too few documents for it
     vocab_size: int
     block_size: int
 
@@ -70,6 +72,8 @@ def load_blocks(source: HasData | str | Path, tokenizer: Any, block_size: int | 
     is_made = (folder / "manifest.json").exists() or (folder / "train.bin").exists()
     if not is_made:
         folder = _tokenised_in_cache(folder, tokenizer)
+    from common.token_blocks import TokenBlocks  # here: it loads torch, which the command does not need
+
     manifest = read_manifest(folder)
     _check_tokenizer(folder, manifest, tokenizer)
     block_size = block_size or manifest.block_size
@@ -125,7 +129,10 @@ def summary(manifest: Manifest) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     arguments = _parse(argv)
-    size, tokenizer = parse_size(arguments.size), load_tokenizer(arguments.tokenizer, "gpt2")
+    size = parse_size(arguments.size)
+    from common.models import load_tokenizer  # here: it loads transformers, and a wrong flag is reported first
+
+    tokenizer = load_tokenizer(arguments.tokenizer, "gpt2")
     if arguments.hub:
         documents = hub_documents(arguments.hub)
         sources = [{"name": HUB_FILES.format(language=arguments.hub), "bytes": None, "modified": None}]

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset
 
 from common.errors import InputError
 from common.paths import atomic_write
@@ -24,20 +22,6 @@ SPLITS = ("train", "validation")
 FILES = {"train.bin", "validation.bin", "manifest.json"}
 END_BYTES = 1 << 16
 MAKE_AGAIN = "make it again with python -m common.oscar --overwrite"
-
-
-class TokenBlocks(Dataset):
-    """Blocks of T token ids. Item i is an int64 tensor (T,); what does not fill a block at the end is left out."""
-
-    def __init__(self, stream: np.ndarray, block_size: int):
-        blocks = len(stream) // block_size
-        self.blocks = stream[: blocks * block_size].reshape(blocks, block_size)  # (number of blocks, T), still on disk
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.from_numpy(self.blocks[index].astype(np.int64))
 
 
 @dataclass(frozen=True)

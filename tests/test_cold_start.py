@@ -1,6 +1,7 @@
 """What a command imports before it answers --help, a wrong flag or a wrong value: a reader waits for every import.
 
-Nothing is timed here. Which modules are loaded by then is the same on every machine; benchmark.checks.feedback times it.
+Nothing is timed here. Which modules are loaded by then is the same on every machine;
+benchmark.checks.feedback times it.
 """
 
 import json
@@ -9,10 +10,11 @@ import sys
 
 import pytest
 
-from benchmark.checks.feedback_commands import LIGHT, TRAINING, lines
+from benchmark.checks.feedback_commands import LIGHT, TRAINING, Command, lines
 from common.paths import ROOT
 
 HEAVY = ("torch", "transformers", "datasets", "sklearn", "matplotlib", "pandas", "scipy")
+INTERNAL = {"cluster.bandwidth", "cluster.guard", "cluster.cloudlab_profile"}  # started by others
 NOT_YET = ("transformers.modeling_utils", "torch._dynamo", *HEAVY[2:])
 RUN = """
 import json, runpy, sys
@@ -39,3 +41,42 @@ def run_all(commands, watched):
     done = subprocess.run(process, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def light():
+    return run_all(LIGHT, HEAVY)
+
+
+@pytest.mark.parametrize("command", LIGHT, ids=lambda command: command.start[-1])
+def test_a_command_that_trains_nothing_checks_its_flags_without_torch(command, light):
+    answers = [light[" ".join(line)] for line in lines(command)]
+
+    assert [code for code, _ in answers] == [0, 2, 2]
+    assert all(loaded == [] for _, loaded in answers)
+
+
+@pytest.mark.medium
+def test_task_scripts_check_their_flags_before_they_load_models_data_sets_and_plots():
+    answers = run_all(TRAINING, NOT_YET)
+
+    assert {line: [code, loaded] for line, (code, loaded) in answers.items()} == {
+        " ".join(line): [code, []] for command in TRAINING for line, code in zip(lines(command), (0, 2, 2), strict=True)
+    }
+
+
+@pytest.mark.medium
+def test_the_first_program_of_the_course_loads_no_transformers():
+    hello = Command(("cluster/hello.py", "--step", "join"), ("--step", "none"))
+
+    assert all(loaded == [] for _, loaded in run_all([hello], ["transformers"]).values())
+
+
+def test_every_command_of_the_course_is_tried():
+    tried = {command.start[-1] for command in (*LIGHT, *TRAINING)}
+    shipped = [path for folder in ("task*", "pipeline", "cluster") for path in ROOT.glob(f"{folder}/*.py")]
+    commands = {str(path.relative_to(ROOT)) for path in shipped if "add_argument" in path.read_text()}
+
+    assert {name.removesuffix(".py").replace("/", ".") for name in commands} - INTERNAL <= {
+        name.removesuffix(".py").replace("/", ".") for name in tried
+    }
