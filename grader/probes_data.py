@@ -159,12 +159,6 @@ def use(context: Context) -> dict[str, Any]:
     return {"rounds": rounds, "before": before, "after": indices_of(made.partitions), "changed": changed}
 
 
-def one_workers_order(context: Context) -> list[int]:
-    """The order of the first epoch on one worker, see common/samplers.py; loads nothing. Arguments: length, seed."""
-    generator = torch.Generator().manual_seed(context.arguments["seed"])
-    return torch.randperm(context.arguments["length"], generator=generator).tolist()
-
-
 def loader(context: Context) -> dict[str, Any]:
     """partition_dataset on this rank of a process group. Arguments: length, batch (of all workers), collate."""
     a = context.arguments
