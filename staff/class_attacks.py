@@ -76,7 +76,8 @@ def _points(out: Path, honest: str) -> int:
 
 def _secret(out: Path, around: Surroundings) -> str:
     """Another's word, or where our scratch folder is."""
-    texts = (path.read_text(errors="replace") for path in out.rglob("*") if path.is_file())
+    files = (path for path in out.rglob("*") if path.is_file() and not path.name.startswith("."))
+    texts = (path.read_text(errors="replace") for path in files)
     return "in the results" if any(around.word in text or kept.PREFIX in text for text in texts) else ""
 
 

@@ -182,9 +182,10 @@ def graders(job: Job, policy: Policy, stage: Path, output: int) -> NoReturn:
         kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
         if "memory" not in job.off:
             kernel.no_core_of_mine()
-        if "own_memory" not in job.off:  # the soft limit: the zygote, which needs more, lifts it for itself
-            _, hard = resource.getrlimit(resource.RLIMIT_AS)
-            resource.setrlimit(resource.RLIMIT_AS, (GRADERS_MEMORY * MIB, hard))
+        _, hard = resource.getrlimit(
+            resource.RLIMIT_AS
+        )  # the zygote, which needs more, lifts the soft limit for itself
+        resource.setrlimit(resource.RLIMIT_AS, (GRADERS_MEMORY * MIB, hard))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)

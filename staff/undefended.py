@@ -165,12 +165,6 @@ def _no_signatures() -> None:
     seal.Opener.open = believe
 
 
-def _no_limit_of_a_run() -> None:
-    """All that ranks send in a run is kept."""
-    for name in ("MAX_KEPT", "MAX_UNREAD"):
-        setattr(run, name, 1 << 40)
-
-
 def _nan_is_small() -> None:
     """Comparisons ask whether an error is too large, which it is not if it is no number."""
 
@@ -203,7 +197,6 @@ SWITCHES = {
     "sweep": _no_sweep,
     "guard": _no_guard,
     "seal": _no_signatures,
-    "kept": _no_limit_of_a_run,
     "finite": _nan_is_small,
     "imports": _import_statements_only,
 }

@@ -16,7 +16,7 @@ from staff.attack_runs import Gain, attempt, surroundings, zip_attempt
 from staff.sandbox import CONFINING
 from staff.undefended import SWITCHES
 
-OTHERS = {"files", "seed", "environment", "watch", "unpack", "own_memory", *class_switches.SWITCHES}
+OTHERS = {"files", "seed", "environment", "watch", "unpack", *class_switches.SWITCHES}
 BANK = {attack.name: attack for attack in attack_bank.load()}
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,7 @@ import pytest
 from common.course import load_course
 from common.errors import InputError
 from common.paths import ROOT
+from staff import attack_bank, attack_runs
 from staff.gradebook import Row
 from staff.gradescope import build
 from staff.gradescope.classroom50 import result
@@ -251,6 +253,34 @@ def test_a_solution_gets_full_marks_on_the_platform(autograder):
     assert [test["name"] for test in content["tests"] if test["status"] == "failed"] == []
     assert content["score"] == sum(test["max_score"] for test in content["tests"])
     assert content["extra_data"]["late_days"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bytes_on_the_line",
+        "context_in_a_frame",
+        "imports_a_judge",
+        "reads_hidden_tests",
+        "reads_a_judge",
+        "environment",
+    ],
+)
+def test_an_attack_gains_nothing_on_the_platform_either(autograder, name):
+    (attack,) = attack_bank.load([name])
+    shutil.rmtree(autograder / "submission")
+    with attack_runs.surroundings() as around:
+        attack_bank.hand_in(attack, autograder / "submission", around.places)
+        secrets = [around.word, *(attack_runs.first_line(ROOT / file) for file in attack_runs.SECRET_FILES)]
+
+        content = run_autograder(autograder)
+
+        assert around.left_running() == 0 and not around.traces()
+    mine = [test for test in content["tests"] if test["number"] == "2b.2"]
+    assert mine and not any(test["score"] for test in mine)
+    assert not any(word in json.dumps(content) for word in secrets)
+    assert sum(test["score"] for test in content["tests"] if test["number"] == "p.2") > 0
 
 
 @pytest.mark.medium

@@ -244,6 +244,16 @@ def test_a_solved_task_passes_behind_all_walls(tree, tmp_path):
 
 
 @pytest.mark.medium
+def test_the_graders_own_process_has_a_limit_of_memory(tree, tmp_path):
+    inside = "staff/tests/inside_graders.py"
+
+    plugin = ["-p", "grader.plugin"]
+    outcome = run_graded(tree, tmp_path / "report.json", tests=[inside], seed=1, deadline_s=300, options=plugin)
+
+    assert outcome.exit_code == 0, outcome.output
+
+
+@pytest.mark.medium
 def test_at_the_deadline_all_is_ended(tree, tmp_path):
     (tree / "common/data_partition.py").write_text("import time\ntime.sleep(600)\n")
 
