@@ -116,7 +116,7 @@ def glue(
     sync_gradients does nothing: which examples a worker sees does not depend on how it averages. With `right`, so many
     of the dev set's labels are those that the model finds before it is trained.
     """
-    classes, steps_per_epoch = CLASSES[task], math.ceil(math.ceil(train / world_size) / batch)
+    classes, share = CLASSES[task], -(-train // world_size)
     weights = draws.classifier(grade.seed, train + dev, classes)
     each: list[dict[str, Any]] = []
     for rank in range(world_size):
@@ -134,7 +134,8 @@ def glue(
         "grader.probes_train:glue", world_size, payloads=True, seed=None, each=each, config=config, **arguments
     )
     tokens, answers = ([mine[name] for mine in each] for name in ("ids", "labels"))
-    return Training(grade, result, Setting("classifier", weights, tokens, answers, train, steps_per_epoch, task))
+    setting = Setting("classifier", weights, tokens, answers, train, -(-share // batch), task)
+    return Training(grade, result, setting)
 
 
 def gpt2(grade: Grade, world_size: int, *, train: int, batch: int, dev: int = 4, **config: Any) -> Training:
