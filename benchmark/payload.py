@@ -15,20 +15,23 @@ from collections.abc import Iterator
 from common.collectives import recorded
 
 
+def passes(name: str, backend: str) -> int:
+    """How often the pieces go round the ring."""
+    return 1 if "reduce_scatter" in name and backend != "gloo" else 2
+
+
 def sent(name: str, size: int, workers: int, backend: str = "gloo") -> float:
     """Bytes out of one worker for one collective, as a mean over the workers."""
-    share = (workers - 1) / workers
-    if name.startswith("all_reduce"):
-        return 2 * share * size
-    if "reduce_scatter" in name:
-        return (2 if backend == "gloo" else 1) * share * size
+    share = size - size / workers  # all but the part that stays
+    if name.startswith("all_reduce") or "reduce_scatter" in name:
+        return passes(name, backend) * share
     if "all_gather" in name or "allgather" in name:
         return (workers - 1) * size
     if name in ("send", "isend"):
         return size
     if name in ("recv", "irecv", "barrier") or name.startswith(("recv", "coalesced")):
         return 0
-    return share * size
+    return share
 
 
 class Payload:

@@ -1,11 +1,10 @@
-"""How many bits per second an all_reduce really moves out of each worker.
+"""How many bits per second every worker sends to its neighbour while all do so at once.
 
     python -m cluster.launch --workers 4 -- -m cluster.bandwidth
     python -m cluster.launch --hosts node0,node1,node2,node3 -- -m cluster.bandwidth
 
-This speaks to gloo below torch.distributed's usual functions, so that it works before region 2a.1 does. A ring sends
-2(N-1)/N of the tensor's bytes out of each of N workers: that number over the time is called the bus bandwidth, and
-compares directly with a link's rate.
+Each worker sends a tensor to the next one and receives one from the worker before it, as in a ring. This speaks to gloo
+below torch.distributed's usual functions, and works before region 2a.1 does. The figure compares with a link's rate.
 """
 
 import argparse
@@ -23,22 +22,25 @@ PATIENCE = timedelta(seconds=60)
 
 
 def measure(master_ip: str, master_port: int, world_size: int, rank: int, megabytes: int, rounds: int) -> float:
-    """Mbit/s out of this worker in the best of `rounds` all_reduces; returns when all workers have measured."""
+    """Mbit/s out of this worker in the best of `rounds` transfers; returns when all workers have measured."""
     store = dist.TCPStore(master_ip, master_port, world_size, is_master=rank == 0, timeout=PATIENCE)
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=own_address_towards(master_ip))]  # not the host name's network
     options._timeout = PATIENCE
     group = gloo(store, rank, world_size, options)
-    tensor = torch.zeros(megabytes * 10**6 // 4)
+    mine, theirs = (torch.zeros(megabytes * 10**6 // 4) for _ in range(2))
+    after, before = (rank + 1) % world_size, (rank - 1) % world_size
     seconds = []
     for _ in range(rounds):
         group.barrier().wait()
         start = time.perf_counter()
-        group.allreduce([tensor]).wait()
+        sending = group.send([mine], after, 0)
+        group.recv([theirs], before, 0).wait()
+        sending.wait()
         seconds.append(time.perf_counter() - start)
     group.barrier().wait()  # rank 0 holds the store: it must not leave first
-    return 2 * (world_size - 1) / world_size * megabytes * 8 / min(seconds)
+    return megabytes * 8 / min(seconds)
 
 
 def main() -> None:
@@ -52,7 +54,7 @@ def main() -> None:
     place = (given.master_ip, given.master_port, given.world_size, given.local_rank)
     speed = measure(*place, given.megabytes, given.rounds)
     if given.local_rank == 0:
-        print(f"all_reduce of {given.megabytes} MB between {given.world_size} workers, Mbit/s: {speed:.0f}")
+        print(f"{given.megabytes} MB from each to the next of {given.world_size} workers, Mbit/s: {speed:.0f}")
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def measure_bandwidth(workers: int, more: list[str]) -> Finding:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         return Finding("fix", f"all_reduce between {workers} workers failed", f"{last} ({shlex.join(command)})")
     speed, on_this_machine = float(figures[0]), not more
-    text = f"all_reduce between {workers} workers: {speed:.0f} Mbit/s out of each"
+    text = f"{workers} workers, each sending to the next at once: {speed:.0f} Mbit/s out of each"
     return ok_or_fix(
         on_this_machine or speed > SLOW_MBIT, text, "slow for a cluster; is --master_ip on the fast network?"
     )

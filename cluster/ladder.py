@@ -3,6 +3,7 @@
     python -m cluster.ladder [--workers 4] [--iterations 40] [-- flags for every task, such as --data_dir glue_data/RTE]
     python -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train
 
+"MB handed in" is what a rank gives to its collectives in an iteration; what then crosses a network is task 4.
 Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch. With --nodes every
 worker has an emulated node of its own, and every byte a link of --rate to cross. Each line comes from the records in
 runs/; the bar chart lies beside them.
@@ -30,14 +31,14 @@ tasks 2a and 2b send one for every parameter. Bandwidth shows with a network and
 
 @dataclass(frozen=True)
 class Row:
-    """One task's line of the table. Losses are means over the workers; payload is bytes sent in one iteration."""
+    """One task's line of the table. Losses are means over the workers."""
 
     name: str
     losses: list[float]
     accuracy: float | None  # without an evaluation there is none
     seconds: float
-    payload_first: float  # by rank 0
-    payload_others: float
+    bytes_of_first: float  # handed to collectives in one iteration, by rank 0
+    bytes_of_others: float  # by the last rank
 
 
 def main() -> None:
@@ -92,40 +93,31 @@ def read_row(task: str, name: str, workers: int) -> Row:
     """The line of one task, from the records of all its workers."""
     records = [json.loads((ROOT / "runs" / task / f"rank{rank}.json").read_text()) for rank in range(workers)]
     losses = [[step["loss"] for step in record["iterations"]] for record in records]
-    first, others = payload_per_rank(records[0])
     return Row(
         name,
         [sum(step) / workers for step in zip(*losses, strict=True)],
         records[0]["evaluations"][-1]["metrics"]["acc"] if records[0]["evaluations"] else None,
         records[0]["seconds_per_iteration"],
-        first,
-        others,
+        bytes_handed_over(records[0]),
+        bytes_handed_over(records[-1]),
     )
 
 
-def payload_per_rank(record: dict) -> tuple[float, float]:
-    """Bytes sent in one iteration by rank 0 and by each other rank: collectives of the record, times the algorithm.
-
-    For S bytes on N ranks: all_reduce as a ring sends 2(N-1)/N S from every rank; gather S from each but the root;
-    scatter and broadcast (N-1) S from the root, where scatter's input on the root is a list of N tensors.
-    """
-    n, iterations = record["world_size"], len(record["iterations"])
-    size = {entry["name"]: entry["bytes"] / iterations for entry in record["collectives"]}
-    ring = 2 * (n - 1) / n * size.get("all_reduce", 0)
-    root = (n - 1) / n * size.get("scatter", 0) + (n - 1) * size.get("broadcast", 0)
-    return ring + root, ring + size.get("gather", 0)
+def bytes_handed_over(record: dict) -> float:
+    """Bytes that a rank hands to collectives in one iteration. What crosses the network is the subject of task 4."""
+    return sum(entry["bytes"] for entry in record["collectives"]) / len(record["iterations"])
 
 
 def table(rows: list[Row]) -> str:
     """All rows; times also as multiples of the last one, DDP."""
     head = f"{'task':<20} {'first five losses (mean of workers)':<45} {'acc':>6} {'s/iter':>8} {'x DDP':>6}"
-    lines = ["", head + f" {'MB sent by rank 0':>18} {'by others':>10}"]
+    lines = ["", head + f" {'MB handed in: rank 0':>20} {'others':>8}"]
     for row in rows:
         losses = " ".join(f"{loss:.6f}" for loss in row.losses[:5])
         accuracy = f"{'-':>6}" if row.accuracy is None else f"{row.accuracy:6.3f}"
         lines.append(
             f"{row.name:<20} {losses:<45} {accuracy} {row.seconds:8.4f} {row.seconds / rows[-1].seconds:6.2f}"
-            f" {row.payload_first / 1e6:18.2f} {row.payload_others / 1e6:10.2f}"
+            f" {row.bytes_of_first / 1e6:20.2f} {row.bytes_of_others / 1e6:8.2f}"
         )
     return "\n".join([*lines, ""])
 

@@ -108,7 +108,7 @@ def snapshot(optimizer: torch.optim.Optimizer, attribute: str) -> dict[str, torc
 
 def watch_library(context: Context) -> None:
     """Replace what train() uses by watched doubles, before the student's file copies their names."""
-    from common import optim
+    from common import optim, worker_gradients
 
     current: list[torch.optim.Optimizer] = []
 
@@ -150,6 +150,11 @@ def watch_library(context: Context) -> None:
 
     for module in (torch.nn.utils, torch.nn.utils.clip_grad):
         context.spy(module, "clip_grad_norm_", "clip", note)
+
+    def keep_gradients(model: torch.nn.Module, rank: int) -> None:
+        context.event("kept", grads=snapshot(current[0], "grad") if current else {}, rank=rank)
+
+    worker_gradients.keep_gradients = keep_gradients  # which would write into the repository
 
 
 def watched_record(context: Context, record: Any) -> Any:

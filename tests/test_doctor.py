@@ -113,7 +113,7 @@ def test_this_machine_is_examined_and_measured():
     *lines, last = result.stdout.splitlines()
     counts = json.loads(last)
     assert {level: sum(line.startswith(f"{level} ") for line in lines) for level in counts} == counts
-    assert any(line.startswith("ok    all_reduce between 2 workers: ") for line in lines), result.stdout
+    assert any(line.startswith("ok    2 workers, each sending to the next at once: ") for line in lines), result.stdout
     assert result.returncode == (1 if counts["fix"] else 0)
 
 
@@ -127,7 +127,7 @@ def test_hosts_are_examined_over_ssh_compared_and_measured(ssh):
     assert "ok    code: the same on all 2 nodes" in lines, result.stdout + result.stderr
     assert "ok    packages: the same on all 2 nodes" in lines
     assert sum(" network: 127.0.0.1 is reached by lo" in line for line in lines) == 2
-    assert any("all_reduce between 2 workers: " in line for line in lines)
+    assert any("2 workers, each sending to the next at once: " in line for line in lines)
 
 
 @pytest.mark.medium
