@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from common.paths import ROOT
+from tests.warm import Script
 
 pytestmark = pytest.mark.medium
 
@@ -25,14 +26,11 @@ def free_port():
         return server.getsockname()[1]
 
 
-def start(task, rank, world_size, port, folder, *flags, script="run_glue.py", **options):
+def start(task, rank, world_size, port, folder, *flags, script="run_glue.py"):
     """One worker with the course's own command line, from inside the task's folder."""
-    command = [sys.executable, script, "--master_ip", "127.0.0.1", "--master_port", port, "--world_size", world_size]
-    command += ["--local_rank", rank, "--output_dir", folder, "--overwrite_output_dir", *flags]
-    with open(folder / f"log{rank}.txt", "w") as log:
-        return subprocess.Popen(
-            [str(part) for part in command], cwd=ROOT / task, stdout=log, stderr=log, env=ENVIRONMENT, **options
-        )
+    words = ["--master_ip", "127.0.0.1", "--master_port", port, "--world_size", world_size]
+    words += ["--local_rank", rank, "--output_dir", folder, "--overwrite_output_dir", *flags]
+    return Script(ROOT / task / script, words, folder / f"log{rank}.txt")
 
 
 def run(task, world_size, folder, *flags, script="run_glue.py"):
@@ -172,7 +170,7 @@ def test_a_worker_that_stands_still_ends_all_with_code_3(tmp_path):
 
 def wait_for(path, words, workers, seconds=120):
     deadline = time.monotonic() + seconds
-    while words not in path.read_text():
+    while not path.exists() or words not in path.read_text():
         assert time.monotonic() < deadline, path.read_text()
         assert all(worker.poll() is None for worker in workers), path.read_text()
         time.sleep(0.1)

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from cluster.launch import free_port
 from common.errors import InputError
+from common.paths import ROOT
 from task4_traffic.compare import check_comparable, observed_by_dstat, plot_epochs, plot_over_time, ratios, read_run
 from task4_traffic.counters import HEAD, Counter, Sample, rates, read_counters, read_kernel, volume
 from task4_traffic.dstat import read_dstat, split_runs
 from task4_traffic.traffic import plain
-from tests.processes import run, wait_for
+from tests.processes import wait_for
+from tests.warm import Script
 
 KERNEL_TEXT = """Inter-|   Receive             |  Transmit
  face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
@@ -227,9 +230,10 @@ def folders(tmp_path_factory):
     for dtype in ("fp32", "bf16"):
         folder = tmp_path_factory.mktemp(dtype) / "run"
         flags = ["--do_train", "--max_steps", "4", "--per_gpu_train_batch_size", "8", "--grad_dtype", dtype]
-        script = ["task4_traffic/run_glue.py", *flags, "--output_dir", str(folder)]
-        done = run("-m", "cluster.launch", "--workers", "2", "--", *script, timeout=600)
-        assert done.returncode == 0, done.stdout + done.stderr
+        flags += ["--output_dir", folder, "--master_port", free_port(), "--world_size", "2", "--local_rank"]
+        script, logs = ROOT / "task4_traffic/run_glue.py", [folder.parent / f"log{rank}.txt" for rank in range(2)]
+        workers = [Script(script, [*flags, rank], log) for rank, log in enumerate(logs)]
+        assert [worker.wait(600) for worker in workers] == [0, 0], logs[0].read_text() + logs[1].read_text()
         made[dtype] = folder
     return made
 
