@@ -136,10 +136,10 @@ def _strange_kind(kind: str) -> str:
 
 def _missing(missing: list[int], one: Case) -> str:
     number = missing[0]
-    if len(missing) == sum(len(numbers) for _, numbers in one.places):
-        return "no layer is in a partition: append each to the current one, and keep every partition that is complete"
     if set(missing) <= one.homeless:
         return f"layer {number} lies nowhere and is in no partition: {_rule(number, one)}"
+    if len(missing) == sum(len(numbers) for _, numbers in one.places):
+        return "no layer is in a partition: append each to the current one, and keep every partition that is complete"
     if set(one.places[-1][1]) <= set(missing):
         return "the last partition is missing: it is complete when there are no more layers"
     firsts = [numbers[0] for _, numbers in one.places[1:]]

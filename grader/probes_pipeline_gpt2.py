@@ -43,14 +43,13 @@ def _steps(model: Any, a: dict) -> list[dict[str, Any]]:
     results = []
     for step in range(len(a["tokens"])):
         model.zero_grad()
-        loss = model(**_inputs(a, step)).loss
-        loss.backward()
+        output = model(**_inputs(a, step))
+        output.loss.backward()
         gradients = {name: p.grad if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-        results.append({"loss": loss.detach(), "gradients": gradients})
+        results.append({"loss": output.loss.detach(), "gradients": gradients})
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter -= RATE * parameter.grad
+            for p in model.parameters():
+                p -= 0 if p.grad is None else RATE * p.grad
     return results
 
 

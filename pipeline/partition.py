@@ -87,7 +87,7 @@ def _split_module(modules: nn.Sequential) -> tuple[list[nn.Sequential], list[tor
     devices: list[torch.device] = []
     current_partition: list[nn.Module] = []
     current_device: torch.device | None = None
-    # TODO(cos598d) p.1: group consecutive layers of one device into partitions (11 lines)
+    # TODO(cos598d) p.1: group consecutive layers of one device (11 lines)
     # BEGIN SOLUTION p.1
     for layer in _layers(modules):
         device = _retrieve_device(layer) or current_device
