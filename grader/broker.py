@@ -16,7 +16,7 @@ import numpy as np
 from grader.calls import Call, Event, compute, disagreement, parse_call
 from grader.values import MessageError
 
-MAX_EVENTS = 200_000  # per rank and run
+MAX_EVENTS = 50_000  # per rank and run: about 50 MB
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Broker:
         self.completed: list[dict[int, Call]] = []  # every completed collective, rank -> call
         self.replies: list[tuple[int, dict]] = []
         self.fault: Fault | None = None
+        self.forgotten = 0  # bytes of payloads that are no longer kept
         self._keep = keep_payloads
         self._posted: Counter[tuple] = Counter()  # calls so far in each sequence, see Call.sequence
         self._collectives: dict[tuple[str, int], dict[int, Call]] = defaultdict(dict)  # (group, number) -> rank -> call
@@ -124,6 +125,7 @@ class Broker:
     def _complete(self, call: Call, payload: bytes) -> None:
         call.complete, call.received = True, len(payload)
         if not self._keep:
+            self.forgotten += len(call.payload or b"")
             call.payload = None
         self._answer(call, {"payload": np.frombuffer(payload, np.uint8)})
 

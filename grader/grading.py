@@ -6,45 +6,17 @@ def test_gather_and_scatter_leave_the_mean_on_every_worker(grade):
     grade.fail("expected ..., got ...")                           # wrong; the seed is added
 """
 
-import ast
-import json
-import os
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from common.course import Course
 from common.todo import Block, find_blocks
-from grader import ranks
+from grader import imports
 from grader.outcome import Result
+from grader.session import DEADLINE, Session
 from grader.verdicts import Crashed, Verdict, Wrong, builds_on, not_attempted, verdict_of
 
-DEADLINE = 20.0  # seconds for one run, which takes well under one; more under a slow autograder
 LOAD_DEADLINE = 10.0
-SEED_BITS = 30
-
-
-class Session:
-    """What the graded tests of one pytest run share: the student's tree, one seed, and every run made so far."""
-
-    def __init__(self, tree: Path, course: Course, seed: int | None = None) -> None:
-        self.tree, self.course = tree, course
-        self.seed = int.from_bytes(os.urandom(4), "big") >> (32 - SEED_BITS) if seed is None else seed
-        self.slowness = float(os.environ.get("COS598D_SLOWNESS", "1"))  # a factor for the deadlines
-        self.runs: dict[str, Result] = {}
-
-    def run(
-        self, probe: str, world_size: int, arguments: dict, deadline: float = DEADLINE, payloads: bool = False
-    ) -> Result:
-        told = {name: value for name, value in arguments.items() if name != "each"}  # which follows from the seed
-        key = json.dumps([probe, world_size, payloads, told], sort_keys=True)
-        if key not in self.runs:
-            limit = deadline * self.slowness
-            self.runs[key] = ranks.run(
-                probe, world_size, arguments, deadline=limit, tree=self.tree, keep_payloads=payloads
-            )
-        return self.runs[key]
 
 
 class Grade:
@@ -52,6 +24,7 @@ class Grade:
 
     def __init__(self, session: Session, region: str, test: str) -> None:
         self.session, self.region = session, region
+        session.region = region
         self.row = session.course.regions[region]
         self.file = self.row.file
         self.seed = session.seed
@@ -135,23 +108,6 @@ class Grade:
     def imports_only_allowed(self, *files: str) -> None:
         """Fails for an import, at the top or inside a function, that course.toml does not list for the file."""
         for file in files:
-            allowed = self.session.course.allowed_imports(file)
-            for line, module in imported(self.session.tree / file, file):
-                if allowed is not None and not any(f"{module}.".startswith(f"{name}.") for name in allowed):
-                    raise Wrong(f"{file}:{line} imports {module}; the course allows here only {', '.join(allowed)}")
+            if complaint := imports.complaint(self.session.tree, file, self.session.course):
+                raise Wrong(complaint)
             self.must_load(file)
-
-
-def imported(path: Path, file: str) -> list[tuple[int, str]]:
-    """Line and module of every import of a file. Raises Crashed where it is no Python."""
-    try:
-        tree = ast.parse(path.read_bytes(), file)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise Crashed(f"{file} cannot be read: {type(error).__name__}: {error}") from None
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            found.append((node.lineno, node.module or "." * node.level))
-    return sorted(found)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from grader.broker import Fault
 from grader.calls import Call, Event
 from grader.phrases import Phrase, sentence
+from grader.tampering import Flag
 
 CAUSES = ("raised", "killed", "exited")  # the ends of a rank that can bring the others to a halt
 
@@ -61,6 +62,7 @@ class RankResult:
     stderr: str = ""
     dropped: int = 0  # bytes printed beyond the limit of both, at least; see printing.Stream
     events: list[Event] = field(default_factory=list)
+    flags: list[Flag] = field(default_factory=list)  # what looks like tampering, see guard and tampering
 
     @property
     def calls(self) -> list[Call]:
@@ -83,7 +85,8 @@ class RankResult:
             known = self.code in list(signal.Signals)
             verb, rest = "was", f"killed by {signal.Signals(self.code).name if known else f'signal {self.code}'}"
         elif self.outcome == "exited":
-            verb, rest = "exited", f"with code {self.code}" + (f" by {self.error}" if self.error else "")
+            how = f" by {self.error}" if self.error else ", in the middle of its run"
+            verb, rest = "exited", f"with code {self.code}{how}"
         return Phrase(self.rank, verb, rest, self.where)
 
 
@@ -104,6 +107,7 @@ class Result:
     collectives: list[dict[int, Call]]
     deadline: float
     left_running: int = 0  # processes the ranks had started and that still ran at the end; they are gone now
+    size: int = 0  # bytes of memory that its values and events take, about
 
     @property
     def outcome(self) -> str:

@@ -9,15 +9,17 @@ import importlib.util
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.course import STEPS_OF_A_HINT, Course, load_course
 from common.errors import InputError
 from common.paths import ROOT, atomic_write, cache_dir
-from grader import ranks, report
+from grader import ranks, report, tampering
 from grader.grading import Grade, Session
 from grader.report import Entry
 from grader.verdicts import Skipped, Verdict
@@ -25,6 +27,7 @@ from grader.verdicts import Skipped, Verdict
 pytest_plugins = ["grader.selection"]
 SESSION = pytest.StashKey[Session]()
 ENTRIES = pytest.StashKey[dict[str, Entry]]()
+LONGEST_MESSAGE = 6000  # characters
 WRITTEN = pytest.StashKey[report.Report]()
 
 
@@ -153,6 +156,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     )
     if marks and not session.config.option.collectonly:
         ranks.start()
+        graded = session.config.stash[SESSION]
+        files = changeable(graded.tree, graded.course)
+        session.config.stash[WRITTEN].flag(tampering.look_at(graded.tree, files, ROOT))
+
+
+def changeable(tree: Path, course: Course) -> list[str]:
+    """The files of a tree that are the student's to change, Python or not."""
+    folders = {pattern.partition("/")[0] for pattern in course.may_change if "/" in pattern}
+    files = (path for folder in sorted(folders) for path in sorted((tree / folder).rglob("*")) if path.is_file())
+    names = [path.relative_to(tree).as_posix() for path in files]
+    return [name for name in names if course.may_student_change(name)]
 
 
 @pytest.fixture
@@ -166,9 +180,12 @@ def grade(request: pytest.FixtureRequest) -> Grade:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
     grade = pyfuncitem.funcargs.get("grade")
-    if isinstance(grade, Grade):
-        grade.check_attempted()
-    return (yield)
+    if not isinstance(grade, Grade):
+        return (yield)
+    grade.check_attempted()
+    with np.errstate(all="ignore"), warnings.catch_warnings():  # a student's numbers may overflow in our arithmetic
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -179,6 +196,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
         result.longrepr = _judge(item, *mark, call) or result.longrepr
         grade = item.funcargs.get("grade") if isinstance(item, pytest.Function) else None
         ran = grade.last if isinstance(grade, Grade) else None
+        item.config.stash[WRITTEN].flag(item.config.stash[SESSION].take_flags(), item.nodeid)
         item.config.stash[WRITTEN].add(item.config.stash[ENTRIES][item.nodeid], ran)
         if item.config.stash[ENTRIES][item.nodeid].status == "skipped":
             result.outcome, result.longrepr = "skipped", (str(item.path), item.location[1] or 0, str(result.longrepr))
@@ -194,6 +212,7 @@ def _judge(item: pytest.Item, region: str, points: int, call: pytest.CallInfo) -
         status, message = error.status, str(error)
     elif error is not None:
         status, message = "crashed", f"the grader did not expect this: {type(error).__name__}: {error}"
+    message = clip(message)
     missing = unpassed(course, region, needs_of(item), entries)
     if status not in ("passed", "not attempted", Skipped.status) and missing:
         message = f"builds on region {missing}, which is not passed yet. What was seen: {message}"
@@ -205,6 +224,12 @@ def _judge(item: pytest.Item, region: str, points: int, call: pytest.CallInfo) -
     entries[item.nodeid] = Entry(item.nodeid, row.task, region, status, got, points, message)
     known = isinstance(error, Verdict)
     return f"{status}: {message} [region {region}, 0 of {points}]" if known or status == Skipped.status else ""
+
+
+def clip(message: str) -> str:
+    """A message that can be shown: not too long, and valid UTF-8, whatever names a student's code has."""
+    short = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} ..."
+    return short.encode(errors="replace").decode()
 
 
 def open_tests(region: str, entries: dict[str, Entry]) -> list[str]:

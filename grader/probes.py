@@ -18,7 +18,7 @@ import random
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,11 +27,29 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from grader import join, values
+from grader import guard, join, values
+from grader.seal import Sealer, sealer
+from grader.sites import Sites
 from grader.wire import Wire
 from grader.zygote import find_function
 
 _HOLES: list[Any] = []  # see _unlike_other_ranks
+TORCH = str(Path(torch.__file__).parent)
+
+
+class Arguments(dict[str, Any]):
+    """A probe's arguments. "mine", what only this rank starts with, is fetched when the probe asks for it: code that
+    runs while the student's file is loaded cannot know it."""
+
+    def __init__(self, told: dict[str, Any], wire: Wire) -> None:
+        super().__init__(told)
+        self._wire = wire
+
+    def __missing__(self, name: str) -> Any:
+        if name != "mine":
+            raise KeyError(name)
+        self[name] = self._wire.inputs()
+        return self[name]
 
 
 class Context:
@@ -40,7 +58,7 @@ class Context:
     def __init__(self, wire: Wire, job: dict) -> None:
         self.rank: int = job["rank"]
         self.world_size: int = job["world_size"]
-        self.arguments: dict[str, Any] = job["arguments"]
+        self.arguments: dict[str, Any] = Arguments(job["arguments"], wire)
         self.tree = Path(job["tree"])
         self.during = ""  # what is going on, for the message if it fails
         self._wire = wire
@@ -102,22 +120,61 @@ def load(context: Context) -> None:
     context.load(context.arguments["file"])
 
 
-def run_probe(connection: socket.socket) -> None:
-    """The whole life of a rank: take the job from the grader, run the probe, send back its value or its failure."""
+def run_probe(connection: socket.socket, notes: int, libraries: list[guard.Function]) -> None:
+    """The whole life of a rank: take the job from the grader, run the probe, send back its value or its failure.
+
+    `notes` is the pipe for what the guard sees, `libraries` what it compares at the end.
+    """
     job = values.receive(connection, values.to_tensor)
-    tree = job["tree"]
-    wire = Wire(connection, tree)
     probe = find_function(job["probe"])
     assert "common" not in sys.modules, "a probe's module must not import the tree at its top"
     _unlike_other_ranks()
-    sys.path.insert(0, tree)
-    join.install(wire, job["rank"], job["world_size"])
-    context = Context(wire, job)
-    try:
-        wire.send({"kind": "returned", "value": probe(context), "never_waited": list(wire.pending)})
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too, and a value that cannot be sent
-        failure = describe_error(error, wire, context.during)
-        wire.send({"kind": "raised", "error": failure, "never_waited": list(wire.pending)})
+    sys.path.insert(0, job["tree"])
+    rank, note, trust = Rank(connection, job), guard.notes_to(notes), guard.Trust()
+    guard.close_signals(note, trust)
+    guard.forget_ourselves()
+    guard.watch(note, trust)
+    look = functools.partial(guard.note_patched, libraries, trust, note)
+    # What can send a value stands on this frame's stack while the probe runs, and in no variable: code that gets hold
+    # of the frame finds the context and nothing that would end the run.
+    rank.last_word(look).send(rank.live(probe))
+
+
+class Rank:
+    """One rank: its line to the grader, and the context of its probe."""
+
+    def __init__(self, connection: socket.socket, job: dict) -> None:
+        self.sites = Sites(job["tree"], TORCH)
+        replaced = guard.replaced_in(module for name, module in sys.modules.items() if name.split(".")[0] == "grader")
+        line, ending = (bytes.fromhex(key) for key in job.pop("keys"))
+        self.wire = Wire(connection, sealer(connection.sendall, line, self.sites, replaced).send)
+        self._end = [sealer(connection.sendall, ending, self.sites, replaced)]
+        join.install(self.wire, job["rank"], job["world_size"])
+        self.context = Context(self.wire, job)
+
+    def last_word(self, look: Callable[[], Any]) -> Generator[None, dict, None]:
+        """A primed generator: what it is sent goes to the grader as this rank's last message. Made only once."""
+        word = self._last_word(self._end.pop(), look)
+        next(word)
+        return word
+
+    def _last_word(self, end: Sealer, look: Callable[[], Any]) -> Generator[None, dict, None]:
+        message = yield
+        look()
+        if error := end.send(message):  # a value that cannot be sent
+            end.send(self.failed(error))
+        yield
+
+    def live(self, probe: Callable[[Context], Any]) -> dict:
+        """Run the probe; what it came to, as the last message."""
+        try:
+            return {"kind": "returned", "value": probe(self.context), "never_waited": list(self.wire.pending)}
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too
+            return self.failed(error)
+
+    def failed(self, error: BaseException) -> dict:
+        failure = describe_error(error, self.sites, self.context.during)
+        return {"kind": "raised", "error": failure, "never_waited": list(self.wire.pending)}
 
 
 def _unlike_other_ranks() -> None:
@@ -134,13 +191,13 @@ def _unlike_other_ranks() -> None:
     _HOLES.extend(thing for thing in objects if dice.random() < 0.5)
 
 
-def describe_error(error: BaseException, wire: Wire, during: str) -> dict:
+def describe_error(error: BaseException, sites: Sites, during: str) -> dict:
     """An exception as values: type, message, the student's lines of its traceback, and the code of a SystemExit."""
     frames = traceback.extract_tb(error.__traceback__)
-    trace = [(wire.student_file(f.filename), f.lineno or 0, f.name, f.line or "") for f in frames]
+    trace = [(sites.students(f.filename), f.lineno or 0, f.name, f.line or "") for f in frames]
     trace = [frame for frame in trace if frame[0]]
-    if isinstance(error, SyntaxError) and wire.student_file(error.filename or ""):
-        trace.append((wire.student_file(error.filename or ""), error.lineno or 0, "", (error.text or "").strip()))
+    if isinstance(error, SyntaxError) and sites.students(error.filename or ""):
+        trace.append((sites.students(error.filename or ""), error.lineno or 0, "", (error.text or "").strip()))
     if not trace:  # our own mistake: show our lines
         trace = [("/".join(Path(f.filename).parts[-2:]), f.lineno or 0, f.name, f.line or "") for f in frames]
     code = None

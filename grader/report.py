@@ -12,9 +12,11 @@ from pathlib import Path
 from common.course import Course
 from common.paths import atomic_write
 from grader.outcome import Result
+from grader.tampering import Flag
 
 PENDING = "timed out"  # what becomes of a test that is never reached
 NOT_REACHED = "the grading ended before this test was reached"
+MAX_FLAGS = 200
 LONGEST_OUTPUT = 4000  # characters of a rank's stdout or stderr that are kept: the last ones, where an error stands
 
 
@@ -45,18 +47,24 @@ class Report:
     """report.json while the tests run; with an empty path nothing is written.
 
     Beside the tests it has `output`: for each test that did not pass, what the ranks of its last run printed and how
-    they ended.
+    they ended. `flags` lists what looks like tampering; it takes no points, and is for instructors.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = path
         self.entries: dict[str, Entry] = {}
         self.output: dict[str, list[dict]] = {}
+        self.flags: dict[Flag, str] = {}  # what to look at by hand -> the test whose run showed it, "" for a file
 
     def expect(self, entries: Iterable[Entry]) -> None:
         """The tests that are to come."""
         self.entries = {entry.id: entry for entry in entries}
         self._write()
+
+    def flag(self, flags: Iterable[Flag], test: str = "") -> None:
+        for flag in flags:
+            if len(self.flags) < MAX_FLAGS:
+                self.flags.setdefault(flag, test)
 
     def add(self, entry: Entry, run: Result | None) -> None:
         """A test that has run, and the last run of ranks it looked at."""
@@ -68,7 +76,8 @@ class Report:
     def _write(self) -> None:
         if self.path and self.entries:
             with atomic_write(self.path) as file:
-                content = as_dict(self.entries.values()) | {"output": self.output}
+                flags = [flag._asdict() | {"test": test} for flag, test in self.flags.items()]
+                content = as_dict(self.entries.values()) | {"output": self.output, "flags": flags}
                 json.dump(content, file, indent=1)  # ASCII: what a student prints need not be valid UTF-8
 
 

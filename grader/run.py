@@ -6,7 +6,6 @@ It waits for whoever speaks first, never for one rank in particular.
 
 import contextlib
 import os
-import re
 import selectors
 import shutil
 import signal
@@ -17,21 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 from grader import values
 from grader.broker import Broker
-from grader.outcome import Failure, Frame, RankResult, Result
+from grader.endings import failure, rank_result
+from grader.outcome import Failure, Result
+from grader.seal import ENDING, Opener, new_keys
+from grader.tampering import Flag
 from grader.values import MessageError
-from grader.wire import student_file
 from grader.zygote import PER_RANK
 
 if TYPE_CHECKING:
     from grader.ranks import ZygoteProcess
 
+MAX_KEPT = 192 << 20  # bytes that one run keeps of what its ranks send, tensors and objects made of their JSON
+MAX_UNREAD = 256 << 20  # bytes of answers that a rank does not take
+OBJECTS = 12  # bytes of memory for a byte of JSON; for a list of empty lists 21
 MAX_OUTPUT = 100_000  # bytes kept of each rank's stdout, and as many of its stderr
 GRACE = 0.5  # seconds in which a rank that still computes may end by itself once the run has failed
 STACK_TIME = 0.3  # seconds in which a rank may say where it is once the deadline has passed
 END_TIME = 30  # seconds for the zygote to kill what is left
 FLOOD_PAUSE = 0.005  # seconds
-MAX_MESSAGE = 4000  # characters of an exception's message
-MAX_TRACE = 20  # frames of a traceback, the innermost ones
 
 
 class Output:
@@ -64,9 +66,11 @@ class Seat:
         self.line, self.theirs = socket.socketpair()
         self.line.setblocking(False)
         pipes = [os.pipe() for _ in range(PER_RANK - 1)]
-        self.stdout, self.stderr, self.stack = (Output(read) for read, _ in pipes)
+        self.stdout, self.stderr, self.stack, self.notes = (Output(read) for read, _ in pipes)
         self.their_fds = [self.theirs.fileno(), *(write for _, write in pipes)]
-        self.frames = values.Frames()
+        self.keys = new_keys()
+        self.frames = values.Frames(check=Opener(self.keys).open)
+        self.mine: Any = None  # what only this rank starts with, for when it asks
         self.outgoing = bytearray()
         self.listening = True
         self.ending = ""  # its last word: "returned" or "raised"
@@ -74,10 +78,11 @@ class Seat:
         self.error: Failure | None = None
         self.never_waited: list[int] = []
         self.code: int | None = None  # exit code once it has ended, negative for a signal
+        self.flags: list[Flag] = []
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        return self.stdout, self.stderr, self.stack
+        return self.stdout, self.stderr, self.stack, self.notes
 
     def give_away(self) -> None:
         """Their ends now belong to the zygote."""
@@ -106,6 +111,7 @@ class Run:
         self.selector = selectors.DefaultSelector()
         self.flooding: list[Output] = []  # beyond their limit: emptied now and then, and not at every line
         self.over = False  # what ranks say now, dying, counts no more
+        self.kept = 0  # bytes, about
         self.left: int | None = None  # processes that were left over, known when all are gone
         zygote.request(
             kind="run", world_size=world_size, probe=job["probe"], file=str(job["arguments"].get("file", ""))
@@ -118,7 +124,10 @@ class Run:
             self.selector.register(seat.line, selectors.EVENT_READ, lambda seat=seat: self._hear_rank(seat))
             for output in seat.outputs:
                 self.selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._hear_output(output))
-            seat.outgoing += values.pack(rank_job(job, seat.rank) | {"world_size": world_size})
+            told = rank_job(job, seat.rank)
+            seat.mine = told["arguments"].pop("mine", None)
+            keys = [key.hex() for key in seat.keys]
+            seat.outgoing += values.pack(told | {"world_size": world_size, "keys": keys})
             self._flush(seat)
 
     def close(self) -> None:
@@ -142,8 +151,8 @@ class Run:
         for output in (output for seat in self.seats for output in seat.outputs):
             while output.read():
                 pass
-        ranks = [self._rank_result(seat, seat.rank in unfinished, in_time) for seat in self.seats]
-        return Result(ranks, self.broker.fault, self.broker.completed, self.deadline, self.left or 0)
+        ranks = [rank_result(seat, self.broker, self.tree, seat.rank in unfinished, in_time) for seat in self.seats]
+        return Result(ranks, self.broker.fault, self.broker.completed, self.deadline, self.left or 0, self.kept)
 
     def _serve(self, until: float, enough: Callable[[], bool]) -> None:
         """Answer whoever speaks, until that is enough or the time is up."""
@@ -197,6 +206,8 @@ class Run:
         seat = self.seats[message["rank"]]
         while self._hear_rank(seat):
             pass
+        if not seat.ending and not self.over and seat.frames.incomplete and message["code"] >= 0:
+            self._disbelieve(seat, MessageError("its last bytes are no message"))
         seat.code = message["code"] if seat.code is None else seat.code
         if not seat.ending and not self.over:
             self.broker.finish(seat.rank)
@@ -214,24 +225,41 @@ class Run:
         except ConnectionError:  # it has ended without reading all we sent
             data = b""
         except MessageError as error:
-            # Not what our own code in the rank sends: somebody else has written to the line. Believe nothing more.
-            seat.ending, seat.code, data = "raised", 1, b""
-            seat.error = Failure("MessageError", str(error))
-            self.broker.finish(seat.rank)
+            self._disbelieve(seat, error)
+            data = b""
         if not data:
             seat.listening = False
             self.selector.unregister(seat.line)
         return bool(data)
 
+    def _disbelieve(self, seat: Seat, error: MessageError) -> None:
+        """Not what our own code in the rank sends: somebody else has written to the line. Believe nothing more."""
+        seat.ending, seat.value, seat.code = "raised", None, 1
+        seat.error = Failure("MessageError", str(error))
+        seat.flags.append(Flag("", 0, f"sends what the grader's code in a rank does not: {error}"))
+        self.broker.finish(seat.rank)
+
+    def _keep(self, seat: Seat) -> None:
+        """Count what a message leaves in memory; payloads of collectives go when they have arrived."""
+        header, body = seat.frames.sizes
+        self.kept += OBJECTS * header + body
+        if self.kept - self.broker.forgotten > MAX_KEPT or len(seat.outgoing) > MAX_UNREAD:
+            raise MessageError(f"the ranks send more than the {MAX_KEPT >> 20} MiB that a run may take")
+
     def _take(self, seat: Seat, message: Any) -> None:
         try:
+            self._keep(seat)
             match message["kind"]:
                 case _ if seat.ending:
                     raise MessageError("a message after the last one")
+                case kind if (kind in ("returned", "raised")) != (seat.frames.signed_by == ENDING):
+                    raise MessageError(f"a message of the kind {kind} with the signature of another")
                 case "call":
                     self.broker.post(seat.rank, message)
                 case "wait":
                     self.broker.wait(seat.rank, message)
+                case "inputs":
+                    seat.outgoing += values.pack({"id": int(message["id"]), "payload": seat.mine})
                 case "event":
                     self.broker.note(seat.rank, message)
                 case "returned" | "raised" as ending:
@@ -246,31 +274,6 @@ class Run:
         except Exception as error:  # whatever a forged message holds, it must not end the grader
             raise MessageError(f"{type(error).__name__}: {error}") from error
 
-    def _rank_result(self, seat: Seat, unfinished: bool, in_time: bool) -> RankResult:
-        """What a rank came to. Stuck comes first: what a released rank did with its error is of no interest."""
-        fault = self.broker.fault
-        result = RankResult(seat.rank, "stopped", stdout=seat.stdout.text(), stderr=seat.stderr.text())
-        result.dropped = seat.stdout.dropped + seat.stderr.dropped
-        result.events = self.broker.events[seat.rank]
-        for call in result.calls:
-            call.waited = call.identity not in seat.never_waited
-        if fault and seat.rank in fault.stuck:
-            result.outcome, result.call = "stuck", fault.stuck[seat.rank]
-        elif seat.ending == "raised" and seat.error:
-            result.outcome = "raised" if seat.error.code is None else "exited"
-            result.error, result.code, result.where = seat.error, seat.error.code or 0, seat.error.where
-        elif seat.ending and (fault or not unfinished):
-            result.outcome, result.value = "returned", seat.value
-        else:
-            result.where = innermost(seat.stack.text(), self.tree)
-            if not unfinished and seat.code is not None:
-                result.outcome, result.code = "killed" if seat.code < 0 else "exited", abs(seat.code)
-            elif not in_time:
-                result.outcome, result.call = "deadline", self.broker.stuck_call(seat.rank)
-        if result.call:
-            result.where = result.call.where
-        return result
-
 
 def rank_job(job: dict, rank: int) -> dict:
     """What one rank is told. Of the argument `each`, a list by rank, it gets its own item, as `mine`, and no other:
@@ -279,21 +282,3 @@ def rank_job(job: dict, rank: int) -> dict:
     if "each" in job["arguments"]:
         arguments["mine"] = job["arguments"]["each"][rank]
     return job | {"arguments": arguments, "rank": rank}
-
-
-def failure(error: dict | None) -> Failure | None:
-    """A rank's exception from its message; what is none raises some error."""
-    if error is None:
-        return None
-    frames = error["trace"][-MAX_TRACE:]
-    trace = [Frame(file[:200], int(line), function[:200], text[:200]) for file, line, function, text in frames]
-    code = None if error["code"] is None else int(error["code"])
-    return Failure(error["type"][:200], error["message"][:MAX_MESSAGE], error["during"][:200], trace, code)
-
-
-def innermost(stack: str, tree: str) -> str:
-    """file:line of the innermost of the student's frames in a stack that faulthandler has written."""
-    for filename, line in re.findall(r'File "(.*)", line (\d+)', stack):
-        if name := student_file(tree, filename):
-            return f"{name}:{line}"
-    return ""

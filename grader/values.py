@@ -19,9 +19,11 @@ from typing import Any
 
 import numpy as np
 
-MAX_HEADER = 16 << 20  # bytes of JSON
-MAX_BODY = 256 << 20  # bytes of all tensors of one message
+MAX_HEADER = 2 << 20  # bytes of JSON; as objects of Python they take up to 25 times as much
+MAX_BODY = 64 << 20  # bytes of all tensors of one message
+MAX_TEXT = 10_000  # characters of one text, the rest is left out: it may be matched, formatted and shown
 MAX_STREAM = 1 << 30  # bytes of all messages that one rank may send in a run
+SIGNATURE = 16  # bytes before each message of a rank, see seal
 ALIGNMENT = 16  # torch.frombuffer wants its offset to be a multiple of the item size
 LENGTHS = struct.Struct("!II")
 
@@ -140,7 +142,7 @@ def to_tensor(dtype: str, shape: list[int], raw: bytes | memoryview) -> Any:
 MakeArray = Callable[[str, list[int], memoryview], Any]
 
 
-def unpack(header: bytes, body: bytes, make: MakeArray) -> Any:
+def unpack(header: bytes, body: bytes | memoryview, make: MakeArray) -> Any:
     """One message back. Every length, type and offset is checked before it is used: the sender may be lying."""
     try:
         return _decode(json.loads(header), memoryview(body), make)
@@ -151,11 +153,13 @@ def unpack(header: bytes, body: bytes, make: MakeArray) -> Any:
 def _decode(node: Any, body: memoryview, make: MakeArray) -> Any:
     if isinstance(node, list):
         return [_decode(item, body, make) for item in node]
+    if isinstance(node, str):
+        return clip(node)
     if not isinstance(node, dict):
         return node
     ((tag, content),) = node.items()
     if tag == "dict":
-        return {key: _decode(item, body, make) for key, item in content.items()}
+        return {clip(key): _decode(item, body, make) for key, item in content.items()}
     if tag != "array":
         raise ValueError(f"unknown tag {tag[:50]!r}")
     dtype, shape, offset = content
@@ -165,13 +169,29 @@ def _decode(node: Any, body: memoryview, make: MakeArray) -> Any:
     return make(dtype, shape, body[offset : offset + length])  # which refuses if the body ends before
 
 
+def clip(text: str) -> str:
+    """A text that can be shown: not too long, and valid as UTF-8, which JSON's lone surrogates are not."""
+    if len(text) > MAX_TEXT:
+        text = f"{text[:MAX_TEXT]}... ({len(text)} characters)"
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
 class Frames:
     """Cuts a stream of bytes into messages, whatever the pieces are in which it comes."""
 
-    def __init__(self, make: MakeArray = to_array) -> None:
-        self._make = make
+    def __init__(self, make: MakeArray = to_array, check: Callable[[bytes, bytes], Any] | None = None) -> None:
+        """With `check`, each message has a signature in front: check(signature, message) refuses it, or says whose."""
+        self._make, self._check = make, check
+        self._start = SIGNATURE if check else 0
+        self.signed_by: Any = None  # what `check` said of the message that was yielded last
         self._buffer = bytearray()
         self._total = 0
+        self.sizes = (0, 0)  # of the message that was yielded last: bytes of its header, of its body
+
+    @property
+    def incomplete(self) -> int:
+        """Bytes that are no whole message yet."""
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Any]:
         """Yield every message that is complete now. Raises MessageError for one, or a stream, that is too large."""
@@ -179,16 +199,20 @@ class Frames:
         self._total += len(data)
         if self._total > MAX_STREAM:
             raise MessageError(f"more than {MAX_STREAM >> 20} MiB were sent")
-        while len(self._buffer) >= LENGTHS.size:
-            header, body = LENGTHS.unpack_from(self._buffer)
+        start = self._start
+        while len(self._buffer) >= start + LENGTHS.size:
+            header, body = LENGTHS.unpack_from(self._buffer, start)
             if header > MAX_HEADER or body > MAX_BODY:
                 raise MessageError(f"a message of {header} + {body} bytes is announced")
-            end = LENGTHS.size + header + body
+            end = start + LENGTHS.size + header + body
             if len(self._buffer) < end:
                 return
-            message = bytes(self._buffer[LENGTHS.size : end])
+            signature, message = bytes(self._buffer[:start]), bytes(self._buffer[start:end])
             del self._buffer[:end]
-            yield unpack(message[:header], message[header:], self._make)
+            if self._check:
+                self.signed_by = self._check(signature, message)
+            first, self.sizes = LENGTHS.size, (header, body)
+            yield unpack(message[first : first + header], memoryview(message)[first + header :], self._make)
 
 
 def receive(connection: socket.socket, make: MakeArray = to_array) -> Any:

@@ -54,7 +54,8 @@ def verdict_of(result: Result, region: str) -> Verdict | None:
     kind = kinds.get(result.outcome, Crashed)
     if any(rank.error and rank.error.type == SILENTLY_WRONG for rank in result.ranks):
         kind = Wrong  # outside of here this call would have gone through, with a wrong result
-    return kind(result.explain() + _details(result))
+    text = result.explain()
+    return kind((text.removeprefix("deadlock: ") if kind is Deadlocked else text) + _details(result))
 
 
 def not_attempted(region: str) -> NotAttempted:

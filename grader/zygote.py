@@ -5,6 +5,7 @@ zygote ever started is killed and it exits. Its requests: "run" (with the ranks'
 lets them write where they are, "end" kills what is left of them. It reports "ready", "started", "exit" and "gone".
 """
 
+import ast
 import contextlib
 import ctypes
 import faulthandler
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from grader import preload, values
+from grader import guard, preload, values
 from grader.printing import Stream
 
 ROOT = str(Path(__file__).resolve().parents[1])
@@ -30,7 +31,7 @@ CONFINE = "COS598D_CONFINE"  # "package.module:function", called in every rank b
 PROBE = "COS598D_PROBE"  # tells that function which probe this is: one of them needs a network
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 KILL_TIME = 5  # seconds a killed process may take to be gone: one that the kernel holds must not hold us
-PER_RANK = 4  # descriptors: the line to the grader, stdout, stderr, stack
+PER_RANK = 5  # descriptors: the line to the grader, stdout, stderr, stack, notes of the guard
 
 
 def confine(rank: int, folder: str) -> None:
@@ -60,6 +61,24 @@ def find_function(name: str) -> Callable:
         sys.path.remove(ROOT)
 
 
+def rank_files() -> list[str]:
+    """The files of this folder that a rank needs: its own code, the probes, and what these import. No judge is among
+    them: what is right is decided in another process, from what a rank could not read."""
+    folder = Path(__file__).resolve().parent
+    todo, found = ["zygote", *sorted(path.stem for path in folder.glob("probes*.py"))], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for node in ast.walk(ast.parse((folder / f"{name}.py").read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.module == "grader":
+                todo += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("grader."):
+                todo.append(str(node.module).partition(".")[2])
+    return [str(folder / f"{name}.py") for name in sorted({*found, "__init__"})]
+
+
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
@@ -73,6 +92,7 @@ class Zygote:
         self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
         self.folder = ""
         self.level = preload.TORCH  # what is loaded
+        self.libraries = guard.library_functions()
         self.wakeup, sleeper = socket.socketpair()  # readable when a child has ended
         for end in (self.wakeup, sleeper):
             end.setblocking(False)
@@ -102,13 +122,14 @@ class Zygote:
         self.control.sendall(values.pack(message))
 
     def run(self, request: dict) -> None:
-        """Fork the ranks. Each gets a temporary folder and four descriptors, which came along with the request."""
+        """Fork the ranks. Each gets a temporary folder and its descriptors, which came along with the request."""
         size = request["world_size"]
         os.environ[PROBE] = request["probe"]
         _, fds, _, _ = socket.recv_fds(self.control, 1, PER_RANK * size)
         while self.level < preload.level_of(request["probe"], request["file"]):
             self.level += 1
             preload.load(self.level)
+            self.libraries = guard.library_functions()
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
         for rank in range(size):
@@ -116,7 +137,7 @@ class Zygote:
             os.mkdir(folder)
             pid = os.fork()
             if pid == 0:
-                become_rank(rank, folder, *fds[PER_RANK * rank : PER_RANK * (rank + 1)])
+                become_rank(rank, folder, self.libraries, *fds[PER_RANK * rank : PER_RANK * (rank + 1)])
             self.ranks[pid] = rank
         for fd in fds:
             os.close(fd)
@@ -200,7 +221,9 @@ def descendants(ancestor: int, without_proc: set[int]) -> set[int]:
     return found
 
 
-def become_rank(rank: int, folder: str, line: int, stdout: int, stderr: int, stack: int) -> NoReturn:
+def become_rank(
+    rank: int, folder: str, libraries: list[guard.Function], line: int, stdout: int, stderr: int, stack: int, notes: int
+) -> NoReturn:
     """The forked child: nothing of the zygote's is left open, and it never returns into the zygote's loop."""
     code = 70
     sys.dont_write_bytecode = True  # a student's tree stays as it is
@@ -211,7 +234,7 @@ def become_rank(rank: int, folder: str, line: int, stdout: int, stderr: int, sta
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         for fd in range(3, 256):
-            if fd not in (line, stack):
+            if fd not in (line, stack, notes):
                 with contextlib.suppress(OSError):
                     os.close(fd)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open for the life of the process)
@@ -221,7 +244,7 @@ def become_rank(rank: int, folder: str, line: int, stdout: int, stderr: int, sta
         confine(rank, folder)
         from grader.probes import run_probe
 
-        run_probe(socket.socket(fileno=line))
+        run_probe(socket.socket(fileno=line), notes, libraries)
         sys.stdout.flush()
         sys.stderr.flush()
         code = 0

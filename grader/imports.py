@@ -1,0 +1,100 @@
+"""Which modules a student's file gets hold of, against those that course.toml lists for it.
+
+Seen are import statements anywhere in the file, __import__ and importlib, code made from strings, and the student's own
+files that it imports: what one file may not import, a file beside it may not fetch for it.
+"""
+
+import ast
+import json
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from common.course import Course
+from common.paths import ROOT
+from grader.verdicts import Crashed
+
+STRINGS = ("exec", "eval", "compile")
+
+
+def complaint(tree: Path, file: str, course: Course) -> str:
+    """The first import that the course does not allow, as a line; "" if there is none.
+
+    Raises:
+        Crashed: a file that is no Python.
+    """
+    allowed = course.allowed_imports(file)
+    if allowed is None:
+        return ""
+    todo, seen = [file], {file}
+    while todo:
+        current = todo.pop(0)
+        for line, module in imported(tree / current, current):
+            beside = _students(tree, current, module, course)
+            new = [name for name in beside if name not in seen]
+            todo, seen = todo + new, seen | set(new)
+            listed = any(f"{module}.".startswith(f"{name}.") for name in allowed)
+            if not listed and (not beside or current == file):
+                through = "" if current == file else f", and {file} imports that file"
+                return f"{current}:{line} {_verb(module)}; the course allows here only {', '.join(allowed)}{through}"
+    return ""
+
+
+def _verb(module: str) -> str:
+    return f"calls {module}" if module.endswith("()") else f"imports {module}"
+
+
+def imported(path: Path, file: str) -> list[tuple[int, str]]:
+    """Line and module of every import of a file; "exec()" for a call that makes code. Raises Crashed for no Python."""
+    try:
+        tree = ast.parse(path.read_bytes(), file)
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        raise Crashed(f"{file} cannot be read: {type(error).__name__}: {error}") from None
+    return sorted(_imports(tree))
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, node.module or "." * node.level
+        elif isinstance(node, ast.Name) and node.id == "__import__":
+            yield node.lineno, "__import__()"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in STRINGS:
+            yield node.lineno, f"{node.func.id}()"
+
+
+def _students(tree: Path, file: str, module: str, course: Course) -> list[str]:
+    """The files that an import may find in the tree, if they are the student's own and not the course's."""
+    if module.endswith("()"):
+        return []
+    name = module.strip(".").replace(".", "/")
+    places = [name, f"{Path(file).parent.as_posix()}/{name}"]
+    files = [f"{place}{end}" for place in places for end in (".py", "/__init__.py")]
+    return [
+        found
+        for found in dict.fromkeys(files)
+        if course.may_student_change(found) and (tree / found).is_file() and not _shipped(tree, found, course)
+    ]
+
+
+def _shipped(tree: Path, file: str, course: Course) -> bool:
+    """Whether the course wrote this file: it has limits of its own, or it is as it was given out."""
+    if course.allowed_imports(file) is not None:
+        return True
+    content = (tree / file).read_bytes()
+    if tree.resolve() != ROOT:
+        return (ROOT / file).is_file() and (ROOT / file).read_bytes() == content
+    given_out = _manifest(ROOT / ".handout.json")
+    return not given_out or given_out.get(file) == sha256(content).hexdigest()
+
+
+@cache
+def _manifest(path: Path) -> dict[str, str]:
+    """File -> digest of what was given out; empty in the source that the handout is built from."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

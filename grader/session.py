@@ -1,0 +1,68 @@
+"""What the graded tests of one pytest run share: the student's tree, one seed, and every run made so far."""
+
+import json
+import os
+from pathlib import Path
+
+from common.course import Course
+from common.errors import InputError
+from common.todo import find_blocks
+from grader import ranks
+from grader.outcome import Result
+from grader.tampering import Flag
+
+DEADLINE = 15.0  # seconds for one run, which takes well under one; more under a slow autograder
+AFTER_A_TIMEOUT = 2.0  # seconds, in a region where a run has met its deadline already
+MAX_KEPT = 384 << 20  # bytes of all runs that are remembered
+SEED_BITS = 30
+
+
+class Session:
+    """A run with the same arguments is made once. A region that timed out is not waited for a second time."""
+
+    def __init__(self, tree: Path, course: Course, seed: int | None = None) -> None:
+        self.tree, self.course = tree, course
+        self.seed = int.from_bytes(os.urandom(4), "big") >> (32 - SEED_BITS) if seed is None else seed
+        self.slowness = float(os.environ.get("COS598D_SLOWNESS", "1"))  # a factor for the deadlines
+        self.runs: dict[str, Result] = {}
+        self.region = ""  # of the test that runs now
+        self.timed_out: set[str] = set()  # regions
+        self.flags: list[Flag] = []  # of runs since somebody last took them
+
+    def run(
+        self, probe: str, world_size: int, arguments: dict, deadline: float = DEADLINE, payloads: bool = False
+    ) -> Result:
+        told = {name: value for name, value in arguments.items() if name != "each"}  # which follows from the seed
+        key = json.dumps([probe, world_size, payloads, told], sort_keys=True)
+        if key not in self.runs:
+            limit = min(deadline, AFTER_A_TIMEOUT) if self.timed_out & self._built_on() else deadline
+            result = ranks.run(
+                probe, world_size, arguments, deadline=limit * self.slowness, tree=self.tree, keep_payloads=payloads
+            )
+            self._remember(key, result)
+        return self.runs[key]
+
+    def _remember(self, key: str, result: Result) -> None:
+        """Keep a result, and let the oldest go where all together take too much memory."""
+        self.runs[key] = result
+        while len(self.runs) > 1 and sum(run.size for run in self.runs.values()) > MAX_KEPT:
+            self.runs.pop(next(iter(self.runs)))
+        self.flags += [flag for rank in result.ranks for flag in rank.flags]
+        if result.outcome == "deadline":
+            self.timed_out |= {self.region, *(self._region_at(rank.where) for rank in result.ranks)} - {""}
+
+    def _built_on(self) -> set[str]:
+        return {self.region, *self.course.all_needs(self.region)} if self.region else set()
+
+    def _region_at(self, where: str) -> str:
+        """The region that file:line is in."""
+        file, _, line = where.rpartition(":")
+        try:
+            blocks = find_blocks((self.tree / file).read_text(encoding="utf-8"), file) if file else []
+        except (OSError, ValueError, InputError):
+            blocks = []
+        return next((block.id for block in blocks if block.line < int(line) < block.end_line), "")
+
+    def take_flags(self) -> list[Flag]:
+        flags, self.flags = self.flags, []
+        return flags
