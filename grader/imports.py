@@ -59,7 +59,9 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield node.lineno, node.module or "." * node.level
+            module = "." * node.level + (node.module or "")
+            yield node.lineno, module
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)  # which may be a module
         elif isinstance(node, ast.Name) and node.id == "__import__":
             yield node.lineno, "__import__()"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in STRINGS:

@@ -85,8 +85,7 @@ class RankResult:
             known = self.code in list(signal.Signals)
             verb, rest = "was", f"killed by {signal.Signals(self.code).name if known else f'signal {self.code}'}"
         elif self.outcome == "exited":
-            how = f" by {self.error}" if self.error else ", in the middle of its run"
-            verb, rest = "exited", f"with code {self.code}{how}"
+            verb, rest = "exited", f"with code {self.code}" + (f" by {self.error}" if self.error else "")
         return Phrase(self.rank, verb, rest, self.where)
 
 

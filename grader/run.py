@@ -31,7 +31,7 @@ MAX_UNREAD = 256 << 20  # bytes of answers that a rank does not take
 OBJECTS = 12  # bytes of memory for a byte of JSON; for a list of empty lists 21
 MAX_OUTPUT = 100_000  # bytes kept of each rank's stdout, and as many of its stderr
 GRACE = 0.5  # seconds in which a rank that still computes may end by itself once the run has failed
-STACK_TIME = 0.3  # seconds in which a rank may say where it is once the deadline has passed
+STACK_TIME = 3  # seconds in which a rank may say where it is once the deadline has passed; it takes milliseconds
 END_TIME = 30  # seconds for the zygote to kill what is left
 FLOOD_PAUSE = 0.005  # seconds
 

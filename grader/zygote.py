@@ -61,11 +61,15 @@ def find_function(name: str) -> Callable:
         sys.path.remove(ROOT)
 
 
-def rank_files() -> list[str]:
-    """The files of this folder that a rank needs: its own code, the probes, and what these import. No judge is among
-    them: what is right is decided in another process, from what a rank could not read."""
+def rank_files(probe: str) -> list[str]:
+    """The files of this folder that a rank of this probe needs: its own code, the probe, and what these import.
+
+    No judge is among them, nor another probe: what is right is decided in another process, from what a rank could not
+    read. `probe` is "grader.module:function"; one from elsewhere adds nothing.
+    """
     folder = Path(__file__).resolve().parent
-    todo, found = ["zygote", *sorted(path.stem for path in folder.glob("probes*.py"))], set[str]()
+    module = probe.partition(":")[0].removeprefix("grader.")
+    todo, found = ["zygote", "probes", *([module] if (folder / f"{module}.py").is_file() else [])], set[str]()
     while todo:
         name = todo.pop()
         if name in found:

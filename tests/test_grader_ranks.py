@@ -28,7 +28,7 @@ ENDINGS = {
     "error in syntax": ("def go(context:\n", "raised", "SyntaxError"),
     "exit at import": ("sys.exit('bye')", "exited", "exited with code 1 by SystemExit: bye while loading task/run.py"),
     "exit": ("def go(context):\n    sys.exit(4)", "exited", "exited with code 4"),
-    "hard exit": ("def go(context):\n    os._exit(0)", "exited", "exited with code 0, in the middle of its run"),
+    "hard exit": ("def go(context):\n    os._exit(0)", "exited", "exited with code 0"),
     "signal": ("def go(context):\n    os.kill(os.getpid(), 9)", "killed", "killed by SIGKILL"),
     "other signal": ("def go(context):\n    os.kill(os.getpid(), 40)", "killed", "killed by signal 40"),
     "segmentation fault": (
