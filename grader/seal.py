@@ -67,6 +67,7 @@ def _sealed(
     number, wire, ours = 0, GRADER + "wire.py", GRADER
     answer: Exception | None = None
     while True:
+        frame = message = data = None  # a generator that waits must not keep a student's objects alive
         message = yield answer
         frame = getframe(1)
         answer = None
