@@ -8,6 +8,7 @@ region's other tests pass: code that does nothing must not earn its points.
 import importlib.util
 import json
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -27,6 +28,7 @@ from grader.verdicts import Skipped, Verdict
 pytest_plugins = ["grader.selection"]
 SESSION = pytest.StashKey[Session]()
 ENTRIES = pytest.StashKey[dict[str, Entry]]()
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 LONGEST_MESSAGE = 6000  # characters
 WRITTEN = pytest.StashKey[report.Report]()
 
@@ -227,7 +229,9 @@ def _judge(item: pytest.Item, region: str, points: int, call: pytest.CallInfo) -
 
 
 def clip(message: str) -> str:
-    """A message that can be shown: not too long, and valid UTF-8, whatever names a student's code has."""
+    """A message that can be shown: not too long, valid UTF-8 whatever names a student's code has, and the same in every
+    run: no addresses of objects."""
+    message = ADDRESS.sub("", message)
     short = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} ..."
     return short.encode(errors="replace").decode()
 

@@ -130,7 +130,8 @@ def run_probe(connection: socket.socket, notes: int, libraries: list[guard.Funct
     assert "common" not in sys.modules, "a probe's module must not import the tree at its top"
     _unlike_other_ranks()
     sys.path.insert(0, job["tree"])
-    rank, note, trust = Rank(connection, job), guard.notes_to(notes), guard.Trust()
+    note, trust = guard.notes_to(notes), guard.Trust()
+    rank = Rank(connection, job, note)
     guard.close_signals(note, trust)
     guard.forget_ourselves()
     guard.watch(note, trust)
@@ -143,12 +144,12 @@ def run_probe(connection: socket.socket, notes: int, libraries: list[guard.Funct
 class Rank:
     """One rank: its line to the grader, and the context of its probe."""
 
-    def __init__(self, connection: socket.socket, job: dict) -> None:
+    def __init__(self, connection: socket.socket, job: dict, note: guard.Note) -> None:
         self.sites = Sites(job["tree"], TORCH)
         replaced = guard.replaced_in(module for name, module in sys.modules.items() if name.split(".")[0] == "grader")
         line, ending = (bytes.fromhex(key) for key in job.pop("keys"))
-        self.wire = Wire(connection, sealer(connection.sendall, line, self.sites, replaced).send)
-        self._end = [sealer(connection.sendall, ending, self.sites, replaced)]
+        self.wire = Wire(connection, sealer(connection.sendall, line, self.sites, replaced, note).send)
+        self._end = [sealer(connection.sendall, ending, self.sites, replaced, note)]
         join.install(self.wire, job["rank"], job["world_size"])
         self.context = Context(self.wire, job)
 

@@ -18,7 +18,7 @@ from grader.values import SIGNATURE, MessageError
 
 LINE, ENDING = 0, 1  # which key
 GRADER = str(Path(__file__).resolve().parent) + os.sep
-FORGED = "this message of the grader's was made outside of the grader"
+FORGED = "sends a message of the grader's that was made outside of the grader"
 
 Sealer = Generator[Exception | None, dict | None, None]
 Site = Callable[[Any], tuple[str, str]]
@@ -48,20 +48,22 @@ class Opener:
         raise MessageError("the message has no valid signature, so it is not from the grader's code in the rank")
 
 
-def sealer(send: Callable[[bytes], None], key: bytes, site: Site, replaced: Callable[[], str]) -> Sealer:
+def sealer(
+    send: Callable[[bytes], None], key: bytes, site: Site, replaced: Callable[[], str], note: Callable[[str, str], None]
+) -> Sealer:
     """A primed generator: `.send(message)` signs and sends, and returns the error if it refuses.
 
     It adds where the call came from (file:line, inside what) by itself, and looks at its callers: they are frames of
     the grader's. `replaced` names a function of ours that was exchanged.
     """
-    sealed = _sealed(send, key, site, replaced, sys._getframe, sign, values.pack)
+    sealed = _sealed(send, key, site, replaced, note, sys._getframe, sign, values.pack)
     next(sealed)
     return sealed
 
 
 def _sealed(
-    send: Callable[[bytes], None], key: bytes, site: Site, replaced: Callable[[], str], getframe: Any, sign: Any,
-    pack: Any,
+    send: Callable[[bytes], None], key: bytes, site: Site, replaced: Callable[[], str],
+    note: Callable[[str, str], None], getframe: Any, sign: Any, pack: Any,
 ) -> Sealer:  # fmt: skip
     """What it uses are its own locals: exchanging a name in a module changes nothing here."""
     number, wire, ours = 0, GRADER + "wire.py", GRADER
@@ -77,8 +79,10 @@ def _sealed(
         ):
             frame = frame.f_back
         if not frame or not frame.f_code.co_filename.startswith(ours):
+            note(FORGED, f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "")
             answer = RuntimeError(FORGED)
         elif name := replaced():
+            note(f"replaces {name}", "")
             answer = RuntimeError(f"{name} of the grader was replaced")
         else:
             try:

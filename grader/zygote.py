@@ -5,7 +5,6 @@ zygote ever started is killed and it exits. Its requests: "run" (with the ranks'
 lets them write where they are, "end" kills what is left of them. It reports "ready", "started", "exit" and "gone".
 """
 
-import ast
 import contextlib
 import ctypes
 import faulthandler
@@ -59,28 +58,6 @@ def find_function(name: str) -> Callable:
         return getattr(importlib.import_module(module), function)
     finally:
         sys.path.remove(ROOT)
-
-
-def rank_files(probe: str) -> list[str]:
-    """The files of this folder that a rank of this probe needs: its own code, the probe, and what these import.
-
-    No judge is among them, nor another probe: what is right is decided in another process, from what a rank could not
-    read. `probe` is "grader.module:function"; one from elsewhere adds nothing.
-    """
-    folder = Path(__file__).resolve().parent
-    module = probe.partition(":")[0].removeprefix("grader.")
-    todo, found = ["zygote", "probes", *([module] if (folder / f"{module}.py").is_file() else [])], set[str]()
-    while todo:
-        name = todo.pop()
-        if name in found:
-            continue
-        found.add(name)
-        for node in ast.walk(ast.parse((folder / f"{name}.py").read_bytes())):
-            if isinstance(node, ast.ImportFrom) and node.module == "grader":
-                todo += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("grader."):
-                todo.append(str(node.module).partition(".")[2])
-    return [str(folder / f"{name}.py") for name in sorted({*found, "__init__"})]
 
 
 def _prctl(option: int, value: int) -> None:

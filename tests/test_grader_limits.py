@@ -96,6 +96,12 @@ def test_names_and_messages_of_any_length_come_clipped(play):
     assert len(clip("x" * 10**6)) <= LONGEST_MESSAGE + 10
 
 
+def test_a_message_has_no_address_of_an_object():
+    assert clip("expected a list, got <generator object f at 0x7fd8597282d0>") == (
+        "expected a list, got <generator object f>"
+    )
+
+
 @pytest.mark.parametrize("text", ["return '\\\\udc80'", "return {'\\\\udc80': 1}", "raise ValueError('\\\\udc80')"])
 def test_a_lone_surrogate_in_any_text_of_a_rank_can_be_written(play, text):
     result = play(f"def go(context):\n    {text}\n")

@@ -10,7 +10,6 @@ import pytest
 
 from common.paths import ROOT
 from grader import ranks, values
-from grader.zygote import rank_files
 from tests.play import player
 
 
@@ -149,6 +148,7 @@ def test_who_finds_the_wire_cannot_send_as_the_grader_does(play, name):
 
     assert result.outcome == "raised"
     assert "made outside of the grader" in result.explain()
+    assert "made outside of the grader" in " ".join(flags_of(result))
 
 
 def test_a_last_word_signed_as_a_call_is_not_believed(play):
@@ -177,6 +177,7 @@ def test_a_replaced_function_of_the_grader_ends_the_run(play):
     result = play(source)
 
     assert result.outcome != "returned"
+    assert "in a run: replaces grader.values.pack" in flags_of(result)
 
 
 def test_a_replaced_function_of_torch_is_flagged_and_takes_no_points(play):
@@ -229,6 +230,18 @@ def test_the_graders_files_cannot_be_read_in_a_rank(play):
 
     assert "PermissionError" in result.explain()
     assert flags_of(result) == ["in a run: opens a file of the grader"]
+
+
+def rank_files(probe):
+    """The files that a rank of this probe has in memory: its own code, the probe, and all that these import."""
+    module = probe.partition(":")[0].removeprefix("grader.")
+    todo, found = ["zygote", "probes", module], set()
+    while todo:
+        name = todo.pop()
+        if name not in found and (ROOT / f"grader/{name}.py").is_file():
+            found.add(name)
+            todo += _imports(ROOT / f"grader/{name}.py")
+    return [str(ROOT / f"grader/{name}.py") for name in (*found, "__init__")]
 
 
 PROBES = [path.stem for path in (ROOT / "grader").glob("probes?*.py") if path.stem != "probes_reference"]
