@@ -68,8 +68,9 @@ def traffic(part: str, steps: int, folder: Path, flags: list[str]) -> None:
     def gather_scatter_sync(model, world_size, dtype, sent) -> None:
         for parameter in model.parameters():
             if parameter.grad is not None:
-                size = parameter.grad.numel() * parameter.grad.element_size()
-                sent.append({"dtype": str(dtype), "elements": parameter.grad.numel(), "bytes": size})
+                elements, size = parameter.grad.numel(), parameter.grad.element_size()
+                entry = {"dtype": str(dtype), "elements": elements, "bytes": elements * size}
+                sent.append({"shape": list(parameter.grad.shape), **entry})
         sync_2a(model, world_size)
 
     syncs = {"all_reduce": (own_sync, None), "gather + scatter": (gather_scatter_sync, gather_and_scatter)}
