@@ -19,6 +19,11 @@ def carry(given: argparse.Namespace) -> None:
     print("\n".join(summary(carry(ROOT, load_course(), given.into, given.force))))
 
 
+def check_runs(folder: Path | None) -> None:
+    if folder and not folder.is_dir():
+        raise InputError(f"--runs: there is no folder {folder}; name the folder that holds the records of your runs")
+
+
 def report(given: argparse.Namespace) -> None:
     if (given.netid is None) != (given.name is None):
         raise InputError('give both --netid and --name "First Last", or neither')
@@ -26,6 +31,7 @@ def report(given: argparse.Namespace) -> None:
     from handin.student import make_student
 
     student = make_student(given.netid, given.name) if given.netid else None
+    check_runs(given.runs)
     print("\n".join(summary(build_report(ROOT, load_course(), student, given.runs), ROOT)))
 
 
@@ -35,6 +41,7 @@ def pack(given: argparse.Namespace) -> None:
     from handin.student import make_student
 
     course, student = load_course(), make_student(given.netid, given.name)
+    check_runs(given.runs)
     archive = (given.out or ROOT / "dist" / f"{student.stem}.zip").absolute()
     if not given.no_grading:
         print("running the graders once, some minutes at most", flush=True)

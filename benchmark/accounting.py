@@ -25,7 +25,7 @@ from benchmark.environment import environment
 from benchmark.memory import counted, known, textbook
 from benchmark.payload import Payload
 from benchmark.run import prepare, without
-from benchmark.settings import Settings, join, parse, start_workers
+from benchmark.settings import STARTER_REPORTS, Settings, join, parse, reports, start_workers
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.workload import Workload, load_workload
 from cluster.launch import free_port
@@ -154,6 +154,8 @@ def main() -> None:
     settings, workers = parse([*without(argv, "--only"), "--strategy", "ddp"], "accounting", __doc__)
     if workers is None:
         work(settings, names)
+        if reports(settings):
+            report(settings, json.loads((settings.output_dir / f"workers_{settings.world_size}.json").read_text()))
         return
     if any(name.startswith("zero") and not why_not(replace(settings, strategy=name)) for name in names):
         from benchmark.deepspeed_engine import compile_operators
@@ -166,6 +168,11 @@ def main() -> None:
         if code:
             sys.exit(code)
         rows += json.loads((settings.output_dir / f"workers_{count}.json").read_text())
+    report(settings, rows)
+
+
+def report(settings: Settings, rows: list[dict[str, Any]]) -> None:
+    """Print the table and, as the last line, the figures; both are kept in accounting.json."""
     print(table(rows))
     result = {"rows": rows, "environment": environment()}
     with atomic_write(settings.output_dir / "accounting.json") as file:
@@ -176,7 +183,8 @@ def main() -> None:
 def on_emulated_nodes(count: int, argv: list[str]) -> int:
     """Every worker on a node of its own, links as fast as they can be. The exit code."""
     place = ["--master_ip", "10.10.1.1", "--master_port", str(free_port()), "--world_size", str(count)]
-    worker = ["env", "COS598D_EMULATED=1", sys.executable, "-m", "benchmark.accounting", *argv, *place]
+    worker = ["env", "COS598D_EMULATED=1", f"{STARTER_REPORTS}=1", sys.executable]
+    worker += ["-m", "benchmark.accounting", *argv, *place]
     command = [sys.executable, "-m", "cluster.emulate", "--nodes", str(count), "--rate", "none", "--", *worker]
     return subprocess.run([*command, "--local_rank", "{rank}"], cwd=ROOT, stdout=sys.stderr).returncode
 

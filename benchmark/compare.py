@@ -30,7 +30,7 @@ from benchmark.intervals import interval, ratio
 from benchmark.loop import rate_at
 from benchmark.meter import Meter
 from benchmark.run import prepare, without
-from benchmark.settings import Settings, join, parse, start_workers
+from benchmark.settings import Settings, join, parse, reports, start_workers
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.workload import Workload, load_workload
 from common.errors import InputError, exit_on_input_error
@@ -175,6 +175,8 @@ def main() -> None:
     labels, missing = labels_of(settings, own["--only"], base)
     if workers is None:
         work(settings, labels)
+        if reports(settings):
+            report(settings, labels, missing, base)
         return
     if any(label.startswith("zero") for label in labels):
         from benchmark.deepspeed_engine import compile_operators
@@ -183,6 +185,11 @@ def main() -> None:
     prepare(settings.output_dir)
     if code := start_workers("benchmark.compare", workers, without(argv, "--workers")):
         sys.exit(code)
+    report(settings, labels, missing, base)
+
+
+def report(settings: Settings, labels: list[str], missing: list[str], base: str) -> None:
+    """Print the table and, as the last line, the figures; both are kept in comparison.json."""
     rows = evaluate(settings, labels, base, json.loads((settings.output_dir / "rounds.json").read_text()))
     print("\n".join([table(settings, rows, base), *(f"left out: {reason}" for reason in missing)]))
     result = {"rows": rows, "left_out": missing, "base": base, "environment": environment()}

@@ -8,7 +8,6 @@ Written to --output_dir: result.json, losses.txt, tensorboard/, and what was ask
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also starts a
 from benchmark.log import Log
 from benchmark.loop import train
 from benchmark.result import assemble, table
-from benchmark.settings import Settings, join, parse, start_workers
+from benchmark.settings import Settings, join, parse, reports, start_workers
 from benchmark.strategies import STRATEGIES
 from benchmark.translation import bleu
 from benchmark.workload import Workload, load_workload
@@ -87,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     settings, workers = parse(argv, "run", __doc__)
     if workers is None:
         work(settings)
-        if settings.rank == 0 and "RANK" in os.environ:  # under torchrun nobody else does
+        if reports(settings):
             show(settings)
         return
     if settings.strategy.startswith("zero"):

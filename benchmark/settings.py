@@ -20,6 +20,7 @@ from common.flags import Parser, check_at_least, fill, only_fields
 from common.paths import ROOT
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+STARTER_REPORTS = "COS598D_STARTER_REPORTS"  # in the environment of workers that were started by start_workers
 FRAMEWORKS = ("none", "dp", "ddp", "fsdp", "deepspeed")
 
 
@@ -93,6 +94,8 @@ def parse(argv: list[str], command: str = "run", about: str | None = None) -> tu
 
 
 def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
+    from benchmark.strategies import STRATEGIES
+
     parser = Parser(
         prog=f"python -m benchmark.{command}",
         description=about,
@@ -101,11 +104,11 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
     )
     add_common_flags(parser)
     add = parser.add_argument
-    add("--strategy", help="how model and optimizer are spread (default: ddp)")
+    add("--strategy", help=f"{', '.join(STRATEGIES)} (default: ddp)")
     add("--framework", choices=FRAMEWORKS, help="the same in other words, with --zero_stage and --offload")
     add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")
     add("--offload", action="store_true", help="with --framework deepspeed and stages 1 to 3")
-    add("--model", default="gpt2-tiny", help="gpt2, gpt2-tiny, t5-tiny, -small, -large, -3b, -11b, or a folder")
+    add("--model", default="gpt2-tiny", help=f"{', '.join(MODELS)}, or a folder (default: gpt2-tiny)")
     add("--workers", type=int, help="start so many workers here (default: 1)")
     add("--batch_size", type=int, default=4, help="examples of one worker in one forward (4)")
     add("--accumulation", type=int, default=1, help="forwards and backwards for one optimizer step (1)")
@@ -151,9 +154,15 @@ def join(config: RunConfig) -> None:
     dist.init_process_group(config.backend, init_method=address, rank=config.rank, world_size=config.world_size)
 
 
+def reports(settings: RunConfig) -> bool:
+    """Whether this worker prints the result: rank 0 does, unless the command that started it will."""
+    return settings.rank == 0 and STARTER_REPORTS not in os.environ
+
+
 def start_workers(module: str, count: int, argv: list[str], quiet: bool = False) -> int:
     """Run `python -m module argv` on `count` workers of this machine; their output goes to stderr. The exit code."""
     launch = [sys.executable, "-m", "cluster.launch", "--workers", str(count), "--", "-m", module, *argv]
     silent = subprocess.DEVNULL if quiet else sys.stderr
     # If this process is killed, nobody shall go on computing and writing: the launcher ends with it, and its workers.
-    return subprocess.run(launch, cwd=ROOT, stdout=silent, preexec_fn=die_with_parent).returncode
+    environment = os.environ | {STARTER_REPORTS: "1"}
+    return subprocess.run(launch, cwd=ROOT, stdout=silent, env=environment, preexec_fn=die_with_parent).returncode

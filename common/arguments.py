@@ -203,8 +203,8 @@ def finish(run_name: str, given: dict) -> None:
         raise InputError(f"--data_dir: there is no folder {given['data_dir']}; leave the flag out for the sample data")
     named = given["output_dir"] is not None
     given["output_dir"] = (given["output_dir"] or ROOT / "runs" / run_name).absolute()
-    if named and given["rank"] == 0 and not given["overwrite_output_dir"]:
-        _check_empty(given["output_dir"])
+    if given["rank"] == 0:
+        _check_output(given["output_dir"], may_have_files=not named or given["overwrite_output_dir"])
 
 
 def _place_worker(given: dict, environment: Mapping[str, str]) -> None:
@@ -248,8 +248,12 @@ def _find_model(given: dict, kind: str) -> None:
         given["config_name"] = model_path(named, kind, weights=False) if named else model
 
 
-def _check_empty(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--output_dir: {folder} is a file; name a folder")
-    if folder.is_dir() and any(folder.iterdir()):
+def _check_output(folder: Path, may_have_files: bool) -> None:
+    """Raise InputError unless the first worker can write into `folder`, which may not exist yet."""
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise InputError(f"--output_dir: expected a folder, {nearest} is a file or a broken link; name another folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"--output_dir: cannot write to {nearest} (Permission denied); name another folder")
+    if nearest == folder and not may_have_files and any(folder.iterdir()):
         raise InputError(f"--output_dir: {folder} is not empty; name another, or add --overwrite_output_dir")

@@ -54,11 +54,10 @@ def exit_on_input_error(main: Callable[..., None], *arguments: object) -> None:
 
 
 def _is_on_command_line(path: object) -> bool:
-    """Whether the user named this path, or a folder above it."""
+    """Whether the user named this path, a folder above it, or something inside it."""
     if not isinstance(path, (str, os.PathLike)):
         return False
     words = [word.partition("=")[2] if word.startswith("-") else word for word in sys.argv[1:]]
-    wanted = os.path.abspath(path)
-    return any(
-        wanted == named or wanted.startswith(named + os.sep) for named in map(os.path.abspath, filter(None, words))
-    )
+    wanted = os.path.abspath(path) + os.sep
+    named = [os.path.abspath(word) + os.sep for word in words if word]
+    return any(wanted.startswith(one) or one.startswith(wanted) for one in named)

@@ -10,6 +10,7 @@ from common.config import Gpt2Config
 from common.errors import InputError
 from common.figures import bars
 from common.paths import ROOT, atomic_write, shown
+from common.spread import mean_and_deviation
 from common.watchdog import LOST_CONTACT
 
 FIGURES = ROOT / "submit_figures"
@@ -27,7 +28,7 @@ def check_workers(processes: Sequence) -> None:
     # A worker that only lost contact is not the one that failed first.
     failed.sort(key=lambda failure: failure[1] == LOST_CONTACT)
     if failed:
-        raise InputError("rank {} ended with exit code {}; its message stands above".format(*failed[0]))
+        raise InputError("rank {} exited with code {}; see its message above".format(*failed[0]))
 
 
 def epoch_metrics(record: dict) -> dict[str, float]:
@@ -37,16 +38,16 @@ def epoch_metrics(record: dict) -> dict[str, float]:
     """
     config, steps = record["config"], record["steps_per_epoch"]
     seconds = [iteration["seconds"] for iteration in record["iterations"]]
-    per_epoch = np.array([sum(seconds[i : i + steps]) for i in range(0, len(seconds), steps)])
-    counts = np.array([len(seconds[i : i + steps]) for i in range(0, len(seconds), steps)])
-    tokens = counts * config["batch_size"] // record["world_size"] * config["model_max_length"]
-    kept = slice(1, None) if len(per_epoch) > 1 else slice(None)
-    times, speeds = per_epoch[kept], (tokens / per_epoch)[kept]
+    epochs = [seconds[i : i + steps] for i in range(0, len(seconds), steps)]
+    epochs = epochs[1:] or epochs
+    tokens = config["batch_size"] // record["world_size"] * config["model_max_length"]  # in one iteration
+    time, time_std = mean_and_deviation([sum(epoch) for epoch in epochs])
+    speed, speed_std = mean_and_deviation([len(epoch) * tokens / sum(epoch) for epoch in epochs])
     return {
-        "training_time": float(times.mean()),
-        "training_time_std": float(times.std()),
-        "tokens_per_second": float(speeds.mean()),
-        "tokens_per_second_std": float(speeds.std()),
+        "training_time": time,
+        "training_time_std": time_std,
+        "tokens_per_second": speed,
+        "tokens_per_second_std": speed_std,
     }
 
 
@@ -76,7 +77,8 @@ def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
     print(f"{config.world_size} workers: {_words(together)}")
     if config.n_epochs < 3:
         print(
-            "the first epoch warms up and one was left to measure: --n_epochs 4 gives a mean of three and its deviation"
+            "only one epoch was measured; use --n_epochs 4 for a mean and standard deviation over three epochs, "
+            "since the first one warms up"
         )
     with atomic_write(figures / f"data_parallel_{config.world_size}.json") as file:
         json.dump({**together, "per_worker": workers}, file, indent=1)

@@ -5,13 +5,13 @@ second, each as mean and standard deviation over the epochs, without the first o
 """
 
 import json
-import statistics
 from pathlib import Path
 
 from common.config import Gpt2Config
 from common.figures import bars
 from common.paths import ROOT, atomic_write
 from common.record import Record
+from common.spread import mean_and_deviation
 
 MODES = {"model_parallel", "pipeline_parallel"}
 FOLDER = ROOT / "submit_figures"
@@ -30,13 +30,9 @@ def epoch_metrics(config: Gpt2Config, record: Record) -> dict[str, dict[str, flo
     times = whole[1:] or whole
     tokens = config.batch_size * config.model_max_length * min(per_epoch, len(seconds))
     return {
-        "training_time": _mean_and_deviation(times),
-        "tokens_per_second": _mean_and_deviation([tokens / time for time in times]),
+        name: dict(zip(("mean", "std"), mean_and_deviation(values), strict=True))
+        for name, values in (("training_time", times), ("tokens_per_second", [tokens / time for time in times]))
     }
-
-
-def _mean_and_deviation(values: list[float]) -> dict[str, float]:
-    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 
 def compare_modes(config: Gpt2Config, metrics: dict[str, dict[str, float]]) -> None:

@@ -1,8 +1,9 @@
 """Fine-tuning without the house: a bare PyTorch loop that reads, tokenizes and trains by itself.
 
     python -m benchmark.checks.bare_loop --data_dir glue_data/RTE --model_name_or_path MODEL [--num_train_epochs 3]
+    python -m benchmark.checks.bare_loop --quick      # 3 steps of the tiny model on the embedded sample
 
-It shares no code with the tasks, so that equal losses say something: task 1 must print the same ones. Two-label
+Its loop shares no code with the tasks, so that equal losses say something: task 1 must print the same ones. Two-label
 tasks with a header only (RTE, SST-2). The last line of stdout is one JSON object.
 """
 
@@ -15,6 +16,10 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
+
+from common.errors import InputError, exit_on_input_error
+from common.models import model_path
+from common.sample_data import glue_sample_dir
 
 LABELS = {"entailment": 0, "not_entailment": 1, "0": 0, "1": 1}
 
@@ -67,18 +72,25 @@ def run(data_dir: Path, name: str, length: int, batch: int, rate: float, epochs:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data_dir", type=Path, required=True)
-    parser.add_argument("--model_name_or_path", required=True)
+    parser.add_argument("--data_dir", type=Path)
+    parser.add_argument("--model_name_or_path")
     parser.add_argument("--max_seq_length", type=int, default=128)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--learning_rate", type=float, default=2e-5)
     parser.add_argument("--num_train_epochs", type=int, default=3)
     parser.add_argument("--max_steps", type=int, default=0)
     parser.add_argument("--seed", type=int, default=42)
-    losses, accuracies = run(*vars(parser.parse_args()).values())
+    parser.add_argument("--quick", action="store_true", help="3 steps of the tiny model on the embedded sample")
+    given = vars(parser.parse_args())
+    if given.pop("quick"):
+        sample = {"data_dir": glue_sample_dir(), "model_name_or_path": model_path("tiny", "bert")}
+        given |= {**sample, "max_seq_length": 64, "max_steps": 3}
+    elif not (given["data_dir"] and given["model_name_or_path"]):
+        raise InputError("expected --data_dir and --model_name_or_path, or --quick")
+    losses, accuracies = run(*given.values())
     print("first losses:", " ".join(f"{loss:.6f}" for loss in losses[:5]))
     print(json.dumps({"losses": losses, "accuracies": accuracies}))
 
 
 if __name__ == "__main__":
-    main()
+    exit_on_input_error(main)

@@ -1,6 +1,6 @@
 """What each rung of the ladder costs in a step, side by side in the same processes.
 
-    python -m benchmark.checks.ladder [--rounds 20] [--workers 2,4] [--models tiny,22M]
+    python -m benchmark.checks.ladder [--rounds 20] [--workers 2,4] [--models tiny,22M] [--quick]
 
 The strategies are resident in the same ranks and take turns, a barrier before each step. Printed are the medians and
 the ratio to DDP of the same round, with a bootstrap interval; "DDP again" is a second DDP model, so that its ratio
@@ -125,7 +125,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--models", default="tiny,22M")
+    parser.add_argument(
+        "--quick", action="store_true", help="smallest sizes, in seconds; bounds on time are not judged"
+    )
     given = parser.parse_args()
+    if given.quick:
+        given.rounds, given.workers, given.models = 3, "2", "tiny"
     result: dict[str, dict] = {}
     steady = True
     for workers in given.workers.split(","):
@@ -142,7 +147,7 @@ def main() -> None:
                 print(f"  {strategy:<20} {median:8.1f}   {row[strategy]:6.2f} [{low:.2f}, {high:.2f}]", flush=True)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     print(json.dumps(result))
-    sys.exit(0 if steady else 1)
+    sys.exit(0 if steady or given.quick else 1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The network is real and the arithmetic is right: emulated nodes, bytes counted at their interfaces.
 
-    python -m benchmark.checks.network [--parts tiny,large,bert,rate,ladder] [--nodes 2,4] [--steps 10]
+    python -m benchmark.checks.network [--parts tiny,large,bert,rate,ladder] [--nodes 2,4] [--steps 10] [--quick]
 
 tiny     traffic of an epoch, observed over expected: batch 64, 32, 16, all_reduce and gather + scatter (0.99 to 1.01)
 large    the same with 102 MB of gradients, 3 iterations (payload alone: 0.995 to 1.005)
@@ -8,7 +8,8 @@ bert     the same with a BERT of 108 million parameters, 4 nodes, all_reduce
 rate     a 32 MiB all_reduce at 100 Mbit/s and 1 Gbit/s, and gather + scatter beside it
 ladder   2a, 2b and 3 on 4 nodes at 1 Gbit/s with 22 million parameters, and what other interfaces saw
 
---steps makes `tiny` short. The last line of stdout is one JSON object; exit code 0 only if all bounds hold.
+--steps makes `tiny` short; --quick runs every part on 2 nodes with small models, and judges no times. The last line of
+stdout is one JSON object; exit code 0 only if all bounds hold.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import transformers
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 
+MODELS = {"tiny": "", "large": "25M", "bert": "108M"}  # of cluster/random_bert.py; "": the tiny model
 PARTS = ("tiny", "large", "bert", "rate", "ladder")
 ALGORITHMS = ("all_reduce", "gather + scatter")
 BATCHES = (64, 32, 16)
@@ -47,7 +49,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("result_*.json"))]
 
 
-def traffic(part: str, nodes: list[int], steps: int) -> list[dict[str, Any]]:
+def traffic(part: str, nodes: list[int], steps: int, quick: bool) -> list[dict[str, Any]]:
     """One row for every number of nodes, algorithm, batch size and kind of rank; prints them."""
     print(f"\n{part}: bytes sent, observed over expected; bytes are those of an epoch (large, bert: of an iteration)")
     head = (
@@ -57,10 +59,13 @@ def traffic(part: str, nodes: list[int], steps: int) -> list[dict[str, Any]]:
     rows = []
     for n in nodes:
         with tempfile.TemporaryDirectory() as folder:
-            on_nodes(n, "1gbit", ["traffic", part, str(steps), folder])
+            model, batches = MODELS[part], BATCHES if part == "tiny" else (4 * n,)
+            if quick:
+                model, batches = model and "1M", batches[:1]
+            on_nodes(n, "1gbit", ["traffic", part, str(steps), folder, model, ",".join(map(str, batches))])
             for row in (row for result in results(Path(folder)) for row in result["rows"] if row["rank"] < 2):
                 rows.append(row)
-                row["holds"] = within(row, part)
+                row["holds"] = within(row, part, quick)
                 print(
                     f"{n:>5} {row['algorithm']:<17} {row['batch']:>5} {row['rank']:>4} {row['iterations']:>10}"
                     f" {row['expected']:>14,.0f} {row['framing']:>11,.0f} {row['observed']:>14,.0f}"
@@ -70,28 +75,34 @@ def traffic(part: str, nodes: list[int], steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def within(row: dict[str, Any], part: str) -> bool:
-    """The bounds: with framing for small tensors, where it matters; the payload alone for large ones."""
+def within(row: dict[str, Any], part: str, quick: bool) -> bool:
+    """The bounds: with framing for small tensors, where it matters; the payload alone for large ones.
+
+    In a few iterations of a small model the barriers around them have a share of the bytes, too.
+    """
+    if quick:
+        return abs(row["framed_ratio"] - 1) <= 0.1
     if part == "tiny":
         return abs(row["framed_ratio"] - 1) <= 0.01
     return abs(row["payload_ratio"] - 1) <= 0.005
 
 
-def rate(nodes: list[int]) -> list[dict[str, Any]]:
-    """The 32 MiB all_reduce at two rates."""
-    print("\nrate: 32 MiB, best of 5; wire: bytes out of rank 0's interface, over time and the configured rate")
+def rate(nodes: list[int], quick: bool) -> list[dict[str, Any]]:
+    """An all_reduce at two rates."""
+    mebibytes, tries = (1, 1) if quick else (32, 5)
+    print(f"\nrate: {mebibytes} MiB, best of {tries}; wire: bytes out of rank 0's interface, over time and rate")
     print(f"{'nodes':>5} {'rate':>8} {'all_reduce':>11} {'wire':>6} {'gather + scatter':>17} {'ratio':>6}")
     rows = []
     for n in nodes:
         for name in ("100mbit", "1gbit"):
             with tempfile.TemporaryDirectory() as folder:
-                on_nodes(n, name, ["rate", folder])
+                on_nodes(n, name, ["rate", str(mebibytes), str(tries), folder])
                 row = {"nodes": n, "rate": name, **results(Path(folder))[0]}
             bits = 1e8 if name == "100mbit" else 1e9
             row["wire"] = 8 * row["all_reduce_bytes"] / row["all_reduce_seconds"] / bits
             row["ratio"] = row["gather_scatter_seconds"] / row["all_reduce_seconds"]
             fast, in_time = row["wire"] >= WIRE_LIMITS.get(n, 0), abs(row["ratio"] / n - 1) <= COLLECTIVE_TIME
-            row["holds"] = fast and in_time
+            row["holds"] = quick or (fast and in_time)
             print(
                 f"{n:>5} {name:>8} {row['all_reduce_seconds']:>9.3f} s {row['wire']:>6.3f}"
                 f" {row['gather_scatter_seconds']:>15.3f} s {row['ratio']:>6.2f}{OUTSIDE[row['holds']]}",
@@ -101,15 +112,16 @@ def rate(nodes: list[int]) -> list[dict[str, Any]]:
     return rows
 
 
-def ladder(iterations: int) -> dict[str, Any]:
+def ladder(iterations: int, quick: bool) -> dict[str, Any]:
     """Tasks 2a, 2b and 3 in the same processes' place, on nodes that have a control network as well."""
-    print("\nladder: 4 nodes at 1 Gbit/s, a BERT of 22.7 million parameters with random weights")
+    nodes, size = (2, "1M") if quick else (4, "22M")
+    print(f"\nladder: {nodes} nodes at 1 Gbit/s, a BERT of {size} parameters with random weights")
     rows, names = [], {"2a": "gather + scatter", "2b": "all_reduce", "3": "DDP"}
     for task, name in names.items():
         with tempfile.TemporaryDirectory() as folder:
-            on_nodes(4, "1gbit", ["ladder", task, str(iterations), folder], ("--control",))
+            on_nodes(nodes, "1gbit", ["ladder", task, str(iterations), folder, size], ("--control",))
             every = results(Path(folder))
-        losses = [sum(step) / 4 for step in zip(*(result["losses"] for result in every), strict=True)]
+        losses = [sum(step) / nodes for step in zip(*(result["losses"] for result in every), strict=True)]
         elsewhere = sum(result["control"] for result in every)
         seconds, sent = every[0]["seconds"], [result["experiment"] for result in every]
         rows.append({"task": task, "losses": losses, "seconds": seconds, "sent": sent, "elsewhere": elsewhere})
@@ -119,7 +131,8 @@ def ladder(iterations: int) -> dict[str, Any]:
     ratios = {row["task"]: row["seconds"] / rows[-1]["seconds"] for row in rows}
     apart = max(abs(a - b) for row in rows for a, b in zip(row["losses"], rows[0]["losses"], strict=True))
     print(f"2a : 2b : 3 = {' : '.join(f'{ratio:.2f}' for ratio in ratios.values())}; losses differ by {apart:.1e}")
-    holds = apart <= 1e-5 and not any(row["elsewhere"] for row in rows) and ratios["2a"] > ratios["2b"] > 1
+    holds = apart <= 1e-5 and not any(row["elsewhere"] for row in rows)
+    holds &= quick or ratios["2a"] > ratios["2b"] > 1
     return {"rows": rows, "ratios": ratios, "losses_apart": apart, "holds": holds}
 
 
@@ -129,18 +142,24 @@ def main() -> None:
     parser.add_argument("--nodes", default="2,4")
     parser.add_argument("--steps", type=int, default=0, help="iterations of each run of `tiny` (0: an epoch)")
     parser.add_argument("--ladder_steps", type=int, default=8)
+    parser.add_argument(
+        "--quick", action="store_true", help="smallest sizes, in seconds; bounds on time are not judged"
+    )
     given = parser.parse_args()
+    if given.quick:
+        given.nodes, given.steps, given.ladder_steps = "2", 3, 2
     parts, nodes = given.parts.split(","), [int(n) for n in given.nodes.split(",")]
     if unknown := set(parts) - set(PARTS):
         raise InputError(f"--parts: expected some of {', '.join(PARTS)}; got {min(unknown)!r}")
     found: dict[str, Any] = {}
     for part in ("tiny", "large", "bert"):
         if part in parts:
-            found[part] = traffic(part, [4] if part == "bert" else nodes, given.steps if part == "tiny" else 3)
+            on = [4] if part == "bert" and not given.quick else nodes
+            found[part] = traffic(part, on, given.steps if part == "tiny" else 3, given.quick)
     if "rate" in parts:
-        found["rate"] = rate(nodes)
+        found["rate"] = rate(nodes, given.quick)
     if "ladder" in parts:
-        found["ladder"] = [ladder(given.ladder_steps)]
+        found["ladder"] = [ladder(given.ladder_steps, given.quick)]
     holds = all(row["holds"] for rows in found.values() for row in rows)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}; all bounds hold: {holds}")
     print(json.dumps({**found, "holds": holds}))

@@ -31,8 +31,6 @@ from task4_traffic.counters import KERNEL, read_kernel
 from task4_traffic.traffic import TrafficRecord
 
 FOLDERS = {"2a": "task2a_gather_scatter", "2b": "task2b_allreduce", "3": "task3_ddp", "4": "task4_traffic"}
-TRIES = 5
-MODELS = {"large": "25M", "bert": "108M"}
 
 
 def lesson(task: str):
@@ -60,8 +58,11 @@ def gather_and_scatter(tensor: torch.Tensor) -> None:
 # ------------------------------------------------------------------------------------------ traffic
 
 
-def traffic(part: str, steps: int, folder: Path, flags: list[str]) -> None:
-    """Train task 4's script, with both algorithms, and compare what the interface saw."""
+def traffic(part: str, steps: int, folder: Path, size: str, batches: list[int], flags: list[str]) -> None:
+    """Train task 4's script, with both algorithms, and compare what the interface saw.
+
+    `size` is one of cluster/random_bert.py, or "" for the tiny model; a batch is that of all workers together.
+    """
     task, rows = lesson("4"), []
     own_sync, sync_2a = task.sync_gradients, lesson("2a").sync_gradients
 
@@ -81,14 +82,13 @@ def traffic(part: str, steps: int, folder: Path, flags: list[str]) -> None:
         data = load_glue(base, load_tokenizer("tiny", "bert"))
         for algorithm, (sync, send) in syncs.items():
             task.sync_gradients = sync
-            for batch in (64, 32, 16) if part == "tiny" else (4 * worker.world_size,):
+            for batch in batches:
                 more = ["--do_train", "--num_train_epochs", "1", "--max_steps", str(steps), "--overwrite_output_dir"]
                 more += ["--per_gpu_train_batch_size", str(batch // worker.world_size)]
                 more += ["--output_dir", str(folder / f"{algorithm}_{batch}".replace(" ", ""))]
                 config = parse_traffic_arguments("task4_traffic", [*flags, *more])
                 set_seed(config.seed)
-                big = MODELS.get(part)
-                model = BertForSequenceClassification(bert_config(big)) if big else task.load_model(config)
+                model = BertForSequenceClassification(bert_config(size)) if size else task.load_model(config)
                 record = TrafficRecord(config, worker, send)
                 record.describe(model, len(data.train), len(data.dev))
                 task.train(config, worker, model, data, record)
@@ -124,11 +124,11 @@ def compare(folder: Path, worker: Worker, algorithm: str, part: str) -> dict[str
 # --------------------------------------------------------------------------------------------- rate
 
 
-def rate(folder: Path, flags: list[str]) -> None:
-    """Seconds and bytes of a 32 MiB all_reduce, and of gather and scatter; the best of `TRIES`."""
+def rate(mebibytes: int, tries: int, folder: Path, flags: list[str]) -> None:
+    """Seconds and bytes of an all_reduce, and of gather and scatter; the best of `tries`."""
     config = parse_glue_arguments("network", flags)
     with process_group(config, lesson("2b").join) as worker:
-        tensor = torch.ones(8 * 2**20)  # 32 MiB
+        tensor = torch.ones(mebibytes * 2**18)
         result: dict[str, Any] = {}
         # Made before: the first touch of so much memory takes time that is not the network's.
         room = [torch.ones_like(tensor) for _ in range(worker.world_size)] if worker.is_first else None
@@ -138,8 +138,8 @@ def rate(folder: Path, flags: list[str]) -> None:
             dist.scatter(tensor, room, src=0)
 
         for name, send in (("all_reduce", dist.all_reduce), ("gather_scatter", both_ways)):
-            tries = [timed(worker, send, tensor) for _ in range(TRIES)]
-            result[f"{name}_seconds"], result[f"{name}_bytes"] = min(tries)
+            times = [timed(worker, send, tensor) for _ in range(tries)]
+            result[f"{name}_seconds"], result[f"{name}_bytes"] = min(times)
     write(folder, config.rank, result)
 
 
@@ -155,11 +155,11 @@ def timed(worker: Worker, send: Any, tensor: torch.Tensor) -> tuple[float, int]:
 # ------------------------------------------------------------------------------------------- ladder
 
 
-def ladder(task: str, steps: int, folder: Path, flags: list[str]) -> None:
-    """Train one task's script with a model of 22 million parameters; what each interface moved meanwhile."""
+def ladder(task: str, steps: int, folder: Path, size: str, flags: list[str]) -> None:
+    """Train one task's script with a model of cluster/random_bert.py; what each interface moved meanwhile."""
     module = lesson(task)
     before = read_kernel(KERNEL.read_text())
-    more = ["--model_name_or_path", str(random_bert("22M")), "--do_train", "--max_steps", str(steps), "--dropout", "0"]
+    more = ["--model_name_or_path", str(random_bert(size)), "--do_train", "--max_steps", str(steps), "--dropout", "0"]
     more += ["--per_gpu_train_batch_size", "2", "--learning_rate", "1e-5", "--output_dir", str(folder / task)]
     config: GlueConfig = parse_glue_arguments(FOLDERS[task], [*flags, *more])
     with process_group(config, module.join) as worker:
@@ -185,11 +185,11 @@ def main() -> None:
     first = next(number for number, word in enumerate(words) if word.startswith("--"))
     own, flags = words[:first], words[first:]
     if kind == "traffic":
-        traffic(own[0], int(own[1]), Path(own[2]), flags)
+        traffic(own[0], int(own[1]), Path(own[2]), own[3], [int(batch) for batch in own[4].split(",")], flags)
     elif kind == "rate":
-        rate(Path(own[0]), flags)
+        rate(int(own[0]), int(own[1]), Path(own[2]), flags)
     else:
-        ladder(own[0], int(own[1]), Path(own[2]), flags)
+        ladder(own[0], int(own[1]), Path(own[2]), own[3], flags)
 
 
 if __name__ == "__main__":

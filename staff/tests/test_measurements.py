@@ -1,56 +1,128 @@
-"""Times that several hand-ins share: found in what the course's programs write, listed without a judgement."""
+"""Every command that has produced a figure of the documentation still runs, in a small setting, to its last line."""
 
+import importlib.util
 import json
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
-from common.course import load_course
-from staff import pages
-from staff.apart import run_apart
-from staff.gradebook import Row
-from staff.measurements import Shared, measured, shared
+import pytest
 
-TIMES = ["a=0.123456", "a=0.223456", "a=0.323456"]
+from cluster.emulate import why_not
+from common.paths import ROOT
 
+SECONDS = 900  # on a busy machine
+DOCUMENTS = [ROOT / "docs" / "measurements.md", *ROOT.glob("README.md"), *ROOT.glob("[a-z]*/README.md")]
+NO_NODES = why_not() if sys.platform == "linux" else "network namespaces are Linux's"
 
-def test_times_of_records_and_of_the_report_are_found(tmp_path):
-    record = {"iterations": [{"loss": 0.6931471805, "seconds": 0.1234567}], "training_time": 12.5000004, "rank": 0}
-    (tmp_path / "runs/a").mkdir(parents=True)
-    (tmp_path / "runs/a/rank0.json").write_text(json.dumps(record))
-    (tmp_path / "report.md").write_text("| 2a | 0.4321\u00a0±\u00a00.0021 |\n")
+# A documented command, as a pattern -> the same in a small setting.
+SMALL = {
+    r"task1_single/run_glue\.py": "task1_single/run_glue.py --max_steps 2",
+    r"benchmark\.checks\.bare_loop": "-m benchmark.checks.bare_loop --quick",
+    r"benchmark\.checks\.loop_overhead": "-m benchmark.checks.loop_overhead --quick",
+    r"benchmark\.checks\.tokenise_speed": "-m benchmark.checks.tokenise_speed --quick",
+    r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
+    r"benchmark\.checks\.ladder": "-m benchmark.checks.ladder --quick",
+    r"benchmark\.checks\.grader_speed": "-m benchmark.checks.grader_speed --quick",
+    r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
+    r"benchmark\.checks\.network --parts (tiny,large|rate|ladder)": "-m benchmark.checks.network --quick",
+    r"make demo$|cluster\.ladder --workers": "-m cluster.ladder --workers 2 --batch 4 --iterations 2",
+    r"make demo-cluster|cluster\.ladder --nodes": "-m cluster.ladder --nodes 2 --random_bert 1M --iterations 2",
+    r"benchmark\.run": "-m benchmark.run --workers 2 --max_steps 4 --dropped 1",
+    r"benchmark\.compare": "-m benchmark.compare --workers 2 --max_steps 5 --only fsdp",
+    r"benchmark\.accounting": "-m benchmark.accounting --workers 2 --only ddp",
+    r"benchmark\.accounting .*--emulated": "-m benchmark.accounting --workers 2 --only ddp --emulated",
+    r"benchmark\.sweep": "-m benchmark.sweep --strategies single --batch_sizes 1 --workers 1 --steps 3",
+    r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
+}
+IN_MAKE_TEST = [row for row in SMALL.values() if re.search("bare_loop|loop_overhead|tokenise_speed|parts tiny", row)]
+NO_JSON = ("task1_single", "-m cluster.ladder")  # their last line is for people
 
-    assert measured(tmp_path) == ["0.4321 ± 0.0021", "seconds=0.123457", "training_time=12.500000"]
-
-
-def test_a_loss_a_rounded_time_and_a_readme_of_ours_are_no_measurements(tmp_path):
-    (tmp_path / "rank0.json").write_text('{"loss": 0.69314718, "join_seconds": 120.0, "seconds": 0.25}')
-    (tmp_path / "README.md").write_text("0.4321 ± 0.0021")
-
-    assert measured(tmp_path) == []
-
-
-def test_hand_ins_that_share_measurements_are_a_group():
-    found = shared({"ann": TIMES, "bob": TIMES, "cy": ["a=0.999999"]})
-
-    assert found == [Shared(("ann", "bob"), 3, "a=0.123456")]
-
-
-def test_one_equal_time_can_be_a_coincidence():
-    assert shared({"ann": TIMES[:1], "bob": TIMES[:1]}) == []
-
-
-def test_the_overview_lists_them_and_accuses_nobody():
-    report = {"score": 0, "max_score": 2, "tests": [], "environment": {}, "sandbox": {}}
-    run = {"notes": [], "unreadable": False, "output": {}, "measured": TIMES}
-    rows = [Row(report | {"submission": name}, run) for name in ("ann", "bob")]
-
-    page = pages.class_page(rows, load_course(), "")
-
-    assert "ann, bob" in page and "a=0.123456" in page
-    assert not any(word in page.lower() for word in ("cheat", "plagiar", "copied", "fraud"))
+# What another test runs in a small setting.
+ELSEWHERE = {
+    r"make (test|check|verify|setup|handout|gradescope)\b|try_zip\.sh": "the tests themselves",
+    r"staff\.mistakes": "test_every_mistake_is_caught_by_name_every_variant_passes_and_no_test_passes_all_mistakes",
+    r"staff\.attacks": "test_no_attack_gains_anything",
+    r"staff\.(class_of_submissions|grade|class_check)": "test_a_class_is_graded_as_it_must_be",
+    r"staff\.both_sides": "test_the_last_region_of_task_2a_from_both_sides",
+    r"staff\.repeat": "test_equal_submissions_get_equal_reports",
+}
+FIGURES = r"benchmark\.|cluster\.ladder|make demo"  # the commands of a README that produce a figure
 
 
-def test_text_of_any_kind_is_searched_before_the_deadline(tmp_path):
-    for number, piece in enumerate(('"', '"seconds', '"seconds": 1', "1.000", "1.0000 ± ", "second" * 10)):
-        Path(tmp_path / f"{number}.json").write_text(piece * (3_000_000 // len(piece)))
+def documented() -> list[str]:
+    """The commands of docs/measurements.md, and those of the README files that produce a figure."""
+    found = []
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8").replace("\\\n", " ")
+        pieces = re.findall(r"`([^`\n]+)`", text) + re.findall(r"^(?:python|make) .*", text, re.MULTILINE)
+        commands = [" ".join(re.sub(r"\s+#.*", "", piece).split()) for piece in pieces]
+        wanted = "" if document.name == "measurements.md" else FIGURES
+        found += [
+            command for command in commands if re.match(r"(python|make) ", command) and re.search(wanted, command)
+        ]
+    return list(dict.fromkeys(found))
 
-    run_apart(measured, tmp_path, seconds=100)
+
+COMMANDS = documented()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_documented_command_has_a_small_setting_or_a_test_elsewhere(command):
+    assert any(re.search(pattern, command) for pattern in [*SMALL, *ELSEWHERE]), command
+
+
+def test_every_row_is_needed():
+    unused = [pattern for pattern in [*SMALL, *ELSEWHERE] if not any(re.search(pattern, text) for text in COMMANDS)]
+
+    assert unused == []
+
+
+def test_every_check_of_the_benchmark_is_run():
+    scripts = [path for path in (ROOT / "benchmark" / "checks").glob("*.py") if path.stem != "network_rank"]
+
+    assert [
+        path.stem for path in scripts if not any(f"checks.{path.stem} --quick" in row for row in SMALL.values())
+    ] == []
+
+
+def test_the_tests_elsewhere_exist():
+    tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+
+    assert [name for name in ELSEWHERE.values() if name.startswith("test_") and f"def {name}(" not in tests] == []
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of every tracked file, so that runs, figures and the cache are made there."""
+    copy = tmp_path_factory.mktemp("measured") / "tree"
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in tracked:
+        if (ROOT / name).exists():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    return copy
+
+
+def marked(command: str) -> object:
+    """The cheap ones run in make test; those that need nodes or packages are skipped without them."""
+    marks = [pytest.mark.medium if command in IN_MAKE_TEST else pytest.mark.slow]
+    if NO_NODES and any(word in command for word in ("checks.network", "--nodes", "--emulated")):
+        marks.append(pytest.mark.skip(reason=NO_NODES))
+    if re.search(r"benchmark\.(?!checks|tables)", command) and not importlib.util.find_spec("tensorboard"):
+        marks.append(pytest.mark.skip(reason="needs the benchmark's packages: python install.py benchmark"))
+    return pytest.param(command, marks=marks)
+
+
+@pytest.mark.parametrize("command", [marked(command) for command in SMALL.values()])
+def test_a_command_that_produced_a_figure_runs_to_its_last_line(tree, command, monkeypatch):
+    for name in ("COS598D_CACHE", "COS598D_DATA"):
+        monkeypatch.delenv(name, raising=False)
+
+    done = subprocess.run([sys.executable, *command.split()], cwd=tree, capture_output=True, text=True, timeout=SECONDS)
+
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    last = done.stdout.splitlines()[-1]
+    assert command.startswith(NO_JSON) or json.loads(last)
