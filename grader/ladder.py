@@ -52,8 +52,8 @@ class Script:
     def check(self) -> None:
         self._check_start()
         self._check_order()
-        self._check_losses()
         self._check_moved()
+        self._check_losses()
         self._check_metrics()
 
     def _fail(self, message: str) -> None:
@@ -157,16 +157,17 @@ def _drawn(seed: int, rank: int) -> dict[str, np.ndarray]:
 
 def _must_return(grade: Grade, result: Result) -> None:
     verdict = grade.verdict(result)
-    waits = [call.name for call in result.fault.stuck.values()] if result.fault else []
-    if verdict and isinstance(verdict, Deadlocked) and "broadcast" in waits and _evaluates(result):
+    waits = [call for call in result.fault.stuck.values() if call.name == "broadcast"] if result.fault else []
+    if verdict and waits and (_evaluations_differ(result) or "evaluation.py" in waits[0].where):
         raise Deadlocked(EVALUATED_ALONE + str(verdict))
     grade.must_return(result)
 
 
-def _evaluates(result: Result) -> bool:
-    """Whether the last forward pass of some rank was one of the dev set."""
-    last = [[event for event in rank.events if event.name == "forward"][-1:] for rank in result.ranks]
-    return any(not event.data["grad"] for events in last for event in events)
+def _evaluations_differ(result: Result) -> bool:
+    """Whether some ranks evaluated more than others."""
+    return (
+        len({len([e for e in rank.events if e.name == "forward" and not e.data["grad"]]) for rank in result.ranks}) > 1
+    )
 
 
 def _trace(events: list) -> dict[str, list]:

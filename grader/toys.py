@@ -42,7 +42,7 @@ class Body(nn.Module):
         self.offset = weights["offset"].clone()  # (D,), no parameter: who forgets to look for None loses one test
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.embedding[ids] * self.gain + self.offset  # (B, T) -> (B, T, D)
+        return self.embedding[ids] * self.gain + self.offset.to(self.gain.dtype)  # (B, T) -> (B, T, D)
 
 
 class Head(nn.Module):
