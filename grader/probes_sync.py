@@ -1,6 +1,7 @@
 """Runs what joins a process group, and what averages gradients, alone: without a training loop around it."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -54,14 +55,14 @@ def average(context: Context) -> list[dict[str, Any]]:
     return rounds
 
 
-def surroundings(model: nn.Module) -> dict[str, Any]:
+def surroundings(model: nn.Module, modules: Sequence[nn.Module] = ()) -> dict[str, Any]:
     """What a function that averages gradients, or joins or wraps, leaves as it is."""
     return {
         "the state of torch's random generator": torch.get_rng_state().tolist(),
         "the state of Python's random generator": random.getstate(),
         "the state of numpy's random generator": np.random.get_state(legacy=False)["state"]["key"].tolist(),
         "torch's default dtype": str(torch.get_default_dtype()),
-        "the mode of the model (train or eval)": [module.training for module in model.modules()],
+        "the mode of the model (train or eval)": [module.training for module in modules or model.modules()],
         "requires_grad of a parameter": [parameter.requires_grad for parameter in model.parameters()],
         "whether gradients are computed": torch.is_grad_enabled(),
         "the process group": dist.is_initialized(),
@@ -77,9 +78,10 @@ def wrap(context: Context) -> dict[str, Any]:
 
     mine, glue = a["mine"], a["kind"] == "classifier"
     model = (toys.Classifier if glue else toys.LanguageModel)(mine["weights"], context.event)
-    before = surroundings(model)
+    modules = list(model.modules())  # wrapped parts add modules of their own
+    before = surroundings(model, modules)
     wrapped = task.wrap(model, Worker(context.rank, context.world_size))
-    after = surroundings(model)
+    after = surroundings(model, modules)
     context.event("begin")
     labels = mine["labels"] if glue else mine["ids"]
     torch.autograd.backward(wrapped(input_ids=mine["ids"], labels=labels).loss)

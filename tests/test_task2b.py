@@ -31,7 +31,7 @@ def test_every_gradient_is_reduced_once(grade):
 
 @graded("2b.1", points=1, needs=["2a.2"])
 def test_task2b_averages_before_it_clips(grade):
-    training.check_steps(steps.glue(grade, 3, train=12, batch=2, num_train_epochs=1), 2)
+    training.check_steps(steps.glue(grade, 3, train=12, batch=2, num_train_epochs=2), 4)
     clipped = steps.glue(grade, 2, train=12, batch=3, num_train_epochs=2, max_grad_norm=CLIP)
     training.check_clipping(clipped, 4, CLIP)
     training.check_sent_once(clipped)

@@ -24,7 +24,7 @@ def test_the_wrapped_model_averages_in_its_backward_pass(grade):
 
 @graded("3.1", points=1)
 def test_task3_trains_through_the_wrapped_model(grade):
-    training.check_steps(steps.glue(grade, 3, train=12, batch=2, num_train_epochs=1), 2)
+    training.check_steps(steps.glue(grade, 3, train=12, batch=2, num_train_epochs=2), 4)
     training.check_clipping(glue(grade), 4, CLIP)
 
 
