@@ -15,6 +15,7 @@ from benchmark.intervals import ratio
 from benchmark.loop import Plan, rate_at
 from benchmark.memory import counted, known, textbook
 from benchmark.meter import Meter
+from benchmark.names import MODELS
 from benchmark.payload import sent
 from benchmark.run import without
 from benchmark.settings import parse
@@ -103,6 +104,14 @@ def test_what_must_be_equal_is_equal_in_every_deepspeed_configuration(strategy):
 
 def test_there_is_a_configuration_file_for_each_deepspeed_strategy():
     assert {file.stem for file in CONFIGS.glob("*.json")} == {name for name in STRATEGIES if name.startswith("zero")}
+
+
+def test_help_lists_every_strategy_and_every_model(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+
+    words = re.findall(r"[\w-]+", "".join(capsys.readouterr().out.split("usage:")[1:]))
+    assert not {*STRATEGIES, *MODELS} - set(words)
 
 
 def test_the_launcher_gets_the_command_line_without_the_number_of_workers():

@@ -28,6 +28,7 @@ from common.errors import InputError
 from common.models import KINDS, load_tokenizer, model_path
 from common.paths import ROOT
 from tests.hub_server import hub_server
+from tests.model_copies import copy_of_tiny, in_shards
 
 MODEL_CLASSES = {
     "bert": AutoModelForSequenceClassification,
@@ -47,12 +48,7 @@ def copy(tmp_path):
     """A function that gives a folder of this test's own with some files of the tiny model."""
 
     def copy_files(kind, *names):
-        folder = tmp_path / f"{kind}-copy"
-        folder.mkdir()
-        source = Path(model_path("tiny", kind))
-        for name in names or [file.name for file in source.iterdir()]:
-            shutil.copy(source / name, folder)
-        return folder
+        return copy_of_tiny(kind, tmp_path / f"{kind}-copy", *names)
 
     return copy_files
 
@@ -342,6 +338,39 @@ def test_a_tokenizer_that_the_hub_has_as_a_vocabulary_only_keeps_case(tmp_path, 
         tokenizer = load_tokenizer("someone/old-bert", "bert")
 
     assert tokenizer.tokenize("Hello") == ["Hello"]
+
+
+def test_a_hub_model_in_several_files_is_fetched_before_the_run_starts(copy, hub):
+    expected = _head_of_a_hub_model("tiny")
+    with hub_server({"someone/large-bert": in_shards(copy("bert"))}) as address:
+        hub(address)
+        model_path("someone/large-bert", "bert")
+        load_tokenizer("someone/large-bert", "bert")
+
+    assert _head_of_a_hub_model("someone/large-bert") == expected
+
+
+def test_a_damaged_copy_of_a_hub_model_says_what_to_copy_or_to_delete(copy, hub):
+    with hub_server({"someone/small-bert": copy("bert")}) as address:
+        hub(address)
+        folder = Path(model_path("someone/small-bert", "bert"))
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(content[:-100])
+
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged .*; copy it again, or delete .*small-bert to"):
+        model_path("someone/small-bert", "bert")
+
+
+def test_a_copy_of_a_hub_model_without_weights_is_one_line_offline(copy, hub):
+    with hub_server({"someone/small-bert": copy("bert")}) as address:
+        hub(address)
+        folder = Path(model_path("someone/small-bert", "bert"))
+    (folder / "model.safetensors").unlink()
+
+    with pytest.raises(InputError, match=r"model\.safetensors of someone/small-bert cannot be fetched .*copy"):
+        model_path("someone/small-bert", "bert")
 
 
 def test_a_name_that_the_hub_does_not_know_says_so(hub):

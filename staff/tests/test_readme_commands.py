@@ -1,5 +1,9 @@
-"""Every command in every README is run as it stands there, in a copy of the tree, or has the reason why not."""
+"""Every command in every README runs as written, in a copy of the tree and with an empty cache, or has a reason not to.
 
+So each of them may be the first command in a fresh clone.
+"""
+
+import os
 import re
 import shlex
 import shutil
@@ -106,12 +110,13 @@ def tree(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", RUN_HERE)
-def test_a_command_of_a_readme_runs(tree, command):
+def test_a_command_of_a_readme_runs(tree, tmp_path, command):
     words = shlex.split(command)
     begin = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
     words = begin.get(words[0], [words[0]]) + words[1:]
     words = [sys.executable if word == "python" else word for word in words]
 
-    done = subprocess.run(words, cwd=tree, capture_output=True, text=True, timeout=SECONDS)
+    environment = {**os.environ, "COS598D_CACHE": str(tmp_path)}
+    done = subprocess.run(words, cwd=tree, env=environment, capture_output=True, text=True, timeout=SECONDS)
 
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
