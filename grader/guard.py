@@ -73,19 +73,31 @@ def watch(note: Note, trusted: Trust) -> None:
     through = {sys.modules[name].__file__ for name in ("inspect", "threading") if name in sys.modules}
     through |= {file for name, module in sys.modules.items() if name == "ctypes" and (file := module.__file__)}
     traceback_file, busy = getattr(sys.modules.get("traceback"), "__file__", ""), set[int]()
+    attributes = ("object.__getattr__", "object.__setattr__")
     seen, noted, frames, code, closed = REFUSED | NOTED | {"import", "open"}, NOTED, FRAMES, CODE, GRADER
 
-    def students_line() -> str:
-        """file:line of a student's line that asks by itself, or through a helper of Python's; "" for a library."""
+    def students_line(asked: str = "") -> str:
+        """file:line of a student's line that asks by itself, or through a helper of Python's; "" for a library.
+
+        A library's function that asks names what it asks for. One that does not was given it to call, by whom is next.
+        """
         frame: types.FrameType | None = getframe(3)  # of who has caused the event: above look() and hook()
         while frame and (
             frame.f_code.co_filename in through
             or (frame.f_code.co_filename == traceback_file and frame.f_code.co_name.startswith("walk_"))
         ):
             frame = frame.f_back
+        if frame and asked and trusted(frame.f_code.co_filename) and not names(frame.f_code, asked):
+            while frame and trusted(frame.f_code.co_filename):
+                frame = frame.f_back
         if not frame or trusted(frame.f_code.co_filename):
             return ""
         return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+    def names(code: types.CodeType, asked: str) -> bool:
+        words = (*code.co_names, *code.co_freevars, *code.co_varnames)
+        wanted = "frame" if "frame" in asked else asked.rpartition(".")[2].strip("_")
+        return any(wanted in word for word in words)
 
     def look(event: str, arguments: tuple) -> Exception | None:
         if event == "import":
@@ -103,7 +115,8 @@ def watch(note: Note, trusted: Trust) -> None:
             return PermissionError(13, "not for graded code", place)
         if event == "object.__setattr__" and trusted(arguments[0].__code__.co_filename):
             event = f"a change of {arguments[1]}"
-        where = students_line()
+        by_any_hand = event in noted or event.startswith("ctypes.")
+        where = students_line("" if by_any_hand else str(arguments[1]) if event in attributes else event)
         if not where or event == "object.__setattr__":
             return None
         what = f"reads {arguments[1]}" if event == "object.__getattr__" else event

@@ -141,9 +141,11 @@ def chunks(context: Context) -> list[Any]:
     vocabulary, seed. What is returned for each: [split_size], or [] if there is no Pipe."""
     a = context.arguments
     module = context.load(a["file"])
+    from pipeline.model_parallel import GPT2LMHeadModelParallel  # the tree's own, which the script imports in main()
+
     found: list[Any] = []
     for batch_size, n_chunk in a["settings"]:
-        model = module.GPT2LMHeadModelParallel(_config(a))
+        model: Any = GPT2LMHeadModelParallel(_config(a))
         config = SimpleNamespace(
             model_parallel_mode="pipeline_parallel", batch_size=batch_size, n_chunk=n_chunk, no_cuda=True
         )

@@ -51,6 +51,7 @@ LIBRARIES = {
 SYSTEM = {"sys", "os", "inspect", "types"}
 SETTINGS = ("torch.backends", "torch._dynamo.config")  # ordinary code sets these
 PLACES = re.compile(r"/proc/[^/ ]*/(mem|fd|maps|environ|task)|/dev/(fd|mem)|\bgrader[./]\w")
+WORD = re.compile(r"\w+")
 COMPILED = {".so", ".pyc", ".pyd", ".dll", ".dylib", ".pth"}
 NAMES = FRAMES | INSIDES | ENDS
 MAX_FLAGS = 50  # of one file
@@ -110,8 +111,8 @@ def _look(module: ast.Module) -> Iterator[tuple[int, str]]:
             yield line, f"uses {node.id}"
         elif isinstance(node, ast.Constant | ast.BinOp | ast.JoinedStr) and id(node) not in texts:
             text = _text(node)
-            if text in NAMES:
-                yield line, f"names {text} as text"
+            if hidden := ({text} & NAMES) | ((FRAMES | INSIDES) & set(WORD.findall(text))):
+                yield line, f"names {min(hidden)} as text"
             elif PLACES.search(text):
                 yield line, f"names {PLACES.search(text)[0]} as text"  # type: ignore[index]
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
@@ -180,6 +181,8 @@ def _call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
             yield f"{called} on {owner} with a name that is made at run time"
         elif called != "getattr" and called != "hasattr" and _is_library(owner):
             yield f"replaces {owner}.{name}"
+    if _path(node.func, names) in ("operator.attrgetter", "operator.methodcaller") and not all(map(_text, node.args)):
+        yield "takes attributes by a name that is made at run time"
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("fromhex", "unhexlify", "b64decode"):
         yield "decodes text that may be code"
     if any(keyword.arg == "fileno" for keyword in node.keywords):

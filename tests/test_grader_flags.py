@@ -36,6 +36,8 @@ SUSPECT = {
     "backwards": "getattr(x, 'kcab_f'[::-1])",
     "list": "getattr(x, ''.join(['f_', 'back']))",
     "format": "getattr(x, f'f_{\"back\"}')",
+    "inside a text": "'{0.f_back.f_locals}'.format(frame)",
+    "attrgetter": "from operator import attrgetter\nattrgetter(name)(x)",
     "run-time": "import sys\ngetattr(sys, name)",
     "dunder walk": "().__class__.__bases__[0].__subclasses__()",
     "globals": "f.__globals__['values']",

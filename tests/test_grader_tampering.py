@@ -35,6 +35,11 @@ FRAMES = {
     "a trace function": "sys.settrace(print)",
     "an audit hook": "sys.addaudithook(print) or sys._getframe(0)",
     "a signal handler": "signal.signal(signal.SIGUSR2, print)",
+    "a library that calls it": "torch.utils._pytree.tree_map(sys._getframe, 2)",
+    "a library that looks at all objects": "torch.utils._pytree.tree_map(__import__('gc').get_objects, 0)",
+    "a library that reads an attribute": (
+        "torch.utils._pytree.tree_map(__import__('operator').attrgetter('gi_frame'), (i for i in ()))"
+    ),
     "a code object": "go.__code__.replace(co_filename='/grader/x.py')",
 }
 HELPER = """

@@ -13,7 +13,7 @@ from staff.bank import GRADED
 from tests.processes import run
 
 COURSE = load_course()
-GRADERS = sorted({test for row in COURSE.regions.values() for test in row.tests})
+GRADERS = sorted({"tests/test_ladder.py", *(test for row in COURSE.regions.values() for test in row.tests)})
 NOTHING = {"pass": "pass", "return None": "return None", "ellipsis": "..."}
 
 
