@@ -102,7 +102,8 @@ def main() -> None:
     parser.add_argument("--off", default="")
     parser.add_argument("arguments", nargs="*")
     options = parser.parse_args()
-    class_switches.switch_off(filter(None, options.off.split(",")))
+    if options.off:
+        class_switches.switch_off(options.off.split(","))
     assert clean_files(), "the course can be read"
     grade.main(options.arguments)
 

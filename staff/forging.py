@@ -2,7 +2,7 @@
 
 from grader import values
 
-SIGNATURE = getattr(values, "SIGNATURE", 0)  # bytes before each message
+SIGNATURE = values.SIGNATURE  # bytes before each message
 CODE = f"""
 import json, os
 def message(partition):

@@ -6,7 +6,6 @@ For staff/attacks.py alone. The names come in the job that the supervisor reads,
 import ast
 import atexit
 import contextlib
-import importlib
 import os
 import pickle
 import shutil
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from grader import broker, grading, ranks, reference, run, values, zygote
+from grader import broker, grading, imports, ranks, reference, run, seal, values, zygote
 from grader.outcome import Failure, RankResult, Result
 
 
@@ -157,12 +156,11 @@ def _in_the_zygote(code: str) -> None:
 
 def _no_signatures() -> None:
     """Whoever writes to a rank's line is believed."""
-    seal: Any = importlib.import_module("grader.seal")
 
     def believe(_opener: Any, _tag: bytes, data: bytes) -> int:
         return seal.ENDING if b'"kind": "returned"' in data or b'"kind": "raised"' in data else seal.LINE
 
-    seal.Opener.open = believe
+    setattr(seal.Opener, "open", believe)  # noqa: B010
 
 
 def _nan_is_small() -> None:
@@ -182,8 +180,8 @@ def _import_statements_only() -> None:
         nodes = ast.walk(ast.parse(path.read_bytes(), file))
         return [(node.lineno, alias.name) for node in nodes if isinstance(node, ast.Import) for alias in node.names]
 
-    judge: Any = importlib.import_module("grader.imports")
-    judge.imported, judge._students = imported, lambda *_: []
+    setattr(imports, "imported", imported)  # noqa: B010
+    setattr(imports, "_students", lambda *_: [])  # noqa: B010
 
 
 SWITCHES = {

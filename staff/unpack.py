@@ -140,7 +140,8 @@ def _take_zip(path: Path, taker: _Taker) -> None:
     except InputError:
         raise
     except BROKEN as error:
-        raise taker.refuse("a zip that can be read", f"{type(error).__name__}: {str(error)[:100]}") from None
+        words = error.strerror if isinstance(error, OSError) else str(error)  # an OSError's text names our own folder
+        raise taker.refuse("a zip that can be read", f"{type(error).__name__}: {str(words)[:100]}") from None
 
 
 def _check_index(path: Path, taker: _Taker) -> None:
