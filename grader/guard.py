@@ -186,6 +186,7 @@ def replaced_in(modules: Iterable[types.ModuleType]) -> Callable[[], str]:
         for name, value in vars(space).items()
         if callable(value) or isinstance(value, types.ModuleType | property | staticmethod)
     ]
+    kept += _relied_on()
 
     def replaced() -> str:
         for where, space, name, value in kept:
@@ -194,6 +195,31 @@ def replaced_in(modules: Iterable[types.ModuleType]) -> Callable[[], str]:
         return ""
 
     return replaced
+
+
+def _relied_on() -> list[tuple[str, Any, str, Any]]:
+    """What of Python and torch makes a message out of a value: whoever exchanges it writes the message."""
+    import builtins
+    import json
+
+    torch = sys.modules["torch"]
+    names = {
+        "builtins": (builtins, [name for name, value in vars(builtins).items() if callable(value)]),
+        "torch": (torch, ["Tensor", "_C", "uint8"]),
+        "torch._C": (torch._C, ["DisableTorchFunctionSubclass"]),
+        "torch.Tensor": (torch.Tensor, ["as_subclass", "detach", "reshape", "view", "numpy", "shape", "dtype"]),
+        "json": (json, ["dumps", "_default_encoder"]),
+        "json.encoder": (json.encoder, ["c_make_encoder", "encode_basestring_ascii"]),
+        "json.JSONEncoder": (json.JSONEncoder, ["encode", "iterencode"]),
+    }
+    kept = [
+        (f"{owner}.{name}", vars(space), name, vars(space).get(name))
+        for owner, (space, all) in names.items()
+        for name in all
+    ]
+    return kept + [
+        (f"sys.modules[{name!r}]", sys.modules, name, sys.modules[name]) for name in ("torch", "numpy", "json")
+    ]
 
 
 def library_functions() -> list[Function]:

@@ -185,6 +185,22 @@ def test_a_replaced_function_of_the_grader_ends_the_run(play):
     assert "in a run: replaces grader.values.pack" in flags_of(result)
 
 
+ENCODERS = {
+    "torch.Tensor.detach": "torch.Tensor.detach = lambda self: torch.zeros(2)",
+    "json.dumps": "__import__('json').dumps = lambda value: '7'",
+    "sys.modules['torch']": "sys.modules['torch'] = type('Fake', (), {'Tensor': int})",
+    "builtins.isinstance": "__import__('builtins').isinstance = lambda *_: True",
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_who_replaces_what_makes_messages_ends_the_run(play, name):
+    result = play(f"def go(context):\n    {ENCODERS[name]}\n    return torch.ones(2)\n")
+
+    assert result.outcome != "returned"
+    assert f"in a run: replaces {name}" in flags_of(result)
+
+
 def test_a_replaced_function_of_torch_is_flagged_and_takes_no_points(play):
     result = play("def go(context):\n    torch.equal = lambda *_: True\n    return 1\n")
 
