@@ -1,20 +1,33 @@
-"""What the zygote loads before it forks ranks, in the order of need: a probe of torch alone does not wait for models.
+"""What the zygote loads before it forks ranks: at first what each of them needs, the rest before the first run with it.
 
-A rank whose probe needs more than its level has loaded imports it itself, in its own time: a level that is too low here
-costs seconds, and changes no result.
+A rank whose probe needs more imports it itself, in its own time: what is missing here costs seconds, and changes no
+result.
 """
 
 import gc
 import importlib
 import sys
+from collections.abc import Iterable
 
-LEVELS = (
-    ("torch.utils.data", "grader.probes"),
+FIRST = "torch"
+GROUPS = {
+    FIRST: ("torch.utils.data", "numpy.random", "grader.probes"),
+    # Any optimizer imports it at its first step, and so does a backward of one's own: 1.5 s in each rank.
+    "steps": ("torch._dynamo",),
     # What a task script imports at its top, directly or through common/: 0.8 s.
-    ("transformers.modeling_outputs", "huggingface_hub.errors", "safetensors", "tokenizers", "tqdm.auto"),
-    # What training a model imports on its way: 3.5 s.
-    (
-        "torch._dynamo",  # any optimizer imports it at its first step, 1.7 s in each rank
+    "scripts": (
+        "transformers.modeling_outputs",
+        "huggingface_hub.errors",
+        "multiprocessing.synchronize",
+        "psutil",
+        "safetensors.torch",
+        "statistics",
+        "tokenizers",
+        "tqdm.auto",
+        "zstandard",
+    ),
+    # What building a model and reading its files import: 2 s more.
+    "models": (
         "transformers.models.bert.modeling_bert",
         "transformers.models.bert.tokenization_bert",
         "transformers.models.gpt2.modeling_gpt2",
@@ -24,35 +37,38 @@ LEVELS = (
         "transformers.optimization",
         "sklearn.metrics",
     ),
-)
-TORCH, SCRIPTS, MODELS = range(len(LEVELS))
-# Every other probe trains, or builds a model.
-LEVEL_OF_PROBES = {
-    "grader.probes_data": TORCH,
-    "grader.probes_pipeline": TORCH,
-    "grader.probes_sync": SCRIPTS,
-    "grader.probes_traffic": SCRIPTS,
 }
-LEVEL_OF_FILES = {
-    "common/data_partition.py": TORCH,
-    "common/schedule.py": TORCH,
-    "pipeline/partition.py": TORCH,
-    "pipeline/pipe.py": TORCH,
-    "pipeline/model_parallel.py": MODELS,
+# Beside the first group, by module or function; a probe that is not here needs all.
+PROBES: dict[str, tuple[str, ...]] = {
+    "grader.probes_data": (),
+    "grader.probes_pipeline": (),
+    "grader.probes_pipeline_pipe": ("steps",),
+    "grader.probes_sync": ("scripts",),
+    "grader.probes_sync:wrap": ("scripts", "steps"),  # DistributedDataParallel imports it
+    "grader.probes_traffic": ("scripts",),
+    "grader.probes_train": ("scripts", "steps"),
+}
+# What loading a file needs; one that is not here is a script.
+FILES: dict[str, tuple[str, ...]] = {
+    "common/data_partition.py": (),
+    "common/schedule.py": (),
+    "pipeline/partition.py": (),
+    "pipeline/pipe.py": (),
+    "pipeline/model_parallel.py": tuple(GROUPS),
 }
 
 
-def level_of(probe: str, file: str) -> int:
-    """The level that a run of this probe on this file of the tree needs."""
-    if probe == "grader.probes:load":  # what every graded test begins with: only the file matters
-        return LEVEL_OF_FILES.get(file, SCRIPTS)
-    return LEVEL_OF_PROBES.get(probe.partition(":")[0], MODELS)
+def needs(probe: str, file: str) -> Iterable[str]:
+    """The groups that a run of this probe on this file of the tree needs, the first one aside."""
+    if probe == "grader.probes:load":  # what every graded test begins with
+        return FILES.get(file, ("scripts",))
+    return PROBES.get(probe, PROBES.get(probe.partition(":")[0], tuple(GROUPS)))
 
 
-def load(level: int) -> None:
-    """Import what a level names, and keep the collector from copying it in every rank."""
+def load(group: str) -> None:
+    """Import what a group names, and keep the collector from copying it in every rank."""
     sys.modules["pandas"] = None  # type: ignore[assignment]  # sklearn would import it: 60 MiB and a thread of arrow's
-    for name in LEVELS[level]:
+    for name in GROUPS[group]:
         importlib.import_module(name)
     del sys.modules["pandas"]
     gc.collect()

@@ -67,6 +67,14 @@ def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has
     assert script.explain().count("loaded: ['transformers']") == again.explain().count("loaded: ['transformers']") == 1
 
 
-def test_probes_that_train_or_build_models_wait_for_everything():
-    assert preload.level_of("grader.probes_bert:load_model", "task1_single/run_glue.py") == preload.MODELS
-    assert preload.level_of("grader.probes_new:anything", "") == preload.MODELS
+def test_a_probe_that_the_table_does_not_name_waits_for_everything():
+    assert set(preload.needs("grader.probes_bert:load_model", "task1_single/run_glue.py")) == set(preload.GROUPS)
+    assert set(preload.needs("grader.probes_new:anything", "")) == set(preload.GROUPS)
+
+
+def test_the_table_names_probes_and_files_that_exist():
+    assert [name for name in preload.PROBES if not (ROOT / f"{name.replace('.', '/')}.py").is_file()] == []
+    assert [name for name in preload.FILES if not (ROOT / name).is_file()] == []
+    assert {group for row in (*preload.PROBES.values(), *preload.FILES.values()) for group in row} <= set(
+        preload.GROUPS
+    )
