@@ -73,8 +73,9 @@ def test_a_probe_that_the_table_does_not_name_waits_for_everything():
 
 
 def test_the_table_names_probes_and_files_that_exist():
-    assert [name for name in preload.PROBES if not (ROOT / f"{name.replace('.', '/')}.py").is_file()] == []
+    modules = {name.partition(":")[0].replace(".", "/") for name in preload.PROBES}
+    named = {group for row in (*preload.PROBES.values(), *preload.FILES.values()) for group in row}
+
+    assert [name for name in modules if not (ROOT / f"{name}.py").is_file()] == []
     assert [name for name in preload.FILES if not (ROOT / name).is_file()] == []
-    assert {group for row in (*preload.PROBES.values(), *preload.FILES.values()) for group in row} <= set(
-        preload.GROUPS
-    )
+    assert named <= set(preload.GROUPS)
