@@ -54,9 +54,8 @@ def _name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[n
     stacked = [np.asarray([mine[k] for mine in inputs], np.float64) for k in range(len(right))]  # (n, *shape) each
     if all(same(got[r][k], inputs[r][k], total) and unsent(r, k) for r in ranks for k in wrong):
         text = "every worker still has its own gradient, which was never handed to a collective"
-        where = (
-            _where(ranks, wrong, n, inputs[0]) or ": is it param.grad that you send, and is the last bucket sent, too?"
-        )
+        asked = ": is it param.grad that you send, and is the last bucket sent, too?"
+        where = _where(ranks, wrong, n, inputs[0]) or asked
         return text + where.replace("end the loop early?", "end the loop early, or is the last bucket never sent?")
     for candidate, words in _candidates(n):
         if all(same(got[r][k], candidate(stacked[k], r), total) for r in ranks for k in wrong):
