@@ -14,6 +14,7 @@ from common.errors import InputError
 from common.paths import ROOT
 
 STEPS_OF_A_HINT = 3
+CARRIED = ("warning", "points")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Course:
     imports: dict[str, tuple[str, ...]]
     handout: Handout
     hidden: dict[str, Any]
+    carried: str  # what broken copies of regions in later scripts cost: "warning" (nothing) or "points"
 
     def readme(self, region_id: str) -> str:
         """The README that explains a region."""
@@ -127,6 +129,7 @@ def load_course(path: Path = ROOT / "course.toml") -> Course:
         },
         handout=_handout(_Table(table.take("handout", dict, {}), f"{path.name}: handout")),
         hidden=table.take("hidden", dict, {}),
+        carried=table.take("carried", str, CARRIED[0]),
     )
     table.nothing_left()
     _check(course, path.name)
@@ -205,6 +208,8 @@ def _handout(row: _Table) -> Handout:
 
 
 def _check(course: Course, where: str) -> None:
+    if course.carried not in CARRIED:
+        raise InputError(f"{where}: carried: expected one of {', '.join(CARRIED)}, got {course.carried!r}")
     points = sum(region.points for region in course.regions.values())
     if points != course.total:
         raise InputError(f"{where}: expected points that add up to total = {course.total}, got {points}; change one")

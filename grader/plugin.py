@@ -31,6 +31,7 @@ ENTRIES = pytest.StashKey[dict[str, Entry]]()
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 LONGEST_MESSAGE = 6000  # characters
 WRITTEN = pytest.StashKey[report.Report]()
+COPIES = pytest.StashKey[dict[str, str]]()  # region -> what is wrong with copies of earlier regions in its script
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SESSION] = Session(tree, load_course(), config.getoption("--seed"))
     except InputError as error:
         raise pytest.UsageError(str(error)) from None
-    config.stash[ENTRIES] = {}
+    config.stash[ENTRIES], config.stash[COPIES] = {}, {}
     config.stash[WRITTEN] = report.Report(config.getoption("--report") or os.environ.get("COS598D_REPORT") or "")
 
 
@@ -221,6 +222,8 @@ def _judge(item: pytest.Item, region: str, points: int, call: pytest.CallInfo) -
         status = Skipped.status
     if status == "passed" and shows_absence(item) and (others := open_tests(region, entries)):
         status, message = Skipped.status, not_counted(region, others)
+    if status == "passed" and course.carried == "points" and (broken := item.config.stash[COPIES].get(region)):
+        status, message = Skipped.status, f"not counted: {broken}"
     got = points if status == "passed" else 0
     row = course.regions[region]
     entries[item.nodeid] = Entry(item.nodeid, row.task, region, status, got, points, message)

@@ -8,6 +8,7 @@ evaluation; the broker's calls are between them. A rank has its own examples and
 import contextlib
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def glue(context: Context) -> None:
     watch_library(context)
     task = start(context)
     if not a["synced"]:
-        task.sync_gradients = lambda model, world_size: None
+        task.sync_gradients = lambda *_: None
     from common.glue import TASKS, Features, GlueData
     from common.process_group import Worker
     from common.record import Record
@@ -63,12 +64,17 @@ def glue(context: Context) -> None:
     worker = Worker(context.rank, context.world_size)
     data = GlueData(TASKS[config.task_name], features(slice(a["train"])), features(slice(a["train"], None)))
     model = toys.Classifier(a["mine"]["weights"], context.event)
-    record = watched_record(context, Record(config, worker))
+    record: Any = watched_record(context, Record(config, worker))
+    record.dtype, record.sent = torch.float32, []  # what task 4's record has besides
     task.train(config, worker, wrapped(context, task, model, worker), data, record)
 
 
 def gpt2(context: Context) -> None:
-    """train() of a run_gpt2.py. Arguments: file, mine (ids of this rank's blocks, validation, weights), config."""
+    """train() of a run_gpt2.py.
+
+    Arguments: file, mine (ids of this rank's blocks, validation, weights), config, loaded (False: train() makes its
+    own loader, as the pipeline's does).
+    """
     a = context.arguments
     watch_library(context)
     task = start(context)
@@ -81,7 +87,9 @@ def gpt2(context: Context) -> None:
     loader: Any = torch.utils.data.DataLoader(blocks, batch_size=config.batch_size // context.world_size)
     model = toys.LanguageModel(a["mine"]["weights"], context.event)
     record = watched_record(context, Record(config, worker))
-    task.train(config, worker, wrapped(context, task, model, worker), loader, list(a["mine"]["validation"]), record)
+    validation = list(a["mine"]["validation"])
+    data = (loader, validation) if a["loaded"] else (SimpleNamespace(train=blocks, validation=validation),)
+    task.train(config, worker, wrapped(context, task, model, worker), *data, record)
 
 
 def start(context: Context) -> Any:

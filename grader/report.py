@@ -48,6 +48,7 @@ class Report:
 
     Beside the tests it has `output`: for each test that did not pass, what the ranks of its last run printed and how
     they ended. `flags` lists what looks like tampering; it takes no points, and is for instructors.
+    `warnings` tells the student what costs no points.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -55,6 +56,7 @@ class Report:
         self.entries: dict[str, Entry] = {}
         self.output: dict[str, list[dict]] = {}
         self.flags: dict[Flag, str] = {}  # what to look at by hand -> the test whose run showed it, "" for a file
+        self.warnings: list[str] = []
 
     def expect(self, entries: Iterable[Entry]) -> None:
         """The tests that are to come."""
@@ -73,11 +75,17 @@ class Report:
             self.output[entry.id] = output_of(run)
         self._write()
 
+    def warn(self, words: str) -> None:
+        """Something that costs no points by itself."""
+        self.warnings.append(words)
+        self._write()
+
     def _write(self) -> None:
-        if self.path and self.entries:
+        if self.path and (self.entries or self.warnings):
             with atomic_write(self.path) as file:
                 flags = [flag._asdict() | {"test": test} for flag, test in self.flags.items()]
-                content = as_dict(self.entries.values()) | {"output": self.output, "flags": flags}
+                more = {"output": self.output, "flags": flags, "warnings": self.warnings}
+                content = as_dict(self.entries.values()) | more
                 json.dump(content, file, indent=1)  # ASCII: what a student prints need not be valid UTF-8
 
 

@@ -138,8 +138,13 @@ def glue(
     return Training(grade, result, setting)
 
 
-def gpt2(grade: Grade, world_size: int, *, train: int, batch: int, dev: int = 4, **config: Any) -> Training:
-    """train() of a run_gpt2.py on a toy language model; `train` blocks and `batch` are those of one worker."""
+def gpt2(
+    grade: Grade, world_size: int, *, train: int, batch: int, dev: int = 4, loaded: bool = True, **config: Any
+) -> Training:
+    """train() of a run_gpt2.py on a toy language model; `train` blocks and `batch` are those of one worker.
+
+    It is given a loader, or where it makes its own (`loaded` is False) the blocks.
+    """
     total = train * world_size
     weights = draws.language_model(grade.seed, total + dev)
     each, ids = [], []
@@ -151,6 +156,6 @@ def gpt2(grade: Grade, world_size: int, *, train: int, batch: int, dev: int = 4,
         each.append({"ids": mine, "validation": validation, "weights": weights})
         ids.append(known)
     config = {"batch_size": batch * world_size, "learning_rate": RATE} | config
-    arguments: dict[str, Any] = {"train": train, "dev": dev, "joined": True, "config": config}
+    arguments: dict[str, Any] = {"train": train, "dev": dev, "joined": loaded, "loaded": loaded, "config": config}
     result = grade.run("grader.probes_train:gpt2", world_size, payloads=True, seed=None, each=each, **arguments)
     return Training(grade, result, Setting("language model", weights, ids, [], total, math.ceil(train / batch)))

@@ -57,6 +57,8 @@ class Watch:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         regions = load_course().regions
         for item in session.items:
+            if item.get_closest_marker("carried"):
+                continue  # it gives a warning, and grades nothing
             mark = item.get_closest_marker("graded")
             grades = (regions[mark.args[0]].file, mark.args[0], tuple(mark.kwargs.get("needs", ()))) if mark else ("",)
             self.tests[_name(item.nodeid)] = Test(item.nodeid.split("[")[0], *grades)

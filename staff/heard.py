@@ -14,14 +14,14 @@ LONGEST_MESSAGE = 4000  # characters
 LONGEST_LINE = 1000
 LONGEST_END = 300  # of "raised at task1_single/run_glue.py:12"
 LONGEST_OUTPUT = 4000  # of a rank's stdout or stderr, the last ones
-MOST_RANKS, MOST_FLAGS = 16, 50
+MOST_RANKS, MOST_FLAGS, MOST_WARNINGS = 16, 50, 20
 Tests = list[dict[str, Any]]
 
 
 def read_report(path: Path) -> dict[str, Any]:
     """Tests, output and flags of a report.json of the graders. A report that cannot be read has none.
 
-    `notes` says what staff should know about it.
+    `notes` says what staff and student should know about it.
     """
     nothing: dict[str, Any] = {"tests": [], "output": {}, "flags": [], "notes": []}
     if not path.exists():
@@ -36,7 +36,7 @@ def read_report(path: Path) -> dict[str, Any]:
         "tests": [test | {"message": message(test["message"])} for test in told["tests"]],
         "output": {id: [_rank(rank) for rank in ranks[:MOST_RANKS]] for id, ranks in told["output"].items()},
         "flags": [flag(row) for row in told.get("flags", [])[:MOST_FLAGS]],
-        "notes": [],
+        "notes": [message(words) for words in told.get("warnings", [])[:MOST_WARNINGS]],
     }
 
 

@@ -1,3 +1,3 @@
 """Makes pytest a grader for the tests in this folder; see grader/plugin.py."""
 
-pytest_plugins = ["grader.plugin"]
+pytest_plugins = ["grader.plugin", "grader.carried"]

@@ -1,0 +1,105 @@
+"""Copies of earlier regions in later scripts: what works is silent, what does not is a warning with file and line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.course import load_course
+from common.paths import ROOT
+from common.todo import find_blocks, replace_block
+from staff import handout
+from tests.processes import run
+
+GLUE, TRAFFIC, PIPELINE = "task1_single/run_glue.py", "task4_traffic/run_glue.py", "pipeline/run_gpt2.py"
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    """A student's tree with every region solved."""
+    return handout.assemble(ROOT, solved=list(load_course().regions)).files
+
+
+@pytest.fixture
+def tree(files, tmp_path) -> Path:
+    for name, content in files.items():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_bytes(content)
+    return tmp_path / "tree"
+
+
+def change(tree: Path, file: str, region: str, body: str, part: int = 1) -> int:
+    """Put other lines into a region; returns the line of its TODO."""
+    text = (tree / file).read_text(encoding="utf-8")
+    block = next(block for block in find_blocks(text, file) if (block.id, block.part) == (region, part))
+    (tree / file).write_text(replace_block(text, block, body), encoding="utf-8")
+    return block.line
+
+
+def graded(tree: Path, *tests: str) -> dict:
+    """The report of a run of these tests on a tree."""
+    report = tree / "report.json"
+    run("-m", "pytest", "-q", "--tree", tree, "--report", report, *tests, timeout=600)
+    return json.loads(report.read_text()) if report.exists() else {"warnings": []}
+
+
+@pytest.mark.medium
+def test_copies_that_work_give_no_warning(tree):
+    assert graded(tree, "tests/test_copies.py")["warnings"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "region", "part", "body", "words"),
+    [
+        (
+            TRAFFIC,
+            "2a.2",
+            1,
+            "loader = DataLoader(data.train, batch_size=config.per_gpu_train_batch_size)",
+            "NameError",
+        ),
+        (TRAFFIC, "2a.2", 2, "pass", "one worker's batch"),
+        (TRAFFIC, "1.3", 1, "optimizer", "took no optimizer step"),
+        (TRAFFIC, "1.4", 1, "evaluate(config, worker, model, data)", "record.evaluation"),
+        (
+            TRAFFIC,
+            "2a.1",
+            1,
+            "dist.init_process_group('gloo', 'tcp://127.0.0.1:1', None, 2, config.rank)",
+            "all would wait",
+        ),
+        ("task3_ddp/run_glue.py", "2a.2", 2, "sampler.set_epoch(0)", "one worker's batch"),
+        (PIPELINE, "1.2", 1, "loss.backward(retain_graph=True)\nloss.backward()", "2.000 times"),
+    ],
+)
+def test_a_copy_that_does_not_work_is_named_with_its_line_and_what_to_do(tree, file, region, part, body, words):
+    line = change(tree, file, region, body, part)
+
+    report = graded(tree, "tests/test_copies.py")
+
+    (warning,) = report["warnings"]
+    assert warning.startswith(f"{file}:{line}: ")
+    assert words in warning
+    assert f"your lines of region {region} differ from those in " in warning
+    assert warning.endswith("run `python submit.py carry --force`")
+
+
+@pytest.mark.medium
+def test_a_copy_that_is_still_open_is_named_and_costs_nothing(tree):
+    line = change(tree, TRAFFIC, "1.3", 'raise NotImplementedError("TODO 1.3: one step")')
+
+    report = graded(tree, "-k", "of_earlier or scatter_cost", "tests/test_copies.py", "tests/test_task4.py")
+
+    (warning,) = report["warnings"]
+    assert warning.startswith(f"{TRAFFIC}:{line}: region 1.3 is not written here, and it is in {GLUE}:")
+    assert warning.endswith("run `python submit.py carry`")
+    assert report["score"] == report["max_score"] == 1
+
+
+@pytest.mark.medium
+def test_nothing_is_said_of_copies_while_their_home_is_open(tree):
+    change(tree, GLUE, "1.3", 'raise NotImplementedError("TODO 1.3: one step")')
+    change(tree, TRAFFIC, "1.3", 'raise NotImplementedError("TODO 1.3: one step")')
+
+    assert graded(tree, "-k", "task_4_has_of", "tests/test_copies.py")["warnings"] == []

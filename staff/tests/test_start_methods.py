@@ -1,0 +1,58 @@
+"""The start of GPT-2's processes as the script makes it, with forkserver; the graders fork (grader/probes_start.py).
+
+What the graders accept runs there, and what they refuse because of the start fails there.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.paths import cache_dir
+from staff.bank import Entry, apply, copy_tree, load_bank
+
+SCRIPT = "task2b_allreduce/run_gpt2.py"
+OF_THE_START = ("forkserver", "function inside", "lambda", "new process does not have", "every worker runs the script")
+ENTRIES = [entry for entry in load_bank() if entry.file == SCRIPT]
+RIGHT = [entry for entry in ENTRIES if not entry.is_mistake and "2b.9" in entry.bodies]
+WRONG = [entry for entry in ENTRIES if entry.is_mistake and any(words in entry.name for words in OF_THE_START)]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def start(entry: Entry, tree: Path) -> subprocess.CompletedProcess:
+    """Run the script of a tree with this entry, on two workers, for two steps."""
+    copy_tree(tree)
+    apply(entry, tree)
+    flags = ["--world_size", "2", "--batch_size", "8", "--max_steps", "2", "--join_seconds", "20"]
+    command = [sys.executable, SCRIPT, *flags, "--master_port", str(free_port()), "--output_dir", "out"]
+    environment = os.environ | {"COS598D_CACHE": str(cache_dir("models").parent), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", RIGHT, ids=lambda entry: entry.name)
+def test_what_the_graders_accept_starts_with_forkserver(entry, tmp_path):
+    done = start(entry, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    records = [json.loads((tmp_path / "out" / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert [len(record["iterations"]) for record in records] == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", WRONG, ids=lambda entry: entry.name)
+def test_what_the_graders_refuse_for_its_start_fails_with_forkserver(entry, tmp_path):
+    assert start(entry, tmp_path).returncode != 0
+
+
+def test_the_bank_has_both_kinds():
+    assert len(RIGHT) > 3
+    assert len(WRONG) > 4
