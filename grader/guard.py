@@ -7,6 +7,7 @@ This runs in the student's process. It stops what Python's audit events show, an
 
 import _thread
 import contextlib
+import operator
 import os
 import signal
 import sys
@@ -17,14 +18,14 @@ from typing import Any
 
 from grader.seal import GRADER
 
-REFUSED = {
+REFUSED = frozenset({
     "sys._getframe", "sys._current_frames", "sys._current_exceptions", "gc.get_objects", "gc.get_referrers",
     "gc.get_referents", "sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback",
     "code.__new__", "marshal.loads",
-}  # fmt: skip
-NOTED = {"exec", "compile"}
-FRAMES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
-CODE = {"__code__", "__defaults__", "__kwdefaults__"}
+})  # fmt: skip
+NOTED = frozenset({"exec", "compile"})
+FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
+CODE = frozenset({"__code__", "__defaults__", "__kwdefaults__"})
 MAX_NOTES = 20
 LIBRARIES = (  # where a replaced function is noted at the end
     "builtins", "os", "sys", "time", "json", "hashlib", "socket", "threading", "queue", "math", "random", "numpy",
@@ -53,21 +54,17 @@ def notes_to(descriptor: int) -> Note:
     return note
 
 
-class Trust:
-    """Which files are not the student's: Python's, the installed packages', the grader's."""
+def trusted_files() -> Callable[[str], bool]:
+    """trusted(filename) says whether a file is not the student's: Python's, an installed package's or the grader's.
 
-    def __init__(self) -> None:
-        paths = sysconfig.get_paths()
-        self.places = tuple({*(paths[key] + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")), GRADER})
-        self.known: dict[str, bool] = {}
-
-    def __call__(self, filename: str) -> bool:
-        if filename not in self.known:
-            self.known[filename] = filename.startswith(("<frozen ", *self.places))
-        return self.known[filename]
+    It is an object of C without attributes: who finds it in a closure cannot add a file to those it trusts.
+    """
+    paths = sysconfig.get_paths()
+    places = {*(paths[key] + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")), GRADER}
+    return operator.methodcaller("startswith", ("<frozen ", *places))
 
 
-def watch(note: Note, trusted: Trust) -> None:
+def watch(note: Note, trusted: Callable[[str], bool]) -> None:
     """Install the hook. Python cannot remove it, and nothing refers to it that a student's code could reach."""
     getframe, ident, realpath = sys._getframe, _thread.get_ident, os.path.realpath
     through = {sys.modules[name].__file__ for name in ("inspect", "threading") if name in sys.modules}
@@ -146,7 +143,7 @@ def watch(note: Note, trusted: Trust) -> None:
     sys.addaudithook(hook)
 
 
-def close_signals(note: Note, trusted: Trust) -> None:
+def close_signals(note: Note, trusted: Callable[[str], bool]) -> None:
     """A signal's handler is given the frame it interrupts: a student's lines set none."""
     import _signal
 
@@ -240,7 +237,7 @@ def _find(place: str) -> Any:
     return getattr(_find(module), name, None) if module else None
 
 
-def note_patched(functions: Iterable[Function], trusted: Trust, note: Note) -> None:
+def note_patched(functions: Iterable[Function], trusted: Callable[[str], bool], note: Note) -> None:
     """Note what was replaced since then, and not by the grader's spies nor by a library itself."""
     for name, owner, attribute, value in functions:
         now = vars(owner).get(attribute, value)

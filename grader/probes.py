@@ -130,7 +130,7 @@ def run_probe(connection: socket.socket, notes: int, libraries: list[guard.Funct
     assert "common" not in sys.modules, "a probe's module must not import the tree at its top"
     _unlike_other_ranks()
     sys.path.insert(0, job["tree"])
-    note, trust = guard.notes_to(notes), guard.Trust()
+    note, trust = guard.notes_to(notes), guard.trusted_files()
     rank = Rank(connection, job, note)
     guard.close_signals(note, trust)
     guard.forget_ourselves()

@@ -62,6 +62,25 @@ def test_what_leads_to_the_graders_frames_and_objects_is_refused_and_flagged(pla
     assert {flag.file for rank in result.ranks for flag in rank.flags} == {"task/run.py"}
 
 
+def test_what_the_guard_trusts_cannot_be_changed_from_a_closure_that_leads_to_it(play):
+    """The wrapper of signal.signal is the only closure of the guard's that a student's code reaches."""
+    result = play(
+        "import signal, sys\n"
+        "def go(context):\n"
+        "    cells = [cell.cell_contents for cell in signal.signal.__closure__]\n"
+        "    for thing in cells:\n"
+        "        for names in (getattr(thing, '__dict__', {}), getattr(thing, 'known', {})):\n"
+        "            names[__file__] = True\n"
+        "    for name, value in signal.signal.__globals__.items():\n"
+        "        if isinstance(value, set):\n"
+        "            value.clear()\n"
+        "    return sys._getframe(1).f_code.co_name\n"
+    )
+
+    assert result.outcome == "raised"
+    assert "refused: it is not for graded code" in result.explain()
+
+
 ORDINARY = """
 import collections, dataclasses, enum, logging, traceback, typing, warnings
 
