@@ -26,7 +26,7 @@ def test_a_region_opens_the_test_files_of_its_row_only():
 
 
 def test_a_marker_opens_the_test_files_of_its_task_only():
-    assert opened("-m", "task2a or a4_2_1") == ["test_pipeline", "test_task2a"]
+    assert opened("-m", "task2a or a4_2_1") == ["test_copies", "test_pipeline", "test_task2a"]
 
 
 def test_a_file_named_on_the_command_line_is_opened_though_another_region_is_asked_for():
