@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
-import transformers
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
+from transformers import BertConfig, BertForSequenceClassification
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
@@ -49,12 +49,10 @@ def load_model(config):
 
     1.1  Load the pretrained weights from config.model_name_or_path. The head's size stands in `bert_config`.
     """
-    bert_config = transformers.BertConfig.from_pretrained(
-        config.config_name, num_labels=TASKS[config.task_name].num_labels
-    )
+    bert_config = BertConfig.from_pretrained(config.config_name, num_labels=TASKS[config.task_name].num_labels)
     # TODO(cos598d) 1.1: load the model with from_pretrained; remember to pass bert_config as config (1 line)
     # BEGIN SOLUTION 1.1
-    model = transformers.BertForSequenceClassification.from_pretrained(config.model_name_or_path, config=bert_config)
+    model = BertForSequenceClassification.from_pretrained(config.model_name_or_path, config=bert_config)
     # END SOLUTION 1.1
     return model
 
