@@ -43,12 +43,12 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes_data": (),
     "grader.probes_pipeline": (),
     "grader.probes_pipeline_pipe": ("steps",),
-    "grader.probes_sync": ("scripts",),
-    "grader.probes_sync:wrap": ("scripts", "steps"),  # DistributedDataParallel imports it
-    "grader.probes_traffic": ("scripts",),
-    "grader.probes_train": ("scripts", "steps"),
+    "grader.probes_sync": tuple(GROUPS),
+    "grader.probes_sync:wrap": tuple(GROUPS),  # DistributedDataParallel imports it
+    "grader.probes_traffic": tuple(GROUPS),
+    "grader.probes_train": tuple(GROUPS),
 }
-# What loading a file needs; one that is not here is a script.
+# What loading a file needs; one that is not here is a script, which imports its model class by name.
 FILES: dict[str, tuple[str, ...]] = {
     "common/data_partition.py": (),
     "common/schedule.py": (),
@@ -61,7 +61,7 @@ FILES: dict[str, tuple[str, ...]] = {
 def needs(probe: str, file: str) -> Iterable[str]:
     """The groups that a run of this probe on this file of the tree needs, the first one aside."""
     if probe == "grader.probes:load":  # what every graded test begins with
-        return FILES.get(file, ("scripts",))
+        return FILES.get(file, tuple(GROUPS))
     return PROBES.get(probe, PROBES.get(probe.partition(":")[0], tuple(GROUPS)))
 
 
