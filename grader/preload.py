@@ -43,10 +43,6 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes_data": (),
     "grader.probes_pipeline": (),
     "grader.probes_pipeline_pipe": ("steps",),
-    "grader.probes_sync": tuple(GROUPS),
-    "grader.probes_sync:wrap": tuple(GROUPS),  # DistributedDataParallel imports it
-    "grader.probes_traffic": tuple(GROUPS),
-    "grader.probes_train": tuple(GROUPS),
 }
 # What loading a file needs; one that is not here is a script, which imports its model class by name.
 FILES: dict[str, tuple[str, ...]] = {

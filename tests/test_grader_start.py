@@ -64,7 +64,8 @@ def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has
     again = ranks.run("grader.probes:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
 
     assert alone.outcome == "returned"
-    assert script.explain().count("loaded: ['transformers']") == again.explain().count("loaded: ['transformers']") == 1
+    assert "loaded: ['transformers'" in script.explain()
+    assert "loaded: ['transformers'" in again.explain()
 
 
 def test_a_probe_that_the_table_does_not_name_waits_for_everything():
