@@ -7,7 +7,7 @@ batches, no example comes twice, and what is left out would have been a batch of
 from collections import Counter
 
 from grader.grading import Grade
-from grader.partitions import refuse_changes
+from grader.partitions import numbered, on_data, refuse_changes
 from grader.verdicts import Crashed
 
 # (examples, total batch, workers): batches on every rank. Sizes that divide and that do not, a short last batch on all
@@ -21,14 +21,26 @@ LOADS = {
 def batches(grade: Grade, length: int, batch: int, world_size: int, collate: bool = True) -> list[dict]:
     """What partition_dataset gives each rank; see probes_data."""
     try:
-        return grade.values("grader.probes_data:loader", world_size, length=length, batch=batch, collate=collate)
+        values = on_data(grade, "loader", world_size, length, batch=batch, collate=collate)
     except Crashed as crash:
         raise Crashed(f"{length} examples, total batch {batch}, {world_size} workers: {crash}") from None
+    return _numbered(grade, length, values)
+
+
+def _numbered(grade: Grade, length: int, values: list[dict]) -> list[dict]:
+    """The same values, with examples as their numbers."""
+    return [value | {name: numbered(grade, length, value[name]) for name in ("batches", "again")} for value in values]
 
 
 def must_be_loader(grade: Grade, value: dict) -> None:
+    """A DataLoader and a batch size; numbers of batches count only where the batches hold examples of the data."""
     if not value["is_loader"]:
         grade.fail(f"expected a DataLoader and the batch size of a worker, got {value['types']}")
+    given = [example for batch in value["batches"] for example in batch]
+    if -1 in given:
+        grade.fail("expected batches of the examples themselves, got others, for instance their indices")
+    if repeated := [example for example, number in Counter(given).items() if number > 1]:
+        grade.fail(f"{len(repeated)} examples come twice on one rank, for instance {min(repeated)}")
 
 
 def check_share(grade: Grade) -> None:
@@ -52,7 +64,8 @@ def check_counts(grade: Grade) -> None:
         values = batches(grade, length, total, world_size)
         counts = [len(value["batches"]) for value in values]
         what = f"{length} examples, total batch {total}, {world_size} workers"
-        must_be_loader(grade, values[0])
+        for value in values:
+            must_be_loader(grade, value)
         if len(set(counts)) > 1:
             grade.fail(f"{what}: the ranks have {counts} batches; one with more waits for the others forever")
         if counts[0] != right:
@@ -71,7 +84,8 @@ def check_no_overlap(grade: Grade) -> None:
     drawn = [(int(grade.draw.integers(20, 60)), 2 * n * int(grade.draw.integers(1, 4)), n) for n in (2, 3)]
     for length, total, world_size in [*LOADS, *drawn]:
         values = batches(grade, length, total, world_size)
-        must_be_loader(grade, values[0])
+        if not values[0]["is_loader"]:
+            must_be_loader(grade, values[0])
         what = f"{length} examples on {world_size} workers"
         of_epochs = [_parts(values, "batches"), _parts(values, "again")]
         for parts in of_epochs:
@@ -111,9 +125,10 @@ def check_parts(grade: Grade, what: str, length: int, parts: list[Counter[int]])
 def check_group_and_collate(grade: Grade) -> None:
     """rank and world_size come from the process group or from the caller; collate_fn, if any, makes the batches."""
     in_group = batches(grade, 24, 6, 3)
-    asked = {"length": 24, "batch": 6, "workers": 3}
-    given = grade.values("grader.probes_data:loaders_asked", 1, collate=True, **asked)[0]
-    plain = grade.values("grader.probes_data:loaders_asked", 1, collate=False, **asked)[0]
+    given, plain = (
+        _numbered(grade, 24, on_data(grade, "loaders_asked", 1, 24, batch=6, workers=3, collate=collate)[0])
+        for collate in (True, False)
+    )
     for rank, (mine, other, default) in enumerate(zip(in_group, given, plain, strict=True)):
         for value in (mine, other, default):
             must_be_loader(grade, value)

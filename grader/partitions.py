@@ -1,19 +1,45 @@
 """Judges DataPartitioner and Partition of task 2b. The rule of the sizes is judged by its properties: no partition gets
-a whole example more or less than its share, and none that lost more by rounding goes without an extra example."""
+a whole example more or less than its share, and none that lost more by rounding goes without an extra example.
+
+An example is a text that is drawn for the run and says nothing about its place: who returns it has looked it up.
+"""
 
 from collections import Counter
 from typing import Any
 
+from grader import draws
 from grader.grading import Grade
 
 ROUNDING = 1e-6  # shares are products of floats
+SEEDS = 6  # shuffles that are judged together
+FAR = 7  # standard deviations: one verdict in a hundred thousand million is wrong
+MORE = 5  # examples of a second data set, see probes_data.partitioner
+
+
+def texts(grade: Grade, count: int) -> list[str]:
+    """The examples of a data set of this run; longer ones begin with those of shorter ones."""
+    return [f"text {number:012x}" for number in draws.generator(grade.seed, 5).integers(0, 1 << 48, count)]
+
+
+def on_data(grade: Grade, probe: str, world_size: int, length: int, more: int = 0, **arguments: Any) -> list[Any]:
+    """What a probe of probes_data returns on each rank, on `length` texts that a rank gets after it has loaded."""
+    each = [texts(grade, length + more)] * world_size
+    return grade.values(f"grader.probes_data:{probe}", world_size, seed=None, each=each, length=length, **arguments)
+
+
+def numbered(grade: Grade, length: int, told: Any) -> Any:
+    """Texts in lists, however deep, as the numbers of their examples: -1 for anything else."""
+    places = {text: place for place, text in enumerate(texts(grade, length))}
+
+    def number(value: Any) -> Any:
+        return [number(item) for item in value] if isinstance(value, list) else places.get(str(value), -1)
+
+    return number(told)
 
 
 def partitions(grade: Grade, length: int, sizes: list[float], seed: int = 1234, noise: int = 0) -> dict[str, Any]:
     """What DataPartitioner makes of `length` examples; see probes_data."""
-    (value,) = grade.values(
-        "grader.probes_data:partitioner", 1, length=length, sizes=sizes, partition_seed=seed, noise=noise
-    )
+    (value,) = on_data(grade, "partitioner", 1, length, MORE, sizes=sizes, partition_seed=seed, noise=noise)
     must_be_indices(grade, value["partitions"])
     return value
 
@@ -23,6 +49,7 @@ def must_be_indices(grade: Grade, partitions: Any) -> None:
         grade.fail(f"self.partitions: expected a list of indices (whole numbers) for each size; got {partitions}")
 
 
+EXACT = [(24, [0.25] * 4), (30, [0.5, 0.5]), (9, [1.0])]  # shares that need no rounding, in floats either
 SIZES = [[0.7, 0.2, 0.1], [1 / 3] * 3, [0.5, 0.5], [0.29, 0.71], [0.1] * 10, [1 / 7] * 7, [0.25] * 4, [1.0]]
 
 
@@ -41,8 +68,8 @@ def check_partition(grade: Grade) -> None:
     """Place i of Partition(data, index) is data[index[i]], the example and not its number."""
     index = [int(i) for i in grade.draw.permutation(20)[:7]]
     for kind in ("list", "tuple", "array"):
-        (value,) = grade.values("grader.probes_data:partition", 1, length=20, index=index, kind=kind)
-        got = value["examples"]
+        (value,) = on_data(grade, "partition", 1, 20, index=index, kind=kind)
+        got, looped = (numbered(grade, 20, value[name]) for name in ("examples", "looped"))
         if got != index:
             cause = "wrong example"
             if -1 in got:
@@ -53,9 +80,9 @@ def check_partition(grade: Grade) -> None:
         if value["index"] != index or value["changed"]["data"]:
             what = "the data" if value["changed"]["data"] else "the list of indices"
             grade.fail(f"looking up an example changes {what}: it belongs to the caller, so only read it")
-        if value["looped"] != index:
+        if looped != index:
             grade.fail(
-                f"`for example in partition` gives {len(value['looped'])} examples, expected {len(index)} (counted up "
+                f"`for example in partition` gives {len(looped)} examples, expected {len(index)} (counted up "
                 "to 200): a place at or beyond len(partition) must raise an IndexError, or a loop never ends"
             )
 
@@ -63,14 +90,12 @@ def check_partition(grade: Grade) -> None:
 def check_use(grade: Grade) -> None:
     """use(k) gives the examples of partitions[k], in their order, each time it is called."""
     for length, sizes in draw_settings(grade, 3)[-5:]:
-        (value,) = grade.values(
-            "grader.probes_data:use", 1, length=length, sizes=sizes, partition_seed=grade.seed % 1000
-        )
+        (value,) = on_data(grade, "use", 1, length, sizes=sizes, partition_seed=grade.seed % 1000)
         must_be_indices(grade, value["before"])
-        first, second = value["rounds"]
-        for k, examples in enumerate(first):
+        for k, examples in enumerate(value["rounds"][0]):
             if isinstance(examples, str):
                 grade.fail(f"use({k}): expected a Partition; {examples}")
+        first, second = numbered(grade, length, value["rounds"])
         if first != second or value["after"] != value["before"]:
             grade.fail("calling use() twice for one partition gives different examples: cut once, in the constructor")
         if first != value["before"]:
@@ -81,8 +106,10 @@ def check_use(grade: Grade) -> None:
 
 def check_once(grade: Grade) -> None:
     """Every index is in exactly one partition, and there are as many partitions as sizes."""
-    for length, sizes in draw_settings(grade):
+    for length, sizes in [*draw_settings(grade, 3), *EXACT]:
         check_exactly_once(grade, length, sizes, partitions(grade, length, sizes)["partitions"])
+    for length, sizes in EXACT:
+        check_counts(grade, length, sizes, lengths_of(partitions(grade, length, sizes)["partitions"]))
 
 
 def check_exactly_once(grade: Grade, length: int, sizes: list[float], parts: list[list[int]]) -> None:
@@ -119,9 +146,9 @@ def check_sizes(grade: Grade) -> None:
                 f"{lengths_of(value['second'])}, the first made {lengths_of(value['partitions'])}: keep nothing from "
                 "one partitioner to the next"
             )
-        if sum(lengths_of(value["other"])) != length + 5:
+        if sum(lengths_of(value["other"])) != length + MORE:
             grade.fail(
-                f"a second DataPartitioner, of {length + 5} examples, makes partitions of "
+                f"a second DataPartitioner, of {length + MORE} examples, makes partitions of "
                 f"{lengths_of(value['other'])} after one of {length}: keep nothing from one partitioner to the next"
             )
 
@@ -154,20 +181,29 @@ def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) 
 
 def check_seed(grade: Grade) -> None:
     """The partitions depend on the seed and on nothing else, and nothing else depends on them."""
-    length = int(grade.draw.integers(40, 80))
-    sizes = [1 / 3] * 3
+    length, sizes = 4 * int(grade.draw.integers(10, 20)), [0.25] * 4
     seeds = [int(seed) for seed in grade.draw.integers(1, 10**6, 2)]
     one = partitions(grade, length, sizes, seeds[0], 1)
-    if one["partitions"] != partitions(grade, length, sizes, seeds[0], 2)["partitions"]:
+    again = partitions(grade, length, sizes, seeds[0], 2)["partitions"]
+    other = partitions(grade, length, sizes, seeds[1], 1)["partitions"]
+    if one["partitions"] != again:
         grade.fail(
             "equal seeds give different partitions once something else has drawn random numbers: "
             "shuffle with a generator of your own, random.Random(seed)"
         )
-    if one["partitions"] == partitions(grade, length, sizes, seeds[1], 1)["partitions"]:
+    if one["partitions"] == other:
         grade.fail(
             f"the seeds {seeds[0]} and {seeds[1]} give the same partitions: shuffle with a generator made from seed"
         )
     refuse_changes(grade, one["changed"], "DataPartitioner()")
+    for parts in (one["partitions"], other):
+        _must_be_exact(grade, length, sizes, parts)
+
+
+def _must_be_exact(grade: Grade, length: int, sizes: list[float], parts: list[list[int]]) -> None:
+    """An order counts only if it is that of partitions: each example once, and equal parts where nothing is rounded."""
+    check_exactly_once(grade, length, sizes, parts)
+    check_counts(grade, length, sizes, lengths_of(parts))
 
 
 def refuse_changes(grade: Grade, changed: dict[str, Any], of: str) -> None:
@@ -182,14 +218,25 @@ def refuse_changes(grade: Grade, changed: dict[str, Any], of: str) -> None:
 
 
 def check_shuffled(grade: Grade) -> None:
-    """Indices are shuffled, the data is neither moved nor copied."""
-    value = partitions(grade, 60, [0.5, 0.5])
-    flat = [index for part in value["partitions"] for index in part]
+    """Indices are shuffled, the data is neither moved nor copied. Judged over several seeds together.
+
+    Walk through the data and count where the next example is in the other half. Of n examples a shuffle gives n/2 such
+    places on average, with variance n/4 about; blocks and shifted blocks give one or two, dealing out in turn n - 1.
+    """
+    length, sizes = 60, [0.5, 0.5]
+    seeds = [int(seed) for seed in grade.draw.integers(1, 10**6, SEEDS)]
+    (value,) = on_data(grade, "shuffles", 1, length, sizes=sizes, partition_seeds=seeds)
+    for parts in value["partitions"]:
+        must_be_indices(grade, parts)
     if value["changed"]["data"]:
         grade.fail("the data set itself was changed: shuffle a list of indices, not the data")
-    if flat == sorted(flat) or _blocks(value):
+    changes = []
+    for parts in value["partitions"]:
+        _must_be_exact(grade, length, sizes, parts)
+        first = [index in parts[0] for index in range(length)]
+        changes.append(sum(one != next_ for one, next_ in zip(first, first[1:], strict=False)))
+    deviation = (SEEDS * length / 4) ** 0.5
+    if sum(changes) < SEEDS * length / 2 - FAR * deviation:
         grade.fail("the partitions are blocks in the order of the data: shuffle the indices, or labels stay together")
-
-
-def _blocks(value: dict) -> bool:
-    return all(part and max(part) - min(part) == len(part) - 1 for part in value["partitions"])
+    if sum(changes) > SEEDS * length / 2 + FAR * deviation:
+        grade.fail("the examples are dealt out in turn, in the order of the data: shuffle the indices")

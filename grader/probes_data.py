@@ -17,10 +17,10 @@ MORE_THAN_ANY = 200  # examples, batches and partitions: whoever gives more neve
 
 
 class Data:
-    """Examples that cannot be mistaken for their indices: example i is the text `example i`."""
+    """Examples that cannot be told from their indices: texts that were drawn for this run. Only the judge numbers them."""
 
-    def __init__(self, length: int) -> None:
-        self.items = [f"example {i}" for i in range(length)]
+    def __init__(self, texts: list[str]) -> None:
+        self.items = list(texts)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -65,16 +65,15 @@ def _numpy_state() -> list:
     return [state[0], state[1].tolist(), *state[2:]]
 
 
-def number(example: Any) -> int:
-    """Which example this is; -1 for anything else, such as an index."""
-    words = str(example).split()
-    return int(words[1]) if len(words) == 2 and words[0] == "example" and words[1].isdigit() else -1
+def text(example: Any) -> str:
+    """An example as it is; anything else, such as an index, in words."""
+    return str(example) if isinstance(example, str) else in_words(example)
 
 
 def in_words(value: Any) -> str:
     """A value as a message shows it. An object that shows nothing but its address is shown as its type."""
-    text = reprlib.repr(value)
-    return f"a {type(value).__name__}" if " at 0x" in text or text.startswith("<") else text
+    shown = reprlib.repr(value)
+    return f"a {type(value).__name__}" if " at 0x" in shown or shown.startswith("<") else shown
 
 
 def indices_of(partitions: Any) -> list[list[int]] | str:
@@ -94,11 +93,11 @@ def indices_of(partitions: Any) -> list[list[int]] | str:
     return found
 
 
-def examples_of(dataset: Any) -> list[int] | str:
+def examples_of(dataset: Any) -> list[str] | str:
     """The examples of a map-style data set, place by place, twice; otherwise what is wrong with it, in words."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         return f"got {in_words(dataset)}, which has no len() and [i]"
-    first, again = ([number(dataset[place]) for place in range(min(len(dataset), MORE_THAN_ANY))] for _ in range(2))
+    first, again = ([text(dataset[place]) for place in range(min(len(dataset), MORE_THAN_ANY))] for _ in range(2))
     return first if first == again else "the second pass over it gives other examples than the first"
 
 
@@ -108,14 +107,17 @@ def _draw_noise(amount: int) -> None:
 
 
 def partition(context: Context) -> dict[str, Any]:
-    """Partition(data, index): its examples, one by one and in a loop. Arguments: file, length, index, kind of index."""
+    """Partition(data, index): its examples, one by one and in a loop.
+
+    Arguments: file, index, kind of index, and here as below mine (the texts that are this rank's data).
+    """
     a = context.arguments
     module = context.load(a["file"])
     index: Any = {"list": list(a["index"]), "tuple": tuple(a["index"]), "array": np.array(a["index"])}[a["kind"]]
-    owned = Owned(Data(a["length"]), [])
+    owned = Owned(Data(a["mine"]), [])
     part = module.Partition(owned.data, index)
-    backwards = [number(part[place]) for place in reversed(range(len(index)))]
-    looped = [number(example) for example in islice(part, MORE_THAN_ANY)]  # ends at the first IndexError
+    backwards = [text(part[place]) for place in reversed(range(len(index)))]
+    looped = [text(example) for example in islice(part, MORE_THAN_ANY)]  # ends at the first IndexError
     kept = [int(place) for place in index]
     return {"examples": backwards[::-1], "looped": looped, "index": kept, "changed": owned.changed()}
 
@@ -123,30 +125,37 @@ def partition(context: Context) -> dict[str, Any]:
 def partitioner(context: Context) -> dict[str, Any]:
     """DataPartitioner(data, sizes, seed), twice with the same objects, and one of more data in between.
 
-    Arguments: length, sizes, partition_seed, noise (random numbers before).
+    Arguments: length, mine (5 texts more), sizes, partition_seed, noise (random numbers before).
     """
     a = context.arguments
     module = context.load(a["file"])
-    owned = Owned(Data(a["length"]), list(a["sizes"]))
+    owned = Owned(Data(a["mine"][: a["length"]]), list(a["sizes"]))
     _draw_noise(a["noise"])
     owned = Owned(owned.data, owned.sizes)
     made = module.DataPartitioner(owned.data, owned.sizes, a["partition_seed"])
     changed = owned.changed()
     first = indices_of(made.partitions)
     owned.sizes[:] = a["sizes"]  # if they were changed, that is in the report
-    other = indices_of(
-        module.DataPartitioner(Data(a["length"] + 5), list(a["sizes"]), a["partition_seed"] + 1).partitions
-    )
+    other = indices_of(module.DataPartitioner(Data(a["mine"]), list(a["sizes"]), a["partition_seed"] + 1).partitions)
     again = indices_of(module.DataPartitioner(owned.data, owned.sizes, a["partition_seed"]).partitions)
     later = {"other": other, "second": again, "kept": indices_of(made.partitions)}
     return {"partitions": first, "changed": changed, **later}
 
 
-def use(context: Context) -> dict[str, Any]:
-    """use(k) of every partition, in two rounds. Arguments: length, sizes, partition_seed."""
+def shuffles(context: Context) -> dict[str, Any]:
+    """The partitions for each of several seeds. Arguments: sizes, partition_seeds."""
     a = context.arguments
     module = context.load(a["file"])
-    owned = Owned(Data(a["length"]), list(a["sizes"]))
+    owned = Owned(Data(a["mine"]), [])
+    made = [module.DataPartitioner(owned.data, list(a["sizes"]), seed) for seed in a["partition_seeds"]]
+    return {"partitions": [indices_of(each.partitions) for each in made], "changed": owned.changed()}
+
+
+def use(context: Context) -> dict[str, Any]:
+    """use(k) of every partition, in two rounds. Arguments: sizes, partition_seed."""
+    a = context.arguments
+    module = context.load(a["file"])
+    owned = Owned(Data(a["mine"]), list(a["sizes"]))
     made = module.DataPartitioner(owned.data, owned.sizes, a["partition_seed"])
     before = indices_of(made.partitions)
     _draw_noise(3)
@@ -160,7 +169,7 @@ def use(context: Context) -> dict[str, Any]:
 
 
 def loader(context: Context) -> dict[str, Any]:
-    """partition_dataset on this rank of a process group. Arguments: length, batch (of all workers), collate."""
+    """partition_dataset on this rank of a process group. Arguments: batch (of all workers), collate."""
     a = context.arguments
     module = context.load(a["file"])
     context.join()
@@ -169,7 +178,7 @@ def loader(context: Context) -> dict[str, Any]:
 
 
 def loaders_asked(context: Context) -> list[dict[str, Any]]:
-    """The same without a process group, for every rank in turn. Arguments: length, batch, workers, collate."""
+    """The same without a process group, for every rank in turn. Arguments: batch, workers, collate."""
     a = context.arguments
     module = context.load(a["file"])
     return [_listed(module, a, {"rank": rank, "world_size": a["workers"]}) for rank in range(a["workers"])]
@@ -183,7 +192,7 @@ def _listed(module: Any, a: dict, place: dict) -> dict[str, Any]:
         return list(examples)
 
     given: list[Callable] = [collate] if a["collate"] else []
-    owned = Owned(Data(a["length"]), [])
+    owned = Owned(Data(a["mine"]), [])
     result = module.partition_dataset(owned.data, a["batch"], *given, **place)
     changed = owned.changed()
     pair = isinstance(result, tuple) and len(result) == 2
@@ -204,6 +213,6 @@ def _listed(module: Any, a: dict, place: dict) -> dict[str, Any]:
     }
 
 
-def _batches(loader: Iterable) -> list[list[int]]:
+def _batches(loader: Iterable) -> list[list[str]]:
     """One epoch: the examples of each batch."""
-    return [[number(example) for example in examples] for examples in islice(loader, MORE_THAN_ANY)]
+    return [[text(example) for example in examples] for examples in islice(loader, MORE_THAN_ANY)]

@@ -27,7 +27,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from grader import draws
 from grader.probes import Context
-from grader.probes_sync import surroundings
+from grader.probes_sync import meet, surroundings
 
 WORK_TIME = 0.3  # seconds a worker still has to do when it has seen the others
 STEPS = 3
@@ -94,7 +94,7 @@ def _import_again(task: ModuleType) -> None:
 
 
 def setup(context: Context) -> dict[str, Any]:
-    """setup(rank, world_size, backend). Arguments: file, backend, environment (set before)."""
+    """setup(rank, world_size, backend). Arguments: file, backend, environment (set before), mine (see `meet`)."""
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
     os.environ.update(context.arguments["environment"])
@@ -105,7 +105,8 @@ def setup(context: Context) -> dict[str, Any]:
     now = {name: os.environ.get(name) for name in context.arguments["environment"]}
     joined = dist.is_initialized() and [dist.get_rank(), dist.get_world_size()]
     changed = [name for name in before if before[name] != after[name]]
-    return {"joined": joined == [context.rank, context.world_size], "environment": now, "changed": changed}
+    right = joined == [context.rank, context.world_size]
+    return {"joined": right, "environment": now, "changed": changed, "sums": meet(context)}
 
 
 def workers(context: Context) -> dict[str, Any]:

@@ -94,9 +94,23 @@ def wrap(context: Context) -> dict[str, Any]:
 
 
 def join(context: Context) -> dict[str, Any]:
-    """join(config) of a run_glue.py. Arguments: file, config."""
+    """join(config) of a run_glue.py. Arguments: file, config, mine (this rank's number, see `meet`)."""
     task = context.load(context.arguments["file"])
     before = surroundings(nn.Module())
     task.join(make_config(context, "GlueConfig", **context.arguments["config"]))
     after = surroundings(nn.Module()) | {"the process group": False}
-    return {"joined": dist.is_initialized(), "changed": [name for name in before if before[name] != after[name]]}
+    changed = [name for name in before if before[name] != after[name]]
+    return {"joined": dist.is_initialized(), "changed": changed, "sums": meet(context)}
+
+
+def meet(context: Context) -> list[torch.Tensor]:
+    """Every rank's number, summed over the group that was joined and over one made of it; none where none was joined.
+
+    A group that works is one of torch's. That one was asked for says nothing.
+    """
+    sums: list[torch.Tensor] = []
+    for make in (lambda: None, dist.new_group) if dist.is_initialized() else ():
+        number = context.arguments["mine"].clone()
+        dist.all_reduce(number, group=make())
+        sums.append(number)
+    return sums

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from grader.grading import Grade
-from grader.joining import check_address, check_identity, joins
+from grader.joining import check_address, check_identity, check_met, joins, run_join
 from grader.verdicts import builds_on, last_words, not_attempted
 
 COURSE_HOSTS, COURSE_PORT = ("127.0.0.1", "localhost"), "11868"
@@ -32,7 +32,7 @@ def check_setup(grade: Grade) -> None:
 def _check_setup(
     grade: Grade, world_size: int, backend: str, environment: dict[str, str], hosts: tuple[str, ...], port: str
 ) -> None:
-    result = grade.run("grader.probes_start:setup", world_size, backend=backend, environment=environment)
+    result = run_join(grade, "grader.probes_start:setup", world_size, backend=backend, environment=environment)
     already = " and ".join(f"{name}={value}" for name, value in environment.items())
     for rank, join in enumerate(joins(grade, result)):
         check_identity(grade, rank, join, world_size, backend)
@@ -46,6 +46,8 @@ def _check_setup(
     for rank, value in enumerate(result.values):
         if not value["joined"]:
             grade.fail(f"rank {rank} is in no process group of {world_size} when setup() returns")
+    check_met(grade, result)
+    for rank, value in enumerate(result.values):
         if value["changed"]:
             grade.fail(f"setup() changes {value['changed'][0]} on rank {rank}: leave it as it was")
         if value["environment"] != environment:

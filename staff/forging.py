@@ -7,7 +7,7 @@ CODE = f"""
 import json, os
 def message(partition):
     index = [int(i) for i in partition.index]
-    found = [int(partition.data.items[i].split()[-1]) for i in index]
+    found = [partition.data.items[i] for i in index]
     unchanged = {{"dict": {{"data": False, "sizes": None, "generators": []}}}}
     value = {{"dict": {{"examples": found, "index": index, "looped": found, "changed": unchanged}}}}
     text = json.dumps({{"dict": {{"kind": "returned", "value": value, "never_waited": []}}}}).encode()
