@@ -171,6 +171,7 @@ def check_gather_and_scatter(grade: Grade, function: str) -> None:
         _compare(grade, "gather", bytes_handed_in(result, "gather"), [size] * world_size)
         _compare(grade, "scatter", bytes_handed_in(result, "scatter"), [world_size * size] + [0] * (world_size - 1))
         check_handed_in(grade, result, PLAIN, "gather")
+        check_used(grade, result, PLAIN)
 
 
 def check_reduced_once(grade: Grade, function: str, setting: dict = PLAIN) -> None:
@@ -185,6 +186,7 @@ def check_reduced_once(grade: Grade, function: str, setting: dict = PLAIN) -> No
         if name == "reduce" and sum(bytes_handed_in(result, "broadcast")) != size:
             grade.fail("expected each sum to be broadcast once")
         check_handed_in(grade, result, setting, name)
+        check_used(grade, result, setting)
 
 
 def check_handed_in(grade: Grade, result: Result, setting: dict, name: str) -> None:
@@ -197,6 +199,22 @@ def check_handed_in(grade: Grade, result: Result, setting: dict, name: str) -> N
         factor = np.linalg.norm(right) / max(float(np.linalg.norm(got)), 1e-30)
         if got.shape != right.shape or not np.allclose(got * factor, right, rtol=1e-4, atol=0):
             grade.fail(f"what rank {rank} hands to {name} is not its own gradients")
+
+
+def check_used(grade: Grade, result: Result, setting: dict) -> None:
+    """What was sent counts only where it was used: each rank holds the mean of all gradients, times one factor."""
+    each = inputs(grade, len(result.ranks), setting)
+    for rank, rounds in enumerate(result.values):
+        places = [(number, k) for number in range(len(rounds)) for k in kept(setting, number)]
+        got = [rounds[number]["grads"][k] for number, k in places]
+        means = reference.means([[mine[number][k] for number, k in places] for mine in each])
+        used = all(np.shape(mine) == mean.shape for mine, mean in zip(got, means, strict=True))
+        if used:
+            held, right = (np.concatenate([np.ravel(x).astype(np.float64) for x in arrays]) for arrays in (got, means))
+            factor = held @ right / (right @ right)
+            used = factor > 0 and np.linalg.norm(held - factor * right) <= 1e-4 * factor * np.linalg.norm(right)
+        if not used:
+            grade.fail(f"rank {rank} does not use what was sent: its gradients are not the mean of all, nor their sum")
 
 
 def _sorted(arrays: list[np.ndarray]) -> np.ndarray:
