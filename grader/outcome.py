@@ -107,6 +107,9 @@ class Result:
     deadline: float
     left_running: int = 0  # processes the ranks had started and that still ran at the end; they are gone now
     size: int = 0  # bytes of memory that its values and events take, about
+    children: int = (
+        0  # processes that the ranks had at once, as the zygote saw it; it looks if `children` are asked for
+    )
 
     @property
     def outcome(self) -> str:

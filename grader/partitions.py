@@ -4,6 +4,7 @@ a whole example more or less than its share, and none that lost more by rounding
 An example is a text that is drawn for the run and says nothing about its place: who returns it has looked it up.
 """
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -234,7 +235,7 @@ def check_shuffled(grade: Grade) -> None:
     for parts in value["partitions"]:
         _must_be_exact(grade, length, sizes, parts)
         first = [index in parts[0] for index in range(length)]
-        changes.append(sum(one != next_ for one, next_ in zip(first, first[1:], strict=False)))
+        changes.append(sum(one != after for one, after in itertools.pairwise(first)))
     deviation = (SEEDS * length / 4) ** 0.5
     if sum(changes) < SEEDS * length / 2 - FAR * deviation:
         grade.fail("the partitions are blocks in the order of the data: shuffle the indices, or labels stay together")

@@ -17,7 +17,7 @@ MORE_THAN_ANY = 200  # examples, batches and partitions: whoever gives more neve
 
 
 class Data:
-    """Examples that cannot be told from their indices: texts that were drawn for this run. Only the judge numbers them."""
+    """Examples that say nothing of their indices: texts that were drawn for this run. The judge numbers them."""
 
     def __init__(self, texts: list[str]) -> None:
         self.items = list(texts)

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch.func import functional_call
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, GPT2LMHeadModel
 
+from grader import probes_start
 from grader.probes import Context
 from grader.probes_bert import tiny_bert
 
@@ -73,3 +74,25 @@ def _move(weights: Weights, gradients: Weights, moments: dict, rate: float, limi
             second.lerp_((factor * gradients[name]).square(), 1 - BETAS[1])
             size = (second / (1 - BETAS[1] ** count)).sqrt() + EPSILON
             weight -= rate * (first / (1 - BETAS[0] ** count)) / size
+
+
+def one_workers_losses(context: Context) -> list[float]:
+    """The losses that one worker of run_gpt2.py has with all blocks in every step. Arguments: drawn, slowness."""
+    from common.arguments import parse_gpt2_arguments
+    from common.optim import build_optimizer
+
+    blocks = probes_start.prepare_files(context.arguments)
+    config = parse_gpt2_arguments("task2b_allreduce", world_size=2)
+    model = GPT2LMHeadModel.from_pretrained("pretrained")
+    optimizer, schedule = build_optimizer(config, model, 1)
+    tokens, losses = torch.stack(blocks.train), []
+    for _ in range(probes_start.STEPS):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        optimizer.step(None)  # type: ignore[call-overload]
+        schedule.step()
+        losses.append(float(loss))
+    return losses

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
 import sys
 import time
@@ -29,6 +30,7 @@ from grader import draws
 from grader.probes import Context
 from grader.probes_sync import meet, surroundings
 
+COUNTED = signal.SIGUSR2  # from the zygote, when it has counted as many processes as the run asks for
 WORK_TIME = 0.3  # seconds a worker still has to do when it has seen the others
 STEPS = 3
 BLOCKS = 24  # all of them in every step, so that a step's mean loss is the same for every partition of the data
@@ -112,10 +114,11 @@ def setup(context: Context) -> dict[str, Any]:
 def workers(context: Context) -> dict[str, Any]:
     """start_workers(config) with work() replaced by one that notes who runs beside whom.
 
-    Arguments: file, workers, slowest (the rank that works longest: it must be waited for, whichever it is), patience
-    (seconds in which all processes must be seen running at once).
+    Arguments: file, children (as many workers), slowest (the rank that works longest: it must be waited for, whichever
+    it is), patience (seconds in which all processes must be seen running at once).
     """
     a = context.arguments
+    _expect_to_be_counted()
     multiprocessing.set_start_method("forkserver", force=True)
     task = context.load(a["file"])
     here = os.getpid()
@@ -124,7 +127,8 @@ def workers(context: Context) -> dict[str, Any]:
         Path(f"started.{rank}.{os.getpid()}").touch()
         limit = time.monotonic() + a["patience"]
         while os.getpid() != here and time.monotonic() < limit:
-            if len(list(Path().glob("started.*"))) >= a["workers"]:
+            if len(list(Path().glob("started.*"))) >= a["children"]:
+                wait_until_counted(limit - time.monotonic())
                 Path(f"together.{rank}").touch()
                 time.sleep(WORK_TIME * (1 + 2 * (rank == a["slowest"])))
                 break
@@ -135,7 +139,7 @@ def workers(context: Context) -> dict[str, Any]:
     _impatient_joins()
     start_as_the_script_does(task, lambda: setattr(task, "work", work))
     setattr(task, "work", work)  # noqa: B010 (mypy: a module has no such attribute)
-    config = SimpleNamespace(world_size=a["workers"])
+    config = SimpleNamespace(world_size=a["children"])
     returned = task.start_workers(config)
     running = multiprocessing.active_children()
     for child in running:
@@ -146,13 +150,25 @@ def workers(context: Context) -> dict[str, Any]:
     return {
         "ranks": [int(rank) for _, rank, _ in started],
         "in_this_process": any(int(pid) == here for *_, pid in started),
-        "together": len(list(Path().glob("together.*"))) == a["workers"],
+        "together": len(list(Path().glob("together.*"))) == a["children"],
         "unfinished": len(running),
         "returned": len(returned) if is_list else -1,
         "strange": strange,
         "given": sorted({path.read_text()[:80] for path in Path().glob("given.*")}),
-        "changed": vars(config) != {"world_size": a["workers"]},
+        "changed": vars(config) != {"world_size": a["children"]},
     }
+
+
+def _expect_to_be_counted() -> None:
+    """Processes started from now on keep the signal until they ask for it."""
+    if hasattr(signal, "sigtimedwait"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {COUNTED})
+
+
+def wait_until_counted(patience: float) -> None:
+    """In a worker: until the zygote has seen all of them at once, or the time is up. Not where it cannot count."""
+    if hasattr(signal, "sigtimedwait"):
+        signal.sigtimedwait({COUNTED}, max(patience, 0.0))
 
 
 def _impatient_joins() -> None:
@@ -182,12 +198,12 @@ def _meet_at_a_free_port() -> None:
     setattr(dist, "init_process_group", join)  # noqa: B010 (mypy: a function is not assigned to)
 
 
-def _prepare_files(a: dict[str, Any]) -> SimpleNamespace:
+def prepare_files(a: dict[str, Any]) -> SimpleNamespace:
     """A GPT-2 of a few hundred weights in ./pretrained, and drawn blocks; the command line that trains it."""
     from common import models
 
     models.quiet_transformers()  # no progress bars in what a student reads
-    torch.manual_seed(a["seed"])
+    torch.manual_seed(a["drawn"])
     sizes: dict[str, Any] = {
         "vocab_size": 64,
         "bos_token_id": 0,
@@ -199,7 +215,7 @@ def _prepare_files(a: dict[str, Any]) -> SimpleNamespace:
     }
     sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained("pretrained")
-    ids = torch.from_numpy(draws.examples(a["seed"], BLOCKS + 8)[0])
+    ids = torch.from_numpy(draws.examples(a["drawn"], BLOCKS + 8)[0])
     sys.argv[1:] = [
         "--model_name_or_path", "pretrained", "--world_size", "2", "--batch_size", str(BLOCKS), "--n_epochs",
         str(STEPS), "--model_max_length", "8", "--output_dir", "out", "--overwrite_output_dir", "--no_cuda",
@@ -210,19 +226,21 @@ def _prepare_files(a: dict[str, Any]) -> SimpleNamespace:
 
 
 def script(context: Context) -> dict[str, Any]:
-    """main() on two workers. Arguments: file, seed, slowness."""
+    """main() on two workers. Arguments: file, drawn (seed of model and blocks), children, patience, slowness."""
     from common import models, oscar, scaling
     from common.errors import InputError
 
-    blocks = _prepare_files(context.arguments)
+    a = context.arguments
+    blocks = prepare_files(a)
     flags = sys.argv[1:]
     oscar.load_blocks, models.load_tokenizer = lambda *_: blocks, lambda *_, **__: range(8)  # type: ignore
     scaling.report_scaling = lambda *_, **__: None  # figures are drawn elsewhere
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         os.environ.pop(name, None)
     _meet_at_a_free_port()
-    task = context.load(context.arguments["file"])
-    start_as_the_script_does(task, lambda: None)
+    task = context.load(a["file"])
+    _expect_to_be_counted()
+    start_as_the_script_does(task, lambda: wait_until_counted(a["patience"]))
     sys.argv[1:] = flags
     failed = ""
     try:
@@ -232,28 +250,3 @@ def script(context: Context) -> dict[str, Any]:
     records = [json.loads(path.read_text()) for path in sorted(Path("out").glob("rank*.json"))]
     losses = [[iteration["loss"] for iteration in record["iterations"]] for record in records]
     return {"failed": failed, "records": len(records), "losses": losses}
-
-
-def one_workers_losses(context: Context) -> list[float]:
-    """The losses that one worker has with all blocks in every step; runs none of the student's code.
-
-    Arguments: seed, slowness.
-    """
-    from common.arguments import parse_gpt2_arguments
-    from common.optim import build_optimizer
-
-    blocks = _prepare_files(context.arguments)
-    config = parse_gpt2_arguments("task2b_allreduce", world_size=2)
-    model = GPT2LMHeadModel.from_pretrained("pretrained")
-    optimizer, schedule = build_optimizer(config, model, 1)
-    tokens, losses = torch.stack(blocks.train), []
-    for _ in range(STEPS):
-        loss = model(input_ids=tokens, labels=tokens).loss
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-            parameter.grad = gradient
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-        optimizer.step(None)  # type: ignore[call-overload]
-        schedule.step()
-        losses.append(float(loss))
-    return losses

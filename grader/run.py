@@ -113,9 +113,10 @@ class Run:
         self.over = False  # what ranks say now, dying, counts no more
         self.kept = 0  # bytes, about
         self.left: int | None = None  # processes that were left over, known when all are gone
-        zygote.request(
-            kind="run", world_size=world_size, probe=job["probe"], file=str(job["arguments"].get("file", ""))
-        )
+        self.children = -1  # see Result
+        told = job["arguments"]
+        request = {"probe": job["probe"], "file": str(told.get("file", "")), "children": told.get("children", 0)}
+        zygote.request(kind="run", world_size=world_size, **request)
         socket.send_fds(zygote.control, [b"."], [fd for seat in self.seats for fd in seat.their_fds])
         self.folder = zygote.receive()["folder"]
         self.selector.register(zygote.control, selectors.EVENT_READ, self._hear_zygote)
@@ -152,7 +153,8 @@ class Run:
             while output.read():
                 pass
         ranks = [rank_result(seat, self.broker, self.tree, seat.rank in unfinished, in_time) for seat in self.seats]
-        return Result(ranks, self.broker.fault, self.broker.completed, self.deadline, self.left or 0, self.kept)
+        left, children = self.left or 0, self.children
+        return Result(ranks, self.broker.fault, self.broker.completed, self.deadline, left, self.kept, children)
 
     def _serve(self, until: float, enough: Callable[[], bool]) -> None:
         """Answer whoever speaks, until that is enough or the time is up."""
@@ -201,7 +203,7 @@ class Run:
             message = {"kind": "gone", "left": self.zygote.kill_marked()}
             shutil.rmtree(self.folder, ignore_errors=True)
         if message["kind"] == "gone":
-            self.left = message["left"]
+            self.left, self.children = message["left"], message.get("children", -1)
             return
         seat = self.seats[message["rank"]]
         while self._hear_rank(seat):

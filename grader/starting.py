@@ -6,9 +6,11 @@ from typing import Any
 
 from grader.grading import Grade
 from grader.joining import check_address, check_identity, check_met, joins, run_join
+from grader.outcome import Result
 from grader.verdicts import builds_on, last_words, not_attempted
 
 COURSE_HOSTS, COURSE_PORT = ("127.0.0.1", "localhost"), "11868"
+WORKERS = 2  # of the whole script, see probes_start
 PATIENCE = 3.0  # seconds in which all processes must be seen running at once
 LOSS_ERROR = 1e-4  # of a loss; the workers' gradients are added up in another order than one worker's
 
@@ -59,9 +61,17 @@ def check_started(grade: Grade) -> None:
     _refuse_work_at_import(grade)
     for world_size, slowest in ((3, 0), (2, 1), (1, 0)):
         patience = PATIENCE * grade.session.slowness
-        setting = {"workers": world_size, "slowest": slowest, "patience": patience}
-        (value,) = grade.values("grader.probes_start:workers", 1, **setting)
-        _check_processes(grade, world_size, value)
+        setting = {"children": world_size, "slowest": slowest, "patience": patience}
+        result = grade.run("grader.probes_start:workers", 1, seed=None, **setting)
+        grade.must_return(result)
+        _check_processes(grade, world_size, result.values[0])
+        check_counted(grade, result, world_size)
+
+
+def check_counted(grade: Grade, result: Result, wanted: int) -> None:
+    """So many processes were there at once: as the system says where it can be asked, and not they themselves."""
+    if 0 <= result.children < wanted:
+        grade.fail(f"expected {wanted} processes to run at once, got {result.children}: start them all, then wait")
 
 
 def _refuse_work_at_import(grade: Grade) -> None:
@@ -105,7 +115,9 @@ def check_script(grade: Grade) -> None:
     """The whole script: two workers train as one worker would with the same examples."""
     grade.check_written(grade.file, "common/data_partition.py")  # the start alone takes many seconds
     slowness = grade.session.slowness
-    result = grade.run("grader.probes_start:script", 1, deadline=60.0, slowness=slowness)
+    told = {"seed": None, "drawn": int(grade.draw.integers(1 << 30)), "slowness": slowness}
+    waits = {"children": WORKERS, "patience": PATIENCE * slowness}
+    result = grade.run("grader.probes_start:script", 1, deadline=60.0, **told, **waits)
     stderr = result.ranks[0].stderr
     if todo := re.search(r"NotImplementedError: TODO ([0-9a-z]+\.[0-9]+)", stderr):
         raise not_attempted(grade.region) if todo[1] == grade.region else builds_on(todo[1])
@@ -113,9 +125,10 @@ def check_script(grade: Grade) -> None:
     value, said = result.values[0], last_words(stderr)
     if value["failed"]:
         grade.fail(f"the script ended with an error: {value['failed']}\n{said}")
-    if value["records"] != 2:
-        grade.fail(f"expected the record of 2 workers, got {value['records']}\n{said}")
-    alone = grade.values("grader.probes_start:one_workers_losses", 1, slowness=slowness)[0]
+    if value["records"] != WORKERS:
+        grade.fail(f"expected the record of {WORKERS} workers, got {value['records']}\n{said}")
+    check_counted(grade, result, WORKERS)
+    (alone,) = grade.session.run("grader.probes_reference:one_workers_losses", 1, told).values
     numbers = [len(losses) for losses in value["losses"]]
     if numbers != [len(alone)] * 2:
         grade.fail(f"expected {len(alone)} losses of each worker, got {numbers}")

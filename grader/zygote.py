@@ -30,6 +30,8 @@ CONFINE = "COS598D_CONFINE"  # "package.module:function", called in every rank b
 PROBE = "COS598D_PROBE"  # tells that function which probe this is: one of them needs a network
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 KILL_TIME = 5  # seconds a killed process may take to be gone: one that the kernel holds must not hold us
+UNKNOWN = -1  # number of processes
+COUNT_PAUSE = 0.02  # seconds between two looks at the processes that ranks have started
 PER_RANK = 5  # descriptors: the line to the grader, stdout, stderr, stack, notes of the guard
 
 
@@ -72,6 +74,7 @@ class Zygote:
         self.control = control
         self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
         self.folder = ""
+        self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once, and how many were seen
         self.loaded = {preload.FIRST}
         self.libraries = guard.library_functions()
         self.wakeup, sleeper = socket.socketpair()  # readable when a child has ended
@@ -87,7 +90,10 @@ class Zygote:
         self.report(kind="ready")
         try:
             while True:
-                readable, _, _ = select.select([self.control, self.wakeup], [], [])
+                pause = COUNT_PAUSE if self.most < self.wanted and self.ranks else None
+                readable, _, _ = select.select([self.control, self.wakeup], [], [], pause)
+                if pause and not readable:
+                    self.count()
                 if self.wakeup in readable:
                     self.wakeup.recv(4096)
                     self.reap()
@@ -123,7 +129,22 @@ class Zygote:
             self.ranks[pid] = rank
         for fd in fds:
             os.close(fd)
+        self.wanted, self.most = request["children"], UNKNOWN
+        if self.wanted:
+            self.count()
         self.report(kind="started", folder=self.folder)
+
+    def count(self) -> None:
+        """Count the processes that the ranks have started, here, where no rank can answer for them. Once there are as
+        many as wanted, each gets a signal: they wait for it, so that a slow machine misses none."""
+        found = descendants(os.getpid(), set())
+        if found.isdisjoint(self.ranks):
+            return  # no /proc, or one that shows nothing
+        found -= set(self.ranks)
+        self.most = max(self.most, len(found))
+        for pid in found if self.most >= self.wanted else ():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGUSR2)
 
     def stacks(self, _request: dict) -> None:
         """Each rank that lives writes its Python stack to its stack descriptor, even in an endless loop or a sleep."""
@@ -131,7 +152,7 @@ class Zygote:
             os.kill(pid, signal.SIGUSR1)
 
     def end(self, _request: dict) -> None:
-        self.report(kind="gone", left=self.sweep())
+        self.report(kind="gone", left=self.sweep(), children=self.most)
 
     def reap(self) -> bool:
         """Report every rank that has ended, and bury orphans. False once there are no children at all."""
