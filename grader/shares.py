@@ -1,11 +1,20 @@
-"""Judges who trains on which examples in which order: the samplers of tasks 1 and 2a."""
+"""Judges who trains on which examples in which order: the samplers of tasks 1 and 2a.
+
+Which examples went through a model is what the rank says. It counts where the gradients of each step are those that
+these examples give, computed here.
+"""
 
 import itertools
 from collections import Counter
 
-from grader.steps import Training
+import numpy as np
+
+from grader import reference
+from grader.reference import Arrays
+from grader.steps import SMALL, Training
 from grader.training import check_noise
 
+CLOSE = 1e-3  # of a gradient's norm: its direction counts here, and regions 1.2 and 1.3 judge the rest
 Epochs = list[list[list[int]]]  # epoch -> step -> examples, of one rank
 
 
@@ -26,6 +35,30 @@ def epochs_of(training: Training, count: int) -> list[Epochs]:
     return of_ranks
 
 
+def check_trained_on(training: Training) -> None:
+    """In every step the optimizer has the gradient of the rank's own examples or of all ranks', clipped or not."""
+    for number in range(min(len(trace.steps) for trace in training.ranks)):
+        own = training.own_gradients(number)
+        for rank, trace in enumerate(training.ranks):
+            if not any(_along(trace.steps[number].grads or {}, right) for right in (own[rank], reference.mean(own))):
+                training.grade.fail(
+                    f"step {number + 1} on rank {rank} does not use the gradient of the examples that went through the "
+                    "model: are your lines of 1.2 and 1.3 in this file right?"
+                )
+
+
+def _along(got: dict, right: Arrays) -> bool:
+    """Whether these gradients are `right` times one factor."""
+    if any(got.get(name) is None or np.shape(got[name]) != array.shape for name, array in right.items()):
+        return False
+    mine, wanted = (
+        np.concatenate([np.ravel(np.asarray(of[name], np.float64)) for name in right]) for of in (got, right)
+    )
+    factor = mine @ wanted / max(wanted @ wanted, 1e-30)
+    limit = CLOSE * factor * max(float(np.linalg.norm(wanted)), SMALL)
+    return bool(factor > 0 and np.linalg.norm(mine - factor * wanted) <= limit)
+
+
 def check_every_example_once(training: Training, count: int, examples: int) -> None:
     """In every epoch each example is on one worker; only so many are repeated as make the workers' numbers equal."""
     of_ranks = epochs_of(training, count)
@@ -44,6 +77,7 @@ def check_every_example_once(training: Training, count: int, examples: int) -> N
         extra = sum(total.values()) - examples
         if extra >= n:
             fail(f"{extra} examples more than the {examples} there are in epoch {epoch + 1}: workers share examples")
+    check_trained_on(training)
 
 
 def check_batch_size(training: Training, count: int, batch: int) -> None:
@@ -57,6 +91,7 @@ def check_batch_size(training: Training, count: int, batch: int) -> None:
                     f"rank {rank} has batches of {wrong[0]} examples, expected {batch}, the batch of one worker "
                     "(config.per_gpu_train_batch_size)"
                 )
+    check_trained_on(training)
 
 
 def check_whole_batch(training: Training, count: int, batch: int, seed: int) -> None:
@@ -76,6 +111,7 @@ def check_whole_batch(training: Training, count: int, batch: int, seed: int) -> 
                     f"{got}, one worker's batch {number + 1} has {right}: seed the sampler with config.seed, tell it "
                     "the number of the epoch, and deal the same order out to all workers"
                 )
+    check_trained_on(training)
 
 
 def check_orders_differ(training: Training, count: int) -> None:
@@ -88,6 +124,7 @@ def check_orders_differ(training: Training, count: int) -> None:
             )
         if orders[0] == sorted(orders[0]):
             training.grade.fail(f"rank {rank} sees the examples in the order of the file: shuffle them")
+    check_trained_on(training)
 
 
 def check_order_follows_seed(first: Training, other_seed: Training, again: Training, count: int) -> None:
@@ -97,3 +134,5 @@ def check_order_follows_seed(first: Training, other_seed: Training, again: Train
     check_noise(first)
     if epochs_of(first, count) == epochs_of(other_seed, count):
         first.grade.fail("another config.seed gives the same order: the sampler is to be seeded with config.seed")
+    for training in (first, other_seed, again):
+        check_trained_on(training)
