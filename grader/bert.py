@@ -9,12 +9,27 @@ from grader.grading import Grade
 
 LABELS = {"mnli": 3, "sts-b": 1, "rte": 2}
 VOCABULARY = 16
+EXAMPLES, WIDTH = 4, 8  # the width is that of probes_bert.SIZES
+CLOSE = 1e-4  # logits in float32 are off by 1e-6
 
 
 def checkpoint(grade: Grade, vocabulary: int) -> dict[str, np.ndarray]:
     """The pretrained weights, from a rank without any file of a student's."""
-    arguments = {"checkpoint_seed": checkpoint_seed(grade), "vocabulary": vocabulary}
+    return _reference(grade, vocabulary)["weights"]
+
+
+def _reference(grade: Grade, vocabulary: int) -> dict[str, Any]:
+    ids = _inputs(grade, vocabulary)["ids"]
+    arguments = {"checkpoint_seed": checkpoint_seed(grade), "vocabulary": vocabulary, "each": [{"ids": ids}]}
     return grade.session.run("grader.probes_reference:checkpoint", 1, arguments).values[0]
+
+
+def _inputs(grade: Grade, vocabulary: int) -> dict[str, np.ndarray]:
+    """Token ids, and a head that is put in place of the new one: the loaded model must know what to make of both."""
+    draw = np.random.default_rng([grade.seed, 6])
+    head, bias = draw.normal(size=(max(LABELS.values()), WIDTH)), draw.normal(size=max(LABELS.values()))
+    ids = draw.integers(0, vocabulary, (EXAMPLES, 5))
+    return {"ids": ids, "head": head.astype(np.float32), "bias": bias.astype(np.float32)}
 
 
 def checkpoint_seed(grade: Grade) -> int:
@@ -24,7 +39,8 @@ def checkpoint_seed(grade: Grade) -> int:
 def _loaded(grade: Grade, task: str) -> list[dict[str, Any]]:
     dropout = round(float(np.random.default_rng(grade.seed).uniform(0.2, 0.4)), 3)
     arguments = {"task": task, "dropout": dropout, "checkpoint_seed": checkpoint_seed(grade), "vocabulary": VOCABULARY}
-    (found,) = grade.values("grader.probes_bert:load_model", 1, seed=None, **arguments)
+    each = [_inputs(grade, VOCABULARY)]
+    (found,) = grade.values("grader.probes_bert:load_model", 1, seed=None, each=each, **arguments)
     return [value | {"asked": dropout} for value in found]
 
 
@@ -46,6 +62,16 @@ def check_weights(grade: Grade) -> None:
         if value["frozen"]:
             count, first = len(value["frozen"]), value["frozen"][0]
             grade.fail(f"{count} tensors are frozen, for instance {first}: all of BERT is fine-tuned")
+        _check_logits(grade, value, "rte")
+
+
+def _check_logits(grade: Grade, value: dict[str, Any], task: str) -> None:
+    """The model computes what BERT with these weights and the drawn head does, for ids of this run."""
+    told, pooled = _inputs(grade, VOCABULARY), _reference(grade, VOCABULARY)["pooled"]
+    right = pooled @ told["head"][: LABELS[task]].T + told["bias"][: LABELS[task]]
+    got = value["logits"]
+    if np.shape(got) != right.shape or not np.all(np.abs(np.asarray(got, np.float64) - right) <= CLOSE):
+        grade.fail(f"called with token ids, {diagnosis.parameter_words('the logits', got, right)}")
 
 
 def check_head(grade: Grade) -> None:
@@ -63,6 +89,7 @@ def check_head(grade: Grade) -> None:
                 grade.fail(f"{got}: pass it as config")
             if value["moved"]:
                 grade.fail(f"load_model changes the random generator of {value['moved'][0]}: seeding belongs to main()")
+            _check_logits(grade, value, task)
         if np.array_equal(first["head"], other["head"]) or not np.array_equal(first["head"], again["head"]):
             grade.fail(
                 "the new head does not follow the seed: loaded under seeds 1, 2 and 1, expected the first and the "

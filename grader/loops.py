@@ -23,7 +23,7 @@ def check_kept(grade: Grade) -> None:
     events = [[event for event in rank.events if event.name == "kept"] for rank in kept.result.ranks]
     if any(len(mine) != 1 for mine in events):
         raise grade.lacking(kept.result, "--pytest True: expected gradients to be kept once, in the first step")
-    own = [kept.gradient({}, rank.rest.examples, number)[1] for number, rank in enumerate(kept.ranks)]
+    own = [kept.gradient(rank.rest.examples, number, 0)[1] for number, rank in enumerate(kept.ranks)]
     mean = reference.mean(own)
     for rank, mine in enumerate(events):
         if words := kept.differ(mine[0].data["grads"], mean):

@@ -33,9 +33,10 @@ def tiny_bert(folder: str, seed: int, vocabulary: int) -> torch.nn.Module:
 def load_model(context: Context) -> list[dict[str, Any]]:
     """load_model(config) three times, as main() calls it: with seed 1, 2 and 1.
 
-    Arguments: file, checkpoint_seed, vocabulary, task (GLUE's name), dropout (of the configuration). Returns what each
-    call gave: class, body (weights by name), head, labels, frozen, dropout, dtypes, and `moved`: the generators of
-    Python and numpy that are not as the seed left them.
+    Arguments: file, checkpoint_seed, vocabulary, task (GLUE's name), dropout (of the configuration), mine (ids, and the
+    head and bias to be put in for them). Returns what each
+    call gave: class, body (weights by name), head, labels, frozen, dropout, dtypes, `moved`: the generators of Python
+    and numpy that are not as the seed left them; and `logits`, see below.
     """
     a = context.arguments
     tiny_bert("pretrained", a["checkpoint_seed"], a["vocabulary"])
@@ -51,9 +52,11 @@ def load_model(context: Context) -> list[dict[str, Any]]:
         config = make_config(context, "GlueConfig", task_name=a["task"], seed=seed, **paths)
         set_seed(seed)
         before = random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
-        found.append(_described(task.load_model(config)))
+        model = task.load_model(config)
+        found.append(_described(model))
         after = random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
         found[-1]["moved"] = [name for name, x, y in zip(("Python", "numpy"), before, after, strict=True) if x != y]
+        found[-1]["logits"] = _logits(model, **a["mine"])
     return found
 
 
@@ -69,6 +72,18 @@ def _described(model: Any) -> dict[str, Any]:
         "dropout": getattr(getattr(model, "config", None), "hidden_dropout_prob", None),
         "dtypes": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}),
     }
+
+
+def _logits(model: Any, ids: torch.Tensor, head: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
+    """What the model gives for token ids with this head on it; None if it is no such model."""
+    try:
+        with torch.no_grad():
+            layer = model.classifier
+            layer.weight.copy_(head[: len(layer.weight)])
+            layer.bias.copy_(bias[: len(layer.bias)])
+            return model.eval()(input_ids=ids).logits.clone()
+    except Exception:
+        return None
 
 
 def script(context: Context) -> None:

@@ -26,11 +26,16 @@ def orders(context: Context) -> list[list[int]]:
     return [torch.randperm(a["length"], generator=torch.Generator().manual_seed(seed)).tolist() for seed in seeds]
 
 
-def checkpoint(context: Context) -> dict[str, torch.Tensor]:
-    """The weights that probes_bert saves. Arguments: checkpoint_seed, vocabulary."""
+def checkpoint(context: Context) -> dict[str, Any]:
+    """The `weights` that probes_bert saves, and what BERT without a head makes of ids: `pooled` (examples, width).
+
+    Arguments: checkpoint_seed, vocabulary, mine (ids).
+    """
     a = context.arguments
-    weights = tiny_bert("pretrained", a["checkpoint_seed"], a["vocabulary"]).state_dict()
-    return {name: tensor.clone() for name, tensor in weights.items() if tensor.is_floating_point()}
+    model = tiny_bert("pretrained", a["checkpoint_seed"], a["vocabulary"])
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    with torch.no_grad():
+        return {"weights": weights, "pooled": model.eval()(input_ids=a["mine"]["ids"]).pooler_output}
 
 
 def bert(context: Context) -> dict[str, Any]:

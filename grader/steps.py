@@ -1,7 +1,8 @@
 """Runs train() of a student's script on a toy model, and says what is right for it.
 
-`Training.gradient` computes in numpy what a step should be, from the examples that the ranks' forward passes really
-saw. Every rank has tokens and labels of its own: no rank can know the gradient of another.
+`Training.gradient` computes in numpy what a step should be, from the drawn weights and the examples that the ranks'
+forward passes really saw. Every rank has tokens and labels of its own: no rank can know the gradient of another. What a
+rank reports is compared with that, and never part of it; see path.
 """
 
 import math
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from grader import diagnosis, draws, reference
+from grader import diagnosis, draws, path, reference
 from grader.grading import Grade
 from grader.outcome import Result
 from grader.traces import Step, read
@@ -32,6 +33,8 @@ class Setting:
     labels: list[np.ndarray]  # of each rank: (examples,)
     train: int
     steps_per_epoch: int
+    rate: float = RATE  # of the first step; step i has rate / (1 + i)
+    limit: float = 0.0  # of clipping; 0: none
     task: str = "rte"
 
 
@@ -43,6 +46,8 @@ class Training:
         self.weights = setting.weights
         self.names = [name for name in setting.weights if name != "offset"]
         self.ranks = [read(rank, setting.train) for rank in result.ranks]
+        self._paths: list[list[Arrays]] = [[setting.weights] for _ in self.ranks]  # of each rank, from step to step
+        self._used: list[Arrays] = [{} for _ in self.ranks]  # the gradient of the latest step in _paths
 
     def must_have_steps(self, count: int = 1) -> None:
         """The verdict of the run unless every rank has made so many optimizer steps."""
@@ -64,12 +69,36 @@ class Training:
         if step.after_dev and not step.examples:
             self.grade.fail("a batch of the training comes from the dev set: train on data.train")
 
-    def gradient(self, params: dict, examples: list[int], rank: int) -> tuple[float, Arrays]:
-        """Loss and gradients of a rank's batch, for parameters that came from the rank."""
-        weights = self.weights | params
+    def before(self, rank: int, number: int) -> Arrays:
+        """The parameters that a rank must have before this step, computed here; see path."""
+        while len(self._paths[rank]) <= number:
+            self._follow(len(self._paths[rank]) - 1)
+        weights = self._paths[rank][number]
         for name in self.names:
             if not np.all(np.isfinite(weights[name])):
                 self.grade.fail(f"{name} holds nan or inf on rank {rank}: the training diverged")
+        return weights
+
+    def _follow(self, number: int) -> None:
+        """Go this step on all ranks; one that has not come so far stays where it is."""
+        there = [rank for rank, trace in enumerate(self.ranks) if len(trace.steps) > number]
+        steps = {rank: self.ranks[rank].steps[number] for rank in there}
+        own = {rank: self.gradient(steps[rank].examples, rank, number)[1] for rank in there if steps[rank].examples}
+        mean = reference.mean(list(own.values())) if own else {}
+        for rank, gradient in own.items():
+            latest = self.gradient(steps[rank].latest, rank, number)[1]
+            piled = [path.added(new, self._used[rank]) for new in (mean, gradient)]
+            candidates = [reference.clipped(mean, self.setting.limit), mean, gradient, latest, *piled]
+            self._used[rank] = path.used(steps[rank], candidates, max(reference.norm(mean), SMALL))
+        for rank, paths in enumerate(self._paths):
+            weights = paths[number]
+            if rank in steps:
+                weights = path.moved(weights, steps[rank], self._used[rank], self.setting.rate, number)
+            paths.append(weights)
+
+    def gradient(self, examples: list[int], rank: int, number: int) -> tuple[float, Arrays]:
+        """Loss and gradients of a rank's batch at the parameters before step `number`."""
+        weights = self.before(rank, number)
         rows = np.asarray(examples, int)
         ids = self.setting.ids[rank]
         if not len(rows) or rows.min() < 0 or rows.max() >= len(ids) or (ids[rows] < 0).any():
@@ -79,17 +108,19 @@ class Training:
         return reference.language_model(weights, ids[rows])
 
     def own_gradients(self, number: int) -> list[Arrays]:
-        """What each rank's own batch of a step gives, at the parameters the rank really had."""
+        """What each rank's own batch of a step gives, at the parameters that it must have."""
         steps = [rank.steps[number] for rank in self.ranks]
         idle = next((step for step in steps if not step.examples), None)
         if idle:
             self.refuse_dev(idle)
             self.grade.fail(f"the optimizer steps again ({idle.where}) without a new batch before it")
-        return [self.gradient(step.before or {}, step.examples, rank)[1] for rank, step in enumerate(steps)]
+        return [self.gradient(step.examples, rank, number)[1] for rank, step in enumerate(steps)]
 
     def differ(self, got: dict | None, expected: Arrays) -> str:
         """The first tensor that is not as expected, in words; "" if all are."""
         total = max(reference.norm(expected), SMALL)
+        if unknown := set(got or {}) - set(expected):
+            return f"{min(unknown)[:80]} is no parameter of the model"
         for name, value in expected.items():
             mine = (got or {}).get(name)
             if not reference.close(mine, value, total, FLOAT32):
@@ -134,7 +165,7 @@ def glue(
         "grader.probes_train:glue", world_size, payloads=True, seed=None, each=each, config=config, **arguments
     )
     tokens, answers = ([mine[name] for mine in each] for name in ("ids", "labels"))
-    setting = Setting("classifier", weights, tokens, answers, train, -(-share // batch), task)
+    setting = Setting("classifier", weights, tokens, answers, train, -(-share // batch), *_schedule(config), task)
     return Training(grade, result, setting)
 
 
@@ -158,4 +189,9 @@ def gpt2(
     config = {"batch_size": batch * world_size, "learning_rate": RATE} | config
     arguments: dict[str, Any] = {"train": train, "dev": dev, "joined": loaded, "loaded": loaded, "config": config}
     result = grade.run("grader.probes_train:gpt2", world_size, payloads=True, seed=None, each=each, **arguments)
-    return Training(grade, result, Setting("language model", weights, ids, [], total, math.ceil(train / batch)))
+    setting = Setting("language model", weights, ids, [], total, math.ceil(train / batch), *_schedule(config))
+    return Training(grade, result, setting)
+
+
+def _schedule(config: dict[str, Any]) -> tuple[float, float]:
+    return config["learning_rate"], config.get("max_grad_norm", 0.0)

@@ -12,10 +12,10 @@ from grader.outcome import RankResult
 
 @dataclass
 class Batch:
-    """One training batch: its examples, the parameters it met (None: the first ones), and gradients seen after it."""
+    """One training batch: its examples, how many steps came before it, and the gradients seen after it."""
 
     examples: list[int]
-    params: dict | None
+    after_step: int
     noise: float | None
     seen: list[dict] = field(default_factory=list)
 
@@ -25,6 +25,7 @@ class Step:
     """One rank's step. Gradients and parameters by name; None where the rank did not come so far."""
 
     examples: list[int] = field(default_factory=list)
+    latest: list[int] = field(default_factory=list)  # of the last batch alone
     forwards: int = 0
     after_dev: bool = False  # a batch of the dev set went through with gradients
     in_train_mode: bool = True
@@ -112,10 +113,10 @@ class Reader:
             return
         self.open = None
         self.step.examples += numbers
+        self.step.latest = numbers
         self.step.forwards += 1
         self.step.in_train_mode &= bool(data["training"])
-        latest = self.trace.steps[-1].after if self.trace.steps else None
-        self.trace.batches.append(Batch(numbers, latest, data["noise"]))
+        self.trace.batches.append(Batch(numbers, len(self.trace.steps), data["noise"]))
 
     def _gradients(self, event: Event) -> None:
         data, step = event.data, self.step

@@ -3,8 +3,10 @@
 import numpy as np
 
 from grader import diagnosis, reference
-from grader.steps import Training
+from grader.steps import FLOAT32, SMALL, Training
 from grader.traces import RankTrace, Step
+
+AVERAGING = ("all_reduce", "reduce", "gather", "all_gather")
 
 
 def check_backward(training: Training) -> None:
@@ -15,7 +17,7 @@ def check_backward(training: Training) -> None:
     if not step.forwards or (step.clip is None and step.grads is None):
         raise training.grade.lacking(training.result, "train() took no step: expected one for every batch")
     seen = step.examples if step.clip is None else step.clip_examples or step.examples
-    _, expected = training.gradient({}, seen, 0)
+    _, expected = training.gradient(seen, 0, 0)
     found = [gradients for gradients in (step.clip, step.grads) if gradients is not None]
     if step.limits and np.isfinite(step.limits[0][0]):  # before the line that is given, which here clips to infinity
         training.grade.fail(_clipped_again(step, 0.0))
@@ -35,7 +37,7 @@ def check_every_backward(training: Training) -> None:
     if not batches:
         raise training.grade.lacking(training.result, "no gradient is ever clipped or used")
     for number, batch in enumerate(batches):
-        _, own = training.gradient(batch.params or {}, batch.examples, 0)
+        _, own = training.gradient(batch.examples, 0, batch.after_step)
         piled = {name: own[name] + (earlier or {}).get(name, 0.0) for name in own}
         if not any(not training.differ(seen, right) for seen in batch.seen for right in (own, piled)):
             nothing = all(gradient is None or not np.any(gradient) for seen in batch.seen for gradient in seen.values())
@@ -50,6 +52,8 @@ def check_steps(training: Training, steps: int) -> None:
     training.must_not_hang()
     training.must_have_steps(steps)
     for number in range(min(len(rank.steps) for rank in training.ranks)):
+        for rank, trace in enumerate(training.ranks):
+            _check_before(training, rank, trace.steps[number], number)
         check_gradients(training, number, limit=0.0)
         for rank, trace in enumerate(training.ranks):
             _check_update(training, rank, trace, number)
@@ -73,13 +77,15 @@ def check_steps(training: Training, steps: int) -> None:
                 )
 
 
-def _check_update(training: Training, rank: int, trace: RankTrace, number: int) -> None:
-    step = trace.steps[number]
-    previous = (trace.steps[number - 1].after if number else None) or training.weights
-    kept = {name: np.asarray(previous[name]) for name in training.names}
+def _check_before(training: Training, rank: int, step: Step, number: int) -> None:
+    kept = {name: training.before(rank, number)[name] for name in training.names if name in (step.before or {})}
     if words := training.differ(step.before, kept):
         training.grade.fail(f"before step {number + 1} on rank {rank} something changed the parameters: {words}")
-    moved = {name: kept[name] - step.rate * (step.grads or {})[name] for name in training.names}
+
+
+def _check_update(training: Training, rank: int, trace: RankTrace, number: int) -> None:
+    step = trace.steps[number]
+    moved = {name: training.before(rank, number + 1)[name] for name in training.names}
     if words := training.differ(step.after, moved):
         training.grade.fail(
             f"step {number + 1} on rank {rank} ({step.where}) is not parameter - rate * gradient: {words}"
@@ -203,6 +209,12 @@ def check_rates(training: Training, first: float) -> None:
         numbers = (" ".join(f"{rate:.4g}" for rate in rates[:5]) for rates in (right, got))
         text = "expected the rates {}, got {}".format(*numbers)
         training.grade.fail(f"{_wrong_rates(got, first)}\n{text}".lstrip("\n"))
+    for number, step in enumerate(trace.steps):
+        right_after = {name: training.before(0, number + 1)[name] for name in training.names}
+        if words := training.differ(step.after, right_after):
+            training.grade.fail(
+                f"step {number + 1} does not move the parameters at the rate {got[number]:.4g}: {words}"
+            )
     got_steps = int(trace.builds[0].data["steps_per_epoch"]) if trace.builds else 0
     if got_steps != training.setting.steps_per_epoch:
         training.grade.fail(
@@ -243,7 +255,7 @@ def check_sent_once(
         )
     for rank, trace in enumerate(training.ranks):
         for number, step in enumerate(trace.steps):
-            calls = [call for call in step.calls if call.name in ("all_reduce", "reduce", "gather", "all_gather")]
+            calls = [call for call in step.calls if call.name in AVERAGING]
             if number == 0:  # before its first step DDP compares sizes and settles on buckets
                 calls = [call for call in calls if call.dtype == "float32"]
             sent = sum(call.sent for call in calls)
@@ -256,3 +268,21 @@ def check_sent_once(
                 f"step {number + 1} on rank {rank} hands {sent} bytes to collectives, expected {size}, every gradient "
                 f"once{cause}"
             )
+
+
+def check_own_gradients_sent(training: Training) -> None:
+    """What a rank hands to the collectives that average is its own gradients: in any order, times one factor."""
+    for number in range(min(len(rank.steps) for rank in training.ranks)):
+        for rank, own in enumerate(training.own_gradients(number)):
+            calls = [call for call in training.ranks[rank].steps[number].calls if call.name in AVERAGING]
+            sent = [call.sent_arrays().ravel() for call in calls if call.dtype == "float32"]
+            got = np.concatenate([np.empty(0), *sent])
+            right = np.concatenate([array.ravel() for array in own.values()])
+            right = np.concatenate([right, np.zeros(max(0, len(got) - len(right)))])  # a buffer may be filled up
+            size = float(np.linalg.norm(right))
+            got = got * (size / max(float(np.linalg.norm(got)), 1e-30))
+            if not reference.close(np.sort(got), np.sort(right), max(size, SMALL), FLOAT32):
+                training.grade.fail(
+                    f"what rank {rank} hands to {' and '.join(sorted({call.name for call in calls}))} in step "
+                    f"{number + 1} is not its own gradients"
+                )

@@ -8,7 +8,7 @@ from grader import diagnosis, draws, reference
 from grader.grading import Grade
 from grader.outcome import Result
 from grader.steps import FLOAT32, Training
-from grader.training import check_sent_once, gradient_bytes
+from grader.training import check_own_gradients_sent, check_sent_once, gradient_bytes
 
 COUNT = 3  # examples on each rank
 
@@ -79,3 +79,4 @@ def check_traffic(training: Training) -> None:
                     "wrap the model once, before the first epoch"
                 )
     check_sent_once(training, "DDP has averaged already, and then there is {}", by_hand=False)
+    check_own_gradients_sent(training)
