@@ -1,11 +1,14 @@
 """Judges _split_module: which layers form a partition, on which device, and that they are the layers themselves.
 
-A case is drawn from its answer: first the partitions, then layers that belong in them.
+A case is drawn from its answer: first the partitions, then layers that belong in them. Weights and inputs are drawn as
+well, and what each partition computes is compared with what numpy computes for its layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from grader.grading import Grade
 from grader.phrases import short
@@ -13,6 +16,8 @@ from grader.phrases import short
 Layer = dict[str, Any]
 Place = tuple[str, list[int]]  # a device and the numbers of its layers
 WRONG_DEVICES = "the layers are cut right, but the devices are wrong: a partition has the device of its layers"
+WIDTH = 3  # features of a layer
+EXAMPLES = 4
 MOST = 60  # partitions, or layers in one, of which a message tells
 
 
@@ -65,8 +70,9 @@ def drawn(places: Sequence[Place]) -> str:
 def check(grade: Grade, cases: list[Case]) -> None:
     """Every model is cut as its case says, and once more when it is cut again."""
     models = [case.layers for case in cases]
-    (results,) = grade.values("grader.probes_pipeline:split", 1, models=models)
-    for one, result in zip(cases, results, strict=True):
+    each = [_numbers(grade, one) for one in cases]
+    (results,) = grade.values("grader.probes_pipeline:split", 1, models=models, each=[each])
+    for one, numbers, result in zip(cases, each, results, strict=True):
         if isinstance(result, str):
             grade.fail(f"expected a list of partitions and a list of devices, got {short(result, 200)}")
         _check_form(grade, result)
@@ -82,6 +88,36 @@ def check(grade: Grade, cases: list[Case]) -> None:
         if result["changed"] or result["other"]:
             what = "changes what the first has returned" if result["changed"] else "gives another result"
             grade.fail(f"a second call for the same model {what}: begin every call with empty lists")
+        _check_outputs(grade, one, numbers, result["outputs"])
+
+
+def _leaves(layers: Sequence[Layer]) -> Iterator[Layer]:
+    for one in layers:
+        yield from _leaves(one["layers"]) if "layers" in one else [one]
+
+
+def _numbers(grade: Grade, one: Case) -> dict[str, np.ndarray]:
+    """An input, and for every layer a matrix and a vector."""
+    count = sum(len(numbers) for _, numbers in one.places)
+    shapes = {"x": (EXAMPLES, WIDTH), "weights": (count, WIDTH, WIDTH), "biases": (count, WIDTH)}
+    return {name: grade.draw.normal(size=shape) for name, shape in shapes.items()}
+
+
+def _check_outputs(grade: Grade, one: Case, drawn: dict[str, np.ndarray], outputs: list[Any]) -> None:
+    """Each partition computes what its layers compute, one after the other. Nothing is computed on `meta`."""
+    x, linear = drawn["x"], [bool(leaf["on"]) for leaf in _leaves(one.layers)]
+    for place, (device, numbers) in enumerate(one.places):
+        for number in numbers:
+            right = x @ drawn["weights"][number].T + drawn["biases"][number]
+            x = right if linear[number] else np.maximum(x, 0)
+        if device == "meta":
+            return
+        got = outputs[place] if place < len(outputs) else None
+        if np.shape(got) != x.shape or not np.allclose(got, x):
+            grade.fail(
+                f"partition {place} of {describe(one.layers)} does not compute what its layers {numbers} compute one "
+                "after the other: a partition is a Sequential of the layers themselves"
+            )
 
 
 def _check_form(grade: Grade, result: dict[str, Any]) -> None:
@@ -196,7 +232,8 @@ def check_neighbours(grade: Grade) -> None:
 
 def check_back_again(grade: Grade) -> None:
     """A-B-A makes three partitions."""
-    runs = [(f"cpu:{number % 2}", 1) for number in range(int(grade.draw.integers(4, 7)))]
+    counts = grade.draw.permutation([1, 2, *grade.draw.integers(1, 4, int(grade.draw.integers(2, 5)))])
+    runs = [(f"cpu:{number % 2}", int(count)) for number, count in enumerate(counts)]
     check(grade, [labelled(("cpu:0", 1), ("cpu:1", 1), ("cpu:0", 1)), labelled(*runs)])
 
 

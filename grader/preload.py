@@ -43,6 +43,7 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes_data": (),
     "grader.probes_pipeline": (),
     "grader.probes_pipeline_pipe": ("steps",),
+    "grader.probes_ring": (),
 }
 # What loading a file needs; one that is not here is a script, which imports its model class by name.
 FILES: dict[str, tuple[str, ...]] = {

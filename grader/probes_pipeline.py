@@ -17,16 +17,19 @@ LARGEST = 10**6  # a number of a micro-batch or a partition beyond this is repor
 
 
 def split(context: Context) -> list[Any]:
-    """_split_module of several models, twice each. Arguments: file, models (lists of layers, see _build).
+    """_split_module of several models, twice each. Arguments: file, models (lists of layers, see _build), mine (for
+    each an input x, and weights and biases of its layers).
 
     What is returned for each: a text if the result has not the right form, or partitions, devices, whether the second
-    call gave `other` results or `changed` the first one, and whether the `model` itself was changed.
+    call gave `other` results or `changed` the first one, whether the `model` itself was changed, and the `outputs` of
+    one partition after the other, as far as they lie on the CPU.
     """
     module = context.load(context.arguments["file"])
     results: list[Any] = []
     for number, layers in enumerate(context.arguments["models"]):
+        mine = context.arguments["mine"][number]
         leaves: list[nn.Module] = []
-        modules = nn.Sequential(*(_build(layer, leaves, module.WithDevice) for layer in layers))
+        modules = nn.Sequential(*(_build(layer, leaves, module.WithDevice, mine) for layer in layers))
         before = _inventory(modules)
         context.during = f"_split_module of model {number}"
         first = module._split_module(modules)
@@ -41,17 +44,36 @@ def split(context: Context) -> list[Any]:
         other = bool(_strange_form(second)) or _describe(second, leaves) != described
         same_list = any(one is another for one, another in zip(first, second, strict=False))
         changed = same_list or bool(_strange_form(first)) or _describe(first, leaves) != described
-        results.append(described | {"model_changed": False, "other": other, "changed": changed})
+        theirs = all(isinstance(layer, int) for _, *part in described["partitions"] for layer in part)
+        outputs = _outputs(first[0], mine["x"]) if theirs else []
+        results.append(described | {"model_changed": False, "other": other, "changed": changed, "outputs": outputs})
     return results
 
 
-def _build(layer: dict, leaves: list[nn.Module], label: Any) -> nn.Module:
+def _outputs(partitions: Any, x: torch.Tensor) -> list[Any]:
+    """What comes out of one partition after the other, as far as they are Sequentials with values."""
+    found: list[Any] = []
+    for partition in itertools.islice(partitions, MAX_PARTITIONS):
+        values = isinstance(partition, nn.Sequential) and not any(p.is_meta for p in partition.parameters())
+        if not values:
+            return found
+        with torch.no_grad():
+            x = partition(x)
+        found.append(x)
+    return found
+
+
+def _build(layer: dict, leaves: list[nn.Module], label: Any, mine: dict[str, torch.Tensor]) -> nn.Module:
     """A layer as the grader wrote it: `layers` inside it, or `on` (where its parameters lie, "" for none); `label`."""
     module: nn.Module
     if "layers" in layer:
-        module = nn.Sequential(*(_build(inner, leaves, label) for inner in layer["layers"]))
+        module = nn.Sequential(*(_build(inner, leaves, label, mine) for inner in layer["layers"]))
     else:
-        module = nn.Linear(2, 2, device=layer["on"]) if layer["on"] else nn.ReLU()
+        number, width = len(leaves), mine["x"].shape[1]
+        module = nn.ReLU()
+        if layer["on"]:
+            module = nn.Linear(width, width, device=layer["on"], dtype=torch.float64)
+            module.load_state_dict({"weight": mine["weights"][number], "bias": mine["biases"][number]}, strict=True)
         leaves.append(module)
     return label(module, layer["label"]) if layer["label"] else module
 

@@ -58,8 +58,8 @@ def sync(context: Context) -> dict[str, Any]:
     return {**found, "dtypes": kept, "moved": moved}
 
 
-def gradient_bytes(context: Context) -> float:
-    """gradient_bytes of a model with a shared, a frozen and an unused tensor. Arguments: file, shapes, dtype."""
+def gradient_bytes(context: Context) -> list[float]:
+    """gradient_bytes of a model with a shared, a frozen and an unused tensor. Arguments: file, shapes, dtypes."""
     a = context.arguments
     task = context.load(a["file"])
     model = nn.ModuleList([nn.Module(), nn.Module()])
@@ -70,7 +70,7 @@ def gradient_bytes(context: Context) -> float:
         model[number % 2].register_parameter(f"p{number}", parameter)
         if number in a["tied"]:
             model[1 - number % 2].register_parameter(f"tied{number}", parameter)
-    return float(task.gradient_bytes(model, DTYPES[a["dtype"]]))
+    return [float(task.gradient_bytes(model, DTYPES[dtype])) for dtype in a["dtypes"]]
 
 
 def traffic(context: Context) -> list[list[float]]:
@@ -87,12 +87,11 @@ def iterations(context: Context) -> list[float]:
 
 
 def epoch(context: Context) -> list[list[float]]:
-    """Traffic of an epoch, and how many iterations the same file counts. Arguments: file, cases with traffic first."""
+    """Traffic of an epoch. Arguments: file, cases with traffic first."""
     task = context.load(context.arguments["file"])
     found = []
     for (sent, received), *case in context.arguments["cases"]:
-        traffic = pair(task.traffic_per_epoch(task.Traffic(sent, received), *case), "traffic_per_epoch")
-        found.append([*traffic, float(task.iterations_per_epoch(*case))])
+        found.append(pair(task.traffic_per_epoch(task.Traffic(sent, received), *case), "traffic_per_epoch"))
     return found
 
 

@@ -32,22 +32,22 @@ def test_the_split_imports_only_what_the_course_allows(grade):
     grade.imports_only_allowed("pipeline/partition.py")
 
 
-@graded("p.2", points=2)
+@graded("p.2", points=1)
 def test_every_micro_batch_comes_to_every_partition_once(grade):
     pipeline_schedule.check(grade, pipeline_schedule.once)
 
 
-@graded("p.2", points=1)
+@graded("p.2", points=1, absence=True)
 def test_micro_batches_go_from_partition_to_partition_in_order(grade):
     pipeline_schedule.check(grade, pipeline_schedule.in_order)
 
 
-@graded("p.2", points=1)
+@graded("p.2", points=1, absence=True)
 def test_a_partition_has_one_micro_batch_in_a_clock_cycle(grade):
     pipeline_schedule.check(grade, pipeline_schedule.one_at_a_time)
 
 
-@graded("p.2", points=1)
+@graded("p.2", points=2)
 def test_the_schedule_is_as_short_as_it_can_be(grade):
     pipeline_schedule.check(grade, pipeline_schedule.as_short_as_can_be)
 
