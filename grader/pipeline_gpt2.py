@@ -1,18 +1,23 @@
-"""Judges GPT-2 in a pipeline: plain, model parallel and piped agree, and the blocks really go through the Pipe."""
+"""Judges GPT-2 in a pipeline: plain, model parallel and piped agree, and the blocks really go through the Pipe.
+
+While it is piped, a referee multiplies what each partition makes by a number of its own, see grader/referee.py: so a
+piped model has other values than one whose blocks work one after another, and no other test counts without it.
+"""
 
 from typing import Any
 
 import numpy as np
 
 from grader.grading import Grade
+from grader.outcome import Result
 from grader.phrases import short
 from grader.pipeline_pipe import split_sizes
-from grader.pipeline_waits import must_end, run_once
+from grader.pipeline_waits import PATIENCE, REFEREE, draw_permits, must_end, must_have_permits, must_meet, run_once
 
 BLOCKS, TOKENS, VOCABULARY = 4, 8, 30
 STEPS = 2  # of training, each with tokens of its own
 TOLERANCE = 1e-8  # of the norm of all gradients; everything is float64
-BATCH, SPLIT_SIZE = 5, 2
+BATCH, SPLIT_SIZE, MICRO_BATCHES = 5, 2, 3
 
 
 def _inputs(grade: Grade, masked: bool) -> dict[str, Any]:
@@ -36,26 +41,30 @@ def _inputs(grade: Grade, masked: bool) -> dict[str, Any]:
         all_tokens.append(tokens.tolist())
         all_labels.append(labels.tolist())
     rows = {"tokens": all_tokens, "labels": all_labels, "mask": mask.tolist() if masked else None}
-    return rows | {"blocks": BLOCKS, "vocabulary": VOCABULARY}
+    return rows | {"seed": int(draw.integers(2**30))}
 
 
-def spread(
-    grade: Grade, split_sizes: list[int], masked: bool = False, run: bool = True, devices: int = 2
-) -> tuple[dict[str, Any], list[Any]]:
-    """The student's model: what it gave, and the events."""
+def spread(grade: Grade, split_sizes: list[int], masked: bool = False, run: bool = True, devices: int = 2) -> Result:
+    """The student's model; where it is piped and run, with a referee."""
+    each: list[dict[str, Any]] = [_inputs(grade, masked)]
+    groups = [[[i, 0], [i - 1, 1]] for i in range(1, MICRO_BATCHES)]
+    if run and split_sizes:
+        permits = draw_permits(np.random.default_rng([grade.seed, masked]), (STEPS, MICRO_BATCHES, devices))
+        each.append(each[0] | {"permits": permits})
     result = run_once(
-        grade, "grader.probes_pipeline_gpt2:spread", split_sizes=split_sizes, run=run, devices=devices,
-        **_inputs(grade, masked),
+        grade, "grader.probes_pipeline_gpt2:spread", len(each), each=each, split_sizes=split_sizes, run=run,
+        devices=devices, masked=masked, groups=groups, blocks=BLOCKS, vocabulary=VOCABULARY,
+        patience=PATIENCE * grade.session.slowness,
     )  # fmt: skip
     must_end(grade, result, [])
-    return result.values[0], result.ranks[0].events
+    return result
 
 
 def check_blocks(grade: Grade) -> None:
     """h_pp is a Pipe of the blocks themselves, in order, each on its device; nothing is registered twice."""
     other = int(grade.draw.integers(3, 9))
     for devices, asked in ((2, [SPLIT_SIZE]), (3, [other]), (2, [other, SPLIT_SIZE])):  # the last: prepared twice
-        told, _ = spread(grade, asked, run=False, devices=devices)
+        told = spread(grade, asked, run=False, devices=devices).values[0]
         pipe = told["pipe"]
         expected = [[i for i in range(BLOCKS) if i * devices // BLOCKS == j] for j in range(devices)]
         again = " after a second _prepare_pipeline_parallel" if len(asked) > 1 else ""
@@ -69,6 +78,7 @@ def check_blocks(grade: Grade) -> None:
             got = short(pipe["split_size"], 30)
             grade.fail(f"split_size={asked[-1]} was asked for, and the Pipe has {got}{again}: hand it on")
         _check_rest(grade, told)
+    check_used(grade)
 
 
 def _check_rest(grade: Grade, told: dict[str, Any]) -> None:
@@ -103,10 +113,11 @@ def _wrong_blocks(pipe: dict[str, Any], expected: list) -> str:
 
 def check_used(grade: Grade) -> None:
     """forward goes through the pipe: every block sees the micro-batches, in a worker."""
-    _must_be_piped(grade, *spread(grade, [SPLIT_SIZE]))
+    _must_be_piped(grade, spread(grade, [SPLIT_SIZE]))
 
 
-def _must_be_piped(grade: Grade, told: dict[str, Any], events: list[Any]) -> None:
+def _must_be_piped(grade: Grade, result: Result) -> None:
+    told, events = result.values[0], result.ranks[0].events
     seen: dict[int, list[int]] = {number: [] for number in range(BLOCKS)}
     in_caller = False
     for event in events:
@@ -126,6 +137,12 @@ def _must_be_piped(grade: Grade, told: dict[str, Any], events: list[Any]) -> Non
             )
     if in_caller:
         grade.fail("a block works in the caller's thread: the Pipe hands it to a worker")
+    must_meet(grade, result, lambda alone: "the partitions of the Pipe work in turn")
+    right = result.values[REFEREE]
+    first = {(int(step), int(i), int(j)): np.array(x) for step, i, j, *x in right["inputs"] if step == 0}
+    must_have_permits(grade, result, first)
+    if words := _differ(told["steps"][0], right["right"][0]):
+        grade.fail(f"piped GPT-2, while all its partitions work: {words}")
 
 
 def check_agree(grade: Grade) -> None:
@@ -134,18 +151,16 @@ def check_agree(grade: Grade) -> None:
     A model that is not piped agrees of course, so this looks whether it is.
     """
     for masked in (False, True):
-        inputs = _inputs(grade, masked)
-        result = grade.session.run("grader.probes_pipeline_gpt2:plain", 1, {"seed": grade.seed} | inputs)
-        (expected,) = result.values
-        for name, sizes in (("piped", [SPLIT_SIZE]), ("model-parallel", [])):
-            told, events = spread(grade, sizes, masked)
-            for step, (got, right) in enumerate(zip(told["steps"], expected, strict=True)):
+        piped = spread(grade, [SPLIT_SIZE], masked)
+        expected = piped.values[REFEREE]
+        for name, model in (("piped", "right"), ("model-parallel", "plain")):
+            result = piped if name == "piped" else spread(grade, [], masked)
+            for step, (got, right) in enumerate(zip(result.values[0]["steps"], expected[model], strict=True)):
                 if words := _differ(got, right):
                     given = "with an attention mask and position ids" if masked else "without a mask"
                     later = f", step {step + 1}, after the parameters have changed" if step else ""
                     grade.fail(f"{name} GPT-2, {given}{later}: {words}")
-            if sizes:
-                _must_be_piped(grade, told, events)
+        _must_be_piped(grade, piped)
 
 
 def _differ(told: dict[str, Any], expected: dict[str, Any]) -> str:
@@ -174,3 +189,4 @@ def check_chunks(grade: Grade) -> None:
         if asked != [expected]:
             got = f"split_size={short(asked[0], 30)}" if asked else "no Pipe in self.h_pp that is switched on"
             grade.fail(f"a batch of {batch} with --n_chunk {n_chunk}: expected split_size={expected}, got {got}")
+    check_used(grade)

@@ -50,6 +50,8 @@ class Call:
     batch: np.ndarray
     seen: dict[str, Any]
     first: bool
+    factors: np.ndarray  # (micro-batches, partitions): what compute makes of a micro-batch in a partition
+    shifts: np.ndarray
 
     @property
     def words(self) -> str:
@@ -75,14 +77,17 @@ def forwards(grade: Grade, settings: tuple[Setting, ...] = SETTINGS, last: str =
         batches = [numbered(draw, size, setting.features) for size in setting.sizes]
         if setting.dtype == "int64":
             batches = [np.round(10 * batch).astype(np.int64) for batch in batches]
+        shape = (max(setting.sizes), setting.partitions)
+        factors, shifts = draw.integers(2, 6, size=shape), draw.integers(-9, 10, size=shape)
         result = run_once(
             grade, "grader.probes_pipeline_pipe:forward", stages=setting.partitions, split_size=setting.split_size,
-            batches=[batch.tolist() for batch in batches], last=last, dtype=setting.dtype, shape=setting.shape,
+            each=[{"batches": batches, "factors": factors, "shifts": shifts}], last=last, shape=setting.shape,
+            sizes=setting.sizes, features=setting.features, dtype=setting.dtype,
         )  # fmt: skip
         grade.must_return(result)
         seen = result.values[0]
         for number, (batch, call) in enumerate(zip(batches, seen, strict=True)):
-            yield Call(setting, batch, call, number == 0)
+            yield Call(setting, batch, call, number == 0, factors, shifts)
 
 
 def check_sizes(grade: Grade) -> None:
@@ -94,6 +99,7 @@ def check_sizes(grade: Grade) -> None:
             grade.fail(f"{call.words}: self.compute was never called: the partitions get their work from it")
         got = call.seen["calls"][0]["sizes"]
         if got == expected:
+            _check_rows(grade, call)
             continue
         if not call.first and 0 < max(got, default=0) < min(split_size, size):
             cause = "the micro-batches are smaller than asked for: does an earlier, smaller batch still count?"
@@ -104,6 +110,16 @@ def check_sizes(grade: Grade) -> None:
         else:
             cause = "every micro-batch but the last has split_size examples"
         grade.fail(f"{call.words}: expected micro-batches of {expected} examples, got {short(got)}: {cause}")
+
+
+def _check_rows(grade: Grade, call: Call) -> None:
+    """The micro-batches hold the examples of the batch, in their order."""
+    starts = range(0, len(call.batch), call.setting.split_size)
+    for number, (start, got) in enumerate(zip(starts, call.seen["calls"][0]["given"], strict=True)):
+        right = call.batch[start : start + call.setting.split_size]
+        if got is None or got.shape != right.shape or not np.array_equal(got, right):
+            grade.fail(f"{call.words}: micro-batch {number} does not hold the batch's examples from {start} on, in "
+                       "their order: split x along the examples")  # fmt: skip
 
 
 def check_clocks(grade: Grade) -> None:
@@ -164,10 +180,12 @@ def _wrong_calls(got: list, given: list) -> str:
 
 
 def expected_output(call: Call) -> np.ndarray:
-    """Partition j makes 2 x + j of x; the last one changes the shape as well."""
-    expected = call.batch
+    """Each micro-batch goes through all partitions; the last one changes the shape as well."""
+    expected, micro_batches = call.batch, np.arange(len(call.batch)) // call.setting.split_size
     for j in range(call.setting.partitions):
-        expected = 2 * expected + j
+        shape = (-1, *(1 for _ in call.setting.features))
+        factor, shift = (numbers[micro_batches, j].reshape(shape) for numbers in (call.factors, call.shifts))
+        expected = factor * expected + shift
     if call.setting.shape == "flat":
         return expected.reshape(len(expected), -1).sum(axis=1) / 2
     return np.stack([expected, -expected], axis=-1) if call.setting.shape == "deep" else expected

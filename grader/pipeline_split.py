@@ -12,6 +12,7 @@ import numpy as np
 
 from grader.grading import Grade
 from grader.phrases import short
+from grader.pipeline_waits import mark
 
 Layer = dict[str, Any]
 Place = tuple[str, list[int]]  # a device and the numbers of its layers
@@ -71,7 +72,7 @@ def check(grade: Grade, cases: list[Case]) -> None:
     """Every model is cut as its case says, and once more when it is cut again."""
     models = [case.layers for case in cases]
     each = [_numbers(grade, one) for one in cases]
-    (results,) = grade.values("grader.probes_pipeline:split", 1, models=models, each=[each])
+    (results,) = grade.values("grader.probes_pipeline:split", 1, models=models, each=[each], mark=mark(each))
     for one, numbers, result in zip(cases, each, results, strict=True):
         if isinstance(result, str):
             grade.fail(f"expected a list of partitions and a list of devices, got {short(result, 200)}")
@@ -113,7 +114,7 @@ def _check_outputs(grade: Grade, one: Case, drawn: dict[str, np.ndarray], output
         if device == "meta":
             return
         got = outputs[place] if place < len(outputs) else None
-        if np.shape(got) != x.shape or not np.allclose(got, x):
+        if got is None or got.shape != x.shape or not np.allclose(got, x):
             grade.fail(
                 f"partition {place} of {describe(one.layers)} does not compute what its layers {numbers} compute one "
                 "after the other: a partition is a Sequential of the layers themselves"

@@ -1,9 +1,12 @@
 """Says who waits for whom in a pipe that hangs, or whose partitions never work at the same time."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from grader.grading import Grade
 from grader.outcome import Result
@@ -11,17 +14,26 @@ from grader.verdicts import Deadlocked, TimedOut
 
 PATIENCE = 8.0  # seconds after which partitions that wait for each other give up where no count shows it before
 DEADLINE = 20.0  # seconds for a run, which takes well under one
+REFEREE, PLACE, CONTENT = 1, 3, 12  # see referee, which imports torch: the other rank, and the form of an arrival
 PIPES = "grader.probes_pipeline_"  # the probes that run a student's Pipe
 
 Pairs = Sequence[Sequence[int]]
 
 
-def run_once(grade: Grade, probe: str, **arguments: Any) -> Result:
-    """A run of a student's Pipe. After one that never returned no other is made: each would take as long again."""
+def run_once(grade: Grade, probe: str, world_size: int = 1, **arguments: Any) -> Result:
+    """A run of a student's Pipe, of two ranks with a referee. After one that never returned no other is made: each
+    would take as long again."""
     for key, earlier in grade.session.runs.items():
         if earlier.outcome == "deadline" and json.loads(key)[0].startswith(PIPES):
             raise TimedOut(grade.with_seed(f"an earlier run of the pipe never returned: {earlier.explain()}"))
-    return grade.run(probe, 1, DEADLINE, **arguments)
+    return grade.run(probe, world_size, DEADLINE, **arguments)
+
+
+def mark(each: Any) -> str:
+    """Of what the ranks start with: runs are remembered by their arguments, and `each` is none of those."""
+    arrays = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+    own = "".join(map(mark, arrays)) if arrays else repr(np.asarray(each).tolist())
+    return hashlib.sha256(own.encode()).hexdigest()
 
 
 def must_end(grade: Grade, result: Result, pairs: Pairs, split_size: int = 1) -> None:
@@ -92,6 +104,30 @@ def must_meet(grade: Grade, result: Result, cause: Any) -> None:
         f"partition {alone.partition} worked on micro-batch {alone.micro_batch} and waited for {absent}, which never "
         f"came meanwhile: {cause(alone)}"
     )
+
+
+def draw_permits(draw: np.random.Generator, shape: tuple[int, int, int]) -> np.ndarray:
+    """(calls, micro-batches, partitions): what the referee multiplies results by."""
+    return draw.uniform(0.5, 2.0, size=shape)
+
+
+def must_have_permits(grade: Grade, result: Result, inputs: dict[tuple[int, int, int], np.ndarray]) -> None:
+    """Wrong unless the referee had every place (call, micro-batch, partition) once, with its own input.
+
+    It hands out permits, which the values hold, when all of a group wait for theirs: nothing that the student's rank
+    reports of its workers is believed here.
+    """
+    arrivals = {(int(row[0]), int(row[1]), int(row[2])): row[PLACE:] for row in result.values[REFEREE]["arrivals"]}
+    for place, x in inputs.items():
+        begin = np.ravel(x)[:CONTENT]
+        got = arrivals.get(place)
+        if got is None or not np.allclose(got, np.pad(begin, (0, CONTENT - len(begin)))):
+            _, i, j = place
+            seen = "was never there" if got is None else "was there with other values than those of its micro-batch"
+            grade.fail(
+                f"micro-batch {i} {seen} when the partitions of its clock cycle worked at the same time, in partition "
+                f"{j}: every partition works on what the one before it has made, in its own worker"
+            )
 
 
 def late_binding(places: Sequence[Any], pairs: Pairs) -> str:

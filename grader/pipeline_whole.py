@@ -8,7 +8,7 @@ from grader.grading import Grade
 from grader.outcome import Result
 from grader.phrases import short
 from grader.pipeline_pipe import split_sizes
-from grader.pipeline_waits import PATIENCE, Alone, must_end, must_meet, run_once
+from grader.pipeline_waits import PATIENCE, Alone, draw_permits, must_end, must_have_permits, must_meet, run_once
 
 Arrays = dict[str, np.ndarray]
 TOLERANCE = 1e-9  # of the largest number; everything is float64
@@ -27,23 +27,37 @@ SETTINGS = [
 
 
 def plain(
-    weights: list[np.ndarray], biases: list[np.ndarray], x: np.ndarray, loss_weight: np.ndarray, head: bool
+    weights: list[np.ndarray],
+    biases: list[np.ndarray],
+    x: np.ndarray,
+    loss_weight: np.ndarray,
+    head: bool,
+    permits: np.ndarray,
 ) -> Arrays:
-    """Output and gradients of the same model without a pipe, for the loss (output * loss_weight).sum()."""
-    hidden = [x[:, 1:]]
-    for weight, bias in zip(weights, biases, strict=True):
-        hidden.append(np.tanh(hidden[-1] @ weight.T + bias))
+    """Output and gradients of the same model without a pipe, for the loss (output * loss_weight).sum().
+
+    permits: (B, stages), what each stage's result is multiplied by for each example. Also returns what each stage was
+    given.
+    """  # fmt: skip
+    hidden, squashed = [x[:, 1:]], []
+    for j, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        squashed.append(np.tanh(hidden[-1] @ weight.T + bias))
+        hidden.append(squashed[-1] * permits[:, j : j + 1])
     found = {"output": hidden[-1].sum(axis=1) if head else np.column_stack([x[:, 0], hidden[-1]])}
     gradient = np.repeat(loss_weight[:, None], hidden[-1].shape[1], axis=1) if head else loss_weight[:, 1:]
     for j in reversed(range(len(weights))):
-        inner = gradient * (1 - hidden[j + 1] ** 2)
+        inner = gradient * permits[:, j : j + 1] * (1 - squashed[j] ** 2)
         found |= {f"stage {j} weight": inner.T @ hidden[j], f"stage {j} bias": inner.sum(axis=0)}
         gradient = inner @ weights[j]
+        found[f"given {j}"] = np.column_stack([x[:, 0], hidden[j]])
     return found | {"x": np.column_stack([0 * loss_weight if head else loss_weight[:, 0], gradient])}
 
 
 class Whole:
-    """Calls of one pipe with drawn weights, and what is right for each."""
+    """Calls of one pipe with drawn weights, and what is right for each.
+
+    `meet`: groups of (micro-batch, partition) that must be at work at the same time, for micro-batches of one example.
+    """
 
     def __init__(
         self, grade: Grade, stages: int, split_size: int, sizes: list[int], head: bool = False, meet: Any = ()
@@ -55,13 +69,15 @@ class Whole:
         biases = [draw.normal(size=WIDTH) for _ in range(stages)]
         batches = [np.column_stack([np.arange(size), draw.normal(size=(size, WIDTH))]) for size in sizes]
         loss_weights = [np.asarray(draw.normal(size=len(batch) if head else batch.shape)) for batch in batches]
-        self.expected = [plain(weights, biases, x, r, head) for x, r in zip(batches, loss_weights, strict=True)]
-        lists: dict[str, list[np.ndarray]] = {"weights": weights, "biases": biases}
-        lists |= {"batches": batches, "loss_weights": loss_weights}
+        permits = draw_permits(draw, (1, sizes[0], stages)) if meet else np.ones((1, max(sizes), stages))
+        self.expected = [
+            plain(weights, biases, x, r, head, permits[0, : len(x)]) for x, r in zip(batches, loss_weights, strict=True)
+        ]
+        mine = {"weights": weights, "biases": biases, "batches": batches, "loss_weights": loss_weights}
+        each: list[Any] = [mine, permits] if meet else [mine]
         self.result: Result = run_once(
-            grade, "grader.probes_pipeline_pipe:pipe", split_size=split_size, meet=list(meet), head=head,
-            patience=PATIENCE * grade.session.slowness,
-            **{name: [array.tolist() for array in arrays] for name, arrays in lists.items()},
+            grade, "grader.probes_pipeline_pipe:pipe", len(each), each=each, stages=stages, sizes=sizes, head=head,
+            split_size=split_size, meet=list(meet), patience=PATIENCE * grade.session.slowness,
         )  # fmt: skip
 
     def values(self) -> list[dict[str, Any]]:
@@ -77,6 +93,8 @@ class Whole:
             setting = f"{self.setting} of {size}"
             found = {"output": told["output"]} | told["gradients"]
             for name, value in expected.items():
+                if name.startswith("given"):
+                    continue
                 if words := self._differ(name, found.get(name), value):
                     self.grade.fail(f"{setting}: {words}")
 
@@ -112,6 +130,7 @@ def check_plain(grade: Grade) -> None:
     """Outputs and every gradient are those of the plain model."""
     for stages, split_size, sizes, head in SETTINGS:
         Whole(grade, stages, split_size, sizes, head).check()
+    check_same_time(grade)  # a model that is called without workers agrees of course
 
 
 def check_again(grade: Grade) -> None:
@@ -150,6 +169,9 @@ def check_same_time(grade: Grade) -> None:
     if idle := sorted({(i, j) for group in groups for i, j in group} - worked):
         i, j = idle[0]
         grade.fail(f"micro-batch {i} never came to partition {j}: forward sends all through self.compute")
+    given = {(0, i, j): whole.expected[0][f"given {j}"][i : i + 1] for i in range(4) for j in range(2)}
+    must_have_permits(grade, whole.result, given)
+    whole.check()
 
 
 def _why_alone(alone: Alone) -> str:

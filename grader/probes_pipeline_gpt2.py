@@ -1,6 +1,10 @@
-"""Runs GPT-2 plain, spread over partitions, and as a student's pipeline, on the same weights and tokens."""
+"""Runs GPT-2 spread over partitions and as a student's pipeline; beside it plain, in a rank without student code."""
 
+import contextlib
+import sys
 import threading
+from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +12,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from grader.probes import Context
+from grader.referee import CONTENT, REFEREE, Permits, judge_arrivals
 from grader.watched import NeverArrives, Watch, watch_queues
+from grader.wire import CollectiveError
 
 SIZES: dict[str, Any] = {"n_embd": 8, "n_head": 2, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
 RATE = 0.1  # of the SGD between two steps
@@ -38,10 +44,11 @@ def _inputs(a: dict, step: int) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "labels": labels, "attention_mask": mask, "position_ids": positions}
 
 
-def _steps(model: Any, a: dict) -> list[dict[str, Any]]:
+def _steps(model: Any, a: dict, begin: Callable[[int], None] = lambda step: None) -> list[dict[str, Any]]:
     """Loss and gradients of each step; between two steps the parameters change as SGD changes them."""
     results = []
     for step in range(len(a["tokens"])):
+        begin(step)
         model.zero_grad()
         output = model(**_inputs(a, step))
         output.loss.backward()
@@ -53,17 +60,89 @@ def _steps(model: Any, a: dict) -> list[dict[str, Any]]:
     return results
 
 
-def plain(context: Context) -> list[dict[str, Any]]:
-    """transformers' own GPT-2, without any file of the student's. Arguments: seed, blocks,
-    vocabulary, and by step tokens and labels; mask."""
-    return _steps(_plain(context.arguments), context.arguments)
+def reference(context: Context) -> dict[str, Any]:
+    """The referee's rank: transformers' own GPT-2, without any file of the student's.
+
+    Arguments as spread has them, groups, and in mine the permits (steps, micro-batches, partitions). What is returned:
+    the arrivals, the steps of the `plain` model, the `right` steps of one whose partitions are multiplied by permits,
+    and the `inputs` of its partitions, as arrivals have them.
+    """
+    with contextlib.suppress(CollectiveError):
+        context.join()
+    a = {**context.arguments, **context.arguments["mine"]}
+    permits: torch.Tensor = a["permits"]
+    arrivals, inputs = judge_arrivals(permits, a["groups"]), list[list[float]]()
+    model, steps = _plain(a), Counter[int]()
+    micro_batch = torch.arange(len(a["tokens"][0])) // a["split_sizes"][-1]
+
+    def scale(j: int) -> Callable:
+        def scaled(module: Any, arguments: tuple, output: Any) -> Any:
+            step, steps[j] = steps[j], steps[j] + 1
+            for i in range(permits.shape[1]):
+                begin = arguments[0].detach()[micro_batch == i].flatten()[:CONTENT]
+                inputs.append([step, i, j, *begin.tolist()])
+            factor = permits[step, micro_batch, j][:, None, None]
+            return (output[0] * factor, *output[1:]) if isinstance(output, tuple) else output * factor
+
+        return scaled
+
+    for j, number in enumerate(_first_blocks(a)):
+        model.transformer.h[number].register_forward_hook(scale(j))
+    return {"arrivals": arrivals, "plain": _steps(_plain(a), a), "right": _steps(model, a), "inputs": inputs}
+
+
+def _first_blocks(a: dict) -> list[int]:
+    """The first block of every partition."""
+    places = [number * a["devices"] // a["blocks"] for number in range(a["blocks"])]
+    return [places.index(j) for j in range(a["devices"])]
+
+
+class Gate:
+    """Lets the first block of every partition wait for its permit, and multiplies what it returns by it."""
+
+    def __init__(self, watch: Watch, blocks: list[Any], a: dict) -> None:
+        self.watch, self.width = watch, SIZES["n_embd"]
+        self.calls, self.permits = Counter[int](), dict[int, float]()
+        watch.expect(*a["groups"])
+        for j, number in enumerate(_first_blocks(a)):
+            blocks[number].register_forward_pre_hook(self._enter(j))
+            blocks[number].register_forward_hook(self._leave(j))
+
+    def begin(self, step: int) -> None:
+        """Another step begins, with the first micro-batch."""
+        self.watch.restart()
+        self.calls.clear()
+        if self.watch.permits:
+            self.watch.permits.call = step
+
+    def _enter(self, j: int) -> Callable:
+        def enter(module: Any, arguments: tuple) -> None:
+            place = (self.calls[j], j)
+            self.calls[j] += 1
+            self.watch.enter(place)
+            self.permits[j] = self.watch.permit(place, arguments[0][..., : self.width])
+
+        return enter
+
+    def _leave(self, j: int) -> Callable:
+        def leave(module: Any, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
+            """The columns of a mask are left as they are."""
+            self.watch.leave((self.calls[j] - 1, j))
+            hidden, rest = output[..., : self.width], output[..., self.width :]
+            return torch.cat([hidden * self.permits[j], rest], dim=-1)
+
+        return leave
 
 
 def spread(context: Context) -> dict[str, Any]:
-    """GPT2LMHeadModelParallel. Arguments: as plain, and file, devices, run (whether to train), and split_sizes: what
-    _prepare_pipeline_parallel is called with, one call after the other (none: model parallel, no pipeline)."""
-    a = context.arguments
-    module = context.load(a["file"])
+    """GPT2LMHeadModelParallel. Arguments: file, blocks, vocabulary, devices, run (whether to train), groups (places
+    that must be at work at the same time), patience, split_sizes: what _prepare_pipeline_parallel is called with, one
+    call after the other (none: model parallel, no pipeline); mine: seed (of the weights), tokens and labels by step,
+    mask. Of two ranks the other one is the referee, and computes what is right."""
+    if context.rank == REFEREE:
+        return reference(context)
+    module = context.load(context.arguments["file"])
+    a = {**context.arguments, **context.arguments["mine"]}
     before = _plain(a)
     model = module.GPT2LMHeadModelParallel(_config(a)).double()
     model.load_state_dict(before.state_dict())
@@ -85,12 +164,21 @@ def spread(context: Context) -> dict[str, Any]:
     }
     if not a["run"]:
         return described
+    watch = Watch(context, a["patience"])
+    begin: Callable[[int], None] = lambda step: None  # noqa: E731
+    if context.world_size > 1:
+        context.join()
+        watch.permits = Permits(len(a["tokens"]), -(-len(a["tokens"][0]) // a["split_sizes"][-1]), a["devices"])
+        begin = Gate(watch, blocks, a).begin
     if hasattr(pipe, "in_queues"):
-        watch_queues(pipe, Watch(context, patience=0))
+        watch_queues(pipe, watch)
     try:
-        return described | {"steps": _steps(model, a)}
+        return described | {"steps": _steps(model, a, begin)}
     except NeverArrives:
         return {"waits_forever": True}
+    finally:
+        if watch.permits:
+            watch.permits.end()
 
 
 def _modes(model: Any) -> list[tuple[str, bool, str]]:
@@ -102,6 +190,8 @@ def _modes(model: Any) -> list[tuple[str, bool, str]]:
 def _describe(pipe: Any, blocks: list[Any]) -> dict[str, Any]:
     """What the Pipe is made of: the numbers of the blocks in each partition, and the types of what is no block."""
     kind = type(pipe).__name__[:MAX_NAME]
+    if kind == "Pipe" and type(pipe) is not getattr(sys.modules.get("pipeline.pipe"), "Pipe", None):
+        kind = "Pipe that is not the one of pipeline/pipe.py"
     if not hasattr(pipe, "partitions"):
         return {"type": kind, "partitions": [], "strangers": [], "devices": [], "split_size": -1}
     numbers = {id(block): number for number, block in enumerate(blocks)}

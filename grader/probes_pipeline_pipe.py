@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from grader.probes import Context
+from grader.referee import REFEREE, Permits, judge_arrivals
 from grader.watched import NeverArrives, Watch, WatchedStage, watch_queues
+from grader.wire import CollectiveError
 
 MAX_CALLS = 200  # calls of compute that are reported
 MAX_PAIRS = 100  # pairs of one call that are reported
@@ -46,10 +48,13 @@ def make_pipe(module: ModuleType, stages: list[nn.Module], split_size: int, devi
 
 
 class ForwardStandIns:
-    """Stand for _clock_cycles and Pipe.compute, and note what they were called with. Partition j makes 2 x + j of x."""
+    """Stand for _clock_cycles and Pipe.compute, and note what they were called with.
 
-    def __init__(self, stages: int, last: str, shape: str) -> None:
-        self.stages, self.last, self.shape = stages, last, shape
+    Partition j makes factors[i, j] x + shifts[i, j] of micro-batch i.
+    """
+
+    def __init__(self, stages: int, last: str, shape: str, factors: torch.Tensor, shifts: torch.Tensor) -> None:
+        self.stages, self.last, self.shape, self.factors, self.shifts = stages, last, shape, factors, shifts
         self.asked: list[list[int]] = []
         self.calls: list[dict[str, Any]] = []
 
@@ -62,10 +67,11 @@ class ForwardStandIns:
         pairs, nested = _flat(schedule)
         if len(self.calls) < MAX_CALLS:
             call = {"sizes": [len(batch) for batch in batches][:MAX_PAIRS], "pairs": pairs[:MAX_PAIRS]}
-            self.calls.append(call | {"nested": nested})
+            given = [batch.detach().clone() if torch.is_tensor(batch) else None for batch in batches[:MAX_PAIRS]]
+            self.calls.append(call | {"nested": nested, "given": [] if self.calls else given})
         for i, j in pairs:
-            if 0 <= i < len(batches):
-                result = 2 * batches[i] + j
+            if 0 <= i < min(len(batches), len(self.factors)) and 0 <= j < self.stages:
+                result = self.factors[i, j] * batches[i] + self.shifts[i, j]
                 batches[i] = (change_shape(result, self.shape) if j == self.stages - 1 else result).to(self.last)
 
 
@@ -96,17 +102,18 @@ def _flat(schedule: Any) -> tuple[list[list[int]], bool]:
 def forward(context: Context) -> list[Any]:
     """Pipe.forward with a compute() and a schedule of ours.
 
-    Arguments: file, stages, split_size, batches (one call for each), dtype, last (the device of the results), shape.
-    What is returned: for each call the sizes and pairs that compute got, what the schedule was asked for, the output.
+    Arguments: file, stages, split_size, last (the device of the results), shape, mine (batches, one call for each, and
+    factors and shifts of the stand-ins).
+    What is returned: for each call the sizes and pairs that compute got, the micro-batches of its first call, what the
+    schedule was asked for, the output.
     """
     a = context.arguments
     module = context.load(a["file"])
     devices = [*(f"cpu:{j}" for j in range(a["stages"] - 1)), a["last"]]
     pipe = make_pipe(module, [nn.Identity() for _ in devices], a["split_size"], devices)
     results: list[Any] = []
-    for rows in a["batches"]:
-        x = torch.tensor(rows, dtype=getattr(torch, a["dtype"]))
-        stand_ins = ForwardStandIns(a["stages"], a["last"], a["shape"])
+    for x in a["mine"]["batches"]:
+        stand_ins = ForwardStandIns(a["stages"], a["last"], a["shape"], a["mine"]["factors"], a["mine"]["shifts"])
         module._clock_cycles = stand_ins.clock_cycles  # type: ignore[attr-defined]
         pipe.compute = stand_ins.compute
         seen: dict[str, Any] = {"asked": stand_ins.asked, "calls": stand_ins.calls, "moved": False, "changed": False}
@@ -139,16 +146,39 @@ def _stage_function(j: int, reshape: bool) -> Any:
     return deeper if reshape else functools.partial(torch.mul, other=j + 2)
 
 
+def refereed(context: Context, groups: list) -> dict[str, Any]:
+    """What the referee's rank does and returns. Argument: mine (permits, see referee)."""
+    with contextlib.suppress(CollectiveError):
+        context.join()
+    return {"arrivals": judge_arrivals(context.arguments["mine"], groups)}
+
+
+def permits_of(context: Context, partitions: int, micro_batches: int = 0) -> Permits | None:
+    """The way to the referee, where there is one. As many micro-batches as partitions unless told."""
+    if context.world_size == 1:
+        return None
+    context.join()
+    return Permits(1, micro_batches or partitions, partitions)
+
+
+def end_of(watch: Watch) -> None:
+    """Tell the referee that nobody comes any more."""
+    if watch.permits:
+        watch.permits.end()
+
+
 def compute(context: Context) -> dict[str, Any]:
     """Calls of Pipe.compute on one pipe, with all queues watched; partition j turns x into x * (j + 2).
 
-    Arguments: file, batches, cycles (pairs of each call), devices; meet (no partition returns before all of the cycle
-    work), patience (seconds until they give up), slow (see Watch), reshape (results have another shape), trouble (the
-    partition that raises, or -1), words (what it raises).
+    Arguments: file, mine (batches), cycles (pairs of each call), devices; meet (no partition returns before all of the
+    cycle work), patience (seconds until they give up), slow (see Watch), reshape (results have another shape), trouble
+    (the partition that raises, or -1), words (what it raises). Of two ranks the other one is the referee.
     """
     a = context.arguments
+    if context.rank == REFEREE:
+        return refereed(context, a["cycles"])
     module = context.load(a["file"])
-    watch = Watch(context, a["patience"], a["slow"])
+    watch = Watch(context, a["patience"], a["slow"], permits_of(context, len(a["devices"])))
     stages: list[nn.Module] = [
         WatchedStage(watch, j, _stage_function(j, a["reshape"])) for j in range(len(a["devices"]))
     ]
@@ -157,21 +187,23 @@ def compute(context: Context) -> dict[str, Any]:
     before = set(threading.enumerate())
     pipe = make_pipe(module, stages, 1, a["devices"])
     watch_queues(pipe, watch)
-    given = [batch.requires_grad_() for batch in _tensors(a["batches"])]
+    given = [batch.clone().requires_grad_() for batch in a["mine"]]
     batches = list(given)
     if a["trouble"] >= 0:
         told = _raises(pipe, stages[a["trouble"]], batches, a)
         del pipe, stages, watch
         return told | {"left": _threads_left(before, a["patience"])}
     changed = False
-    for pairs in a["cycles"]:
-        context.event("cycle")
-        schedule = [(i, j) for i, j in pairs]
-        try:
+    try:
+        for pairs in a["cycles"]:
+            context.event("cycle")
+            schedule = [(i, j) for i, j in pairs]
             pipe.compute(batches, schedule)
-        except NeverArrives:
-            return {"waits_forever": True}
-        changed |= schedule != [(i, j) for i, j in pairs] or len(batches) != len(given)
+            changed |= schedule != [(i, j) for i, j in pairs] or len(batches) != len(given)
+    except NeverArrives:
+        return {"waits_forever": True}
+    finally:
+        end_of(watch)
     return {
         "batches": [batch if _on_cpu(batch) else None for batch in batches],
         "devices": [str(batch.device) if isinstance(batch, torch.Tensor) else "" for batch in batches],
@@ -228,33 +260,46 @@ def _threads_left(before: set[threading.Thread], patience: float) -> int:
 def pipe(context: Context) -> list[Any] | dict[str, Any]:
     """A whole Pipe of the student's, called with each batch in turn, then backward through the weighted output.
 
-    Arguments: file, weights and biases (of each stage), split_size, batches, loss_weights (one each); meet, patience,
-    head (whether the last stage drops the marks and returns (B,)).
+    Arguments: file, mine (weights and biases of each stage, batches and loss_weights), split_size; meet, patience,
+    head (whether the last stage drops the marks and returns (B,)). Of two ranks the other one is the referee.
     A stage returns its first column unchanged, which marks the example, and applies tanh(W x + b) to the others.
     """
     a = context.arguments
+    if context.rank == REFEREE:
+        return refereed(context, a["meet"])
     module = context.load(a["file"])
     from pipeline.partition import WithDevice
 
-    watch = Watch(context, a["patience"])
-    layers = [_Layer(weight, bias) for weight, bias in zip(*map(_tensors, (a["weights"], a["biases"])), strict=True)]
+    mine = a["mine"]
+    layers = [_Layer(weight, bias) for weight, bias in zip(mine["weights"], mine["biases"], strict=True)]
     layers[-1].sums = a["head"]
+    watch = Watch(context, a["patience"], permits=permits_of(context, len(layers), len(mine["batches"][0])))
     stages = [WatchedStage(watch, j, layer) for j, layer in enumerate(layers)]
+    for stage in stages:
+        stage.scaled = _scaled_but_marks
     labelled = nn.Sequential(*(WithDevice(stage, f"cpu:{j}") for j, stage in enumerate(stages)))
     watch.expect(*a["meet"])
     made = module.Pipe(labelled, a["split_size"])
     watch_queues(made, watch)
     results: list[Any] = []
     try:
-        for x, loss_weight in zip(*map(_tensors, (a["batches"], a["loss_weights"])), strict=True):
-            results.append(_step(context, made, layers, x.requires_grad_(), loss_weight))
+        for x, loss_weight in zip(mine["batches"], mine["loss_weights"], strict=True):
+            results.append(_step(context, made, layers, x.clone().requires_grad_(), loss_weight, watch))
     except NeverArrives:
         return {"waits_forever": True}
+    finally:
+        end_of(watch)
     return results
 
 
-def _step(context: Context, made: Any, layers: list[Any], x: torch.Tensor, loss_weight: torch.Tensor) -> dict:
-    """One call with gradients, and where it went well one without."""
+def _scaled_but_marks(x: torch.Tensor, permit: float) -> torch.Tensor:
+    return torch.cat([x[:, :1], x[:, 1:] * permit], dim=1)
+
+
+def _step(
+    context: Context, made: Any, layers: list[Any], x: torch.Tensor, loss_weight: torch.Tensor, watch: Watch
+) -> dict:
+    """One call with gradients, and where it went well and needs no permits one without."""
     made.zero_grad()
     context.during = "calling the pipe"
     output = made(x)
@@ -265,12 +310,10 @@ def _step(context: Context, made: Any, layers: list[Any], x: torch.Tensor, loss_
     gradients = {"x": x.grad}
     for j, layer in enumerate(layers):
         gradients |= {f"stage {j} weight": layer.weight.grad, f"stage {j} bias": layer.bias.grad}
+    if watch.permits:
+        return {"output": output, "gradients": gradients, "without_grad": False}
     with torch.no_grad():
         return {"output": output, "gradients": gradients, "without_grad": made(x).requires_grad}
-
-
-def _tensors(rows: list) -> list[torch.Tensor]:
-    return [torch.tensor(row, dtype=torch.float64) for row in rows]
 
 
 class _Layer(nn.Module):

@@ -3,6 +3,8 @@
 A ring and a star on the first 2, 3, ... workers, one after the other. Used for region 4.2.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -33,7 +35,7 @@ def _ring(tensor: torch.Tensor, rank: int, workers: int) -> torch.Tensor:
     for add in (True, False):
         first = rank if add else rank + 1
         for step in range(1, workers):
-            handle = dist.isend(pieces[(first - step + 1) % workers].clone(), right)
+            handle: Any = dist.isend(pieces[(first - step + 1) % workers].clone(), right)
             arrived = torch.empty_like(pieces[0])
             dist.recv(arrived, left)
             handle.wait()

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from grader.probes import Context
+from grader.referee import Permits
 
 Place = tuple[int, int]  # (micro-batch, partition)
 REFUSALS = 25  # how often a slow partition's result is not there yet, for a caller that does not wait
@@ -65,10 +66,10 @@ class Progress:
 
 
 class Watch:
-    """Everything watched in one pipe. slow: a result is never there at the first look."""
+    """Everything watched in one pipe. slow: a result is never there at the first look; permits: see referee."""
 
-    def __init__(self, context: Context, patience: float, slow: bool = False) -> None:
-        self.context, self.patience, self.slow = context, patience, slow
+    def __init__(self, context: Context, patience: float, slow: bool = False, permits: Permits | None = None) -> None:
+        self.context, self.patience, self.slow, self.permits = context, patience, slow, permits
         self.changed = threading.Condition()
         self.progress = Progress()
         self.present: set[Place] = set()  # places that are being computed now
@@ -82,6 +83,12 @@ class Watch:
     def expect(self, *groups: Sequence[Sequence[int]]) -> None:
         """The places of each group must be computed at the same time."""
         self.groups += [{(int(i), int(j)) for i, j in group} for group in groups]
+
+    def restart(self) -> None:
+        """Another call begins, with the same places."""
+        with self.changed:
+            self.present.clear()
+            self.met.clear()
 
     def enter(self, place: Place) -> None:
         """Wait until all of this place's group are present, or it is certain that they will not be."""
@@ -100,6 +107,10 @@ class Watch:
                 missing = sorted(group - self.present)
                 self.context.event("alone", place=place, missing=missing, certain=certain)
                 self._let_go({*self.progress.inside})
+
+    def permit(self, place: Place, x: torch.Tensor) -> float:
+        """What the referee gives a place that has met all of its group; 1 where nobody gives permits."""
+        return self.permits.ask(place, x) if self.permits and place in self.met else 1.0
 
     def _let_go(self, places: set[Place]) -> None:
         """These do not wait any more, from this moment on: whoever counts before they wake up must know."""
@@ -168,13 +179,17 @@ class Watch:
 
 
 class WatchedStage(nn.Module):
-    """A partition's only layer: `compute`, reported when it is entered. Column 0 of x has the examples' numbers."""
+    """A partition's only layer: `compute`, reported when it is entered. Column 0 of x has the examples' numbers.
+
+    `scaled(result, permit)` is the result if there is a referee.
+    """
 
     def __init__(self, watch: Watch, partition: int, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.watch, self.partition, self.compute = watch, partition, compute
         self.error: BaseException | None = None  # what is raised instead of computing
         self.calls = 0
+        self.scaled: Callable[[torch.Tensor, float], torch.Tensor] = torch.mul
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         marks = [-1] if x.device.type == "meta" else [int(mark) for mark in x.detach().flatten(1)[:, 0]]
@@ -188,7 +203,9 @@ class WatchedStage(nn.Module):
         try:
             if self.error is not None:
                 raise self.error
-            return self.compute(x)
+            permit = self.watch.permit(place, x)
+            result = self.compute(x)
+            return self.scaled(result, permit) if self.watch.permits else result
         finally:
             self.watch.leave(place)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from grader import broker, grading, imports, ranks, reference, run, seal, values, zygote
+from grader import broker, grading, imports, pipeline_waits, ranks, reference, run, seal, values, zygote
 from grader.outcome import Failure, RankResult, Result
 
 
@@ -173,6 +173,12 @@ def _nan_is_small() -> None:
     setattr(reference, "close", close)  # noqa: B010
 
 
+def _no_referee() -> None:
+    """Who worked when is what the rank reports."""
+    setattr(pipeline_waits, "draw_permits", lambda _, shape: np.ones(shape))  # noqa: B010
+    setattr(pipeline_waits, "must_have_permits", lambda *_: None)  # noqa: B010
+
+
 def _import_statements_only() -> None:
     """Of what a file imports only its own import statements are seen."""
 
@@ -196,6 +202,7 @@ SWITCHES = {
     "guard": _no_guard,
     "seal": _no_signatures,
     "finite": _nan_is_small,
+    "referee": _no_referee,
     "imports": _import_statements_only,
 }
 
