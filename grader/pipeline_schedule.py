@@ -138,9 +138,7 @@ def check(grade: Grade, rule: Any) -> None:
         fail(grade, size, "expected clock cycles, got none at all", [], [])
     if not broken and rule is not once:
         holey = {size: answer for size in found if (answer := once(*size, found[size]))[0]}
-        broken = {
-            size: (f"this rule counts where every pair occurs once: {words}", at) for size, (words, at) in holey.items()
-        }
+        broken = {size: (f"too little to judge by this rule: {words}", cells) for size, (words, cells) in holey.items()}
     if broken:
         size = min(broken, key=lambda pair: (pair[0] + pair[1], pair))
         words, cells = broken[size]
