@@ -13,5 +13,7 @@ STRATEGIES = (
     "zero2_offload",
     "zero3_offload",
     "pipeline",
+    "own_ring",
+    "own_overlap",
 )
 MODELS = ("gpt2", "gpt2-tiny", "gpt2-24m", "t5-tiny", "t5-small", "t5-large", "t5-3b", "t5-11b")

@@ -203,6 +203,13 @@ def make_pipeline(settings: Any, worker: Worker, model: nn.Module) -> Engine:
     return Pipeline(settings, worker, model)
 
 
+def make_own(engine: str, settings: Any, worker: Worker, model: nn.Module) -> Engine:
+    from benchmark import own_engines  # it builds on this file
+
+    made: Engine = getattr(own_engines, engine)(settings, worker, model)
+    return made
+
+
 STRATEGIES: dict[str, Callable[[Any, Worker, nn.Module], Engine]] = {
     "single": Engine,
     "dp": DP,
@@ -216,6 +223,8 @@ STRATEGIES: dict[str, Callable[[Any, Worker, nn.Module], Engine]] = {
     "zero2_offload": partial(make_deepspeed, 2, True),
     "zero3_offload": partial(make_deepspeed, 3, True),
     "pipeline": make_pipeline,
+    "own_ring": partial(make_own, "OwnRing"),
+    "own_overlap": partial(make_own, "OwnOverlap"),
 }
 
 

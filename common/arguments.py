@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from common.config import GlueConfig, Gpt2Config, RunConfig, TrafficConfig
+from common.config import BeyondConfig, GlueConfig, Gpt2Config, RunConfig, TrafficConfig
 from common.errors import InputError
 from common.flags import Parser, check_at_least, fill, only_fields, true_or_false, whole_number
 from common.paths import ROOT
@@ -77,6 +77,26 @@ def _glue_arguments(parser: argparse.ArgumentParser, task: str, argv: list[str] 
 
 def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: int = 1) -> Gpt2Config:
     """The command line of a run_gpt2.py; `world_size` is the default of a script that starts its own workers."""
+    given = vars(_gpt2_parser(task, world_size).parse_args(argv))
+    _check_gpt2(task, given, world_size)
+    return Gpt2Config(**only_fields(Gpt2Config, given))
+
+
+def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
+    """The same for the script of the bonus lessons, which has one strategy for each of them."""
+    parser = _gpt2_parser("beyond")
+    add = parser.add_argument
+    add("--strategy", choices=("ring", "overlap"), default="ring", help="which lesson averages the gradients (ring)")
+    add("--bucket_mb", type=float, default=4.0, help="overlap: MiB in a bucket of gradients at most (4)")
+    given = vars(parser.parse_args(argv))
+    if not 0 < given["bucket_mb"] <= 2**20:
+        raise InputError(f"--bucket_mb: expected a size in MiB, above 0, got {given['bucket_mb']}")
+    given["bucket_bytes"] = int(given["bucket_mb"] * 2**20)
+    _check_gpt2(f"beyond_{given['strategy']}", given)
+    return BeyondConfig(**only_fields(BeyondConfig, given))
+
+
+def _gpt2_parser(task: str, world_size: int = 1) -> argparse.ArgumentParser:
     parser = Parser(description=f"{task}: train GPT-2 on OSCAR text", allow_abbrev=False)
     if world_size > 1:
         add_common_flags(parser, world_size, COURSE_PORT)
@@ -84,7 +104,11 @@ def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: i
         add_common_flags(parser)
     _add_profile(parser)
     _add_gpt2_flags(parser, task)
-    given = vars(parser.parse_args(argv))
+    return parser
+
+
+def _check_gpt2(task: str, given: dict, world_size: int = 1) -> None:
+    """Fill in the defaults of a run_gpt2.py, and check; changes `given`. The record goes to runs/<task>."""
     sample = given["data_dir"] is None
     fill(given, "model_name_or_path", "tiny" if sample else "gpt2")
     fill(given, "learning_rate", SAMPLE_GPT2["learning_rate"] if sample else 1e-4)
@@ -113,7 +137,6 @@ def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: i
             f"use a multiple of {workers}, for example {advice}"
         )
     _find_model(given, "gpt2")
-    return Gpt2Config(**only_fields(Gpt2Config, given))
 
 
 PORT = 6585

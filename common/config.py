@@ -79,3 +79,11 @@ class Gpt2Config(RunConfig):
     @property
     def num_train_epochs(self) -> int:
         return self.n_epochs
+
+
+@dataclass(frozen=True)
+class BeyondConfig(Gpt2Config):
+    """The flags of beyond/run_gpt2.py."""
+
+    strategy: str  # ring or overlap
+    bucket_bytes: int  # the most that a bucket of gradients holds

@@ -42,13 +42,13 @@ def test_all_strategies_train_as_one_worker_does(tmp_path):
 
     rows = {row["strategy"]: row for row in result_of(done)["rows"]}
 
-    assert len(rows) == 13  # 11 strategies, and twice ddp again
+    assert len(rows) == 15  # 13 strategies, and twice ddp again
     assert all(row["loss_difference"] <= 5e-6 for row in rows.values()), rows
     assert all(row["parameter_difference"] <= 1e-5 for row in rows.values()), rows
     assert rows["single"]["last_loss"] < 7.0
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "pipeline"])
+@pytest.mark.parametrize("strategy", ["fsdp", "pipeline", "own_overlap", slow("own_ring")])
 def test_accumulated_steps_are_those_of_a_larger_batch(strategy, tmp_path):
     flags = ["--max_steps", "4", "--only", strategy, "--base", strategy, "--workers", "2"]
     done = run(

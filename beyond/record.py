@@ -1,0 +1,62 @@
+"""The record of a run that also says what communication cost: seconds that nothing hid, messages and bytes.
+
+torch's flight recorder, which a record reads, has no entry for a send over gloo. So sends are counted as they are made.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from common.record import Record
+
+
+class SendCounter(TorchDispatchMode):
+    """Inside `with counter:` every send of this thread is counted; what runs in a thread of torch's own is not seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.c10d.send.default:
+            self.count += 1
+            self.bytes += sum(tensor.nbytes for tensor in args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class CommunicationRecord(Record):
+    """A Record whose `collectives` also lists sends, and with a summary under `communication`, per iteration."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.sends = SendCounter()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        with super().phase(name), self.sends if name == "communication" else contextlib.nullcontext():
+            yield
+
+    def as_dict(self) -> dict:
+        record = super().as_dict()
+        if self.sends.count:
+            record["collectives"].append({"name": "send", "count": self.sends.count, "bytes": self.sends.bytes})
+        steps = max(1, len(self._iterations))
+        exposed = [iteration["phases"]["communication"] for iteration in self._iterations[1:]]
+        record["communication"] = {
+            "exposed_seconds": sum(exposed) / len(exposed) if exposed else None,
+            "messages": sum(entry["count"] for entry in record["collectives"]) / steps,
+            "bytes": sum(entry["bytes"] for entry in record["collectives"]) / steps,
+        }
+        return record
+
+    def _print_summary(self) -> None:
+        super()._print_summary()
+        found = self.as_dict()["communication"]
+        if found["exposed_seconds"] is not None:
+            print(
+                f"communication per iteration: {found['exposed_seconds']:.4f} s not hidden by backward, "
+                f"{found['messages']:.1f} messages, {found['bytes']:,.0f} bytes handed over"
+            )

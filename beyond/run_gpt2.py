@@ -1,0 +1,104 @@
+"""Beyond the ladder: train on OSCAR text, and average the gradients with what you wrote in this folder.
+
+    arguments -> process group -> partition of the data -> model -> strategy -> train -> record
+
+--strategy names the lesson: ring (ring.py) or overlap (overlap.py). README.md beside this file has the numbered steps.
+Shapes: B examples in a worker's batch, T tokens in an example.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch.distributed as dist
+import transformers
+from torch.nn.utils import clip_grad_norm_
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+
+from beyond import ring
+from beyond.overlap import GradientReducer
+from beyond.record import CommunicationRecord
+from common.arguments import parse_beyond_arguments
+from common.data_partition import partition_dataset
+from common.errors import exit_on_input_error
+from common.evaluation import evaluate_text
+from common.model_fit import fit_model
+from common.models import load_tokenizer
+from common.optim import build_optimizer, set_seed
+from common.oscar import load_blocks
+from common.process_group import process_group
+
+
+def join(config):
+    """Become one of config.world_size workers.
+
+    2a.1  Join the process group at tcp://master_ip:master_port, with the backend, size and rank of `config`.
+    """
+    # TODO(cos598d) 2a.1: call init_process_group once (1-6 lines)
+    # BEGIN SOLUTION 2a.1
+    dist.init_process_group(
+        backend=config.backend,
+        init_method=f"tcp://{config.master_ip}:{config.master_port}",
+        world_size=config.world_size,
+        rank=config.rank,
+    )
+    # END SOLUTION 2a.1
+
+
+def averaging(config, model):
+    """Return the function to call after backward: when it returns, every gradient is the mean over all workers."""
+    if config.strategy == "ring":
+        return partial(ring.average_gradients, model)
+    return GradientReducer(model, config.bucket_bytes).finish
+
+
+def train(config, worker, model, loader, validation, record):
+    """Train `model` on this worker's partition; in every step the workers together see config.batch_size examples.
+
+    1.2  Compute the gradient of the loss with respect to every parameter; with overlap, buckets leave meanwhile.
+    1.3  Update the parameters.
+    """
+    finish_gradients = averaging(config, model)
+    optimizer, scheduler = build_optimizer(config, model, len(loader))
+    for epoch in record.epochs(loader):
+        model.train()
+        for tokens in record.iterations(loader):  # (B, T)
+            with record.phase("forward"):
+                loss = model(input_ids=tokens, labels=tokens).loss  # the model shifts the labels by one token
+            with record.phase("backward"):
+                # TODO(cos598d) 1.2: compute the gradient of the loss with respect to every parameter (1 line)
+                # BEGIN SOLUTION 1.2
+                loss.backward()
+                # END SOLUTION 1.2
+            with record.phase("communication"):  # what backward did not hide
+                finish_gradients()
+            with record.phase("optimizer"):
+                clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
+                # TODO(cos598d) 1.3: take one optimizer step (1 line)
+                # BEGIN SOLUTION 1.3
+                optimizer.step()
+                # END SOLUTION 1.3
+                scheduler.step()
+                model.zero_grad()
+            record.loss(loss.item())
+        record.evaluation(epoch, evaluate_text(worker, model, validation))
+
+
+def main():
+    config = parse_beyond_arguments()
+    with process_group(config, join) as worker:
+        set_seed(config.seed)  # the same on every worker: all must start from the same weights
+        tokenizer = load_tokenizer(config.tokenizer_name, "gpt2")
+        data = load_blocks(config, tokenizer)
+        loader, _ = partition_dataset(data.train, config.batch_size)
+        model = transformers.GPT2LMHeadModel.from_pretrained(config.model_name_or_path)
+        model = fit_model(model, config, tokenizer, config.model_max_length).to(worker.device)
+        record = CommunicationRecord(config, worker)
+        record.describe(model, len(data.train), len(data.validation))
+        train(config, worker, model, loader, data.validation, record)
+        record.write()
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

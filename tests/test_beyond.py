@@ -1,0 +1,177 @@
+"""The solved bonus lessons on real gloo: the ring sums, the reducer averages and overlaps, both train as one worker."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from common.paths import ROOT
+
+pytestmark = pytest.mark.medium
+
+SIZES = (1, 2, 3, 4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Everything that beyond_runs.py keeps."""
+    folder = tmp_path_factory.mktemp("beyond")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.beyond_runs", str(folder), *map(str, SIZES)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=360,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kept(folder):
+    """kept(scene, world size) -> what each rank kept of a scene."""
+
+    def read(scene, size):
+        return [torch.load(folder / f"{scene}_{size}_{rank}.pt", weights_only=False) for rank in range(size)]
+
+    return read
+
+
+# --- the ring ---
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_ring_sums_what_all_reduce_sums_for_every_length_and_dtype(kept, size):
+    for rank in kept("ring_sums", size):
+        for length, dtype, ours, theirs in rank:
+            assert torch.equal(ours, theirs), f"{length} elements of {dtype}"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shape", ["number", "matrix", "transposed"])
+def test_the_ring_takes_any_shape_and_strides(kept, size, shape):
+    for rank in kept("ring_shapes", size):
+        ours, theirs = rank[shape]
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_reduce_scatter_leaves_the_sum_of_its_own_chunk_on_each_rank(kept, size):
+    for rank, halves in enumerate(kept("ring_halves", size)):
+        scattered = halves["scattered"]
+        begin = sum(scattered["lengths"][:rank])
+        assert sum(scattered["lengths"]) == 97
+        assert max(scattered["lengths"]) - min(scattered["lengths"]) <= 1
+        assert torch.equal(scattered["own"], scattered["sum"][begin : begin + scattered["lengths"][rank]])
+        assert scattered["views"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_gather_brings_every_rank_s_own_chunk_to_all(kept, size):
+    for halves in kept("ring_halves", size):
+        assert [chunk.tolist() for chunk in halves["gathered"]] == [[float(i)] * (3 + i % 2) for i in range(size)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_half_of_the_ring_sends_one_chunk_in_each_of_its_n_minus_1_rounds(kept, size):
+    everyone = kept("ring_halves", size)
+
+    for halves in everyone:
+        assert halves["scattered"]["sends"] == halves["sends"] == size - 1
+    assert sum(halves["scattered"]["bytes"] for halves in everyone) == (size - 1) * 97 * 4
+    assert sum(halves["bytes"] for halves in everyone) == (size - 1) * sum(3 + i % 2 for i in range(size)) * 4
+
+
+# --- the reducer ---
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("step", [0, 1, 2], ids=["first step", "two micro-batches", "third step"])
+def test_gradients_are_the_mean_over_all_ranks_for_tied_frozen_unused_and_double_parameters(kept, size, step):
+    for rank in kept("odd_steps", size):
+        for name, expected in rank["plain"][step].items():
+            got = rank["ours"][step][name]
+            if name.startswith("frozen"):
+                assert got is None
+            else:
+                zeros = torch.zeros_like(got)
+                torch.testing.assert_close(got, zeros if expected is None else expected, msg=lambda m, n=name: n + m)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parameters_stay_the_same_on_every_rank_and_equal_one_worker_s(kept, size):
+    everyone = kept("odd_steps", size)
+
+    for rank in everyone:
+        for name, parameter in rank["parameters"]["ours"].items():
+            assert torch.equal(parameter, everyone[0]["parameters"]["ours"][name])
+            torch.testing.assert_close(parameter, rank["parameters"]["plain"][name])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_buckets_leave_while_backward_runs_and_nothing_waits_before_its_end(kept, size):
+    for rank in kept("crossed_events", size):
+        _, second = rank["alike"]
+        assert second == [
+            ("ready", "a.weight"),
+            ("sent", "a.weight"),
+            ("ready", "b.weight"),
+            ("sent", "b.weight"),
+            ("ready", "c.weight"),
+            ("sent", "c.weight"),
+            ("backward", "ended"),
+            ("waited", "a.weight"),
+            ("waited", "b.weight"),
+            ("waited", "c.weight"),
+        ]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_first_step_goes_by_the_reversed_order_of_registration(kept, size):
+    for rank in kept("crossed_events", size):
+        first, _ = rank["alike"]
+        assert [name for kind, name in first if kind == "sent"] == ["c.weight", "b.weight", "a.weight"]
+        assert first.index(("sent", "c.weight")) > first.index(("ready", "c.weight"))
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_all_ranks_send_in_rank_0_s_order_even_if_their_gradients_become_ready_in_another_one(kept, size):
+    everyone = [rank["swapped"][1] for rank in kept("crossed_events", size)]
+
+    orders = [[name for kind, name in events if kind == "sent"] for events in everyone]
+    assert orders == [["a.weight", "b.weight", "c.weight"]] * size
+    ready = [name for kind, name in everyone[-1] if kind == "ready"]
+    assert ready == ["b.weight", "a.weight", "c.weight"]
+    assert everyone[-1].index(("sent", "b.weight")) < everyone[-1].index(("ready", "c.weight"))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_under_no_sync_nothing_is_sent_and_the_last_micro_batch_sends_every_bucket_once(kept, size):
+    for before, last, _ in kept("accumulated_events", size):
+        assert {kind for kind, _ in before} == {"ready"}
+        assert sorted(name for kind, name in last if kind == "sent") == ["a.weight", "b.weight", "c.weight"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_second_backward_before_finish_is_refused(kept, size):
+    for _, _, said in kept("accumulated_events", size):
+        assert "a second backward before finish(); use no_sync()" in said
+
+
+# --- both ---
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("strategy", ["ring", "overlap"])
+def test_twenty_steps_of_gpt2_agree_with_one_worker(kept, size, strategy):
+    everyone = kept("trained", size)
+    losses, parameters = everyone[0]["single"]
+
+    mean = [sum(step) / size for step in zip(*(rank[strategy][0] for rank in everyone), strict=True)]
+    assert mean == pytest.approx(losses, abs=5e-6)
+    for rank in everyone:
+        for name, parameter in rank[strategy][1].items():
+            assert float((parameter - parameters[name]).abs().max()) <= 1e-5, name
