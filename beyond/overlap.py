@@ -4,8 +4,7 @@
     for batch in batches:
         model(batch).backward()            # buckets leave from inside, as soon as they are full
         reducer.finish()                   # waits for what is still on its way: every gradient is the mean now
-        optimizer.step()
-        optimizer.zero_grad()
+        ...                                # clip, take a step, set the gradients to None
 
                           time ──>
     backward    layer 3 | layer 2 | layer 1 | layer 0 |

@@ -41,16 +41,16 @@ def reduce_scatter(flat: Tensor) -> list[Tensor]:
     """
     # TODO(cos598d) b.1: cut flat, then N-1 rounds of send, receive and add (about 12 lines)
     # BEGIN SOLUTION b.1
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    world_size, rank = dist.get_world_size(), dist.get_rank()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     chunks = list(flat.tensor_split(world_size))
     for step in range(world_size - 1):
         outgoing = chunks[(rank - 1 - step) % world_size]
         partial_sum = chunks[(rank - 2 - step) % world_size]
         received = torch.empty_like(partial_sum)
-        exchange = [dist.P2POp(dist.isend, outgoing, right), dist.P2POp(dist.irecv, received, left)]
-        for request in dist.batch_isend_irecv(exchange):
-            request.wait()
+        both = [dist.P2POp(dist.isend, outgoing, right), dist.P2POp(dist.irecv, received, left)]
+        for transfer in dist.batch_isend_irecv(both):
+            transfer.wait()
         partial_sum += received
     return chunks
     # END SOLUTION b.1
@@ -67,14 +67,14 @@ def all_gather(chunks: list[Tensor]) -> None:
     """
     # TODO(cos598d) b.2: N-1 rounds of send and receive (about 8 lines)
     # BEGIN SOLUTION b.2
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    world_size, rank = dist.get_world_size(), dist.get_rank()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     for step in range(world_size - 1):
         outgoing = chunks[(rank - step) % world_size]
         incoming = chunks[(rank - step - 1) % world_size]
-        exchange = [dist.P2POp(dist.isend, outgoing, right), dist.P2POp(dist.irecv, incoming, left)]
-        for request in dist.batch_isend_irecv(exchange):
-            request.wait()
+        both = [dist.P2POp(dist.isend, outgoing, right), dist.P2POp(dist.irecv, incoming, left)]
+        for transfer in dist.batch_isend_irecv(both):
+            transfer.wait()
     # END SOLUTION b.2
 
 

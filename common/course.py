@@ -5,7 +5,7 @@ The handout's copy of course.toml has no staff tables; everything about them is 
 
 import fnmatch
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ CARRIED = ("warning", "points")
 
 @dataclass(frozen=True)
 class Task:
-    """One part of the course; `submitted_as` is the folder name that hand-ins use for it."""
+    """One part of the course; `submitted_as` is the folder name that hand-ins use. A bonus is not in the total."""
 
     id: str
     title: str
@@ -28,6 +28,7 @@ class Task:
     readme: str
     tests: tuple[str, ...]
     marker: str
+    bonus: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Course:
     """The whole table. `imports` maps a file pattern to the modules that files of this name may import."""
 
     total: int
+    bonus: int
     tasks: dict[str, Task]
     regions: dict[str, RegionRow]
     may_change: tuple[str, ...]
@@ -68,6 +70,11 @@ class Course:
     handout: Handout
     hidden: dict[str, Any]
     carried: str  # what broken copies of regions in later scripts cost: "warning" (nothing) or "points"
+
+    @property
+    def bonus_tasks(self) -> frozenset[str]:
+        """The tasks whose points come on top of the total."""
+        return frozenset(task.id for task in self.tasks.values() if task.bonus)
 
     def readme(self, region_id: str) -> str:
         """The README that explains a region."""
@@ -121,6 +128,7 @@ def load_course(path: Path = ROOT / "course.toml") -> Course:
     tasks = {id: _task(id, row) for id, row in table.rows("tasks")}
     course = Course(
         total=table.take("total", int),
+        bonus=table.take("bonus", int, 0),
         tasks=tasks,
         regions={id: _region(id, row, tasks) for id, row in table.rows("regions")},
         may_change=table.texts("may_change"),
@@ -167,7 +175,7 @@ def _texts(value: Any, where: str) -> tuple[str, ...]:
 
 def _task(id: str, row: _Table) -> Task:
     texts = {key: row.take(key, str) for key in ("title", "folder", "submitted_as", "readme", "marker")}
-    task = Task(id, tests=row.texts("tests"), **texts)
+    task = Task(id, tests=row.texts("tests"), bonus=bool(row.values.pop("bonus", False)), **texts)
     row.nothing_left()
     return task
 
@@ -210,9 +218,12 @@ def _handout(row: _Table) -> Handout:
 def _check(course: Course, where: str) -> None:
     if course.carried not in CARRIED:
         raise InputError(f"{where}: carried: expected one of {', '.join(CARRIED)}, got {course.carried!r}")
-    points = sum(region.points for region in course.regions.values())
+    points = sum(region.points for region in course.regions.values() if region.task not in course.bonus_tasks)
     if points != course.total:
         raise InputError(f"{where}: expected points that add up to total = {course.total}, got {points}; change one")
+    extra = sum(region.points for region in course.regions.values()) - points
+    if extra > course.bonus:
+        raise InputError(f"{where}: expected at most bonus = {course.bonus} bonus points, got {extra}; change one")
     for region in course.regions.values():
         if unknown := set(region.needs) - set(course.regions):
             raise InputError(
@@ -223,6 +234,22 @@ def _check(course: Course, where: str) -> None:
             raise InputError(f"{where}: region {region.id} needs itself in a circle; mend `needs`")
         if not course.may_student_change(region.file):
             raise InputError(f"{where}: region {region.id} is in {region.file}, which may_change does not list")
+
+
+def score_of(tests: Iterable[Mapping[str, Any]], bonus_tasks: Collection[str]) -> dict[str, int]:
+    """Return the sums of graded tests: score and max_score; where there are bonus tests, bonus and max_bonus beside."""
+    found = {"score": 0, "max_score": 0}
+    for test in tests:
+        got, most = ("bonus", "max_bonus") if test["task"] in bonus_tasks else ("score", "max_score")
+        found[got] = found.get(got, 0) + test["points"]
+        found[most] = found.get(most, 0) + test["max_points"]
+    return found
+
+
+def score_in_words(report: Mapping[str, Any]) -> str:
+    """Return "96 of 100 points", and the bonus points apart from them."""
+    bonus = f" and {report['bonus']} of {report['max_bonus']} bonus points" if report.get("max_bonus") else ""
+    return f"{report['score']} of {report['max_score']} points{bonus}"
 
 
 def files_matching(root: Path, patterns: Iterable[str]) -> list[str]:

@@ -54,11 +54,13 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     tree = Path(config.getoption("--tree") or os.environ.get("COS598D_TREE") or ROOT).resolve()
     try:
-        config.stash[SESSION] = Session(tree, load_course(), config.getoption("--seed"))
+        course = load_course()
+        config.stash[SESSION] = Session(tree, course, config.getoption("--seed"))
     except InputError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[ENTRIES], config.stash[COPIES] = {}, {}
-    config.stash[WRITTEN] = report.Report(config.getoption("--report") or os.environ.get("COS598D_REPORT") or "")
+    path = config.getoption("--report") or os.environ.get("COS598D_REPORT") or ""
+    config.stash[WRITTEN] = report.Report(path, course.bonus_tasks)
 
 
 @pytest.hookimpl(tryfirst=True)

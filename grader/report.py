@@ -5,11 +5,11 @@ grader that is killed leaves the points that were earned until then.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.course import Course
+from common.course import Course, score_of
 from common.paths import atomic_write
 from grader.outcome import Result
 from grader.tampering import Flag
@@ -33,14 +33,10 @@ class Entry:
     message: str
 
 
-def as_dict(entries: Iterable[Entry]) -> dict:
-    """The content of report.json."""
-    entries = list(entries)
-    return {
-        "tests": [asdict(entry) for entry in entries],
-        "score": sum(entry.points for entry in entries),
-        "max_score": sum(entry.max_points for entry in entries),
-    }
+def as_dict(entries: Iterable[Entry], bonus_tasks: Collection[str] = ()) -> dict:
+    """The content of report.json. Points of bonus tasks are not part of the score."""
+    tests = [asdict(entry) for entry in entries]
+    return {"tests": tests, **score_of(tests, bonus_tasks)}
 
 
 class Report:
@@ -51,8 +47,9 @@ class Report:
     `warnings` tells the student what costs no points.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, bonus_tasks: Collection[str] = ()) -> None:
         self.path = path
+        self.bonus_tasks = bonus_tasks
         self.entries: dict[str, Entry] = {}
         self.output: dict[str, list[dict]] = {}
         self.flags: dict[Flag, str] = {}  # what to look at by hand -> the test whose run showed it, "" for a file
@@ -85,7 +82,7 @@ class Report:
             with atomic_write(self.path) as file:
                 flags = [flag._asdict() | {"test": test} for flag, test in self.flags.items()]
                 more = {"output": self.output, "flags": flags, "warnings": self.warnings}
-                content = as_dict(self.entries.values()) | more
+                content = as_dict(self.entries.values(), self.bonus_tasks) | more
                 json.dump(content, file, indent=1)  # ASCII: what a student prints need not be valid UTF-8
 
 
@@ -103,7 +100,7 @@ def output_of(run: Result) -> list[dict]:
 
 
 def render(entries: list[Entry], course: Course) -> list[str]:
-    """A table: a line for each region that was graded, a sum for each task."""
+    """A table: a line for each region that was graded, a sum for each task; bonus points have a sum of their own."""
     lines = []
     for task in course.tasks.values():
         of_task = [entry for entry in entries if entry.task == task.id]
@@ -117,8 +114,12 @@ def render(entries: list[Entry], course: Course) -> list[str]:
             lines.append(
                 f"  {region:8} {course.regions[region].title:48} {_points(of_region):>8}  {', '.join(failed)}".rstrip()
             )
-    if len(lines) > 1:
-        lines.append(f"{'total':10} {'':48} {_points(entries):>8}")
+    counted = [entry for entry in entries if entry.task not in course.bonus_tasks]
+    extra = [entry for entry in entries if entry.task in course.bonus_tasks]
+    if counted:
+        lines.append(f"{'total':10} {'':48} {_points(counted):>8}")
+    if extra:
+        lines.append(f"{'bonus':10} {'on top of the total':48} {_points(extra):>8}")
     return lines
 
 

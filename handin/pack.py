@@ -64,16 +64,21 @@ def run_graders(tree: Path, course: Course) -> dict[str, Any]:
 
 
 def points_table(report: dict[str, Any], course: Course) -> list[str]:
-    """Points of each task, and the regions that did not get all of theirs."""
+    """Points of each task, and the regions that did not get all of theirs; bonus tasks below the sum."""
     lines = []
-    for task in course.tasks.values():
+    for task in sorted(course.tasks.values(), key=lambda task: task.bonus):
         rows = [row for row in course.regions.values() if row.task == task.id]
         tests = [test for test in report["tests"] if test["task"] == task.id]
         got, most = sum(test["points"] for test in tests), sum(row.points for row in rows)
         notes = [f"{test['region']} {test['status']}" for test in tests if test["status"] != "passed"]
         notes += [f"{row.id} has no grader here" for row in rows if row.id not in {test["region"] for test in tests}]
         lines.append(f"{task.submitted_as:10} {got:3} of {most:3}  {'; '.join(dict.fromkeys(notes))}".rstrip())
-    return [*lines, f"{'together':10} {report['score']:3} of {course.total:3}"]
+    lines.insert(
+        len(course.tasks) - len(course.bonus_tasks), f"{'together':10} {report['score']:3} of {course.total:3}"
+    )
+    if course.bonus_tasks:
+        lines.append(f"{'bonus':10} {report.get('bonus', 0):3} of {course.bonus:3}  on top of these")
+    return lines
 
 
 def collect(tree: Path, course: Course, report: Report, points: dict[str, Any] | None) -> Contents:
@@ -133,7 +138,8 @@ def _why_not(path: Path) -> str:
 def _points_without_messages(points: dict[str, Any]) -> bytes:
     """Messages name inputs that are drawn, and times: they would make two archives of the same code differ."""
     tests = [{key: test[key] for key in ("id", "region", "status", "points", "max_points")} for test in points["tests"]]
-    table = {"score": points["score"], "max_score": points["max_score"], "tests": tests}
+    sums = {key: points[key] for key in ("score", "max_score", "bonus", "max_bonus") if key in points}
+    table = sums | {"tests": tests}
     return json.dumps(table, indent=1, sort_keys=True).encode() + b"\n"
 
 

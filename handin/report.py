@@ -144,7 +144,7 @@ def _implementation(tree: Path, course: Course, findings: Findings, words: str) 
     parts = [words]
     for task in course.tasks.values():
         if code := sections.own_lines(tree, course, task.id, findings):
-            parts.append(f"### {task.title}\n\n{code}")
+            parts.append(f"### {task.title}{' (bonus)' if task.bonus else ''}\n\n{code}")
     return "\n".join(parts)
 
 

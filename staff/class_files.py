@@ -41,6 +41,7 @@ def figures_of(row: Row) -> dict[str, Any]:
         "name": row.name,
         "score": row.report["score"],
         "max_score": row.report["max_score"],
+        "bonus": row.report.get("bonus", 0),
         **{key: row.run[key] for key in ("unreadable", "wall_s", "peak_pss_mb")},
         "look_at_by_hand": bool(row.run.get("flags")),
     }

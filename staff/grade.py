@@ -59,6 +59,7 @@ def tell(grading: Grading, name: str, now: bool, count: str) -> None:
     row = grading.read(name)
     figures = f"{row.run['wall_s']:6.1f} s  {row.run['peak_pss_mb'] or 0:6.0f} MB" if now else "graded before"
     score = f"{row.report['score']:3} of {row.report['max_score']}"
+    score += f" + {row.report['bonus']:2} of {row.report['max_bonus']} bonus" if row.report.get("max_bonus") else ""
     notes = "; ".join(["look at this by hand"] * bool(row.run.get("flags")) + row.run["notes"])
     print(f"{count:>7}  {score}  {figures}  {name}  {notes[:100]}".rstrip(), flush=True)
 

@@ -67,8 +67,8 @@ class Mistake:
 
 
 def write_csv(path: Path, rows: Iterable[Row], course: Course) -> None:
-    """One line for each submission: score, points of each task and region, time, memory, notes."""
-    head = ["submission", "score", "max_score"]
+    """One line for each submission: score, bonus, points of each task and region, time, memory, notes."""
+    head = ["submission", "score", "max_score", "bonus", "max_bonus"]
     head += [f"task {task}" for task in course.tasks] + list(course.regions)
     head += ["look at by hand", "seconds", "peak_pss_mb", "notes"]
     with atomic_write(path) as file:
@@ -79,6 +79,7 @@ def write_csv(path: Path, rows: Iterable[Row], course: Course) -> None:
             points += [row.points("region", region) for region in course.regions]
             figures = [_cell(look_at(row)), row.run.get("wall_s", ""), row.run.get("peak_pss_mb", "")]
             score = [row.report["score"], row.report["max_score"]]
+            score += [row.report.get("bonus", 0), row.report.get("max_bonus", 0)]
             table.writerow([_cell(row.name), *score, *points, *figures, _cell("; ".join(row.run.get("notes", [])))])
 
 

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from common.course import Course, files_matching, load_course
+from common.course import Course, files_matching, load_course, score_in_words, score_of
 from common.errors import InputError
 from common.paths import ROOT
 from staff import heard, kept
@@ -155,8 +155,7 @@ class Grading:
     def _keep(self, submission: Submission, tests: Tests, run: dict[str, Any]) -> None:
         report = {
             "submission": submission.name,
-            "score": sum(test["points"] for test in tests),
-            "max_score": sum(test["max_points"] for test in tests),
+            **score_of(tests, self.course.bonus_tasks),
             "tests": tests,
             "environment": environment() | {"seed": self.seed},
             "sandbox": run.pop("sandbox", self.sandbox),
@@ -165,7 +164,7 @@ class Grading:
             text = run_apart(page, report, run, self.course, seconds=PAGE_TIME)
         except Unfinished as error:
             run["notes"] = [*run["notes"], f"the page for the student: {error}"]
-            text = f"<!doctype html><title>Points</title><p>{report['score']} of {report['max_score']} points</p>"
+            text = f"<!doctype html><title>Points</title><p>{score_in_words(report)}</p>"
         kept.keep(self.out, report, run, text)
 
 

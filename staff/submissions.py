@@ -19,7 +19,13 @@ from common.paths import ROOT
 from staff.regions import strip
 from staff.unpack import unpack
 
-TREE = ("course.toml", "common/*.py", "task*/*.py", "pipeline/*.py")  # what the graders look for in a tree
+TREE = (
+    "course.toml",
+    "common/*.py",
+    "task*/*.py",
+    "pipeline/*.py",
+    "beyond/*.py",
+)  # what the graders look for in a tree
 STAFF_ONLY = b"# === staff only"
 LONGEST_NAME = 80  # characters; at most twice as many bytes
 

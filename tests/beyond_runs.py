@@ -129,6 +129,18 @@ def odd_steps(rank: int, size: int) -> dict:
     return found
 
 
+def ring_means(rank: int, size: int) -> dict:
+    """Gradients averaged by the ring, and those that one rank computes."""
+    torch.manual_seed(0)
+    model, plain = Odd(), Odd()
+    plain.load_state_dict(model.state_dict())
+    model(odd_batch(rank, 0, 0), True).backward()
+    ring.average_gradients(model)
+    for other in range(size):
+        (plain(odd_batch(other, 0, 0), True) / size).backward()
+    return {name: (p.grad, q.grad) for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True)}
+
+
 # --- the reducer, as a sequence of events ---
 
 
@@ -240,7 +252,7 @@ def trained(rank: int, size: int) -> dict:
     return found
 
 
-SCENES = (ring_sums, ring_shapes, ring_halves, odd_steps, crossed_events, accumulated_events, trained)
+SCENES = (ring_sums, ring_shapes, ring_halves, ring_means, odd_steps, crossed_events, accumulated_events, trained)
 
 
 def keep(rank: int, size: int, folder: Path) -> None:

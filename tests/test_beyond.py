@@ -85,6 +85,15 @@ def test_each_half_of_the_ring_sends_one_chunk_in_each_of_its_n_minus_1_rounds(k
     assert sum(halves["bytes"] for halves in everyone) == (size - 1) * sum(3 + i % 2 for i in range(size)) * 4
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_the_ring_averages_the_gradients_of_every_dtype_and_leaves_missing_ones_alone(kept, size):
+    for rank in kept("ring_means", size):
+        for name, (got, expected) in rank.items():
+            assert (got is None) == (expected is None) == name.startswith(("frozen", "unused"))
+            if got is not None:
+                torch.testing.assert_close(got, expected)
+
+
 # --- the reducer ---
 
 

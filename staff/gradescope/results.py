@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from common.course import Course
+from common.course import Course, score_in_words
 from staff.gradebook import Row
 from staff.pages import ranks_alike, sentence
 
@@ -24,11 +24,11 @@ def results(row: Row, course: Course, late: int | None, seconds: float) -> dict[
     What to look at by hand is in extra_data alone, which students never see: a hidden test would hide their score, too.
     """
     report, flags = row.report, row.run.get("flags", [])
-    lines = [f"{report['score']} of {report['max_score']} points.", *row.run["notes"]]
+    lines = [f"{score_in_words(report)}.", *row.run["notes"]]
     if late is not None:
         lines.append(f"Late days: {late}.")
     return {
-        "score": report["score"],
+        "score": report["score"] + report.get("bonus", 0),  # above the assignment's points: extra credit
         "execution_time": math.ceil(seconds),
         "output": "\n".join(lines),
         "output_format": "text",
@@ -57,7 +57,7 @@ def _test(test: dict[str, Any], row: Row, course: Course) -> dict[str, Any]:
         "number": test["region"],
         "output": "" if passed else _output(test, row, course),
         "output_format": "text",
-        "tags": [course.tasks[test["task"]].title],
+        "tags": [course.tasks[test["task"]].title, *(["bonus"] if test["task"] in course.bonus_tasks else [])],
         "visibility": visibility(test["id"], course),
     }
 

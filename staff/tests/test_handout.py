@@ -359,7 +359,9 @@ def test_a_student_may_change_task_folders_and_nothing_beside_them():
 def our_files() -> list[str]:
     """The Python files that students may change, as far as the tree has them."""
     course = load_course()
-    patterns = [pattern for pattern in ("common/*.py", "task*/*.py", "pipeline/*.py") if any(ROOT.glob(pattern))]
+    patterns = [
+        pattern for pattern in ("common/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py") if any(ROOT.glob(pattern))
+    ]
     return [file for file in files_matching(ROOT, patterns) if course.may_student_change(file)]
 
 
