@@ -70,14 +70,13 @@ def points_table(report: dict[str, Any], course: Course) -> list[str]:
         rows = [row for row in course.regions.values() if row.task == task.id]
         tests = [test for test in report["tests"] if test["task"] == task.id]
         got, most = sum(test["points"] for test in tests), sum(row.points for row in rows)
-        notes = [f"{test['region']} {test['status']}" for test in tests if test["status"] != "passed"]
+        notes = ["bonus, on top of these"] * task.bonus
+        notes += [f"{test['region']} {test['status']}" for test in tests if test["status"] != "passed"]
         notes += [f"{row.id} has no grader here" for row in rows if row.id not in {test["region"] for test in tests}]
         lines.append(f"{task.submitted_as:10} {got:3} of {most:3}  {'; '.join(dict.fromkeys(notes))}".rstrip())
     lines.insert(
         len(course.tasks) - len(course.bonus_tasks), f"{'together':10} {report['score']:3} of {course.total:3}"
     )
-    if course.bonus_tasks:
-        lines.append(f"{'bonus':10} {report.get('bonus', 0):3} of {course.bonus:3}  on top of these")
     return lines
 
 

@@ -19,13 +19,8 @@ from staff.regions import patch_in_tree, replace_in_tree
 
 BANKS = ROOT / "staff" / "banks"
 KINDS = ("mistakes", "variants")
-GRADED = (
-    "course.toml",
-    "common/*.py",
-    "task*/*.py",
-    "pipeline/*.py",
-    "beyond/*.py",
-)  # what the graders look for in a tree
+# What the graders look for in a tree.
+GRADED = ("course.toml", "common/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
 
 
 @dataclass(frozen=True)

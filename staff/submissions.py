@@ -19,13 +19,8 @@ from common.paths import ROOT
 from staff.regions import strip
 from staff.unpack import unpack
 
-TREE = (
-    "course.toml",
-    "common/*.py",
-    "task*/*.py",
-    "pipeline/*.py",
-    "beyond/*.py",
-)  # what the graders look for in a tree
+# What the graders look for in a tree.
+TREE = ("course.toml", "common/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
 STAFF_ONLY = b"# === staff only"
 LONGEST_NAME = 80  # characters; at most twice as many bytes
 

@@ -73,6 +73,21 @@ def test_a_report_has_a_score_and_every_test_with_its_message(tmp_path):
     assert {entry["status"] for entry in content["tests"]} <= set(STATUSES)
 
 
+def test_bonus_points_have_a_sum_of_their_own(tmp_path):
+    entries = [Entry("t::a", "1", "1.1", "passed", 2, 2, ""), Entry("t::b", "b", "b.1", "passed", 4, 4, "")]
+
+    written = report.Report(tmp_path / "report.json", COURSE.bonus_tasks)
+    for entry in entries:
+        written.add(entry, None)
+
+    content = json.loads((tmp_path / "report.json").read_text())
+    sums = {key: content[key] for key in ("score", "max_score", "bonus", "max_bonus")}
+    assert sums == {"score": 2, "max_score": 2, "bonus": 4, "max_bonus": 4}
+    *_, total, bonus = report.render(entries, COURSE)
+    assert total.split() == ["total", "2/2"]
+    assert bonus.split() == ["bonus", "on", "top", "of", "the", "total", "4/4"]
+
+
 def test_a_grader_that_is_killed_leaves_the_points_earned_until_then(tmp_path):
     earned = Entry("t::a", "1", "1.1", "passed", 2, 2, "")
     to_come = [Entry(id, "1", "1.1", report.PENDING, 0, 2, report.NOT_REACHED) for id in ("t::a", "t::b")]

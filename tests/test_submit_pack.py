@@ -158,7 +158,16 @@ def test_the_table_of_points_says_which_regions_are_open():
 
     assert lines[0].split()[:4] == ["task1", "3", "of", "13"]
     assert "1.2 wrong; 1.3 has no grader here" in lines[0]
-    assert lines[-1].split() == ["together", "3", "of", "100"]
+    assert lines[-2].split() == ["together", "3", "of", "100"]
+
+
+def test_bonus_points_stand_below_the_sum_and_are_no_part_of_it():
+    test = {"id": "a", "task": "b", "region": "b.1", "status": "passed", "points": 4, "max_points": 4}
+
+    lines = points_table({"score": 0, "max_score": 0, "bonus": 4, "max_bonus": 4, "tests": [test]}, COURSE)
+
+    assert lines[-2].split() == ["together", "0", "of", "100"]
+    assert lines[-1].startswith("beyond       4 of  15  bonus, on top of these; b.2 has no grader here")
 
 
 @pytest.fixture

@@ -66,6 +66,18 @@ def graded(*tests: tuple[str, str, str], **run) -> Row:
     return Row(report | {"environment": {"seed": 1}, "sandbox": {"user": True}}, {"notes": [], "output": {}, **run})
 
 
+def test_bonus_points_are_added_to_gradescope_s_score_and_named_apart():
+    row = graded(("tests/t.py::test_a", "passed", ""))
+    row.report.update({"bonus": 4, "max_bonus": 15})
+    row.report["tests"].append(row.report["tests"][0] | {"task": "b", "region": "b.1", "points": 4, "max_points": 4})
+
+    content = results(row, COURSE, None, 1.0)
+
+    assert content["score"] == 6
+    assert content["output"] == "2 of 2 points and 4 of 15 bonus points."
+    assert [test["tags"][1:] for test in content["tests"]] == [[], ["bonus"]]
+
+
 def test_results_follow_the_specification():
     long = [{"rank": rank, "ended": "raised", "stdout": str(rank) * 4000, "stderr": ""} for rank in range(8)]
     tests = [(f"tests/t.py::test_{n}", "wrong", "m" * 50_000) for n in range(100)]

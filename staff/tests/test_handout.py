@@ -318,6 +318,8 @@ def test_a_link_is_not_shipped(tree):
     ("old", "new", "message"),
     [
         ("total = 10", "total = 11", "add up to total = 11, got 10"),
+        ('marker = "task1"', 'marker = "task1"\nbonus = true', "add up to total = 10, got 0"),
+        ("total = 10", "total = 10\nbonus = true", "bonus: expected int, got True"),
         ("points = 4", "points = true", "points: expected int, got True"),
         ("points = 4", "points = 0", "points: expected at least 1"),
         ('["a", "b", "c"]', '["a", "b"]', "expected 3 different hints, got 2"),
@@ -336,6 +338,17 @@ def test_a_mistake_in_the_table_gets_one_clear_line(tree, old, new, message):
 
     with pytest.raises(InputError, match=message):
         assemble(tree)
+
+
+def test_bonus_points_are_no_part_of_the_total_and_have_a_limit(tree):
+    edit(tree, "course.toml", "total = 10", "total = 0\nbonus = 9")
+    edit(tree, "course.toml", 'marker = "task1"', 'marker = "task1"\nbonus = true')
+
+    with pytest.raises(InputError, match="at most bonus = 9 bonus points, got 10"):
+        assemble(tree)
+
+    edit(tree, "course.toml", "bonus = 9", "bonus = 10")
+    assert load_course(tree / "course.toml").bonus_tasks == {"1"}
 
 
 def test_what_a_region_builds_on_is_followed_all_the_way():
@@ -359,9 +372,8 @@ def test_a_student_may_change_task_folders_and_nothing_beside_them():
 def our_files() -> list[str]:
     """The Python files that students may change, as far as the tree has them."""
     course = load_course()
-    patterns = [
-        pattern for pattern in ("common/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py") if any(ROOT.glob(pattern))
-    ]
+    folders = ("common/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
+    patterns = [pattern for pattern in folders if any(ROOT.glob(pattern))]
     return [file for file in files_matching(ROOT, patterns) if course.may_student_change(file)]
 
 

@@ -101,6 +101,14 @@ def test_a_student_reads_points_failure_hint_and_how_to_see_it_again():
     assert "Look here first: 2a.3" in page
 
 
+def test_bonus_points_are_shown_apart_from_the_others():
+    made = row(a_test("1.1", "passed"))
+    made.report.update({"bonus": 4, "max_bonus": 15})
+
+    assert "2 of 2 points and 4 of 15 bonus points" in text_of(pages.student_page(made, COURSE))
+    assert "2 of 2 + 4 of 15 bonus" in text_of(pages.class_page([made], COURSE, ""))
+
+
 def test_a_skipped_test_gives_no_hint_and_is_not_where_to_look_first():
     page = text_of(pages.student_page(row(a_test("2a.3", "skipped", "builds on region 1.1")), COURSE))
 
