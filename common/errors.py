@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong. The message says what was expected, what came and what to do next."""
+    """Something the user gave is wrong. The message says what was expected, what we got and what to do next."""
 
 
 @contextlib.contextmanager
@@ -47,9 +47,10 @@ def exit_on_input_error(main: Callable[..., None], *arguments: object) -> None:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        if not _is_on_command_line(error.filename):
+        named = [path for path in (error.filename2, error.filename) if _is_on_command_line(path)]
+        if not named:
             raise
-        print(f"error: {error.filename}: {error.strerror}; check the path on the command line", file=sys.stderr)
+        print(f"error: {named[0]}: {error.strerror}; check the path on the command line", file=sys.stderr)
         sys.exit(2)
 
 

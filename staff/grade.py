@@ -116,7 +116,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         raise InputError(f"{missing[0]}: expected a folder or a zip, got nothing of this name; check the path")
     if options.jobs < 1:
         raise InputError(f"--jobs: expected at least 1, got {options.jobs}")
-    if options.out.resolve() == ROOT or options.out.is_file():
+    if os.path.realpath(options.out) == str(ROOT) or options.out.is_file():
         raise InputError(f"--out {options.out}: expected a folder for results, got something else; name a new one")
     return options
 

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shlex
 import sys
 from pathlib import Path
 from unittest import mock
@@ -55,6 +56,14 @@ COMMANDS = [
     ("benchmark.run", "--output_dir PATH", NOT_TO_BE_MADE),
     ("benchmark.sweep", "--output_dir PATH", NOT_TO_BE_MADE),
     ("submit", "report --runs PATH", NOT_A_FOLDER),
+    ("submit", "pack --netid ab1234 --name 'First Last' --no-grading --runs PATH", NOT_A_FOLDER),
+    ("submit", "pack --netid ab1234 --name 'First Last' --no-grading --out PATH", [folder, *NOT_TO_BE_MADE]),
+    ("staff.handout", "--out PATH", NOT_TO_BE_MADE),
+    ("staff.grade", "PATH --out OUT", [missing, link_to_itself, below_a_file]),
+    ("staff.grade", "docs --out PATH", NOT_TO_BE_MADE),
+    ("staff.class_of_submissions", "--out PATH", [folder, *NOT_TO_BE_MADE]),
+    ("staff.class_check", "PATH OUT", [*NOT_A_FOLDER, folder]),
+    ("staff.gradescope.build", "--out PATH", [folder, below_a_file]),
     ("download_glue_data", "--data_dir PATH --mirror http://127.0.0.1:9", NOT_TO_BE_MADE),
 ]
 for script in (
@@ -62,6 +71,7 @@ for script in (
     "task2a_gather_scatter/run_glue",
     "task2b_allreduce/run_glue",
     "task3_ddp/run_glue",
+    "task4_traffic/run_glue",
 ):
     module = script.replace("/", ".")
     COMMANDS += [
@@ -69,7 +79,7 @@ for script in (
         (module, "--output_dir OUT --model_name_or_path PATH", [*NOT_A_FOLDER, folder]),
         (module, "--output_dir PATH", NOT_TO_BE_MADE),
     ]
-for module in ("task3_ddp.run_gpt2", "pipeline.run_gpt2"):
+for module in ("task2b_allreduce.run_gpt2", "task3_ddp.run_gpt2", "pipeline.run_gpt2"):
     COMMANDS += [
         (module, "--output_dir OUT --model_name_or_path tiny --data_dir PATH", [*NOT_A_FOLDER, folder]),
         (module, "--output_dir OUT --model_name_or_path PATH", [*NOT_A_FOLDER, folder]),
@@ -88,7 +98,7 @@ def one_line(tmp_path, monkeypatch, capfd):
     """Run a module's main() with a path that is wrong; what it printed as its error."""
 
     def run(module: str, words: str, path: Path) -> str:
-        flags = [{"PATH": str(path), "OUT": str(tmp_path / "out")}.get(word, word) for word in words.split()]
+        flags = [{"PATH": str(path), "OUT": str(tmp_path / "out")}.get(word, word) for word in shlex.split(words)]
         monkeypatch.setattr(sys, "argv", [module, *flags])
         monkeypatch.chdir(ROOT)
         capfd.readouterr()
