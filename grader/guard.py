@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from grader.seal import GRADER
@@ -160,11 +161,28 @@ def close_signals(note: Note, trusted: Callable[[str], bool]) -> None:
     setattr(_signal, "signal", guarded)  # noqa: B010
 
 
-def forget_ourselves() -> dict[str, types.ModuleType]:
-    """Take the grader's modules out of sys.modules, so that `import grader.x` finds nothing. Returns them."""
-    ours = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "grader"}
+@dataclass(frozen=True)
+class Before:
+    """How things were before ranks were forked. The zygote takes it, once for many ranks.
+
+    A rank that went through the thousands of names in sys.modules would copy the pages they lie on.
+    """
+
+    ours: dict[str, types.ModuleType]  # the grader's modules
+    replaced: Callable[[], str]  # names what was exchanged in them since, "" for nothing
+    libraries: list[Function]
+
+
+def before() -> Before:
+    ours = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "grader"}
+    return Before(ours, replaced_in(ours.values()), library_functions())
+
+
+def forget_ourselves(ours: Iterable[str]) -> None:
+    """Take the grader's modules out of sys.modules, so that `import grader.x` finds nothing."""
+    for name in ours:
+        sys.modules.pop(name, None)
     vars(sys.modules["__main__"]).pop("main", None)
-    return ours
 
 
 def replaced_in(modules: Iterable[types.ModuleType]) -> Callable[[], str]:

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from grader import guard, join, values
+from grader.compiled import CompiledFiles
 from grader.seal import Sealer, sealer
 from grader.sites import Sites
 from grader.wire import Wire
@@ -120,22 +121,23 @@ def load(context: Context) -> None:
     context.load(context.arguments["file"])
 
 
-def run_probe(connection: socket.socket, notes: int, libraries: list[guard.Function]) -> None:
+def run_probe(connection: socket.socket, notes: int, before: guard.Before, compiled: CompiledFiles) -> None:
     """The whole life of a rank: take the job from the grader, run the probe, send back its value or its failure.
 
-    `notes` is the pipe for what the guard sees, `libraries` what it compares at the end.
+    `notes` is the pipe for what the guard sees, `before` what it compares with.
     """
     job = values.receive(connection, values.to_tensor)
     probe = find_function(job["probe"])
     assert "common" not in sys.modules, "a probe's module must not import the tree at its top"
     _unlike_other_ranks()
     sys.path.insert(0, job["tree"])
+    compiled.serve(job["tree"])
     note, trust = guard.notes_to(notes), guard.trusted_files()
-    rank = Rank(connection, job, note)
+    rank = Rank(connection, job, note, before.replaced)
     guard.close_signals(note, trust)
-    guard.forget_ourselves()
+    guard.forget_ourselves(before.ours)
     guard.watch(note, trust)
-    look = functools.partial(guard.note_patched, libraries, trust, note)
+    look = functools.partial(guard.note_patched, before.libraries, trust, note)
     # What can send a value stands on this frame's stack while the probe runs, and in no variable: code that gets hold
     # of the frame finds the context and nothing that would end the run.
     rank.last_word(look).send(rank.live(probe))
@@ -144,9 +146,8 @@ def run_probe(connection: socket.socket, notes: int, libraries: list[guard.Funct
 class Rank:
     """One rank: its line to the grader, and the context of its probe."""
 
-    def __init__(self, connection: socket.socket, job: dict, note: guard.Note) -> None:
+    def __init__(self, connection: socket.socket, job: dict, note: guard.Note, replaced: Callable[[], str]) -> None:
         self.sites = Sites(job["tree"], TORCH)
-        replaced = guard.replaced_in(module for name, module in sys.modules.items() if name.split(".")[0] == "grader")
         line, ending = (bytes.fromhex(key) for key in job.pop("keys"))
         self.wire = Wire(connection, sealer(connection.sendall, line, self.sites, replaced, note).send)
         self._end = [sealer(connection.sendall, ending, self.sites, replaced, note)]
@@ -188,7 +189,7 @@ def _unlike_other_ranks() -> None:
     random.seed()
     np.random.seed()
     dice = random.SystemRandom()
-    objects: list[Any] = [torch.nn.Parameter(torch.empty(1)) for _ in range(1000)]
+    objects: list[Any] = [torch.nn.Parameter(torch.empty(1)) for _ in range(200)]
     _HOLES.extend(thing for thing in objects if dice.random() < 0.5)
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from grader import guard, preload, values
+from grader.compiled import CompiledFiles
 from grader.printing import Stream
 
 ROOT = str(Path(__file__).resolve().parents[1])
@@ -76,7 +77,9 @@ class Zygote:
         self.folder = ""
         self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once, and how many were seen
         self.loaded = {preload.FIRST}
-        self.libraries = guard.library_functions()
+        self.probe_modules: set[str] = set()
+        self.before = guard.before()
+        self.compiled = CompiledFiles(ROOT)
         self.wakeup, sleeper = socket.socketpair()  # readable when a child has ended
         for end in (self.wakeup, sleeper):
             end.setblocking(False)
@@ -113,11 +116,7 @@ class Zygote:
         size = request["world_size"]
         os.environ[PROBE] = request["probe"]
         _, fds, _, _ = socket.recv_fds(self.control, 1, PER_RANK * size)
-        for group in preload.needs(request["probe"], request["file"]):
-            if group not in self.loaded:
-                preload.load(group)
-                self.loaded.add(group)
-                self.libraries = guard.library_functions()
+        self._load(request["probe"], request["file"])
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
         for rank in range(size):
@@ -125,7 +124,7 @@ class Zygote:
             os.mkdir(folder)
             pid = os.fork()
             if pid == 0:
-                become_rank(rank, folder, self.libraries, *fds[PER_RANK * rank : PER_RANK * (rank + 1)])
+                become_rank(rank, folder, self.before, self.compiled, *fds[PER_RANK * rank : PER_RANK * (rank + 1)])
             self.ranks[pid] = rank
         for fd in fds:
             os.close(fd)
@@ -145,6 +144,21 @@ class Zygote:
         for pid in found if self.most >= self.wanted else ():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGUSR2)
+
+    def _load(self, probe: str, file: str) -> None:
+        """Load what ranks with this probe and this file need, if it is not loaded."""
+        module = probe.partition(":")[0]
+        groups = [group for group in preload.needs(probe, file) if group not in self.loaded]
+        for group in groups:
+            preload.load(group)
+        if "scripts" in groups:
+            self.compiled.compile()
+        if module.startswith("grader."):
+            find_function(probe)
+        if groups or module not in self.probe_modules:
+            self.loaded.update(groups)
+            self.probe_modules.add(module)
+            self.before = guard.before()
 
     def stacks(self, _request: dict) -> None:
         """Each rank that lives writes its Python stack to its stack descriptor, even in an endless loop or a sleep."""
@@ -225,8 +239,9 @@ def descendants(ancestor: int, without_proc: set[int]) -> set[int]:
 
 
 def become_rank(
-    rank: int, folder: str, libraries: list[guard.Function], line: int, stdout: int, stderr: int, stack: int, notes: int
-) -> NoReturn:
+    rank: int, folder: str, before: guard.Before, compiled: CompiledFiles,
+    line: int, stdout: int, stderr: int, stack: int, notes: int,
+) -> NoReturn:  # fmt: skip
     """The forked child: nothing of the zygote's is left open, and it never returns into the zygote's loop."""
     code = 70
     sys.dont_write_bytecode = True  # a student's tree stays as it is
@@ -247,7 +262,7 @@ def become_rank(
         confine(rank, folder)
         from grader.probes import run_probe
 
-        run_probe(socket.socket(fileno=line), notes, libraries)
+        run_probe(socket.socket(fileno=line), notes, before, compiled)
         sys.stdout.flush()
         sys.stderr.flush()
         code = 0
