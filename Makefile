@@ -23,14 +23,15 @@ check: setup
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
-	$(RUN) -m pytest -q $(TWICE) -m "not slow and not bank and not medium" tests staff/tests
+	$(RUN) -m pytest -q $(TWICE) -m "not slow and not bank and not proof and not medium" tests staff/tests
 
 test: setup
-	$(RUN) -m pytest -q $(TWICE) -m "not slow and not bank" tests staff/tests
+	$(RUN) -m pytest -q $(TWICE) -m "not slow and not bank and not proof" tests staff/tests
 
-# Every known mistake must be caught by name, every right variant must pass.
+# Every known mistake must be caught by name, every right variant must pass; and the proofs that take minutes.
 bank: setup
 	$(RUN) -m staff.mistakes --seed 1
+	$(RUN) -m pytest -q $(TWICE) -m "proof and not slow" tests staff/tests
 
 verify: setup
 	$(RUN) -m pytest -q tests staff/tests

@@ -64,7 +64,7 @@ def test_once_it_is_solved_its_tests_pass_and_all_others_are_not_attempted(statu
     assert (both_sides.wrong_when_solved({"2a.1"}, TESTS, seen) == []) == right
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_the_last_region_of_task_2a_from_both_sides():
     figures, said = sides("--region", "2a.3")
 

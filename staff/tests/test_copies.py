@@ -43,7 +43,7 @@ def graded(tree: Path, *tests: str) -> dict:
     return json.loads(report.read_text()) if report.exists() else {"warnings": []}
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_copies_that_work_give_no_warning(tree):
     assert graded(tree, "tests/test_copies.py")["warnings"] == []
 

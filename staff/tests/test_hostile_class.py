@@ -121,7 +121,7 @@ def check(tmp_path: Path, names: list[str], more: int, restart: bool) -> None:
     assert "another's work" not in "".join(p.read_text(errors="replace") for p in out.rglob("*") if p.is_file())
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_hostile_names_and_answers_change_nothing_for_honest_hand_ins(tmp_path):
     check(tmp_path, list(FEW), more=0, restart=False)
 

@@ -37,7 +37,7 @@ SMALL = {
     r"benchmark\.sweep": "-m benchmark.sweep --strategies single --batch_sizes 1 --workers 1 --steps 3",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
-IN_MAKE_TEST = [row for row in SMALL.values() if re.search("bare_loop|loop_overhead|tokenise_speed|parts tiny", row)]
+IN_MAKE_BANK = [row for row in SMALL.values() if re.search("bare_loop|loop_overhead|tokenise_speed|parts tiny", row)]
 NO_JSON = ("task1_single", "-m cluster.ladder")  # their last line is for people
 
 # What another test runs in a small setting.
@@ -108,7 +108,7 @@ def tree(tmp_path_factory):
 
 def marked(command: str) -> object:
     """The cheap ones run in make test; those that need nodes or packages are skipped without them."""
-    marks = [pytest.mark.medium if command in IN_MAKE_TEST else pytest.mark.slow]
+    marks = [pytest.mark.proof if command in IN_MAKE_BANK else pytest.mark.slow]
     if NO_NODES and any(word in command for word in ("checks.network", "--nodes", "--emulated")):
         marks.append(pytest.mark.skip(reason=NO_NODES))
     if re.search(r"benchmark\.(?!checks|tables)", command) and not importlib.util.find_spec("tensorboard"):
