@@ -44,9 +44,15 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes_pipeline": (),
     "grader.probes_pipeline_pipe": ("steps",),
     "grader.probes_ring": (),
+    "grader.probes_sync": ("scripts",),
+    "grader.probes_sync:wrap": ("scripts", "steps"),  # DistributedDataParallel imports it
+    "grader.probes_traffic": ("scripts",),
+    "grader.probes_train": ("scripts", "steps"),
 }
-# What loading a file needs; one that is not here is a script, which imports its model class by name.
+# What loading a file needs; one that is not here is a script, whose load_model imports the model class.
 FILES: dict[str, tuple[str, ...]] = {
+    "beyond/overlap.py": (),
+    "beyond/ring.py": (),
     "common/data_partition.py": (),
     "common/schedule.py": (),
     "pipeline/partition.py": (),
@@ -58,7 +64,7 @@ FILES: dict[str, tuple[str, ...]] = {
 def needs(probe: str, file: str) -> Iterable[str]:
     """The groups that a run of this probe on this file of the tree needs, the first one aside."""
     if probe == "grader.probes:load":  # what every graded test begins with
-        return FILES.get(file, tuple(GROUPS))
+        return FILES.get(file, ("scripts",))
     return PROBES.get(probe, PROBES.get(probe.partition(":")[0], tuple(GROUPS)))
 
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
-from transformers import BertConfig, BertForSequenceClassification
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
@@ -49,6 +48,8 @@ def load_model(config):
 
     1.1  Load the pretrained weights from config.model_name_or_path. The head's size stands in `bert_config`.
     """
+    from transformers import BertConfig, BertForSequenceClassification  # takes seconds: --help need not wait for it
+
     bert_config = BertConfig.from_pretrained(config.config_name, num_labels=TASKS[config.task_name].num_labels)
     # TODO(cos598d) 1.1: load the model with from_pretrained; remember to pass bert_config as config (1 line)
     # BEGIN SOLUTION 1.1

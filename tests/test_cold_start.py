@@ -15,8 +15,7 @@ from common.paths import ROOT
 
 HEAVY = ("torch", "transformers", "datasets", "sklearn", "matplotlib", "pandas", "scipy")
 INTERNAL = {"cluster.bandwidth", "cluster.guard", "cluster.cloudlab_profile"}  # started by others
-# Every run_glue.py imports BertForSequenceClassification by name, because students' lines use it; that loads sklearn.
-NOT_YET = ("datasets", "matplotlib", "pandas")
+NOT_YET = ("datasets", "matplotlib", "pandas", "scipy", "sklearn", "torch._dynamo")
 RUN = """
 import json, runpy, sys
 seen = {}
