@@ -6,5 +6,9 @@ import pytest
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with tests marked medium, slow or bank, then the others; the order inside a file stays."""
-    long = {item.path for item in items if any(item.get_closest_marker(name) for name in ("medium", "proof", "slow", "bank"))}
+    long = {
+        item.path
+        for item in items
+        if any(item.get_closest_marker(name) for name in ("medium", "proof", "slow", "bank"))
+    }
     items.sort(key=lambda item: item.path not in long)
