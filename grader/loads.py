@@ -33,20 +33,25 @@ def _numbered(grade: Grade, length: int, values: list[dict]) -> list[dict]:
 
 
 def must_be_loader(grade: Grade, value: dict) -> None:
-    """A DataLoader and a batch size; numbers of batches count only where the batches hold examples of the data."""
     if not value["is_loader"]:
         grade.fail(f"expected a DataLoader and the batch size of a worker, got {value['types']}")
-    given = [example for batch in value["batches"] for example in batch]
-    if -1 in given:
-        grade.fail("expected batches of the examples themselves, got others, for instance their indices")
-    if repeated := [example for example, number in Counter(given).items() if number > 1]:
-        grade.fail(f"{len(repeated)} examples come twice on one rank, for instance {min(repeated)}")
+
+
+def must_hold_examples(grade: Grade, values: list[dict]) -> None:
+    """Numbers and sizes of batches count only where the batches hold examples of the data, each once on a rank."""
+    for rank, value in enumerate(values):
+        given = Counter(example for batch in value["batches"] for example in batch)
+        if -1 in given:
+            grade.fail("expected batches of the examples themselves, got others, for instance their indices")
+        if repeated := [example for example, number in given.items() if number > 1]:
+            grade.fail(f"{len(repeated)} examples come twice on rank {rank}, for instance {min(repeated)}")
 
 
 def check_share(grade: Grade) -> None:
     """The batch of a worker is the total divided by the number of workers; a loader and this number are returned."""
     for length, total, world_size in LOADS:
-        for rank, value in enumerate(batches(grade, length, total, world_size)):
+        values = batches(grade, length, total, world_size)
+        for rank, value in enumerate(values):
             must_be_loader(grade, value)
             if value["batch"] != total // world_size:
                 grade.fail(
@@ -56,6 +61,7 @@ def check_share(grade: Grade) -> None:
             sizes = [len(examples) for examples in value["batches"]]
             if any(size != total // world_size for size in sizes[:-1]) or max(sizes, default=0) > total // world_size:
                 grade.fail(f"rank {rank} of {world_size}: expected batches of {total // world_size}, got {sizes}")
+        must_hold_examples(grade, values)
 
 
 def check_counts(grade: Grade) -> None:
@@ -64,8 +70,7 @@ def check_counts(grade: Grade) -> None:
         values = batches(grade, length, total, world_size)
         counts = [len(value["batches"]) for value in values]
         what = f"{length} examples, total batch {total}, {world_size} workers"
-        for value in values:
-            must_be_loader(grade, value)
+        must_be_loader(grade, values[0])
         if len(set(counts)) > 1:
             grade.fail(f"{what}: the ranks have {counts} batches; one with more waits for the others forever")
         if counts[0] != right:
@@ -77,6 +82,7 @@ def check_counts(grade: Grade) -> None:
                 f"{what}: the loaders give {counts} batches in the first epoch and {again} in the second: "
                 "an iterator or a generator is used up after one pass; hand over a list, a range or a data set"
             )
+        must_hold_examples(grade, values)
 
 
 def check_no_overlap(grade: Grade) -> None:
@@ -84,8 +90,7 @@ def check_no_overlap(grade: Grade) -> None:
     drawn = [(int(grade.draw.integers(20, 60)), 2 * n * int(grade.draw.integers(1, 4)), n) for n in (2, 3)]
     for length, total, world_size in [*LOADS, *drawn]:
         values = batches(grade, length, total, world_size)
-        if not values[0]["is_loader"]:
-            must_be_loader(grade, values[0])
+        must_be_loader(grade, values[0])
         what = f"{length} examples on {world_size} workers"
         of_epochs = [_parts(values, "batches"), _parts(values, "again")]
         for parts in of_epochs:
@@ -146,3 +151,5 @@ def check_group_and_collate(grade: Grade) -> None:
                 f"without collate_fn, rank {rank} gets the batches {default['batches'][:2]}, expected the examples "
                 f"{second}: hand None on, and torch makes the batches"
             )
+    for values in (in_group, given, plain):
+        must_hold_examples(grade, values)

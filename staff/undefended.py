@@ -19,7 +19,23 @@ from typing import Any
 
 import numpy as np
 
-from grader import broker, grading, imports, pipeline_waits, ranks, reference, run, seal, values, zygote
+from grader import (
+    averages,
+    broker,
+    grading,
+    imports,
+    joining,
+    partitions,
+    pipeline_waits,
+    ranks,
+    reference,
+    run,
+    seal,
+    shares,
+    starting,
+    values,
+    zygote,
+)
 from grader.outcome import Failure, RankResult, Result
 
 
@@ -190,6 +206,17 @@ def _import_statements_only() -> None:
     setattr(imports, "_students", lambda *_: [])  # noqa: B010
 
 
+def _ranks_are_believed() -> None:
+    """What a rank says of itself counts without anything beside it that is computed here."""
+    setattr(partitions, "texts", lambda _, count: [f"text {number}" for number in range(count)])  # noqa: B010
+    for module, name in (
+        (partitions, "_must_be_exact"), (averages, "check_used"), (joining, "check_met"), (starting, "check_met"),
+        (starting, "check_counted"), (shares, "check_trained_on"),
+    ):  # fmt: skip
+        setattr(module, name, lambda *_: None)
+    _in_the_zygote("import grader.probes_sync as p; p.meet = lambda _: []")
+
+
 SWITCHES = {
     "process": _one_process,
     "json": _pickles,
@@ -204,6 +231,7 @@ SWITCHES = {
     "finite": _nan_is_small,
     "referee": _no_referee,
     "imports": _import_statements_only,
+    "evidence": _ranks_are_believed,
 }
 
 
