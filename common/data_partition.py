@@ -42,7 +42,10 @@ class Partition(Dataset):
         return len(self.index)
 
     def __getitem__(self, index: int):
-        """The example (not its number) at place `index` of this partition."""
+        """The example (not its number) at place `index` of this partition.
+
+        `index` is a whole number from 0; from len(self) on an IndexError is raised, as by a list. Slices need not work.
+        """
         # TODO(cos598d) 2b.2: return the example that stands at this place of the partition (1 line)
         # BEGIN SOLUTION 2b.2
         return self.data[self.index[index]]
@@ -58,7 +61,8 @@ class DataPartitioner:
         seed: seed of the shuffle. Equal seeds give equal partitions, on every rank and in every run, whatever else
             drew random numbers before.
 
-    After construction `partitions` is a list with one list of indices for each size. Partition k has
+    After construction `partitions` is a list with one list of indices for each size. They are consecutive parts of the
+    shuffled order. A part may be sorted, and its indices may be whole numbers of numpy. Partition k has
     sizes[k] * len(data) examples, rounded up or down, and the partitions together have len(data). Which of them are
     rounded up: those that would lose most by rounding down, the first ones where several lose the same (the largest
     remainder method, known from sharing out the seats of a parliament).
@@ -90,7 +94,10 @@ class DataPartitioner:
         # END SOLUTION 2b.3
 
     def use(self, partition: int) -> Partition:
-        """Partition number `partition` as a data set. Asking twice gives the same examples twice."""
+        """Partition number `partition` as a data set, its examples in the order of self.partitions[partition].
+
+        Asking twice gives the same examples twice.
+        """
         # TODO(cos598d) 2b.4: make a Partition of the data and the indices found above (1 line)
         # BEGIN SOLUTION 2b.4
         return Partition(self.data, self.partitions[partition])
