@@ -157,10 +157,18 @@ def check_agree(grade: Grade) -> None:
             result = piped if name == "piped" else spread(grade, [], masked)
             for step, (got, right) in enumerate(zip(result.values[0]["steps"], expected[model], strict=True)):
                 if words := _differ(got, right):
+                    if name == "piped" and not (words := _without_permits(got, expected["plain"][step], words)):
+                        break
                     given = "with an attention mask and position ids" if masked else "without a mask"
                     later = f", step {step + 1}, after the parameters have changed" if step else ""
                     grade.fail(f"{name} GPT-2, {given}{later}: {words}")
         _must_be_piped(grade, piped)
+
+
+def _without_permits(told: dict[str, Any], plain: dict[str, Any], words: str) -> str:
+    """What is wrong with a piped model whose partitions took no permits; "" if it is that and nothing else."""
+    cause = _differ(told, plain)
+    return cause if not cause or "though the loss is right" in cause else words
 
 
 def _differ(told: dict[str, Any], expected: dict[str, Any]) -> str:

@@ -71,7 +71,7 @@ def numbered(draw: np.random.Generator, size: int, features: tuple[int, ...] = (
 
 
 def forwards(grade: Grade, settings: tuple[Setting, ...] = SETTINGS, last: str = "cpu") -> Iterator[Call]:
-    """Every call of every setting; see probes_pipeline_pipe.forward. All tests of p.3 look at the same runs."""
+    """Every call of every setting; see probes_pipeline_forward. All tests of p.3 look at the same runs."""
     draw = np.random.default_rng(grade.seed)
     for setting in settings:
         batches = [numbered(draw, size, setting.features) for size in setting.sizes]
@@ -80,7 +80,7 @@ def forwards(grade: Grade, settings: tuple[Setting, ...] = SETTINGS, last: str =
         shape = (max(setting.sizes), setting.partitions)
         factors, shifts = draw.integers(2, 6, size=shape), draw.integers(-9, 10, size=shape)
         result = run_once(
-            grade, "grader.probes_pipeline_pipe:forward", stages=setting.partitions, split_size=setting.split_size,
+            grade, "grader.probes_pipeline_forward:forward", stages=setting.partitions, split_size=setting.split_size,
             each=[{"batches": batches, "factors": factors, "shifts": shifts}], last=last, shape=setting.shape,
             sizes=setting.sizes, features=setting.features, dtype=setting.dtype,
         )  # fmt: skip

@@ -42,6 +42,7 @@ GROUPS = {
 PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes_data": (),
     "grader.probes_pipeline": (),
+    "grader.probes_pipeline_forward": ("steps",),
     "grader.probes_pipeline_pipe": ("steps",),
     "grader.probes_ring": (),
     "grader.probes_sync": ("scripts",),

@@ -73,7 +73,8 @@ def _assemble_partition(layers: Iterable[nn.Module]) -> nn.Sequential:
 def _split_module(modules: nn.Sequential) -> tuple[list[nn.Sequential], list[torch.device]]:
     """Cut `modules` into partitions and say on which device each lies; both lists are equally long.
 
-    Devices A, B, A make three partitions: the data passes A twice.
+    Devices A, B, A make three partitions: the data passes A twice. `modules` holds at least one layer: Pipe refuses an
+    empty Sequential before it asks.
 
     Steps
     [1] Walk through _layers(modules) in order, and change nothing in modules.

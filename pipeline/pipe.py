@@ -19,7 +19,7 @@ from torch import nn
 from common.errors import InputError
 from common.schedule import _clock_cycles
 from pipeline.backward import Stage, call_with_overlapping_backward
-from pipeline.partition import _split_module
+from pipeline.partition import _layers, _split_module
 from pipeline.timeline import Trace
 from pipeline.worker import Task, create_workers
 
@@ -39,9 +39,9 @@ class Pipe(nn.Module):
         if int(split_size) != split_size or split_size < 1:
             raise InputError(f"split_size: expected 1 or more examples per micro-batch, got {split_size}")
         self.split_size = int(split_size)
-        partitions, self.devices = _split_module(module)
-        if not partitions:
+        if not any(True for _ in _layers(module)):
             raise InputError("expected a Sequential with at least one layer, got an empty one")
+        partitions, self.devices = _split_module(module)
         self.partitions = nn.ModuleList(Stage(j, *partition) for j, partition in enumerate(partitions))
         _refuse_shared_parameters(self.partitions)
         self.in_queues, self.out_queues = create_workers(self.devices)
@@ -54,7 +54,7 @@ class Pipe(nn.Module):
         return call_with_overlapping_backward(self, super().__call__, x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Send the batch x (B, ...) through the pipeline; the output (B, ...) lies on the last device.
+        """Send the batch x (B, ...) through the pipeline; the output (B, ...) lies on the last device. B is at least 1.
 
         Steps
         [1] Split the batch into micro-batches of split_size examples; the last one may be smaller.
@@ -82,6 +82,8 @@ class Pipe(nn.Module):
         [3] Get each result from the out-queue of its partition, however long that takes. If it is not a success, raise
             its exception.
         [4] Store the result in `batches`.
+
+        If several tasks fail, any of their exceptions may be raised.
         """
         # TODO(cos598d) p.4: hand out the tasks of one clock cycle, then collect their results (8 lines)
         # BEGIN SOLUTION p.4

@@ -49,7 +49,8 @@ def gradient_bytes(model: nn.Module, dtype: torch.dtype) -> int:
 def all_reduce_traffic(size: int, world_size: int) -> Traffic:
     """What every worker sends and receives when a ring reduces tensors of `size` bytes.
 
-    4.2  [3] In how many rounds does a worker send a piece, and how large is a piece? It receives as much.
+    4.2  [3] In how many rounds does a worker send a piece, and how large is a piece? It receives as much. A piece may
+         be a fraction of a byte long; you may round the result to whole bytes.
     """
     # TODO(cos598d) 4.2: rounds of the ring times the bytes of a piece (about 2 lines)
     # BEGIN SOLUTION 4.2

@@ -4,16 +4,23 @@ import inspect
 import itertools
 import shutil
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
+from torch.utils.data import TensorDataset
+from transformers import BertForSequenceClassification, GPT2LMHeadModel
 
+from common import glue, models, process_group, record
 from common.course import load_course
 from common.paths import ROOT
 from common.schedule import _clock_cycles
-from grader import pipeline_compute, pipeline_waits, pipeline_whole, probes_pipeline, watched
+from grader import pipeline_compute, pipeline_waits, pipeline_whole, probes_bert, probes_pipeline, watched
 from grader.grading import Grade, Session
-from grader.probes_pipeline_pipe import ForwardStandIns, GivenSplit
+from grader.probes_data import Data
+from grader.probes_pipeline_forward import ForwardStandIns
+from grader.probes_pipeline_pipe import GivenSplit
+from grader.toys import Classifier, LanguageModel
 from grader.verdicts import Deadlocked, TimedOut, Wrong
 from pipeline.partition import _split_module
 from pipeline.pipe import Pipe
@@ -59,6 +66,32 @@ def test_a_stand_in_can_be_called_as_what_it_replaces(name):
     stand_in, original = STAND_INS[name]
 
     assert parameters(stand_in) == parameters(original)
+
+
+@pytest.mark.parametrize(("stand_in", "original"), [
+    (Classifier.forward, BertForSequenceClassification.forward), (LanguageModel.forward, GPT2LMHeadModel.forward),
+    (Data.__getitem__, TensorDataset.__getitem__), (Data.__len__, TensorDataset.__len__),
+])  # fmt: skip
+def test_a_small_model_or_dataset_takes_nothing_that_the_real_one_does_not(stand_in, original):
+    known = dict(parameters(original))
+
+    assert set(dict(parameters(stand_in))) <= set(known)
+    assert all(known[name] == default for name, default in parameters(stand_in))
+
+
+def test_the_surroundings_of_a_script_can_be_called_as_the_real_ones(monkeypatch):
+    places = [(glue, "load_glue"), (process_group, "process_group"), (record, "Record")]
+    originals = [getattr(owner, name) for owner, name in places]
+    for owner, name in [*places, (models, "load_tokenizer")]:
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # undone at the end
+
+    probes_bert._replace_surroundings(SimpleNamespace(arguments={}, spy=lambda *_: None))
+
+    for (owner, name), original in zip(places, originals, strict=True):
+        assert [*inspect.signature(getattr(owner, name)).parameters] == [*inspect.signature(original).parameters]
+    for method in ("describe", "write"):
+        mine, original = getattr(record.Record, method), getattr(originals[2], method)
+        assert len(parameters(mine)) == len(parameters(original))
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------
