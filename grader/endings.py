@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 LEFT_EARLY = "leaves with exit code {} before its run has ended"
 NOT_OURS = 70  # the exit code of a rank that could not even start
+FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')  # a name ends at its quote: no text takes more than linear time
 MAX_MESSAGE = 4000  # characters of an exception's message
 MAX_TRACE = 20  # frames of a traceback, the innermost ones
 
@@ -68,7 +69,7 @@ def failure(error: dict | None) -> Failure | None:
 
 def innermost(stack: str, tree: str) -> str:
     """file:line of the innermost of the student's frames in a stack that faulthandler has written."""
-    for filename, line in re.findall(r'File "(.*)", line (\d+)', stack):
+    for filename, line in FRAME.findall(stack):
         if name := student_file(tree, filename):
             return f"{name}:{line}"
     return ""

@@ -36,6 +36,8 @@ from grader.zygote import find_function
 
 _HOLES: list[Any] = []  # see _unlike_other_ranks
 TORCH = str(Path(torch.__file__).parent)
+Tell = Callable[..., None]  # (name, **data)
+Note = Callable[..., dict]
 
 
 class Arguments(dict[str, Any]):
@@ -62,7 +64,7 @@ class Context:
         self.arguments: dict[str, Any] = Arguments(job["arguments"], wire)
         self.tree = Path(job["tree"])
         self.during = ""  # what is going on, for the message if it fails
-        self._wire = wire
+        self.event = teller(wire)
         self._loaded = 0
 
     def load(self, path: str) -> ModuleType:
@@ -90,25 +92,35 @@ class Context:
         method = "tcp://127.0.0.1:1"  # never opened
         dist.init_process_group(backend, init_method=method, rank=self.rank, world_size=self.world_size)
 
-    def event(self, name: str, **data: Any) -> None:
-        """Write an event into the rank's list, between the collectives before and after it."""
-        self._wire.event(name, data)
+    def spy(self, owner: Any, attribute: str, name: str = "", note: Note | None = None) -> None:
+        spy(self.event, owner, attribute, name, note)
 
-    def spy(self, owner: Any, attribute: str, name: str = "", note: Callable[..., dict] | None = None) -> None:
-        """Put an event before every call of `owner.attribute`: a function of a module, a method of a class or object.
 
-        Load the student's file afterwards, since `from module import function` copies what is there. `note` is called
-        with the arguments of the call and returns the event's data; it must not use up an iterator among them.
-        """
-        original = getattr(owner, attribute)
-        name = name or attribute
+def teller(wire: Wire) -> Tell:
+    """What probes and their doubles hold to write an event into the rank's list, between the collectives before and
+    after it. It leads to no inputs: a student's code has the doubles in its hands."""
 
-        @functools.wraps(original)
-        def spied(*arguments: Any, **keywords: Any) -> Any:
-            self.event(name, **(note(*arguments, **keywords) if note else {}))
-            return original(*arguments, **keywords)
+    def event(name: str, **data: Any) -> None:
+        wire.event(name, data)
 
-        setattr(owner, attribute, spied)
+    return event
+
+
+def spy(tell: Tell, owner: Any, attribute: str, name: str = "", note: Note | None = None) -> None:
+    """Put an event before every call of `owner.attribute`: a function of a module, a method of a class or object.
+
+    Load the student's file afterwards, since `from module import function` copies what is there. `note` is called
+    with the arguments of the call and returns the event's data; it must not use up an iterator among them.
+    """
+    original = getattr(owner, attribute)
+    name = name or attribute
+
+    @functools.wraps(original)
+    def spied(*arguments: Any, **keywords: Any) -> Any:
+        tell(name, **(note(*arguments, **keywords) if note else {}))
+        return original(*arguments, **keywords)
+
+    setattr(owner, attribute, spied)
 
 
 def call(context: Context) -> Any:

@@ -111,7 +111,7 @@ def _replace_surroundings(context: Context) -> None:
     """Real data, the roll call and the watchdog have graders of their own: here they would only cost time."""
     from common import glue, models, process_group, record
 
-    a = context.arguments
+    a, event = context.arguments, context.event
 
     def features(part: slice) -> glue.Features:
         ids, labels = a["mine"]["ids"][part], a["mine"]["labels"][part]
@@ -133,15 +133,15 @@ def _replace_surroundings(context: Context) -> None:
     class Record(record.Record):
         def __init__(self, config: Any, worker: Any) -> None:
             super().__init__(config, worker)
-            watched_record(context, self)
+            watched_record(event, self)
 
         def describe(self, model: Any, train: int, dev: int) -> None:
             self.model = model
-            context.event("weights", weights=weights(model))
+            event("weights", weights=weights(model))
             super().describe(model, train, dev)
 
         def write(self) -> None:
-            context.event("trained", weights=weights(self.model))
+            event("trained", weights=weights(self.model))
             super().write()
 
     def note(self: Any, input_ids: Any, *arguments: Any, **keywords: Any) -> dict:

@@ -15,7 +15,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from grader import draws, toys
-from grader.probes import Context
+from grader.probes import Context, Tell, spy
 
 DEFAULTS: dict[str, Any] = {
     "output_dir": Path("out"), "overwrite_output_dir": True, "model_name_or_path": "", "tokenizer_name": "",
@@ -64,7 +64,7 @@ def glue(context: Context) -> None:
     worker = Worker(context.rank, context.world_size)
     data = GlueData(TASKS[config.task_name], features(slice(a["train"])), features(slice(a["train"], None)))
     model = toys.Classifier(a["mine"]["weights"], context.event)
-    record: Any = watched_record(context, Record(config, worker))
+    record: Any = watched_record(context.event, Record(config, worker))
     record.dtype, record.sent = torch.float32, []  # what task 4's record has besides
     task.train(config, worker, wrapped(context, task, model, worker), data, record)
 
@@ -86,7 +86,7 @@ def gpt2(context: Context) -> None:
     blocks: Any = list(a["mine"]["ids"])
     loader: Any = torch.utils.data.DataLoader(blocks, batch_size=config.batch_size // context.world_size)
     model = toys.LanguageModel(a["mine"]["weights"], context.event)
-    record = watched_record(context, Record(config, worker))
+    record = watched_record(context.event, Record(config, worker))
     validation = list(a["mine"]["validation"])
     data = (loader, validation) if a["loaded"] else (SimpleNamespace(train=blocks, validation=validation),)
     task.train(config, worker, wrapped(context, task, model, worker), *data, record)
@@ -118,6 +118,8 @@ def watch_library(context: Context) -> None:
     """Replace what train() uses by watched doubles, before the student's file copies their names."""
     from common import optim, worker_gradients
 
+    event = context.event  # and not the context, which the doubles below would lead to
+
     current: list[torch.optim.Optimizer] = []
 
     class Sgd(torch.optim.SGD):
@@ -131,22 +133,20 @@ def watch_library(context: Context) -> None:
 
         def step(self, closure: Any = None) -> Any:
             rate, remembered = self.param_groups[0]["lr"], self.remembered()
-            context.event(
-                "step", grads=snapshot(self, "grad"), params=snapshot(self, "data"), rate=rate, remembered=remembered
-            )
+            event("step", grads=snapshot(self, "grad"), params=snapshot(self, "data"), rate=rate, remembered=remembered)
             result = super().step(closure)
             for parameter in self.moved():
                 self.state[parameter]["steps"] = remembered + 1
-            context.event("stepped", params=snapshot(self, "data"))
+            event("stepped", params=snapshot(self, "data"))
             return result
 
     class Schedule(LambdaLR):
         def step(self, epoch: int | None = None) -> None:
             super().step(epoch)
-            context.event("schedule", rate=self.get_last_lr()[0])
+            event("schedule", rate=self.get_last_lr()[0])
 
     def build_optimizer(config: Any, model: torch.nn.Module, steps_per_epoch: int) -> tuple:
-        context.event("build", steps_per_epoch=steps_per_epoch)
+        event("build", steps_per_epoch=steps_per_epoch)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         current[:] = [Sgd(trainable, lr=config.learning_rate)]
         return current[0], Schedule(current[0], lambda step: 1 / (1 + step))
@@ -160,12 +160,12 @@ def watch_library(context: Context) -> None:
         context.spy(module, "clip_grad_norm_", "clip", note)
 
     def keep_gradients(model: torch.nn.Module, rank: int) -> None:
-        context.event("kept", grads=snapshot(current[0], "grad") if current else {}, rank=rank)
+        event("kept", grads=snapshot(current[0], "grad") if current else {}, rank=rank)
 
     worker_gradients.keep_gradients = keep_gradients  # which would write into the repository
 
 
-def watched_record(context: Context, record: Any) -> Any:
+def watched_record(tell: Tell, record: Any) -> Any:
     """The real record, which also tells what it is given."""
 
     def loss(value: Any) -> dict:
@@ -181,8 +181,8 @@ def watched_record(context: Context, record: Any) -> Any:
                 plain[str(name)] = float(value)
         return {"epoch": epoch if isinstance(epoch, int) else -99, "metrics": plain, "kinds": kinds}
 
-    context.spy(record, "loss", "loss", loss)
-    context.spy(record, "evaluation", "evaluation", evaluation)
+    spy(tell, record, "loss", "loss", loss)
+    spy(tell, record, "evaluation", "evaluation", evaluation)
     return record
 
 

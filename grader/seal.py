@@ -11,17 +11,26 @@ import secrets
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
 from grader import values
 from grader.values import SIGNATURE, MessageError
 
 LINE, ENDING = 0, 1  # which key
 GRADER = str(Path(__file__).resolve().parent) + os.sep
+BY_HAND = "calls the grader's process group by hand"
 FORGED = "sends a message of the grader's that was made outside of the grader"
 
 Sealer = Generator[Exception | None, dict | None, None]
-Site = Callable[[Any], tuple[str, str]]
+
+
+class Site(Protocol):
+    """What sites.Sites is."""
+
+    def __call__(self, frame: FrameType | None) -> tuple[str, str]: ...
+
+    def students(self, filename: str) -> str: ...
 
 
 def new_keys() -> tuple[bytes, bytes]:
@@ -88,6 +97,11 @@ def _sealed(
             try:
                 if message and message["kind"] in ("call", "event"):
                     message["where"], message["inside"] = site(getframe(1))
+                if message and message["kind"] == "call" and message["name"] != "init_process_group":
+                    while frame and frame.f_code.co_filename.startswith(ours):
+                        frame = frame.f_back
+                    if frame and site.students(frame.f_code.co_filename):  # and not torch.distributed
+                        note(BY_HAND, f"{frame.f_code.co_filename}:{frame.f_lineno}")
                 data = pack(message)
                 number += 1
                 send(sign(data, key, number) + data)

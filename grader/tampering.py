@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from grader.texts import Texts
+
 MODULES = {
     "grader": "imports the grader", "staff": "imports the course's staff tools",
     "tests": "imports the course's tests", "gc": "looks through all objects", "ctypes": "reaches into memory",
@@ -39,7 +41,7 @@ ENDS = {"_exit", "abort", "closerange", "dup2", "execv", "execve", "execvp", "po
 OF_A_MODULE = {  # module -> attributes that are ordinary words elsewhere
     "os": {"kill", "killpg", "fork", "system", "popen", "dup", "write", "close"},
     "sys": {"modules", "excepthook", "unraisablehook"},
-    "inspect": {"stack", "trace"},
+    "inspect": {"stack", "trace", "getmembers", "getmembers_static", "getattr_static"},
     "types": {"FrameType", "TracebackType", "CellType"},
     "threading": {"settrace", "setprofile", "excepthook"},
 }
@@ -55,6 +57,7 @@ WORD = re.compile(r"\w+")
 COMPILED = {".so", ".pyc", ".pyd", ".dll", ".dylib", ".pth"}
 NAMES = FRAMES | INSIDES | ENDS
 MAX_FLAGS = 50  # of one file
+MAKES_TEXT = ast.Constant | ast.BinOp | ast.JoinedStr | ast.Call | ast.Subscript
 
 
 class Flag(NamedTuple):
@@ -98,7 +101,7 @@ def _look_at_file(tree: Path, file: str) -> list[Flag]:
 
 def _look(module: ast.Module) -> Iterator[tuple[int, str]]:
     names = _imported_names(module)
-    texts = _docstrings(module)
+    alone, texts = _docstrings(module), Texts(module)
     for node in ast.walk(module):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -106,18 +109,23 @@ def _look(module: ast.Module) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Attribute):
             yield from ((line, what) for what in _attribute(node, names))
         elif isinstance(node, ast.Call):
-            yield from ((line, what) for what in _call(node, names))
+            yield from ((line, what) for what in _call(node, names, texts))
         elif isinstance(node, ast.Name) and node.id in CODE | NAMES:
             yield line, f"uses {node.id}"
-        elif isinstance(node, ast.Constant | ast.BinOp | ast.JoinedStr) and id(node) not in texts:
-            text = _text(node)
-            if hidden := ({text} & NAMES) | ((FRAMES | INSIDES) & set(WORD.findall(text))):
-                yield line, f"names {min(hidden)} as text"
-            elif PLACES.search(text):
-                yield line, f"names {PLACES.search(text)[0]} as text"  # type: ignore[index]
+        elif isinstance(node, ast.MatchClass) and (read := NAMES & set(node.kwd_attrs)):
+            yield line, f"reads {min(read)}"
+        elif isinstance(node, MAKES_TEXT) and id(node) not in alone:
+            yield from ((line, what) for text in texts.of(node)[0] for what in _named(text))
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
             targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]
             yield from ((line, what) for target in targets for what in _replaced(target, names))
+
+
+def _named(text: str) -> Iterator[str]:
+    if hidden := ({text} & NAMES) | ((FRAMES | INSIDES) & set(WORD.findall(text))):
+        yield f"names {min(hidden)} as text"
+    elif place := PLACES.search(text):
+        yield f"names {place[0]} as text"
 
 
 def _imported_names(module: ast.Module) -> dict[str, str]:
@@ -171,17 +179,18 @@ def _attribute(node: ast.Attribute, names: dict[str, str]) -> Iterator[str]:
         yield f"uses {owner + '.' if owner else ''}{node.attr}"
 
 
-def _call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
+def _call(node: ast.Call, names: dict[str, str], texts: Texts) -> Iterator[str]:
     called = node.func.id if isinstance(node.func, ast.Name) else ""
     if called in ("getattr", "setattr", "delattr", "hasattr") and len(node.args) > 1:
-        owner, name = _path(node.args[0], names), _text(node.args[1])
-        if name in NAMES | CODE or name in OF_A_MODULE.get(owner, ()):
-            yield f"{called} of {name}"
-        elif not name and owner.split(".")[0] in LIBRARIES | SYSTEM and (called, owner) != ("getattr", "torch"):
-            yield f"{called} on {owner} with a name that is made at run time"
+        owner, (found, all_known) = _path(node.args[0], names), texts.of(node.args[1])
+        if suspect := {*found} & (NAMES | CODE | OF_A_MODULE.get(owner, set())):
+            yield f"{called} of {min(suspect)}"
+        elif not (all_known or (called, owner) == ("getattr", "torch") or _is_plain(node.args[1], owner)):
+            yield f"{called} on {owner or 'an object'} with a name that is made at run time"
         elif called != "getattr" and called != "hasattr" and _is_library(owner):
-            yield f"replaces {owner}.{name}"
-    if _path(node.func, names) in ("operator.attrgetter", "operator.methodcaller") and not all(map(_text, node.args)):
+            yield f"replaces {owner}.{found[0] if found else 'something'}"
+    by_name = _path(node.func, names) in ("operator.attrgetter", "operator.methodcaller")
+    if by_name and not all(texts.of(argument)[1] for argument in node.args):
         yield "takes attributes by a name that is made at run time"
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("fromhex", "unhexlify", "b64decode"):
         yield "decodes text that may be code"
@@ -189,6 +198,13 @@ def _call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
         yield "opens a descriptor by its number"
     if called == "open" and node.args and isinstance(node.args[0], ast.Constant) and type(node.args[0].value) is int:
         yield "opens a descriptor by its number"
+
+
+def _is_plain(node: ast.expr, owner: str) -> bool:
+    """f"block{i}" of an object, whatever i is."""
+    first = node.values[0] if isinstance(node, ast.JoinedStr) and not _is_library(owner) else None
+    begins = str(first.value) if isinstance(first, ast.Constant) else ""
+    return begins[:1].isalpha() and owner not in SYSTEM and not any(name.startswith(begins) for name in NAMES)
 
 
 def _replaced(target: ast.expr, names: dict[str, str]) -> Iterator[str]:
@@ -203,22 +219,3 @@ def _replaced(target: ast.expr, names: dict[str, str]) -> Iterator[str]:
 
 def _is_library(path: str) -> bool:
     return path.split(".")[0] in LIBRARIES
-
-
-def _text(node: ast.expr) -> str:
-    """The text that a constant expression makes, as far as it can be seen; "" else."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else ""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = _text(node.left), _text(node.right)
-        return left + right if left and right else ""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values)
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and node.slice.lower is None:
-        step = node.slice.step
-        backwards = isinstance(step, ast.UnaryOp) and isinstance(step.op, ast.USub)
-        return _text(node.value)[::-1] if backwards else ""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join" and node.args:
-        parts = node.args[0].elts if isinstance(node.args[0], ast.List | ast.Tuple) else []
-        return _text(node.func.value).join(_text(part) for part in parts)
-    return ""

@@ -36,6 +36,15 @@ SUSPECT = {
     "backwards": "getattr(x, 'kcab_f'[::-1])",
     "list": "getattr(x, ''.join(['f_', 'back']))",
     "format": "getattr(x, f'f_{\"back\"}')",
+    "a percent sign": "getattr(x, '%sself%s' % ('__', '__'))",
+    "pieces under names": "SIDES = ('__', '__')\nNAME = '%sself%s' % SIDES",
+    "a loop": "for name in ('f_back', 'f_code'):\n    getattr(x, name)",
+    "numbers": "getattr(x, chr(102) + '_back')",
+    "a name from elsewhere": "def f(name):\n    return getattr(x, name)",
+    "a pattern": "match x:\n    case object(__self__=owner):\n        pass",
+    "an import by hand": "__builtins__['__import__']('sys')",
+    "logging": "import logging\nlogging.currentframe()",
+    "members": "import inspect\ninspect.getmembers(x)",
     "inside a text": "'{0.f_back.f_locals}'.format(frame)",
     "attrgetter": "from operator import attrgetter\nattrgetter(name)(x)",
     "run-time": "import sys\ngetattr(sys, name)",
@@ -57,6 +66,7 @@ PLAIN = {
     "a model": "import torch\nmodel.eval()\nfor m in model.modules():\n    m.weight.data.zero_()",
     "settings": "import torch\ntorch.backends.cudnn.benchmark = True\ntorch.manual_seed(1)",
     "attributes": "setattr(self, f'partition_{i}', p)\ngetattr(self, f'partition_{i}')",
+    "a loop over names": "for name in ('query', 'key'):\n    getattr(layer, name).requires_grad_(False)",
     "dtype": "import torch\ntorch_dtype = getattr(torch, name)",
     "errors": "import sys\nkept = sys.exc_info()\nraise kept[1].with_traceback(kept[2])",
     "docstring": '"""Reads sys.modules and /proc/self/mem, or grader/wire.py."""',
@@ -78,6 +88,13 @@ def test_code_that_reaches_for_the_grader_is_flagged_with_its_line(tmp_path, nam
 @pytest.mark.parametrize("name", PLAIN)
 def test_ordinary_code_is_not_flagged(tmp_path, name):
     assert flags(tmp_path, PLAIN[name]) == []
+
+
+def test_names_made_of_each_other_take_no_longer_than_other_names(tmp_path):
+    """Ten names a line, each of all the names before: followed to the end these are 10 ** 20 expressions."""
+    lines = [f"n{i} = {' + '.join([f'n{i - 1}'] * 10)}" for i in range(1, 20)]
+
+    assert flags(tmp_path, "n0 = 'a'\n" + "\n".join(lines)) == []
 
 
 def test_compiled_code_is_flagged(tmp_path):

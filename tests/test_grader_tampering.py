@@ -10,6 +10,7 @@ import pytest
 
 from common.paths import ROOT
 from grader import ranks, values
+from grader.endings import innermost
 from tests.play import player
 
 
@@ -175,6 +176,56 @@ def test_who_finds_the_wire_cannot_send_as_the_grader_does(play, name):
     assert "made outside of the grader" in " ".join(flags_of(result))
 
 
+def test_a_group_of_the_graders_that_is_called_by_hand_is_flagged(play):
+    source = f"""
+        def go(context):
+            context.join()
+            {TO_THE_WIRE}
+            group = dist.init_process_group.__globals__["BrokeredGroup"](wire, "1/0", [0], 0)
+            group._post("all_reduce", torch.ones(2), [torch.ones(2)], [], None, reduce="SUM").wait()
+    """
+
+    result = play(source)
+
+    assert result.outcome == "returned"
+    assert flags_of(result) == ["in a run: calls the grader's process group by hand"]
+
+
+def test_collectives_of_torch_and_of_ddp_are_not_flagged(play):
+    source = """
+        def go(context):
+            context.join()
+            dist.all_reduce(torch.ones(2))
+            dist.barrier()
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+            model(torch.ones(1, 2)).sum().backward()
+    """
+
+    result = play(source, world_size=2)
+
+    assert result.outcome == "returned"
+    assert flags_of(result) == []
+
+
+def test_what_a_toy_tells_its_steps_with_leads_to_no_inputs(play):
+    source = """
+        import types
+
+        def leads_to(thing, depth=0):
+            if isinstance(thing, types.FunctionType) and depth < 4:
+                for cell in thing.__closure__ or ():
+                    yield from leads_to(cell.cell_contents, depth + 1)
+            if hasattr(thing, "__self__"):
+                yield thing.__self__
+            yield thing
+
+        def go(context):
+            return [type(thing).__name__ for thing in leads_to(context.event)]
+    """
+
+    assert play(source).values == [["Wire", "function"]]
+
+
 def test_a_last_word_signed_as_a_call_is_not_believed(play):
     source = f"""
         def go(context):
@@ -326,3 +377,10 @@ def _imports(path):
 def _end():
     yield
     ranks.stop()
+
+
+def test_frames_of_a_stack_end_at_the_quote_of_their_name():
+    """A stack of `File "` over and over, and without an end, takes as long as its text is."""
+    text = 'File "/tree/a"b", line 3 File "' * 4000 + 'File "/tree/task/run.py", line 7'
+
+    assert innermost(text, "/tree") == "task/run.py:7"
