@@ -93,7 +93,8 @@ class Zygote:
         self.report(kind="ready")
         try:
             while True:
-                pause = COUNT_PAUSE if self.most < self.wanted and self.ranks else None
+                counting = self.wanted > max(self.most, 0) and self.ranks
+                pause = COUNT_PAUSE if counting else None
                 readable, _, _ = select.select([self.control, self.wakeup], [], [], pause)
                 if pause and not readable:
                     self.count()

@@ -1,0 +1,53 @@
+"""How many processes a rank has at once, counted by the process that starts the ranks."""
+
+import sys
+
+import pytest
+
+from grader import ranks
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are counted in /proc")
+
+STARTS = """
+import os, signal
+def go(context):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    counted = []
+    for together in context.arguments["groups"]:
+        children = []
+        for _ in range(together):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0 if signal.sigtimedwait({signal.SIGUSR2}, context.arguments["patience"]) else 1)
+            children.append(pid)
+        counted += [os.waitpid(pid, 0)[1] for pid in children]
+    return counted
+"""
+
+
+def counted(tmp_path, groups, children, patience):
+    (tmp_path / "run.py").write_text(STARTS)
+    arguments = {"file": "run.py", "function": "go", "groups": groups, "patience": patience, "children": children}
+    return ranks.run("grader.probes:call", 1, arguments, tree=tmp_path)
+
+
+def test_processes_that_run_at_once_are_counted_and_told(tmp_path):
+    result = counted(tmp_path, [3], 3, 60)
+
+    assert result.children == 3
+    assert result.values == [[0, 0, 0]]
+
+
+def test_processes_one_after_the_other_are_not_many(tmp_path):
+    result = counted(tmp_path, [1, 1], 2, 0.2)
+
+    assert result.children <= 1
+    assert 0 not in result.values[0]
+
+
+def test_a_rank_without_processes_has_none(tmp_path):
+    assert counted(tmp_path, [], 2, 0).children == 0
+
+
+def test_nobody_counts_unless_a_run_asks(tmp_path):
+    assert counted(tmp_path, [], 0, 0).children == -1
