@@ -21,6 +21,7 @@ import numpy as np
 
 from grader import (
     averages,
+    bert,
     broker,
     grading,
     imports,
@@ -33,7 +34,9 @@ from grader import (
     seal,
     shares,
     starting,
+    steps,
     values,
+    wrapping,
     zygote,
 )
 from grader.outcome import Failure, RankResult, Result
@@ -211,10 +214,19 @@ def _ranks_are_believed() -> None:
     setattr(partitions, "texts", lambda _, count: [f"text {number}" for number in range(count)])  # noqa: B010
     for module, name in (
         (partitions, "_must_be_exact"), (averages, "check_used"), (joining, "check_met"), (starting, "check_met"),
-        (starting, "check_counted"), (shares, "check_trained_on"),
+        (starting, "check_counted"), (shares, "check_trained_on"), (bert, "_check_logits"),
+        (wrapping, "check_own_gradients_sent"),
     ):  # fmt: skip
         setattr(module, name, lambda *_: None)
+    setattr(steps.Training, "before", _believed)  # noqa: B010
     _in_the_zygote("import grader.probes_sync as p; p.meet = lambda _: []")
+
+
+def _believed(training: steps.Training, rank: int, number: int) -> dict[str, np.ndarray]:
+    """The parameters before a step, as the rank tells them."""
+    made = training.ranks[rank].steps
+    told = made[number].before if number < len(made) else made[-1].after if made else None
+    return training.weights | (told or {})
 
 
 SWITCHES = {

@@ -1,0 +1,73 @@
+"""The parameters of a run as the judge computes them: what a rank reports of them has no say."""
+
+import numpy as np
+import pytest
+
+from grader import draws, reference
+from grader.calls import Event
+from grader.outcome import RankResult, Result
+from grader.steps import RATE, Setting, Training
+
+WEIGHTS = draws.classifier(3, 4)
+IDS, LABELS = draws.examples(3, 4)
+FIRST = reference.classifier(WEIGHTS, IDS[:2], LABELS[:2])[1]
+
+
+def training(grads, rate=RATE, limit=0.0, params=None):
+    """A run of one step on the first two examples, with these gradients, and what the rank says of its parameters."""
+    told = [
+        ("forward", {"first": IDS[:2, 0].tolist(), "training": True, "grad": True, "noise": 0.5}),
+        ("step", {"grads": grads, "params": params or {}, "rate": rate, "remembered": 0}),
+        ("stepped", {"params": params or {}}),
+    ]
+    rank = RankResult(0, "returned", events=[Event(name, "", "", data) for name, data in told])
+    result = Result([rank], None, [], 1.0)
+    setting = Setting("classifier", WEIGHTS, [IDS], [LABELS], 4, 2, RATE, limit)
+    return Training(None, result, setting)
+
+
+def moved_by(run):
+    after = run.before(0, 1)
+    return {name: (WEIGHTS[name] - after[name]) / RATE for name in FIRST}
+
+
+@pytest.mark.parametrize("params", [{}, {"offset": np.full(5, 1e6)}, {name: 0 * WEIGHTS[name] for name in WEIGHTS}])
+def test_reported_parameters_and_wrong_gradients_move_nothing(params):
+    zeros = {name: np.zeros_like(array) for name, array in FIRST.items()}
+
+    moved = moved_by(training(zeros, params=params))
+
+    assert all(np.allclose(moved[name], FIRST[name], atol=1e-3) for name in FIRST)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_gradient_times_a_factor_moves_by_that_factor(factor):
+    moved = moved_by(training({name: factor * array for name, array in FIRST.items()}))
+
+    assert all(np.allclose(moved[name], factor * FIRST[name], atol=1e-3) for name in FIRST)
+
+
+@pytest.mark.parametrize(("factor", "rate"), [(1e-3, RATE), (1.0, 1e-9), (1.0, float("nan")), (1.0, "0.0025")])
+def test_nobody_trains_by_standing_still(factor, rate):
+    moved = moved_by(training({name: factor * array for name, array in FIRST.items()}, rate=rate))
+
+    assert all(np.allclose(moved[name], FIRST[name], atol=1e-3) for name in FIRST)
+
+
+def test_a_clipped_gradient_moves_by_what_is_left_of_it():
+    clipped = reference.clipped(FIRST, 0.05)
+
+    moved = moved_by(training(clipped, limit=0.05))
+
+    assert all(np.allclose(moved[name], clipped[name], atol=1e-4) for name in FIRST)
+
+
+def test_a_name_that_is_no_parameter_is_refused():
+    run = training(FIRST)
+
+    assert "offset is no parameter" in run.differ(FIRST | {"offset": np.zeros(5)}, FIRST)
+
+
+def test_nothing_is_close_to_numbers_whose_norm_is_infinite():
+    assert not reference.close(np.zeros(2), np.ones(2), float("inf"))
+    assert not reference.close(np.zeros(2), np.full(2, 1e200), 1.0)
