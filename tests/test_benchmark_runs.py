@@ -15,7 +15,7 @@ from common.paths import ROOT
 from tests.processes import processes_with, run, started, wait_for
 
 pytest.importorskip("tensorboard")
-pytestmark = [pytest.mark.medium, pytest.mark.skipif(sys.platform != "linux", reason="emulates limits of Linux")]
+pytestmark = [pytest.mark.proof, pytest.mark.skipif(sys.platform != "linux", reason="emulates limits of Linux")]
 
 BLOCK = 32768  # bytes of a block in a LevelDB log
 TOO_LONG = 900  # seconds; a busy machine, and DeepSpeed's first compilation
