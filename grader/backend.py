@@ -17,10 +17,10 @@ from grader.calls import REDUCTIONS
 from grader.values import plain_tensor, tensor_bytes
 from grader.wire import Wire
 
-SERVED = "all_reduce, reduce, broadcast, gather, scatter, all_gather, barrier, send and recv"
+SERVED = (
+    "all_reduce, reduce, broadcast, gather, scatter, all_gather, reduce_scatter, all_to_all, barrier, send and recv"
+)
 NOT_SERVED = {
-    "all_to_all": ("alltoall", "alltoall_base", "all_to_all_single"),
-    "reduce_scatter": ("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
     "all_reduce_coalesced": ("allreduce_coalesced",),
     "all_gather_coalesced": ("allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
     "reduce_scatter_coalesced": ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
@@ -99,14 +99,17 @@ class BrokeredGroup(ProcessGroup):
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         options: Any = None,
+        checked: bool = False,
         **fields: Any,
     ) -> Handle:
-        """Send a call; `unit` is the tensor whose shape and dtype all ranks must agree on."""
+        """Send a call; `unit` is the tensor whose shape and dtype all ranks must agree on, and that all tensors of the
+        call are like (unless they are `checked` already)."""
         shape, dtype, payload = [], "", []
         if unit is not None:
             plain = plain_tensor(unit)
             shape, dtype = list(plain.shape), str(plain.dtype).removeprefix("torch.")
-            _check(name, plain, [*inputs, *outputs])
+            if not checked:
+                _check(name, plain, [*inputs, *outputs])
             payload = [tensor_bytes(plain_tensor(tensor)) for tensor in inputs]
         asynchronous = bool(getattr(options, "asyncOp", True))
         fields |= {
@@ -160,6 +163,39 @@ class BrokeredGroup(ProcessGroup):
         pieces = list(output.detach().view(self.size(), *tensor.shape))
         return self._post("all_gather", tensor, [tensor], pieces, opts)
 
+    def reduce_scatter(self, outputs, inputs, opts):
+        self._check_list("reduce_scatter", "input_list", inputs[0], outputs=False)
+        return self._post("reduce_scatter", outputs[0], inputs[0], outputs, opts, reduce=_reduce_op(opts, outputs[0]))
+
+    def reduce_scatter_single(self, output, tensor, opts):
+        if tensor.numel() != output.numel() * self.size() or not tensor.is_contiguous():
+            raise ValueError(
+                f"reduce_scatter needs a contiguous input of {self.size()} times the output {tuple(output.shape)}, "
+                f"got {tuple(tensor.shape)}"
+            )
+        return self.reduce_scatter([output], [list(tensor.detach().view(self.size(), *output.shape))], opts)
+
+    def alltoall(self, outputs, inputs, opts):
+        self._check_list("all_to_all", "input_tensor_list", inputs, outputs=False)
+        self._check_list("all_to_all", "output_tensor_list", outputs)
+        for tensor in (*inputs, *outputs):
+            _check("all_to_all", tensor, [tensor])
+        sizes = {"sends": [x.numel() for x in inputs], "expects": [x.numel() for x in outputs]}
+        flat = torch.cat([plain_tensor(tensor).reshape(-1) for tensor in inputs])
+        return self._post("all_to_all", flat, [flat], outputs, opts, checked=True, **sizes)
+
+    def all_to_all_single(self, output, tensor, output_splits, input_splits, opts):
+        sides: list[list[torch.Tensor]] = []
+        for name, whole, splits in (("output", output, output_splits), ("input", tensor, input_splits)):
+            sizes = list(splits) or [len(whole) // self.size()] * self.size()
+            if sum(sizes) != len(whole) or len(sizes) != self.size() or not whole.is_contiguous():
+                raise ValueError(
+                    f"all_to_all_single: expected a contiguous {name} in {self.size()} parts, got {tuple(whole.shape)} "
+                    f"in the parts {sizes}"
+                )
+            sides.append(list(whole.detach().split(sizes)))
+        return self.alltoall(sides[0], sides[1], opts)
+
     def barrier(self, opts):
         earlier = list(self._wire.pending.values())
         handle = self._post("barrier", None, [], [], opts)
@@ -178,7 +214,10 @@ class BrokeredGroup(ProcessGroup):
     def shutdown(self) -> None:
         """Nothing to close: the line to the grader outlives the group."""
 
-    _allgather_base = all_gather_single  # its name before torch 2.13
+    # Their names before torch 2.13
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
 
     def _check_list(self, name: str, argument: str, tensors: Sequence[torch.Tensor], outputs: bool = True) -> None:
         if len(tensors) != self.size():

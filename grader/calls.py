@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,20 @@ class Call(Event):
         """The recvs that a send waits for, or the other way round."""
         return (self.group, "recv" if self.name == "send" else "send", self.root, self.rank, self.tag)
 
+    @property
+    def in_group(self) -> str:
+        """` of the group of ranks 0, 2` for a call in a group that new_group made."""
+        name = self.group.partition(" ")[0].partition("/")[2]
+        return "" if name in ("0", "join") else f" in the group of ranks {', '.join(map(str, self.members))}"
+
+    @property
+    def price(self) -> float:
+        """The fewest bytes that such a call needs to send from a rank: what an algorithm really moves is no matter."""
+        if self.name == "all_to_all":  # all but what it sends to itself
+            return self.sent - _item(self.dtype) * self.data["sends"][self.members.index(self.rank)]
+        tensor = math.prod(self.shape) * _item(self.dtype) if self.dtype else 0
+        return tensor * PRICES.get(self.name, lambda n: 0.0)(len(self.members))
+
     def sent_arrays(self) -> np.ndarray:
         """The payload as numbers, (tensors, *shape); only if the run keeps payloads."""
         assert self.payload is not None, "ask for it with run(..., keep_payloads=True)"
@@ -78,11 +93,22 @@ INPUTS: dict[str, Callable[[int], tuple[int, int]]] = {
     "gather": lambda n: (1, 1),
     "scatter": lambda n: (n, 0),
     "all_gather": lambda n: (1, 1),
+    "reduce_scatter": lambda n: (n, n),
+    "all_to_all": lambda n: (1, 1),  # its unit is the whole: what goes to whom is in `data`
     "barrier": lambda n: (0, 0),
     "init_process_group": lambda n: (0, 0),
     "send": lambda n: (1, 1),
     "recv": lambda n: (0, 0),
 }
+# The fewest bytes that a rank sends, in units of its tensor: the mean over n ranks.
+PRICES: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: n - 1,  # its tensor is the n-th part of what it hands in
+    "all_gather": lambda n: n - 1,
+    **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), lambda n: (n - 1) / n),
+    "send": lambda n: 1,
+}
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("reduce", "broadcast", "gather", "scatter", "send", "recv")
 REDUCTIONS: dict[str, Callable] = {
     "SUM": np.add,
@@ -101,20 +127,31 @@ def parse_call(rank: int, message: dict) -> Call:
         raw = b"" if payload is None else payload.tobytes()
         root = message.get("root", message.get("peer"))
         at_root, elsewhere = INPUTS[name](len(members))
-        unit = math.prod(shape) * np.dtype(WIRE_DTYPES[dtype]).itemsize if dtype else 0
+        unit = math.prod(shape) * _item(dtype) if dtype else 0
         if len(raw) != unit * (at_root if root in (rank, None) else elsewhere):
             raise ValueError(f"{name} of {shape} {dtype} with {len(raw)} bytes")
         if rank not in members or (name in ROOTED and root not in members):
             raise ValueError(f"rank {rank} or root {root} is not in the group {members}")
-        if name in ("all_reduce", "reduce") and message["reduce"] not in REDUCTIONS:
+        if name in REDUCING and message["reduce"] not in REDUCTIONS:
             raise ValueError(f"no reduction {message['reduce']}")
+        data = dict(message.get("join", {}))
+        if name == "all_to_all":
+            data = {side: [int(size) for size in message[side]] for side in ("sends", "expects")}
+            lengths = {len(sizes) for sizes in data.values()}
+            if lengths != {len(members)} or min(map(min, data.values())) < 0 or sum(data["sends"]) != math.prod(shape):
+                raise ValueError(f"all_to_all of {shape} in the parts {data}")
         return Call(
-            name, message["where"][:200], message["inside"][:200], dict(message.get("join", {})),
+            name, message["where"][:200], message["inside"][:200], data,
             rank, int(message["id"]), f"{message['group']} {members}", members, root, int(message.get("tag", 0)),
             message.get("reduce"), shape, dtype, bool(message.get("async")), raw, len(raw),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MessageError(f"not a call: {type(error).__name__}: {error}") from None
+
+
+def _item(dtype: str) -> int:
+    """Bytes of one element."""
+    return np.dtype(WIRE_DTYPES[dtype]).itemsize
 
 
 def compute(calls: list[Call]) -> list[bytes]:
@@ -127,14 +164,23 @@ def compute(calls: list[Call]) -> list[bytes]:
         return [result if name == "all_reduce" or here else b"" for here in at_root]
     if name == "broadcast":
         return [payloads[at_root.index(True)]] * n
-    if name == "scatter":
-        whole = payloads[at_root.index(True)]
+    if name in ("scatter", "reduce_scatter"):
+        whole = payloads[at_root.index(True)] if name == "scatter" else _reduced(calls)
         size = len(whole) // n
         return [whole[i * size : (i + 1) * size] for i in range(n)]
+    if name == "all_to_all":
+        parts = [_parts(call) for call in calls]
+        return [b"".join(row[i] for row in parts) for i in range(n)]
     if name in ("gather", "all_gather"):
         joined = b"".join(payloads)
         return [joined if name != "gather" or here else b"" for here in at_root]
     return [b""] * n
+
+
+def _parts(call: Call) -> list[bytes]:
+    """What a rank sends to each member in an all_to_all."""
+    ends = [_item(call.dtype) * end for end in accumulate(call.data["sends"], initial=0)]
+    return [(call.payload or b"")[begin:end] for begin, end in pairwise(ends)]
 
 
 def _reduced(calls: list[Call]) -> bytes:
@@ -154,7 +200,7 @@ def disagreement(calls: list[Call]) -> str:
     aspects: dict[str, Callable[[Call], Any]] = {
         "roots": lambda call: None if pair else call.root,
         "reductions": lambda call: call.reduce,
-        "shapes": lambda call: call.shape,
+        "shapes": lambda call: None if call.name == "all_to_all" else call.shape,
         "dtypes": lambda call: call.dtype,
         "addresses": lambda call: call.data.get("address"),
     }
@@ -162,6 +208,8 @@ def disagreement(calls: list[Call]) -> str:
         if len({value(call) for call in calls}) > 1:
             parts = sentence(Phrase(call.rank, "calls", describe(call), call.where) for call in calls)
             return f"different {aspect}: {parts}"
+    if calls[0].name == "all_to_all":
+        return _unequal_parts(calls)
     if calls[0].name == "init_process_group":
         size = len(calls)
         wrong = [call for call in calls if (call.data["rank"], call.data["world_size"]) != (call.rank, size)]
@@ -171,6 +219,19 @@ def disagreement(calls: list[Call]) -> str:
                 for call in wrong
             )
             return f"{size} processes were started, and {joins}"
+    return ""
+
+
+def _unequal_parts(calls: list[Call]) -> str:
+    """The first two members of an all_to_all of which one expects another number of elements than the other sends."""
+    for i, sender in enumerate(calls):
+        for j, receiver in enumerate(calls):
+            sends, expects = sender.data["sends"][j], receiver.data["expects"][i]
+            if sends != expects:
+                return (
+                    f"different sizes in all_to_all #{sender.number}: rank {sender.rank} sends {sends} elements to "
+                    f"rank {receiver.rank} ({sender.where}), which expects {expects} of it ({receiver.where})"
+                )
     return ""
 
 
@@ -185,4 +246,4 @@ def describe(call: Call) -> str:
         words.append(f"of {call.dtype} {call.shape}")
     if call.data.get("address"):
         words.append(f"at {call.data['address']}")
-    return " ".join(words)
+    return " ".join(words) + call.in_group

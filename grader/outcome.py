@@ -76,7 +76,7 @@ class RankResult:
             peer = {"send": f" to rank {self.call.root}", "recv": f" from rank {self.call.root}"}.get(
                 self.call.name, ""
             )
-            verb, rest = "waits", f"in {self.call.name} #{self.call.number}{peer}"
+            verb, rest = "waits", f"in {self.call.name} #{self.call.number}{peer}{self.call.in_group}"
         elif self.outcome == "returned":
             verb, rest = "has", "already returned"
         elif self.outcome == "raised":

@@ -56,6 +56,20 @@ EVERY_OPERATION = """
         got["version"] = torch.tensor(t._version)      # autograd does not see that a collective writes
         got["all_gather_into_tensor"] = t = torch.zeros(n * 4)
         dist.all_gather_into_tensor(t, torch.randn(4))
+        for dtype in (torch.float32, torch.float64, torch.int64):
+            got[f"reduce_scatter {dtype}"] = t = torch.zeros(2, 3).to(dtype)
+            dist.reduce_scatter(t, [draw(dtype)[:2, :3].contiguous() for _ in range(n)])
+            got[f"reduce_scatter_tensor {dtype}"] = t = torch.zeros(2, 5).to(dtype)
+            dist.reduce_scatter_tensor(t, torch.cat([draw(dtype) for _ in range(n)])[: 2 * n].contiguous())
+            got[f"all_to_all {dtype}"] = t = torch.zeros(n, 2).to(dtype)
+            dist.all_to_all_single(t, draw(dtype)[:n, :2].contiguous())
+            whole = torch.zeros(3 * (rank + 1), 2).to(dtype)  # rank j gets j + 1 rows of each
+            got[f"all_to_all of unequal parts {dtype}"] = whole
+            dist.all_to_all_single(whole, torch.cat([draw(dtype)] * 2)[:6, :2].contiguous(), [rank + 1] * n, [1, 2, 3])
+        got["batch"] = t = torch.zeros(4)
+        ring = [dist.P2POp(dist.isend, torch.randn(4), (rank + 1) % n), dist.P2POp(dist.irecv, t, (rank - 1) % n)]
+        for transfer in dist.batch_isend_irecv(ring):
+            transfer.wait()
         got["transposed"] = t = draw(torch.float32).t()
         dist.all_reduce(t)
         got["scalar"] = t = torch.tensor(rank + 0.5)

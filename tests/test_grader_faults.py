@@ -30,6 +30,27 @@ MISMATCHES = {
     "dtype": ("dist.all_reduce(g.double() if rank else g)", ["dtypes", "rank 0 calls", "float32", "float64"]),
     "root": ("dist.reduce(g, min(rank, 1))", ["roots", "to rank 0", "ranks 1-2 call", "to rank 1"]),
     "reduction": ("dist.all_reduce(g, dist.ReduceOp.AVG if rank == 2 else dist.ReduceOp.SUM)", ["SUM", "AVG"]),
+    "reduce_scatter": (
+        "dist.reduce_scatter_tensor(torch.ones(2 + (rank == 1)), torch.ones(3 * (2 + (rank == 1))))",
+        ["shapes", "ranks 0, 2 call reduce_scatter", "(2,)", "rank 1 calls", "(3,)"],
+    ),
+    "all_gather into one": (
+        "dist.all_gather_into_tensor(torch.ones(6).to(t := [torch.float32, torch.float64][rank // 2]), g.to(t))",
+        ["dtypes", "ranks 0-1 call all_gather", "rank 2 calls", "float64"],
+    ),
+    "all_to_all": (
+        "dist.all_to_all_single(torch.ones(6), torch.ones(6), None, [1, 2, 3] if rank == 1 else None)",
+        ["different sizes in all_to_all #1: rank 1 sends 1 elements to rank 0", "which expects 2 of it"],
+    ),
+    "group": (
+        "pair = dist.new_group([0, 2]); dist.all_reduce(torch.ones(1 + rank), group=pair)",
+        ["shapes", "rank 0 calls", "rank 2 calls", "in the group of ranks 0, 2"],
+    ),
+    "batch": (
+        "[w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, g, (rank + 1) % n), "
+        "dist.P2POp(dist.irecv, torch.ones(2 + (rank == 1)), (rank - 1) % n)])]",
+        ["shapes", "rank 0 calls send #1 to rank 1", "rank 1 calls recv #1 from rank 0", "(3,)"],
+    ),
     "recv": ("dist.send(g, 1) if rank == 0 else dist.recv(torch.ones(3), 0) if rank == 1 else 0", ["shapes", "recv"]),
 }
 
@@ -83,8 +104,9 @@ RAISED = {
         "tcp://HOST:PORT",
     ),
     "device_ids": ("torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1), device_ids=[0])", "ValueError"),
-    "all_to_all": ("dist.all_to_all_single(torch.ones(3), torch.ones(3))", "all_to_all is not served here"),
-    "reduce_scatter": ("dist.reduce_scatter(g, [g] * n)", "reduce_scatter is not served here"),
+    "unequal parts": ("dist.all_to_all_single(torch.ones(3), torch.ones(3), None, [1, 1])", "in the parts [1, 1]"),
+    "input too short": ("dist.reduce_scatter_tensor(g, torch.ones(4))", "contiguous input of 3 times the output (2,)"),
+    "coalesced": ("dist.all_reduce_coalesced([g])", "all_reduce_coalesced is not served here"),
     "bitwise and": ("dist.all_reduce(torch.ones(2, dtype=int), dist.ReduceOp.BAND)", "ReduceOp is not served here"),
     "recv from anybody": ("dist.recv(g)", "recv without a source is not served here"),
 }
@@ -166,6 +188,20 @@ DEADLOCKS = {
         "if rank == 2:\n    return\ndist.send(g, 1 - rank)\ndist.recv(g, 1 - rank)",
         "deadlock: rank 0 waits in send #1 to rank 1 (task/run.py:9); rank 1 waits in send #1 to rank 0 (:9); "
         "rank 2 has already returned",
+    ),
+    "ring with two right neighbours": (
+        "to, of = (rank + 1) % n, (rank + 1) % n\n"
+        "[w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, g, to), dist.P2POp(dist.irecv, g, of)])]",
+        "deadlock: rank 0 waits in send #1 to rank 1 (task/run.py:8); rank 1 waits in send #1 to rank 2 (:8); "
+        "rank 2 waits in send #1 to rank 0 (:8)",
+    ),
+    "reduce_scatter and all_to_all": (
+        "t = torch.ones(3)\ndist.reduce_scatter_tensor(t[:1], t) if rank else dist.all_to_all_single(t, t)",
+        "deadlock: rank 0 waits in all_to_all #1 (task/run.py:8); ranks 1-2 wait in reduce_scatter #1 (:8)",
+    ),
+    "group": (
+        "pair = dist.new_group([0, 2])\ndist.barrier(group=pair if rank == 0 else None)",
+        "deadlock: rank 0 waits in barrier #1 in the group of ranks 0, 2 (task/run.py:8); ranks 1-2 wait in barrier #1 (:8)",
     ),
     "recv of nothing": (
         "if rank == 0:\n    dist.recv(g, 1)\nelse:\n    dist.barrier()",
