@@ -87,6 +87,7 @@ def test_ranks_that_would_not_meet_are_told_so(play, call, words):
 
 
 RAISED = {
+    "coalesced": ("dist.all_reduce_coalesced([g])", "all_reduce_coalesced is not served here"),
     "one tensor n times": ("dist.gather(g, [torch.zeros(2)] * n if rank == 0 else None)", "more than once"),
     "list on every rank": ("dist.gather(g, [torch.zeros(2) for _ in range(n)])", "ranks 1-2 raised ValueError"),
     "scatter list on every rank": (
@@ -105,8 +106,7 @@ RAISED = {
     ),
     "device_ids": ("torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1), device_ids=[0])", "ValueError"),
     "unequal parts": ("dist.all_to_all_single(torch.ones(3), torch.ones(3), None, [1, 1])", "in the parts [1, 1]"),
-    "input too short": ("dist.reduce_scatter_tensor(g, torch.ones(4))", "contiguous input of 3 times the output (2,)"),
-    "coalesced": ("dist.all_reduce_coalesced([g])", "all_reduce_coalesced is not served here"),
+    "short input": ("dist.reduce_scatter_tensor(g, torch.ones(4))", "contiguous input of 3 times the output (2,)"),
     "bitwise and": ("dist.all_reduce(torch.ones(2, dtype=int), dist.ReduceOp.BAND)", "ReduceOp is not served here"),
     "recv from anybody": ("dist.recv(g)", "recv without a source is not served here"),
 }
@@ -201,7 +201,8 @@ DEADLOCKS = {
     ),
     "group": (
         "pair = dist.new_group([0, 2])\ndist.barrier(group=pair if rank == 0 else None)",
-        "deadlock: rank 0 waits in barrier #1 in the group of ranks 0, 2 (task/run.py:8); ranks 1-2 wait in barrier #1 (:8)",
+        "deadlock: rank 0 waits in barrier #1 in the group of ranks 0, 2 (task/run.py:8); "
+        "ranks 1-2 wait in barrier #1 (:8)",
     ),
     "recv of nothing": (
         "if rank == 0:\n    dist.recv(g, 1)\nelse:\n    dist.barrier()",
