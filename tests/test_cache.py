@@ -78,7 +78,7 @@ fill()
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.proof), 1])
 def test_whichever_rank_of_a_process_group_comes_first_fills_the_cache(filled, cache, tmp_path, first):
     command = [sys.executable, "-W", "ignore", "-c", FILL_ON_A_RANK]
     ranks = [
@@ -211,14 +211,15 @@ def test_a_model_with_random_weights_is_complete_and_has_the_same_weights_every_
     BertModel.from_pretrained(random_bert("small"))
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     "command",
     [
-        "task1_single/run_glue.py --max_steps 1",
-        "task2b_allreduce/run_gpt2.py --max_steps 1 --world_size 1 --batch_size 4",
-        "pipeline/run_gpt2.py --max_steps 1 --batch_size 4",
-        "-m benchmark.run --max_steps 3 --dropped 1",
+        pytest.param("task1_single/run_glue.py --max_steps 1", marks=pytest.mark.medium),
+        pytest.param(
+            "task2b_allreduce/run_gpt2.py --max_steps 1 --world_size 1 --batch_size 4", marks=pytest.mark.proof
+        ),
+        pytest.param("pipeline/run_gpt2.py --max_steps 1 --batch_size 4", marks=pytest.mark.proof),
+        pytest.param("-m benchmark.run --max_steps 3 --dropped 1", marks=pytest.mark.proof),
     ],
 )
 def test_a_command_whose_cached_model_lost_a_file_says_so_in_one_line_and_succeeds(tmp_path, filled, command):
