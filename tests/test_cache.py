@@ -24,6 +24,8 @@ from common.oscar import load_blocks
 from common.paths import ROOT
 from common.sample_data import oscar_sample_file
 
+PROOF = pytest.mark.proof
+
 
 def fill() -> None:
     """Use everything that is cached, but for the models of cluster/random_bert.py, as the scripts use it."""
@@ -78,7 +80,7 @@ fill()
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.proof), 1])
+@pytest.mark.parametrize("first", [pytest.param(0, marks=PROOF), 1])
 def test_whichever_rank_of_a_process_group_comes_first_fills_the_cache(filled, cache, tmp_path, first):
     command = [sys.executable, "-W", "ignore", "-c", FILL_ON_A_RANK]
     ranks = [
