@@ -103,6 +103,11 @@ def check_use(grade: Grade) -> None:
             wrong = next(k for k, part in enumerate(value["before"]) if first[k] != part)
             grade.fail(f"use({wrong}) gives the examples {first[wrong][:6]}, expected those of partitions[{wrong}]")
         refuse_changes(grade, value["changed"], "use()")
+        if value["reads"]:
+            grade.fail(
+                f"use() reads {value['reads']} examples, expected none: the data is not copied. Give the data and a list "
+                "of indices to Partition, which looks an example up when it is asked for"
+            )
 
 
 def check_once(grade: Grade) -> None:

@@ -21,11 +21,13 @@ class Data:
 
     def __init__(self, texts: list[str]) -> None:
         self.items = list(texts)
+        self.reads = 0
 
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
         return self.items[index]
 
     def __setitem__(self, index: Any, example: Any) -> None:
@@ -160,12 +162,13 @@ def use(context: Context) -> dict[str, Any]:
     before = indices_of(made.partitions)
     _draw_noise(3)
     owned = Owned(owned.data, owned.sizes)
+    owned.data.reads = 0
     parts = [made.use(k) for k in range(len(a["sizes"]))]
-    changed = owned.changed()
+    changed, reads = owned.changed(), owned.data.reads
     rounds = [[examples_of(part) for part in parts]]
     _draw_noise(3)
     rounds.append([examples_of(made.use(k)) for k in reversed(range(len(a["sizes"])))][::-1])
-    return {"rounds": rounds, "before": before, "after": indices_of(made.partitions), "changed": changed}
+    return {"rounds": rounds, "before": before, "after": indices_of(made.partitions), "changed": changed, "reads": reads}
 
 
 def loader(context: Context) -> dict[str, Any]:
