@@ -1,11 +1,12 @@
 """Trains the same model with every sync of the assignment, on 1, 2, 3 and 4 workers, and keeps what came out.
 
-    python -m tests.equal_runs FOLDER
+    python -m tests.equal_runs FOLDER SIZE...
 
 For each case and number of workers: the gradients right after the first sync, and the parameters after five plain SGD
 steps, as FOLDER/{case}_{sync}_{world_size}_{rank}.pt; "1" is the plain step, without any sync. Then every script as a
-whole, with its own AdamW, as FOLDER/{sync}_{world_size}/rank{rank}.json; those named "end_..." see the end of an epoch
-that does not divide. Real gloo; the ranks are forked from this process, which has imported all and computed nothing.
+whole, with its own AdamW, as FOLDER/{sync}_{world_size}/rank{rank}.json. Those named "end_...", made with 4 workers, see
+the end of an epoch that does not divide. Real gloo; the ranks are forked from this process, which has imported all and
+computed nothing.
 """
 
 import importlib.util
@@ -42,15 +43,20 @@ SCRIPTS = {
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, sizes = Path(sys.argv[1]), [int(size) for size in sys.argv[2:]]
     for case in CASES:
         model(case)  # makes the tiny models before several ranks want them
-    short = short_task(folder)
-    for world_size in (1, 2, 3, 4):
+    for world_size in sizes:
         on_ranks(world_size, lambda rank, size=world_size: keep_steps(rank, size, folder))
         for sync in ("2a", "2b", "3") if world_size > 1 else ("1", "2a", "2b", "3"):
             run_script(sync, world_size, folder / f"{sync}_{world_size}", "--max_steps", STEPS)
-    end = ("--data_dir", short, "--model_name_or_path", "tiny", "--num_train_epochs", 2)
+    if 4 in sizes:
+        run_ends(folder)
+
+
+def run_ends(folder: Path) -> None:
+    """The scripts on data that four workers cannot divide, and one worker with the padded order."""
+    end = ("--data_dir", short_task(folder), "--model_name_or_path", "tiny", "--num_train_epochs", 2)
     for sync, world_size in (("1", 1), ("2a", 4), ("2b", 4), ("3", 4)):
         run_script(sync, world_size, folder / f"end_{sync}_{world_size}", *end)
 

@@ -4,6 +4,7 @@ Gradients and parameters may differ by 1e-5 of the tensor's norm plus 1e-7 of th
 by 1e-5: sums in another order round differently.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -15,26 +16,31 @@ import torch
 from common.paths import ROOT
 from tests.equal_runs import CASES
 
-pytestmark = pytest.mark.medium
-
 CASE_SYNCS = [(case, sync) for case, syncs in CASES.items() for sync in syncs]
-WORLD_SIZES = (1, 2, 3, 4)
+SOME, OTHERS = ("1", "3"), ("2", "4")  # numbers of workers: of make test, and of make bank as well
+WORLD_SIZES = [pytest.param(int(size), marks=pytest.mark.medium) for size in SOME]
+WORLD_SIZES += [pytest.param(int(size), marks=pytest.mark.proof) for size in OTHERS]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Everything that equal_runs.py keeps."""
-    folder = tmp_path_factory.mktemp("equal")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.equal_runs", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=360,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
+    """folder(number of workers) -> where equal_runs.py keeps its runs, once those with so many are made."""
+    kept = tmp_path_factory.mktemp("equal")
+
+    @functools.cache
+    def make(sizes):
+        command = [sys.executable, "-m", "tests.equal_runs", str(kept), *sizes]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=360)
+        assert done.returncode == 0, done.stderr
+
+    def made(size):
+        make(SOME)  # the others are compared with one worker
+        if str(size) in OTHERS:
+            make(OTHERS)
+        return kept
+
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +48,14 @@ def steps(folder):
     """steps(case, sync, world size) -> what every rank kept of five SGD steps."""
 
     def read(case, sync, size):
-        return [torch.load(folder / f"{case}_{sync}_{size}_{rank}.pt") for rank in range(size)]
+        return [torch.load(folder(size) / f"{case}_{sync}_{size}_{rank}.pt") for rank in range(size)]
 
     return read
 
 
 def mean_losses(folder, run, size):
     """The loss of every iteration of a script's run, as the mean over its workers."""
-    records = [json.loads((folder / f"{run}_{size}" / f"rank{rank}.json").read_text()) for rank in range(size)]
+    records = [json.loads((folder(size) / f"{run}_{size}" / f"rank{rank}.json").read_text()) for rank in range(size)]
     return [sum(step) / size for step in zip(*([i["loss"] for i in r["iterations"]] for r in records), strict=True)]
 
 
@@ -82,14 +88,16 @@ def test_parameters_after_five_sgd_steps_are_those_of_one_worker(steps, case, sy
         assert furthest(rank["parameters"], expected) <= (1, "~")
 
 
+@pytest.mark.medium
 def test_a_frozen_parameter_has_no_gradient_and_does_not_move(steps):
     name = "bert.embeddings.word_embeddings.weight"
-    four, one = steps("frozen_bert", "2a", 4), steps("frozen_bert", "1", 1)[0]
+    three, one = steps("frozen_bert", "2a", 3), steps("frozen_bert", "1", 1)[0]
 
-    assert all(name not in rank["gradients"] for rank in four)
-    assert all(torch.equal(rank["parameters"][name], one["parameters"][name]) for rank in four)
+    assert all(name not in rank["gradients"] for rank in three)
+    assert all(torch.equal(rank["parameters"][name], one["parameters"][name]) for rank in three)
 
 
+@pytest.mark.medium
 def test_a_tied_weight_is_one_parameter_with_one_gradient(steps):
     for rank in steps("tied_gpt2", "2b_gpt2", 3):
         assert "transformer.wte.weight" in rank["gradients"]
@@ -105,6 +113,7 @@ def test_the_scripts_losses_are_those_of_one_worker(folder, sync, size):
     assert losses == pytest.approx(mean_losses(folder, "1", 1), abs=1e-5)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("sync", ["2a", "2b", "3"])
 def test_the_padded_end_of_an_epoch_is_that_of_one_worker_given_the_padded_order(folder, sync):
     losses = mean_losses(folder, f"end_{sync}", 4)
