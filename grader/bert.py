@@ -70,6 +70,8 @@ def _check_logits(grade: Grade, value: dict[str, Any], task: str) -> None:
     told, pooled = _inputs(grade, VOCABULARY), _reference(grade, VOCABULARY)["pooled"]
     right = pooled @ told["head"][: LABELS[task]].T + told["bias"][: LABELS[task]]
     got = value["logits"]
+    if got is None:
+        grade.fail(f"expected a model that is called with input_ids and returns logits, got a {value['class']}")
     if np.shape(got) != right.shape or not np.all(np.abs(np.asarray(got, np.float64) - right) <= CLOSE):
         grade.fail(f"called with token ids, {diagnosis.parameter_words('the logits', got, right)}")
 
