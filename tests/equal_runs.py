@@ -4,7 +4,7 @@
 
 For each case and number of workers: the gradients right after the first sync, and the parameters after five plain SGD
 steps, as FOLDER/{case}_{sync}_{world_size}_{rank}.pt; "1" is the plain step, without any sync. Then every script as a
-whole, with its own AdamW, as FOLDER/{sync}_{world_size}/rank{rank}.json. Those named "end_...", made with 4 workers, see
+whole, with its own AdamW, as FOLDER/{sync}_{world_size}/rank{rank}.json. Those named "end_...", for 4 workers, see
 the end of an epoch that does not divide. Real gloo; the ranks are forked from this process, which has imported all and
 computed nothing.
 """
