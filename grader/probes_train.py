@@ -17,9 +17,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from grader import draws, toys
 from grader.probes import Context, Tell, spy
 
+# The optimizer is ours and decays no weight: a loop that reads weight_decay or warmup_steps does their work again.
 DEFAULTS: dict[str, Any] = {
     "output_dir": Path("out"), "overwrite_output_dir": True, "model_name_or_path": "", "tokenizer_name": "",
-    "data_dir": None, "weight_decay": 0.0, "adam_epsilon": 1e-8, "warmup_steps": 0, "max_steps": 0, "dropout": None,
+    "data_dir": None, "weight_decay": 0.1, "adam_epsilon": 1e-8, "warmup_steps": 2, "max_steps": 0, "dropout": None,
     "no_cuda": True, "profile": False, "backend": "gloo", "join_seconds": 20.0, "hang_seconds": 20.0,
     "master_ip": "127.0.0.1", "master_port": 29500, "learning_rate": 0.1, "max_grad_norm": 0.0, "seed": 1,
     "model_type": "bert", "config_name": "", "task_name": "rte", "do_train": True, "do_eval": True,
