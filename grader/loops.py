@@ -7,8 +7,9 @@ CLIP = 0.05  # below the norm of any gradient here, so that clipping always show
 
 
 def check_every_step(grade: Grade) -> None:
-    """In every step, on one worker and on several, the gradients are averaged once, before they are clipped."""
-    training.check_steps(steps.gpt2(grade, 3, train=4, batch=2, n_epochs=1), 2)
+    """In every step, on one worker and on several, the gradients are averaged once, before they are clipped; after the
+    short last batch of an epoch, too."""
+    training.check_steps(steps.gpt2(grade, 3, train=5, batch=2, n_epochs=1), 3)
     clipped = steps.gpt2(grade, 2, train=6, batch=2, n_epochs=2, max_grad_norm=CLIP)
     training.check_clipping(clipped, 6, CLIP)
     training.check_sent_once(clipped)

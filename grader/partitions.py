@@ -105,8 +105,8 @@ def check_use(grade: Grade) -> None:
         refuse_changes(grade, value["changed"], "use()")
         if value["reads"]:
             grade.fail(
-                f"use() reads {value['reads']} examples, expected none: the data is not copied. Give the data and a list "
-                "of indices to Partition, which looks an example up when it is asked for"
+                f"use() reads {value['reads']} examples, expected none: the data is not copied. Give Partition the "
+                "data and a list of indices; it looks an example up when it is asked for"
             )
 
 

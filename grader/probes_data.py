@@ -168,7 +168,8 @@ def use(context: Context) -> dict[str, Any]:
     rounds = [[examples_of(part) for part in parts]]
     _draw_noise(3)
     rounds.append([examples_of(made.use(k)) for k in reversed(range(len(a["sizes"])))][::-1])
-    return {"rounds": rounds, "before": before, "after": indices_of(made.partitions), "changed": changed, "reads": reads}
+    after = indices_of(made.partitions)
+    return {"rounds": rounds, "before": before, "after": after, "changed": changed, "reads": reads}
 
 
 def loader(context: Context) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import ast
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from grader.grading import Grade
@@ -9,6 +11,7 @@ from grader.joining import check_address, check_identity, check_met, joins, run_
 from grader.outcome import Result
 from grader.verdicts import builds_on, last_words, not_attempted
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 COURSE_HOSTS, COURSE_PORT = ("127.0.0.1", "localhost"), "11868"
 WORKERS = 2  # of the whole script, see probes_start
 PATIENCE = 3.0  # seconds in which all processes must be seen running at once
@@ -26,15 +29,24 @@ def check_setup(grade: Grade) -> None:
     host, port = f"10.10.1.{grade.draw.integers(2, 250)}", str(grade.draw.integers(2000, 9000))
     both = {"MASTER_ADDR": host, "MASTER_PORT": port}
     _check_setup(grade, 2, "gloo", both, (host,), port)
-    _check_setup(grade, 3, "nccl", both, (host,), port)
+    of_another = {"RANK": "1", "WORLD_SIZE": "2"}  # of a scheduler, or of an earlier call: the arguments count
+    _check_setup(grade, 3, "nccl", both, (host,), port, of_another)
     _check_setup(grade, 2, "gloo", {"MASTER_PORT": port}, COURSE_HOSTS, port)
     _check_setup(grade, 2, "gloo", {"MASTER_ADDR": host}, (host,), COURSE_PORT)
 
 
 def _check_setup(
-    grade: Grade, world_size: int, backend: str, environment: dict[str, str], hosts: tuple[str, ...], port: str
+    grade: Grade,
+    world_size: int,
+    backend: str,
+    environment: dict[str, str],
+    hosts: tuple[str, ...],
+    port: str,
+    ignored: Mapping[str, str] = NOTHING,
 ) -> None:
-    result = run_join(grade, "grader.probes_start:setup", world_size, backend=backend, environment=environment)
+    """`environment` and `ignored` are set before setup(); of these it keeps the first, and does not read the second."""
+    before = environment | dict(ignored)
+    result = run_join(grade, "grader.probes_start:setup", world_size, backend=backend, environment=before)
     already = " and ".join(f"{name}={value}" for name, value in environment.items())
     for rank, join in enumerate(joins(grade, result)):
         check_identity(grade, rank, join, world_size, backend)
@@ -52,8 +64,9 @@ def _check_setup(
     for rank, value in enumerate(result.values):
         if value["changed"]:
             grade.fail(f"setup() changes {value['changed'][0]} on rank {rank}: leave it as it was")
-        if value["environment"] != environment:
-            grade.fail(f"{already} was set before, and setup() changes it to {value['environment']}: keep what is set")
+        kept = {name: value["environment"][name] for name in environment}
+        if kept != environment:
+            grade.fail(f"{already} was set before, and setup() changes it to {kept}: keep what is set")
 
 
 def check_started(grade: Grade) -> None:
