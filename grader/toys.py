@@ -22,41 +22,32 @@ def by_name(parameters: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {parameter.drawn_as: parameter for parameter in parameters if hasattr(parameter, "drawn_as")}
 
 
-def _take(module: nn.Module, weights: Weights, *names: str) -> None:
-    """Make these weights parameters of `module`."""
-    for name in names:
-        parameter = nn.Parameter(weights[name].clone())
-        parameter.drawn_as = name  # type: ignore[attr-defined]
-        module.register_parameter(name, parameter)
+def _drawn(weights: Weights, name: str) -> nn.Parameter:
+    parameter = nn.Parameter(weights[name].clone())
+    parameter.drawn_as = name  # type: ignore[attr-defined]
+    return parameter
 
 
 class Body(nn.Module):
     """Where BERT and GPT-2 have their layers: embedding * gain + offset."""
 
-    embedding: nn.Parameter  # (V, D)
-    gain: nn.Parameter  # (D,)
-
     def __init__(self, weights: Weights) -> None:
         super().__init__()
-        _take(self, weights, "embedding", "gain")
+        self.embedding = nn.Embedding(*weights["embedding"].shape, device="meta")
+        self.embedding.weight = _drawn(weights, "embedding")  # (V, D)
+        self.gain = _drawn(weights, "gain")  # (D,)
         self.offset = weights["offset"].clone()  # (D,), no parameter: who forgets to look for None loses one test
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.embedding[ids] * self.gain + self.offset.to(self.gain.dtype)  # (B, T) -> (B, T, D)
+        return self.embedding(ids) * self.gain + self.offset.to(self.gain.dtype)  # (B, T) -> (B, T, D)
 
 
-class Head(nn.Module):
-    """A linear layer."""
-
-    head: nn.Parameter  # (C, D)
-    bias: nn.Parameter  # (C,)
-
-    def __init__(self, weights: Weights) -> None:
-        super().__init__()
-        _take(self, weights, "head", "bias")
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden @ self.head.T + self.bias  # (B, D) -> (B, C)
+def _head(weights: Weights) -> nn.Linear:
+    """(B, D) -> (B, C)"""
+    classes, width = weights["head"].shape
+    linear = nn.Linear(width, classes, device="meta")
+    linear.weight, linear.bias = _drawn(weights, "head"), _drawn(weights, "bias")
+    return linear
 
 
 class Toy(nn.Module):
@@ -79,7 +70,7 @@ class Classifier(Toy):
     def __init__(self, weights: Weights, watch: Watch) -> None:
         super().__init__(watch)
         self.bert = Body(weights)
-        self.classifier = Head(weights)
+        self.classifier = _head(weights)
 
     def forward(
         self, input_ids: Any = None, attention_mask: Any = None, token_type_ids: Any = None, labels: Any = None
@@ -102,7 +93,7 @@ class LanguageModel(Toy):
         self.transformer = Body(weights)
         vocabulary, width = weights["embedding"].shape
         self.lm_head = nn.Linear(width, vocabulary, bias=False)
-        self.lm_head.weight = self.transformer.embedding
+        self.lm_head.weight = self.transformer.embedding.weight
 
     def forward(self, input_ids: Any = None, labels: Any = None, attention_mask: Any = None):
         self.seen(input_ids)

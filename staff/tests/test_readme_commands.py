@@ -32,7 +32,7 @@ READMES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md
 
 # What a test does not run as it stands there, and why; what is in brackets runs it in another form.
 ELSEWHERE = {
-    r"^make (setup|demo|demo-cluster|test|bank|check|verify|report)\b": "installs, or runs the tests themselves (.ci/run)",
+    r"^make (setup|demo|demo-cluster|test|bank|check|verify|report)\b": "installs, or runs the tests (.ci/run)",
     r"^make (handout|gradescope)\b": "test_handout.py, test_gradescope.py",
     r"install\.py benchmark": "installs; benchmark/README.md's figures were made with it",
     r"^source ": "a line for the user's shell",
