@@ -40,12 +40,15 @@ GROUPS = {
 }
 # Beside the first group, by module or function; a probe that is not here needs all.
 PROBES: dict[str, tuple[str, ...]] = {
+    "grader.probes_beyond_overlap": (),
+    "grader.probes_beyond_ring": (),
     "grader.probes_data": (),
     "grader.probes_pipeline": (),
     "grader.probes_pipeline_forward": ("steps",),
     "grader.probes_pipeline_pipe": ("steps",),
     "grader.probes_ring": (),
     "grader.probes_sync": ("scripts",),
+    "grader.probes_sync:average": (),  # what its file needs is there when that has been loaded
     "grader.probes_sync:wrap": ("scripts", "steps"),  # DistributedDataParallel imports it
     "grader.probes_traffic": ("scripts",),
     "grader.probes_train": ("scripts", "steps"),

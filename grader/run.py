@@ -34,6 +34,7 @@ GRACE = 0.5  # seconds in which a rank that still computes may end by itself onc
 STACK_TIME = 3  # seconds in which a rank may say where it is once the deadline has passed; it takes milliseconds
 END_TIME = 30  # seconds for the zygote to kill what is left
 FLOOD_PAUSE = 0.005  # seconds
+PRIVATE = {"each": "mine", "later": "later"}  # arguments that are lists by rank, and what a rank's own item is called
 
 
 class Output:
@@ -71,6 +72,7 @@ class Seat:
         self.keys = new_keys()
         self.frames = values.Frames(check=Opener(self.keys).open)
         self.mine: Any = None  # what only this rank starts with, for when it asks
+        self.later: dict[str, Any] = {}  # what it is given one by one; when it asked is noted among its events
         self.outgoing = bytearray()
         self.listening = True
         self.ending = ""  # its last word: "returned" or "raised"
@@ -127,6 +129,7 @@ class Run:
                 self.selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._hear_output(output))
             told = rank_job(job, seat.rank)
             seat.mine = told["arguments"].pop("mine", None)
+            seat.later = told["arguments"].pop("later", {})
             keys = [key.hex() for key in seat.keys]
             seat.outgoing += values.pack(told | {"world_size": world_size, "keys": keys})
             self._flush(seat)
@@ -261,7 +264,7 @@ class Run:
                 case "wait":
                     self.broker.wait(seat.rank, message)
                 case "inputs":
-                    seat.outgoing += values.pack({"id": int(message["id"]), "payload": seat.mine})
+                    seat.outgoing += values.pack({"id": int(message["id"]), "payload": self._given(seat, message)})
                 case "event":
                     self.broker.note(seat.rank, message)
                 case "returned" | "raised" as ending:
@@ -276,11 +279,18 @@ class Run:
         except Exception as error:  # whatever a forged message holds, it must not end the grader
             raise MessageError(f"{type(error).__name__}: {error}") from error
 
+    def _given(self, seat: Seat, message: dict) -> Any:
+        """What a rank alone has; of what it is given `later` one piece, and the event "given" is put down by us."""
+        key = message.get("key")
+        if key is None:
+            return seat.mine
+        self.broker.note(seat.rank, {"name": "given", "where": "", "inside": "", "data": {"key": str(key)}})
+        return seat.later[key]
+
 
 def rank_job(job: dict, rank: int) -> dict:
-    """What one rank is told. Of the argument `each`, a list by rank, it gets its own item, as `mine`, and no other:
-    who knew what the others start with could compute their mean alone."""
-    arguments = {name: value for name, value in job["arguments"].items() if name != "each"}
-    if "each" in job["arguments"]:
-        arguments["mine"] = job["arguments"]["each"][rank]
+    """What one rank is told. Of the arguments in PRIVATE, lists by rank, it gets its own item and no other: who knew
+    what the others start with could compute their mean alone."""
+    arguments = {name: value for name, value in job["arguments"].items() if name not in PRIVATE}
+    arguments |= {PRIVATE[name]: value[rank] for name, value in job["arguments"].items() if name in PRIVATE}
     return job | {"arguments": arguments, "rank": rank}

@@ -42,10 +42,13 @@ class Wire:
         self.send({"kind": "call", "id": number, "name": name} | fields | self._waiter(waits))
         return number
 
-    def inputs(self) -> Any:
-        """What this rank alone starts with: it comes when it is asked for, after the student's file is loaded."""
+    def inputs(self, key: str | None = None) -> Any:
+        """What this rank alone starts with: it comes when it is asked for, after the student's file is loaded.
+
+        With a key, one piece of what it is given `later`; the grader notes when that was.
+        """
         number = self._next()
-        self.send({"kind": "inputs", "id": number})
+        self.send({"kind": "inputs", "id": number, "key": key})
         return self.answer(number, announced=True)
 
     def _next(self) -> int:
