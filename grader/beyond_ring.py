@@ -6,7 +6,6 @@ that numpy computes, round by round.
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ PLAIN = ((12, "float32"), (97, "float32"))
 ODD = ((2, "float32"), (5, "float64"), (1, "float32"), (41, "bfloat16"), (10, "int64"))
 LARGE = ((700_001, "float32"), (0, "float32"), (7, "float16"))  # 2.8 MB
 Cases = Sequence[tuple[int, str]]  # (length, dtype)
+Rounds = list[list[tuple[int, np.ndarray]]]  # [rank][round]: the number of the chunk that is sent, and its values
 SLACK = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 0.03, "float16": 0.004, "int64": 0.0}
 
 
@@ -100,7 +100,7 @@ def _check_own(
     if not _close(flat[own], total, dtype):
         grade.fail(
             f"{where}: chunks[{rank}] holds the sum on rank {rank}, and flat does not: the chunks must be views of "
-            "flat (tensor_split, split), and the sum must be added in place (+=)"
+            "flat (split makes some), and the sum must be added in place (+=)"
         )
 
 
@@ -127,21 +127,21 @@ def _name(chunk: np.ndarray, parts: list[np.ndarray], given: list[np.ndarray], r
 
 
 def check_rounds_of_sums(grade: Grade) -> None:
-    """In round s rank r sends chunk r-1-s to the right, with what s ranks before it had already added."""
+    """A chunk sets out at its owner's right neighbour, and each rank on its way adds its part and passes it on."""
     for world_size in (3, 4):
         given = inputs(grade.seed, world_size, PLAIN)
         check_sums(grade, world_size, PLAIN)
         result = _run(grade, SUM, world_size, PLAIN, given)
-        for rank, sends in enumerate(_sends(grade, result)):
-            for i, (length, _) in enumerate(PLAIN):
-                lengths = [chunk.size for chunk in result.values[rank][i]["chunks"]]
-                ends = [sum(lengths[:k]) for k in range(world_size + 1)]
-                parts, expected = [slice(*pair) for pair in pairwise(ends)], []
-                for step in range(world_size - 1):
-                    part = parts[(rank - 1 - step) % world_size]
-                    before = [given[(rank - s) % world_size][i][part] for s in range(step + 1)]
-                    expected.append(np.sum(np.asarray(before, np.float64), axis=0))
-                _check_messages(grade, SUM, world_size, rank, length, sends[i], expected)
+        for i, (length, _) in enumerate(PLAIN):
+            lengths = [chunk.size for chunk in result.values[0][i]["chunks"]]
+            ends = [sum(lengths[:k]) for k in range(world_size + 1)]
+            expected: Rounds = [[] for _ in range(world_size)]
+            ways = [[*range(owner + 1, world_size), *range(owner + 1)] for owner in range(world_size)]
+            for hop in range(world_size - 1):
+                for owner, way in enumerate(ways):
+                    parts = [given[rank][i][ends[owner] : ends[owner + 1]] for rank in way[: hop + 1]]
+                    expected[way[hop]].append((owner, np.sum(np.asarray(parts, np.float64), axis=0)))
+            _check_messages(grade, SUM, length, [sends[i] for sends in _sends(grade, result)], expected)
 
 
 # --- b.2 ---
@@ -183,15 +183,18 @@ def _name_gathered(got: np.ndarray, before: list[list[list[np.ndarray]]], i: int
 
 
 def check_rounds_of_copies(grade: Grade) -> None:
-    """In round s rank r sends chunk r-s to the right."""
+    """A chunk sets out at its owner, and each rank on its way passes it on."""
     for world_size in (3, 4):
         check_gathered(grade, world_size, PLAIN)
         before, right = chunks(grade.seed, world_size, PLAIN)
         result = _run(grade, GATHER, world_size, PLAIN, before)
-        for rank, sends in enumerate(_sends(grade, result)):
-            for i, (length, _) in enumerate(PLAIN):
-                expected = [right[i][(rank - step) % world_size] for step in range(world_size - 1)]
-                _check_messages(grade, GATHER, world_size, rank, length, sends[i], expected)
+        for i, (length, _) in enumerate(PLAIN):
+            expected: Rounds = [[] for _ in range(world_size)]
+            ways = [[*range(owner, world_size), *range(owner)] for owner in range(world_size)]
+            for hop in range(world_size - 1):
+                for owner, way in enumerate(ways):
+                    expected[way[hop]].append((owner, right[i][owner]))
+            _check_messages(grade, GATHER, length, [sends[i] for sends in _sends(grade, result)], expected)
 
 
 def check_whole(grade: Grade) -> None:
@@ -212,7 +215,7 @@ def check_whole(grade: Grade) -> None:
 
 
 def _sends(grade: Grade, result: Result) -> list[list[list[Call]]]:
-    """[rank][case]: the sends, all to the right neighbour; receives are from the left one, and no other call is made."""
+    """[rank][case]: the sends, all to the right neighbour; receives are from the left one; nothing else is called."""
     n, found = len(result.ranks), []
     for rank in result.ranks:
         parts: list[list[Call]] = []
@@ -235,19 +238,17 @@ def _sends(grade: Grade, result: Result) -> list[list[list[Call]]]:
     return found
 
 
-def _check_messages(
-    grade: Grade, half: str, n: int, rank: int, length: int, sends: list[Call], expected: list[np.ndarray]
-) -> None:
-    where = f"{half} of {length} elements on {n} ranks: rank {rank}"
-    if len(sends) != len(expected):
-        grade.fail(f"{where} sends {len(sends)} messages, expected {len(expected)}: one chunk in each of N-1 rounds")
-    for step, (call, right) in enumerate(zip(sends, expected, strict=True)):
-        got = call.sent_arrays().ravel().astype(np.float64)
-        if got.shape != right.shape or not np.allclose(got, right, rtol=1e-5, atol=1e-5):
-            index = (rank - step - (half == SUM)) % n
-            what = "what was added to it so far" if half == SUM else "the finished values"
-            words = f"{got.size} elements" if got.shape != right.shape else "other values"
-            grade.fail(
-                f"{where} sends in round {step} {words} ({call.where}); expected chunk {index} "
-                f"({right.size} elements), with {what}"
-            )
+def _check_messages(grade: Grade, half: str, length: int, sends: list[list[Call]], expected: Rounds) -> None:
+    for rank, (mine, rounds) in enumerate(zip(sends, expected, strict=True)):
+        where = f"{half} of {length} elements on {len(sends)} ranks: rank {rank}"
+        if len(mine) != len(rounds):
+            grade.fail(f"{where} sends {len(mine)} messages, expected {len(rounds)}: one chunk in each of N-1 rounds")
+        for step, (call, (index, right)) in enumerate(zip(mine, rounds, strict=True)):
+            got = call.sent_arrays().ravel().astype(np.float64)
+            if got.shape != right.shape or not np.allclose(got, right, rtol=1e-5, atol=1e-5):
+                what = "what was added to it so far" if half == SUM else "the finished values"
+                words = f"{got.size} elements" if got.shape != right.shape else "other values"
+                grade.fail(
+                    f"{where} sends in round {step} {words} ({call.where}); expected chunk {index} "
+                    f"({right.size} elements), with {what}"
+                )

@@ -100,14 +100,14 @@ def reduce(context: Context) -> list[dict[str, Any]]:
             with nullcontext() if last else accumulating(reducer, a["finish"], step in a["fails"]):
                 loss = toy(f"{step} {micro}", mine["uses"][step][micro], mine["gradients"][step][micro])
                 with behind(context, a["late"][step] if last else None):
-                    loss.backward()
+                    torch.autograd.backward(loss)
                 context.event("micro-batch ended")
         if a["finish"]:
             reducer.finish()
         else:
             for bucket in reducer.buckets:
-                if bucket.work is not None:
-                    bucket.work.wait()
+                if (handle := bucket.work) is not None:
+                    handle.wait()
         found.append({
             "grads": [None if p.grad is None else p.grad.detach().clone() for p in toy.numbered],
             "dtypes": [None if p.grad is None else str(p.grad.dtype).removeprefix("torch.") for p in toy.numbered],
