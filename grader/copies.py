@@ -1,4 +1,4 @@
-"""Runs train() and join() of the later scripts once: they hold copies of regions that are graded in their home files.
+"""Runs what the later scripts have of earlier regions once: copies of what is graded in its home file.
 
 A copy that does not work gives a warning. With `carried = "points"` in course.toml, a region of that script counts only
 when its copies work; with "warning", the default, no point depends on it.
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.course import Course
 from common.todo import Block, find_blocks
-from grader import joining, recorded, shares, steps, training
+from grader import bert, joining, recorded, shares, steps, training
 from grader.grading import Grade
 from grader.verdicts import Verdict
 
@@ -18,7 +18,9 @@ EPOCHS = 2
 
 
 def check_glue(grade: Grade) -> None:
-    """join() and train() of a run_glue.py: who trains on what, then each step and evaluation of one worker."""
+    """load_model(), join() and train() of a run_glue.py: who trains on what, then each step and evaluation of one
+    worker."""
+    bert.check_weights(grade)
     joining.check_join(grade)
     seed = 1000 + grade.seed % 1000
     shared = steps.glue(grade, 2, train=13, batch=3, num_train_epochs=EPOCHS, synced=False, seed=seed)

@@ -2,10 +2,15 @@
 
 import pytest
 
-from grader import joining
+from grader import bert, joining
 from grader.copies import check_glue, check_pipeline
 
 carried = pytest.mark.carried
+
+
+@carried("task2a_gather_scatter/run_glue.py", "2a.3")
+def test_what_task_2a_has_of_task_1_works(copies):
+    copies(bert.check_weights)
 
 
 @carried("task2b_allreduce/run_glue.py", "2b.1")

@@ -61,6 +61,8 @@ def test_copies_that_work_give_no_warning(tree):
         ),
         (TRAFFIC, "2a.2", 2, "pass", "one worker's batch"),
         (TRAFFIC, "1.3", 1, "optimizer", "took no optimizer step"),
+        (TRAFFIC, "1.1", 1, "model = BertForSequenceClassification(bert_config)", "random weights"),
+        ("task2a_gather_scatter/run_glue.py", "1.1", 1, "model = None", "NoneType"),
         (TRAFFIC, "1.4", 1, "evaluate(config, worker, model, data)", "record.evaluation"),
         (
             TRAFFIC,
