@@ -211,7 +211,7 @@ def _unlike_other_ranks() -> None:
     random.seed()
     np.random.seed()
     dice = random.SystemRandom()
-    objects: list[Any] = [torch.nn.Parameter(torch.empty(1)) for _ in range(200)]
+    objects: list[Any] = [torch.nn.Parameter(torch.empty(1)) for _ in range(1000)]
     _HOLES.extend(thing for thing in objects if dice.random() < 0.5)
 
 
