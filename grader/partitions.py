@@ -93,6 +93,8 @@ def check_use(grade: Grade) -> None:
     for length, sizes in draw_settings(grade, 3)[-5:]:
         (value,) = on_data(grade, "use", 1, length, sizes=sizes, partition_seed=grade.seed % 1000)
         must_be_indices(grade, value["before"])
+        if not any(value["before"]):
+            grade.fail(f"the partitions of {length} examples are all empty, so use() has nothing to give")
         for k, examples in enumerate(value["rounds"][0]):
             if isinstance(examples, str):
                 grade.fail(f"use({k}): expected a Partition; {examples}")

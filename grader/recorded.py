@@ -14,7 +14,7 @@ SAME = 5e-5  # a run in float32 is off by up to 5e-6
 
 def check_losses(training: Training) -> None:
     """One loss for every step: that of the step's own batch on this rank, before the update."""
-    training.must_have_steps()
+    training.must_have_steps(training.setting.steps_per_epoch)
     for rank, trace in enumerate(training.ranks):
         if len(trace.losses) != len(trace.steps):
             message = f"expected a loss for each of {len(trace.steps)} steps on rank {rank}, got {len(trace.losses)}"
@@ -67,6 +67,7 @@ def check_evaluations(training: Training, epochs: int, dev: int) -> None:
         raise training.grade.lacking(training.result, message)
     for epoch, evaluation in enumerate(trace.evaluations):
         _check_evaluation(training, trace, epoch, evaluation, list(range(train, train + dev)))
+    training.must_see_batches()
 
 
 def _check_evaluation(training: Training, trace: RankTrace, epoch: int, evaluation: Evaluation, dev: list[int]) -> None:

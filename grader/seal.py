@@ -75,7 +75,7 @@ def _sealed(
     note: Callable[[str, str], None], getframe: Any, sign: Any, pack: Any,
 ) -> Sealer:  # fmt: skip
     """What it uses are its own locals: exchanging a name in a module changes nothing here."""
-    number, wire, ours = 0, GRADER + "wire.py", GRADER
+    number, wire, join, ours = 0, GRADER + "wire.py", GRADER + "join.py", GRADER
     answer: Exception | None = None
     while True:
         frame = message = data = None  # a generator that waits must not keep a student's objects alive
@@ -87,7 +87,8 @@ def _sealed(
             or (frame.f_code.co_name == "event" and frame.f_code.co_filename.startswith(ours))
         ):
             frame = frame.f_back
-        if not frame or not frame.f_code.co_filename.startswith(ours):
+        joins = message is not None and message["kind"] == "call" and message["name"] == "init_process_group"
+        if not frame or not frame.f_code.co_filename.startswith(join if joins else ours):
             note(FORGED, f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "")
             answer = RuntimeError(FORGED)
         elif name := replaced():

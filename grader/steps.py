@@ -60,6 +60,13 @@ class Training:
                 self.result, f"expected {count} optimizer steps, one for each batch, got {made}{cause}"
             )
 
+    def must_see_batches(self) -> None:
+        """Fails where an optimizer steps without a batch: the computed parameters would stay as they are."""
+        for rank, trace in enumerate(self.ranks):
+            for number, step in enumerate(trace.steps):
+                if not step.examples:
+                    self.grade.fail(f"step {number + 1} on rank {rank} comes without a new batch before it")
+
     def must_not_hang(self) -> None:
         """The verdict at once if the ranks do not agree or wait for ever: what came before is then of no interest."""
         if self.result.outcome in ("mismatch", "deadlock", "deadline"):

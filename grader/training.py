@@ -221,6 +221,7 @@ def check_rates(training: Training, first: float) -> None:
             f"build_optimizer got {got_steps} steps for an epoch, expected {training.setting.steps_per_epoch}: "
             "give it the number of batches, len(loader)"
         )
+    training.must_see_batches()
 
 
 def _wrong_rates(got: list[float], first: float) -> str:
