@@ -33,7 +33,8 @@ class Body(nn.Module):
 
     def __init__(self, weights: Weights) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(*weights["embedding"].shape, device="meta")
+        vocabulary, width = weights["embedding"].shape
+        self.embedding = nn.Embedding(vocabulary, width, device="meta")
         self.embedding.weight = _drawn(weights, "embedding")  # (V, D)
         self.gain = _drawn(weights, "gain")  # (D,)
         self.offset = weights["offset"].clone()  # (D,), no parameter: who forgets to look for None loses one test
