@@ -12,12 +12,17 @@ Case = dict  # sizes (numbers of elements), dtypes, bucket_bytes
 
 
 def cases(grade: Grade) -> list[Case]:
-    """An exact fit and one byte less, one parameter above the limit, several dtypes, none at all, and drawn ones."""
+    """An exact fit and one byte less, parameters above the limit, several dtypes, none at all, and drawn ones."""
     draw = draws.generator(grade.seed, 12)
     sizes = [int(size) for size in draw.integers(1, 60, 12)]
     mixed = [str(dtype) for dtype in draw.choice(list(BYTES), 12)]
     fit = 4 * sum(sizes[:3])
-    found = [(sizes, "float32", fit), (sizes, "float32", fit - 1), ([2, 50, 2, 2], "float32", 40), ([], "float32", 40)]
+    found = [
+        (sizes, "float32", fit),
+        (sizes, "float32", fit - 1),
+        ([50, 2, 60, 70, 2], "float32", 40),
+        ([], "float32", 40),
+    ]
     found += [(sizes, "float64", 8 * 70), ([5, 5, 5], "bfloat16", 20)]
     listed = [{"sizes": s, "dtypes": [dtype] * len(s), "bucket_bytes": limit} for s, dtype, limit in found]
     return [*listed, {"sizes": sizes, "dtypes": mixed, "bucket_bytes": 200}]
@@ -29,8 +34,8 @@ def check_buckets(grade: Grade) -> None:
     (made,) = grade.values("grader.probes_beyond_overlap:buckets", 1, seed=None, each=[given])
     for case, buckets in zip(given, made, strict=True):
         nbytes = [size * BYTES[dtype] for size, dtype in zip(case["sizes"], case["dtypes"], strict=True)]
-        kinds = "" if len(set(case["dtypes"])) < 2 else f" ({', '.join(case['dtypes'])})"
-        where = f"parameters of {short(nbytes, 120)} bytes{kinds}, bucket_bytes={case['bucket_bytes']}: "
+        kinds = case["dtypes"] if len(set(case["dtypes"])) > 1 else case["dtypes"][:1]
+        where = f"parameters of {short(nbytes, 120)} bytes ({', '.join(kinds)}), bucket_bytes={case['bucket_bytes']}: "
         if words := _wrong(case, buckets, nbytes):
             grade.fail(where + words + f"; got the buckets {short(buckets, 200)}")
 

@@ -62,9 +62,15 @@ def check_contents(reduced: Reduced) -> None:
     for step, buckets in enumerate(reduced.setting.buckets):
         firsts = [[call for *_, call in read(reduced, rank)[step][-1].sends] for rank in range(reduced.n)]
         for rank, calls in enumerate(firsts):
-            held = [_holds(reduced, rank, step, call) for call in calls]
+            held = [_holds(reduced, reduced.own[rank][step], call) for call in calls]
             if held == buckets:
                 continue
+            last = [_holds(reduced, reduced.micros[rank][step][-1], call) for call in calls]
+            if last == buckets:
+                reduced.grade.fail(
+                    f"step {step}: rank {rank} sends the gradients of the last micro-batch alone ({calls[0].where}): "
+                    "what was added up under no_sync is gone"
+                )
             words = (
                 f"step {step}: rank {rank} sends the gradients of parameters {_words(held)}; expected {_words(buckets)}"
             )
@@ -72,12 +78,12 @@ def check_contents(reduced: Reduced) -> None:
             reduced.grade.fail(_name(held, buckets, reduced, rank) + words + where)
 
 
-def _holds(reduced: Reduced, rank: int, step: int, call: Call) -> list[int]:
-    """The parameters whose gradients are in a message, divided by the number of ranks or not; [] if others are, too."""
+def _holds(reduced: Reduced, gradients: list[np.ndarray], call: Call) -> list[int]:
+    """The parameters whose `gradients` are in a message, divided by their number or not; [] if others are, too."""
     rest, found = call.sent_arrays().ravel().astype(np.float64), list[int]()
     slack = 0.02 if call.dtype == "bfloat16" else 1e-5
     while rest.size:
-        for k, gradient in enumerate(reduced.own[rank][step]):
+        for k, gradient in enumerate(gradients):
             mine, part = np.ravel(gradient), rest[: gradient.size]
             if k in found or mine.size > rest.size or k in reduced.setting.frozen:
                 continue
@@ -125,10 +131,13 @@ def _check_step(reduced: Reduced, step: int, rank: int, buckets: list[list[int]]
         due = max(due, *(last_use.get(k, 0) for k in bucket))
         where = f"step {step}: on rank {rank} bucket {i} (parameters {' '.join(map(str, bucket))}) leaves"
         if due <= total and (ended or given > due):
+            words = "A hook on each parameter sends what is complete, in a loop"
+            if ended and len(reduced.setting.uses[step]) > 1:
+                words = "Does no_sync set sync back to True at its end, also after an exception?"
             late = "after backward has ended" if ended else f"after {given} of {total} gradients"
             reduced.grade.fail(
                 f"{where} {late} ({call.where}), expected right after gradient {due} of {total}: it is complete then, "
-                "and all buckets before it have left. A hook on each parameter sends what is complete, in a loop"
+                f"and all buckets before it have left. {words}"
             )
 
 

@@ -90,16 +90,26 @@ class Reduced:
         if isinstance(verdict, Crashed):
             reasons = [reason for words, reason in WORDS_OF_CRASHES.items() if words in str(verdict)]
             return Crashed(f"{reasons[0]}\n{verdict}") if reasons else verdict
-        waits = [rank for rank in self.result.ranks if rank.call and rank.call.inside == "backward"]
-        if isinstance(verdict, Deadlocked) and any(late is not None for late in self.setting.late) and waits:
-            call = waits[0].call
-            assert call is not None
-            return Deadlocked(
+        return Deadlocked(f"{self._why_stuck()}{verdict}") if isinstance(verdict, Deadlocked) else verdict
+
+    def _why_stuck(self) -> str:
+        """A line that says why nobody can go on; "" if it is no known mistake."""
+        ranks = self.result.ranks
+        behind = [rank for rank in ranks if rank.rank in self.setting.late and rank.call and rank.call.name == "recv"]
+        waits = [rank for rank in ranks if rank.call and rank not in behind]
+        if behind and waits and (call := waits[0].call):
+            return (
                 f"rank {waits[0].rank} waits for {call.name} #{call.number} ({call.where}) while backward still has "
-                f"gradients to compute: nothing may wait inside a hook, neither wait() nor a call without "
-                f"async_op=True\n{verdict}"
+                "gradients to compute: nothing may wait inside a hook, neither wait() nor a call that waits by itself\n"
             )
-        return verdict
+        sent = [sum(call.name == "all_reduce" for call in rank.calls) for rank in ranks]
+        least, most = sent.index(min(sent)), sent.index(max(sent))
+        if sent[least] < sent[most]:
+            return (
+                f"rank {most} sends {sent[most]} buckets and rank {least} {sent[least]}: every rank sends all of them, "
+                "several at once where several are complete, and the rest in finish\n"
+            )
+        return ""
 
     # --- values ---
 

@@ -15,9 +15,11 @@ from grader.calls import Call
 from grader.grading import Grade
 from grader.outcome import Result
 from grader.phrases import short
+from grader.verdicts import Deadlocked
 
 FILE = "beyond/ring.py"
 SUM, GATHER = "reduce_scatter", "all_gather"
+EVEN = ((12, "float32"),)
 PLAIN = ((12, "float32"), (97, "float32"))
 ODD = ((2, "float32"), (5, "float64"), (1, "float32"), (41, "bfloat16"), (10, "int64"))
 LARGE = ((700_001, "float32"), (0, "float32"), (7, "float16"))  # 2.8 MB
@@ -58,8 +60,27 @@ def _run(grade: Grade, half: str, world_size: int, cases: Cases, tensors: list[A
         each=each,
         cases=list(map(list, cases)),
     )
+    verdict = grade.verdict(result)
+    if isinstance(verdict, Deadlocked) and (cause := _why_nobody_sends(result)):
+        raise Deadlocked(f"{cause}\n{verdict}")
     grade.must_return(result)
     return result
+
+
+def _why_nobody_sends(result: Result) -> str:
+    """What is wrong with a ring in which all wait, in words; "" if it is none of the known mistakes."""
+    n = len(result.ranks)
+    for rank in result.ranks:
+        for call in rank.calls:
+            right = (rank.rank + (1 if call.name == "send" else n - 1)) % n
+            if call.point_to_point and call.root != right:
+                way = f"{call.name}{'s to' if call.name == 'send' else 's from'} rank {call.root}"
+                side = "right" if call.name == "send" else "left"
+                return f"rank {rank.rank} of {n} {way} ({call.where}); its {side} neighbour is rank {right}"
+    waits = [rank.call for rank in result.ranks if rank.call]
+    if len(waits) == n and all(call.name == "send" for call in waits):
+        return "every rank waits until what it sends has been received, and none receives: start both, then wait"
+    return ""
 
 
 # --- b.1 ---
@@ -79,13 +100,15 @@ def check_sums(grade: Grade, world_size: int, cases: Cases) -> None:
             right = [part.stop - part.start for part in cut(length, world_size)]
             if sorted(lengths) != sorted(right):
                 even = "lengths that differ by at most one"
-                cause = (
-                    "; torch.chunk rounds up, and may give fewer chunks" if max(lengths, default=0) > max(right) else ""
-                )
+                rounded = len(lengths) > 1 and set(lengths[:-1]) == {-(-length // world_size)}
+                cause = "; torch.chunk rounds up, and may give fewer chunks" if rounded else ""
                 grade.fail(f"{where}: expected chunks of {even}, such as {right}, got {short(lengths, 100)}{cause}")
             begin = sum(lengths[:rank])
             own = slice(begin, begin + lengths[rank])
-            _check_own(grade, where, rank, [mine[i] for mine in given], own, found, dtype)
+            lost = diagnosis.forgotten_waits(result)
+            _check_own(
+                grade, f"{lost}\n{where}" if lost else where, rank, [mine[i] for mine in given], own, found, dtype
+            )
 
 
 def _check_own(
@@ -96,7 +119,7 @@ def _check_own(
     total = np.sum(parts, axis=0)
     if not _close(chunk, total, dtype):
         words = diagnosis.parameter_words(f"chunks[{rank}]", chunk, total)
-        grade.fail(f"{where}: {_name(chunk, parts, given, rank)}on rank {rank}, {words}")
+        grade.fail(f"{where}: {_name(found, parts, given, rank)}on rank {rank}, {words}")
     if not _close(flat[own], total, dtype):
         grade.fail(
             f"{where}: chunks[{rank}] holds the sum on rank {rank}, and flat does not: the chunks must be views of "
@@ -108,22 +131,24 @@ def _close(got: np.ndarray, right: np.ndarray, dtype: str) -> bool:
     return got.shape == right.shape and bool(np.all(np.abs(got - right) <= SLACK[dtype] * (1 + np.abs(right))))
 
 
-def _name(chunk: np.ndarray, parts: list[np.ndarray], given: list[np.ndarray], rank: int) -> str:
-    """The mistake that leaves this in place of the sum of `parts`, with a colon; "" if it is none that is known."""
-    n = len(parts)
+def _name(found: dict, parts: list[np.ndarray], given: list[np.ndarray], rank: int) -> str:
+    """The mistake that leaves this in place of the sum of `parts`."""
+    n, chunk, whole, end = len(parts), found["chunks"][rank], np.sum(given, axis=0), 0
+    for k, other in enumerate(found["chunks"]):
+        end += other.size
+        if other.size and np.allclose(other, whole[end - other.size : end], rtol=1e-4, atol=1e-6):
+            return f"chunk {k} is the one that is finished there: the first chunk to send is the left neighbour's own; "
     known = {
-        "nothing was added: it is the rank's own part": parts[rank],
-        "it is the left neighbour's part, which replaces the own one instead of being added": parts[rank - 1],
+        "nothing was added: it is the rank's own part, and the last of N-1 rounds adds the others'": parts[rank],
         "it is the mean; the ring gives the sum": np.sum(parts, axis=0) / n,
         "the rank's own part is missing from the sum": np.sum(parts, axis=0) - parts[rank],
-        "only the left neighbour's part was added: N-1 rounds are needed": parts[rank] + parts[rank - 1],
-        "one round too many: a part is counted twice": np.sum(parts, axis=0) + parts[rank],
-        "the last round is missing": np.sum(parts, axis=0) - parts[(rank + 1) % n],
+        "only the left neighbour's own part was added, and not what it had added up": parts[rank] + parts[rank - 1],
+        **{f"rank {k}'s part has replaced what was there, instead of being added": parts[k] for k in range(n)},
     }
     for name, value in known.items():
         if chunk.shape == value.shape and np.allclose(chunk, value, rtol=1e-4, atol=1e-6) and chunk.size:
             return f"{name}; "
-    return "the ring ends in another chunk than the rank's own, or adds what it must not; "
+    return "the sums that go around are not those of the ranks on their way; "
 
 
 def check_rounds_of_sums(grade: Grade) -> None:
@@ -166,6 +191,8 @@ def check_gathered(grade: Grade, world_size: int, cases: Cases) -> None:
                     continue
                 where = f"{world_size} ranks, {length} elements of {dtype}, rank {rank}: "
                 words = diagnosis.parameter_words(f"chunks[{k}]", got, expected)
+                lost = diagnosis.forgotten_waits(result)
+                words += f"\n{lost}" if lost else ""
                 grade.fail(where + _name_gathered(got, before, i, k, rank) + words)
 
 
@@ -175,7 +202,9 @@ def _name_gathered(got: np.ndarray, before: list[list[list[np.ndarray]]], i: int
             "the chunk was not replaced: N-1 rounds bring all of them, received into the chunk's own memory "
             "(a name that is assigned to something else changes no tensor); "
         )
-    if got.shape == before[k][i][k].shape and np.allclose(got, before[rank][i][k] + before[k][i][k]):
+    way = [*range(k, len(before)), *range(k)]
+    passed = [before[one][i][k] for one in way[: way.index(rank) + 1]]
+    if got.shape == passed[0].shape and np.allclose(got, np.sum(passed, axis=0)):
         return "what arrives is added to the chunk: here it must replace it; "
     if any(np.array_equal(got, mine[i][k]) for mine in before):
         return "it is what another rank had there, and not what its owner has: which chunk is finished on which rank? "

@@ -50,12 +50,13 @@ ODD = Setting(
         [[[0, 1, 2, 3, 4, 6, 0], [0, 1, 2, 3, 6, 0]]],
         [[[0, 2, 1, 6, 4, 0], [0, 1, 6, 2, 0]]],
         [[[6, 1, 0], [2, 4, 1, 0]]],
+        [[[0, 2, 1, 6, 4, 0], [0, 1, 6, 2, 0]]],
     ],
     bucket_bytes=70,
     dtypes=["float32"] * 6 + ["float64"],
     frozen=[3],
     tied=0,
-    zero=[1],
+    zero=[0, 2],
 )
 # The second step's first no_sync ends with an exception, which must not keep it from sending.
 ACCUMULATED = Setting(
@@ -65,11 +66,11 @@ ACCUMULATED = Setting(
     buckets=[[[3, 2], [1], [0]], [[3, 2], [1], [0]]],
     fails=[1],
 )
-# Registered as 0 1 2 3, and used in the first step so that rank 0 has them ready as 0 2 1 3, the others otherwise.
+# In the first step they become ready as 1 3 2 4 on rank 0 and otherwise elsewhere; 0 is not used.
 SECOND_STEP = Setting(
     shapes=[[4], [4], [4], [4], [4]],
-    uses=[[[[3, 1, 2, 0], [0, 1, 2, 3]]], [[[3, 1, 2, 0], [3, 1, 0, 2]]]],
+    uses=[[[[4, 2, 3, 1], [1, 2, 3, 4]]], [[[4, 2, 3, 1], [4, 2, 1, 3]]]],
     bucket_bytes=32,
-    buckets=[[[4, 3], [2, 1], [0]], [[0, 2], [1, 3], [4]]],
+    buckets=[[[4, 3], [2, 1], [0]], [[1, 3], [2, 4], [0]]],
     late=[None, 1],
 )

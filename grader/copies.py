@@ -42,6 +42,13 @@ def check_pipeline(grade: Grade) -> None:
     training.check_clipping(clipped, 6, CLIP)
 
 
+def check_beyond(grade: Grade) -> None:
+    """join() and train() of beyond/run_gpt2.py for one worker; what the bonus lessons average is judged there."""
+    joining.check_join(grade)
+    plain = steps.gpt2(grade, 1, train=6, batch=2, n_epochs=EPOCHS)
+    training.check_steps(plain, 6)
+
+
 def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) -> str:
     """What is wrong with the copies in a script; "" if they work, or if their home files are not solved yet."""
     copies = [(block, home) for block in _blocks(tree, script) if (home := _home(course, tree, script, block))]

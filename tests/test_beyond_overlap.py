@@ -54,6 +54,7 @@ def test_after_finish_every_gradient_is_the_mean_in_every_step(grade):
 def test_micro_batches_under_no_sync_send_nothing_and_add_up(grade):
     reduced = Reduced(grade, 2, beyond_settings.ACCUMULATED)
     beyond_events.check_accumulation(reduced)
+    beyond_events.check_overlap(reduced)
     reduced.check_means()
 
 

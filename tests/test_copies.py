@@ -3,7 +3,7 @@
 import pytest
 
 from grader import bert, joining
-from grader.copies import check_glue, check_pipeline
+from grader.copies import check_beyond, check_glue, check_pipeline
 
 carried = pytest.mark.carried
 
@@ -31,6 +31,11 @@ def test_what_gpt2_of_task_3_has_of_earlier_tasks_works(copies):
 @carried("task4_traffic/run_glue.py", "4.1")
 def test_what_task_4_has_of_earlier_tasks_works(copies):
     copies(check_glue)
+
+
+@carried("beyond/run_gpt2.py", "b.5")
+def test_what_the_bonus_script_has_of_earlier_tasks_works(copies):
+    copies(check_beyond)
 
 
 @carried("pipeline/run_gpt2.py", "p.5")

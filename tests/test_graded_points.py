@@ -19,6 +19,7 @@ from tests.processes import run
 
 COURSE = load_course()
 GRADED_FILES = [f"tests/test_{name}.py" for name in ("task1", "task2a", "task2b", "task3", "pipeline")]
+GRADED_FILES += ["tests/test_beyond_ring.py", "tests/test_beyond_overlap.py"]
 
 
 def test_the_points_of_a_regions_tests_add_up_to_those_of_the_table():
@@ -35,7 +36,7 @@ def test_the_points_of_a_regions_tests_add_up_to_those_of_the_table():
 
     marks = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("POINTS"))[7:])
     for region in COURSE.regions.values():
-        if region.task in ("1", "2a", "2b", "3", "p"):
+        if region.task in ("1", "2a", "2b", "3", "p", "b"):
             assert sum(points for id, points in marks if id == region.id) == region.points, region.id
     assert all(type(points) is int for _, points in marks)
 
