@@ -37,10 +37,18 @@ def read(reduced: Reduced, rank: int) -> list[list[Micro]]:
                 steps[-1].append(Micro([], []))
         elif event.name == "given":
             step, micro, use = map(int, event.data["key"].split())
-            steps[-1][-1].given.append(uses[step][micro][use])
-        elif isinstance(event, Call) and event.name == "all_reduce":
+            if asked_now(reduced, rank, (step, micro), steps):
+                steps[-1][-1].given.append(uses[step][micro][use])
+        elif isinstance(event, Call) and event.name == "all_reduce" and steps:
             steps[-1][-1].sends.append((len(steps[-1][-1].given), ended, event))
     return steps
+
+
+def asked_now(reduced: Reduced, rank: int, place: tuple[int, int], steps: list[list[Micro]]) -> bool:
+    """Fails for a permit of another (step, micro-batch) than the one that runs: it is backward that asks."""
+    if not steps or place != (len(steps) - 1, len(steps[-1]) - 1):
+        reduced.grade.fail(f"rank {rank} asks for the gradients of step {place[0]} before its backward computes them")
+    return True
 
 
 def check_accumulation(reduced: Reduced) -> None:

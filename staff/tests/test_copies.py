@@ -72,6 +72,7 @@ def test_copies_that_work_give_no_warning(tree):
             "all would wait",
         ),
         ("task3_ddp/run_glue.py", "2a.2", 2, "sampler.set_epoch(0)", "one worker's batch"),
+        ("beyond/run_gpt2.py", "1.3", 1, "optimizer.step()\noptimizer.step()", "steps again"),
         (PIPELINE, "1.2", 1, "loss.backward(retain_graph=True)\nloss.backward()", "2.000 times"),
     ],
 )
