@@ -27,7 +27,7 @@ from staff.bank import copy_tree
 from staff.handout import assemble, write
 from staff.regions import replace_in_tree
 
-REGIONS = ("1.2", "2a.3", "2b.1", "3.1", "4.1", "p.4")  # one of each task
+REGIONS = ("1.2", "2a.3", "2b.1", "3.1", "4.1", "p.4", "b.1")  # one of each task
 QUICK_REGIONS = ("p.2",)
 QUICK_COMMANDS = (LIGHT[0], TRAINING[0])
 MOST_HANDOUT, MOST_REPOSITORY, MOST_LOOP, MOST_LIGHT = 4.0, 5.0, 25.0, 0.5  # seconds
