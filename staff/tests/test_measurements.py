@@ -42,7 +42,7 @@ NO_JSON = ("task1_single", "-m cluster.ladder")  # their last line is for people
 
 # What another test runs in a small setting.
 ELSEWHERE = {
-    r"make (test|check|verify|setup|handout|gradescope)\b|try_zip\.sh": "the tests themselves",
+    r"make (test|bank|check|verify|setup|handout|gradescope)\b|try_zip\.sh": "the tests themselves",
     r"staff\.mistakes": "test_every_mistake_is_caught_by_name_every_variant_passes_and_no_test_passes_all_mistakes",
     r"staff\.attacks": "test_no_attack_gains_anything",
     r"staff\.(class_of_submissions|grade|class_check)": "test_a_class_is_graded_as_it_must_be",
