@@ -58,6 +58,7 @@ COMMANDS = [
     ("submit", "report --runs PATH", NOT_A_FOLDER),
     ("submit", "pack --netid ab1234 --name 'First Last' --no-grading --runs PATH", NOT_A_FOLDER),
     ("submit", "pack --netid ab1234 --name 'First Last' --no-grading --out PATH", [folder, *NOT_TO_BE_MADE]),
+    ("task2b_allreduce.run_gpt2", "--output_dir PATH", NOT_TO_BE_MADE),
     ("staff.handout", "--out PATH", NOT_TO_BE_MADE),
     ("staff.grade", "PATH --out OUT", [missing, link_to_itself, below_a_file]),
     ("staff.grade", "docs --out PATH", NOT_TO_BE_MADE),
@@ -79,7 +80,7 @@ for script in (
         (module, "--output_dir OUT --model_name_or_path PATH", [*NOT_A_FOLDER, folder]),
         (module, "--output_dir PATH", NOT_TO_BE_MADE),
     ]
-for module in ("task2b_allreduce.run_gpt2", "task3_ddp.run_gpt2", "pipeline.run_gpt2"):
+for module in ("task3_ddp.run_gpt2", "pipeline.run_gpt2"):
     COMMANDS += [
         (module, "--output_dir OUT --model_name_or_path tiny --data_dir PATH", [*NOT_A_FOLDER, folder]),
         (module, "--output_dir OUT --model_name_or_path PATH", [*NOT_A_FOLDER, folder]),

@@ -262,7 +262,7 @@ def test_on_the_loopback_interface_the_sum_over_all_workers_is_expected(folders)
     found = read_run(folders["fp32"])
 
     assert found.expected.sent == 2 * found.tensor_bytes  # 2(N-1)/N S, twice
-    assert 1 < ratios(found)[0] < 1.6  # other programs may use lo at the same time
+    assert ratios(found)[0] > 1  # how much more depends on what else uses lo at the same time
     assert found.epoch.sent == found.expected.sent * found.steps_per_epoch
 
 
