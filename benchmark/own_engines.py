@@ -1,16 +1,19 @@
 """The bonus lessons as strategies: the solved files in beyond/, loaded by path; they differ in how they average.
 
-own_ring averages all gradients after backward, own_overlap bucket by bucket during backward.
+own_ring averages all gradients after backward, own_overlap bucket by bucket during backward. With --bucket_mb auto
+the size of its buckets is chosen in the first step, see bucket_size.py.
 """
 
 import contextlib
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
+from benchmark.bucket_size import bucket_bytes, measure
 from benchmark.payload import sent
 from benchmark.strategies import Engine
 from common.paths import ROOT
@@ -50,12 +53,30 @@ class OwnOverlap(Engine):
     """Each worker holds all; gradients are summed by all_reduce, bucket by bucket, while backward still runs."""
 
     def wrap(self, model: nn.Module) -> Any:
-        self.reducer = lesson("overlap").GradientReducer(model)
+        lessons = lesson("overlap")
+        given = self.settings.bucket_mb  # None: to be chosen
+        self.is_chosen = given is not None
+        self.reducer = lessons.GradientReducer(model, int(given * 2**20) if given else lessons.BUCKET_BYTES)
         return model
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
+        if not self.is_chosen:
+            self.choose(loss)
         with contextlib.nullcontext() if last else self.reducer.no_sync():
             value = super().backward(loss, last)
         if last:
             self.reducer.finish()
         return value
+
+    def choose(self, loss: Tensor) -> None:
+        """Set the size of the buckets. finish() of the first step makes them anew anyway, then of this size.
+
+        It costs the first step some backward passes, whose gradients are dropped.
+        """
+        with self.reducer.no_sync():
+            costs = measure(lambda: loss.backward(retain_graph=True), self.worker.device)
+        self.optimizer.zero_grad()
+        self.reducer.bucket_bytes = bucket_bytes(sum(p.nbytes for p in self.reducer.parameters), costs)
+        self.is_chosen = True
+        if self.worker.is_first:
+            print(f"own_overlap: buckets of {self.reducer.bucket_bytes / 2**20:.2f} MiB: {costs}", file=sys.stderr)

@@ -44,6 +44,7 @@ class Settings(RunConfig):
     dropped: int  # steps at the beginning that are not measured
     keep_trace: bool
     wandb: bool
+    bucket_mb: float | None  # of own_overlap, MiB; None: chosen from what link and backward take
 
     @property
     def examples_per_step(self) -> int:
@@ -75,6 +76,7 @@ def parse(argv: list[str], command: str = "run", about: str | None = None) -> tu
     check_at_least(given, 1, "batch_size", "accumulation", "max_steps", "eval_batches")
     check_at_least(given, 0, "eval_every", "checkpoint_every", "dropped")
     check_at_least(given, 8, "length")
+    given["bucket_mb"] = _bucket_mb(given["bucket_mb"])
     finish(f"benchmark/{Path(given['model']).name}-{given['strategy']}", given)
     if given["model"] not in MODELS and not (Path(given["model"]) / "config.json").is_file():
         raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {given['model']!r}")
@@ -123,8 +125,21 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
     add("--save", action="store_true", help="save the trained model in Hugging Face's format")
     add("--dropped", type=int, default=2, help="steps at the beginning that are not measured (2)")
     add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
+    add("--bucket_mb", default="4", help="own_overlap: MiB in a bucket of gradients, or auto: measured and chosen (4)")
     add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
     return parser
+
+
+def _bucket_mb(word: str) -> float | None:
+    if word == "auto":
+        return None
+    try:
+        size = float(word)
+    except ValueError:
+        size = 0.0
+    if not 0 < size <= 2**20:
+        raise InputError(f"--bucket_mb: expected a size in MiB above 0, or auto; got {word!r}")
+    return size
 
 
 def _strategy(given: dict) -> str:

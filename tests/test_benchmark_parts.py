@@ -58,6 +58,8 @@ def own_folder(tmp_path, monkeypatch):
         (["--framework", "deepspeed", "--offload"], "--offload needs --zero_stage 1, 2 or 3"),
         (["--framework", "ddp", "--strategy", "fsdp"], "expected --strategy or --framework, got both"),
         (["--data_dir", "nowhere"], "--data_dir: there is no folder nowhere"),
+        (["--bucket_mb", "0"], "--bucket_mb: expected a size in MiB above 0, or auto; got '0'"),
+        (["--bucket_mb", "large"], "--bucket_mb: expected a size in MiB above 0, or auto; got 'large'"),
         (["--warmup_steps", "20", "--max_steps", "20"], "--warmup_steps: expected fewer than 20 steps"),
     ],
 )

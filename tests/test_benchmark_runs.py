@@ -61,6 +61,18 @@ def test_accumulated_steps_are_those_of_a_larger_batch(strategy, tmp_path):
     assert all(row["parameter_difference"] <= 1e-5 for row in rows), rows
 
 
+def test_buckets_of_a_chosen_size_train_as_one_worker_does(tmp_path):
+    """The backward passes that are timed leave nothing behind, and all ranks choose the same."""
+    flags = ["--only", "own_overlap", "--bucket_mb", "auto", "--accumulation", "2", "--max_steps", "5"]
+    done = run(*["-m", "benchmark.compare", *flags, "--workers", "2", "--output_dir", tmp_path / "c"], timeout=TOO_LONG)
+
+    rows = {row["strategy"]: row for row in result_of(done)["rows"]}
+
+    assert "own_overlap: buckets of " in done.stderr
+    assert rows["own_overlap"]["loss_difference"] <= 5e-6, rows
+    assert rows["own_overlap"]["parameter_difference"] <= 1e-5, rows
+
+
 def test_a_run_writes_its_table_its_files_and_one_json_line(tmp_path):
     folder = tmp_path / "run"
     flags = ["--eval_every", "4", "--save", "--keep_trace", "--cosine", "--warmup_steps", "2"]
