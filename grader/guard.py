@@ -68,8 +68,8 @@ def trusted_files() -> Callable[[str], bool]:
 def watch(note: Note, trusted: Callable[[str], bool]) -> None:
     """Install the hook. Python cannot remove it, and nothing refers to it that a student's code could reach."""
     getframe, ident, realpath = sys._getframe, _thread.get_ident, os.path.realpath
-    through = {sys.modules[name].__file__ for name in ("inspect", "threading") if name in sys.modules}
-    through |= {file for name, module in sys.modules.items() if name == "ctypes" and (file := module.__file__)}
+    # By name: going through all of sys.modules would copy 2,000 pages that the rank shares with the zygote, 8 ms.
+    through = {sys.modules[name].__file__ for name in ("inspect", "threading", "ctypes") if name in sys.modules}
     traceback_file, busy = getattr(sys.modules.get("traceback"), "__file__", ""), set[int]()
     attributes = ("object.__getattr__", "object.__setattr__")
     seen, noted, frames, code, closed = REFUSED | NOTED | {"import", "open"}, NOTED, FRAMES, CODE, GRADER

@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from grader import guard, preload, values
 from grader.compiled import CompiledFiles
+from grader.large_pages import use_large_pages
 from grader.printing import Stream
 
 ROOT = str(Path(__file__).resolve().parents[1])
@@ -33,6 +34,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 KILL_TIME = 5  # seconds a killed process may take to be gone: one that the kernel holds must not hold us
 UNKNOWN = -1  # number of processes
 COUNT_PAUSE = 0.02  # seconds between two looks at the processes that ranks have started
+MANY = 40  # ranks since the last time: as many will follow, and large pages cost the time of 60 forks
 PER_RANK = 5  # descriptors: the line to the grader, stdout, stderr, stack, notes of the guard
 
 
@@ -76,6 +78,7 @@ class Zygote:
         self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
         self.folder = ""
         self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once, and how many were seen
+        self.forked = 0  # ranks since the memory was put on large pages
         self.loaded = {preload.FIRST}
         self.probe_modules: set[str] = set()
         self.before = guard.before()
@@ -120,6 +123,10 @@ class Zygote:
         self._load(request["probe"], request["file"])
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
+        self.forked += size
+        if self.forked > MANY:
+            self.forked = 0
+            use_large_pages()
         for rank in range(size):
             folder = os.path.join(self.folder, f"rank{rank}")
             os.mkdir(folder)
