@@ -1,0 +1,202 @@
+"""The table of all frameworks on 1, 2 and 4 workers: speed-up, throughput, times, validation loss and perplexity.
+
+    python -m benchmark.frameworks                                                  # gpt2-tiny, all strategies
+    python -m benchmark.frameworks --models gpt2 --workers 1,2,4,8 -- --precision bf16
+
+Every run takes the same steps over the same examples: --examples_per_step is divided among the workers. So validation
+losses must agree, whatever the framework and however many workers, and what differs is time. A worker has one CPU
+thread (OMP_NUM_THREADS says otherwise), so that one worker is not as fast as several by using all cores.
+
+The runs are those of benchmark.sweep: what is there already is not run again. Flags behind a lone -- go to
+benchmark.run. Writes frameworks.csv and frameworks.md to --output_dir.
+"""
+
+import argparse
+import csv
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from benchmark.sweep import Run, sweep
+from benchmark.sweep import parse as parse_sweep
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT, atomic_write
+
+VALIDATION_STEPS = 4  # validation takes so many steps' examples, or as many as there are
+SAME = 1e-4  # validation losses in fp32 that differ by more are not of the same training
+
+
+@dataclass(frozen=True)
+class Row:
+    """One framework on one number of workers; None for what was not measured. Times are those of the timed steps."""
+
+    model: str
+    framework: str
+    workers: int
+    batch_size: int  # of one worker
+    speedup: float | None  # throughput over the same framework's on one worker
+    over_single: float | None  # throughput over that of one worker without any framework
+    examples_per_second: float | None
+    total_s: float | None
+    communication_s: float | None  # collectives under way, by the traced steps
+    exposed_s: float | None  # the part of it in which nothing was computed
+    validation_loss: float | None
+    perplexity: float | None
+
+
+def row_of(run: Run, results: dict[Run, dict]) -> Row:
+    """A run's figures, and its throughput over that of one worker."""
+    found = results[run]
+    examples = run.batch_size * run.workers
+    one = results.get(Run(run.strategy, run.model, examples, 1), {})
+    single = results.get(Run("single", run.model, examples, 1), {})
+    speed, steps = found.get("samples_per_second"), found.get("steps", {}).get("timed", 0)
+    seconds = {name: _scaled(found.get("communication", {}).get(f"{name}_ms"), steps) for name in ("total", "exposed")}
+    validation = (found.get("evaluations") or [{}])[-1]
+    return Row(
+        model=Path(run.model).name,
+        framework=run.strategy,
+        workers=run.workers,
+        batch_size=run.batch_size,
+        speedup=_over(speed, one.get("samples_per_second")),
+        over_single=_over(speed, single.get("samples_per_second")),
+        examples_per_second=speed,
+        total_s=found.get("wall_s"),
+        communication_s=seconds["total"],
+        exposed_s=seconds["exposed"],
+        validation_loss=validation.get("loss"),
+        perplexity=validation.get("perplexity"),
+    )
+
+
+def _over(value: float | None, base: float | None) -> float | None:
+    return value / base if value and base else None
+
+
+def _scaled(milliseconds: float | None, steps: int) -> float | None:
+    return None if milliseconds is None else milliseconds * steps / 1e3
+
+
+def disagreements(rows: list[Row]) -> list[str]:
+    """Frameworks whose validation loss is not that of the first row of the same model."""
+    found = []
+    for row in rows:
+        first = next(other for other in rows if other.model == row.model)
+        if row.validation_loss is None or first.validation_loss is None:
+            continue
+        if not abs(row.validation_loss - first.validation_loss) <= SAME:  # so that a NaN is one, too
+            found.append(
+                f"{row.model}, {row.framework}, {row.workers} workers: validation loss {row.validation_loss:.6f}, "
+                f"but {first.validation_loss:.6f} with {first.framework} on {first.workers}"
+            )
+    return found
+
+
+def csv_rows(rows: list[Row]) -> list[list[str]]:
+    names = [field.name for field in fields(Row)]
+    return [names, *([_cell(value) for value in asdict(row).values()] for row in rows)]
+
+
+def markdown(rows: list[Row]) -> str:
+    """The same as a table; a dash stands for what was not measured."""
+    head, *body = csv_rows(rows)
+    lines = [[name.replace("_", " ") for name in head], ["---"] * len(head)]
+    lines += [[cell or "-" for cell in line] for line in body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Run], list[str]]:
+    """The flags as a sweep knows them, the runs and what is handed on; raises InputError before anything is run."""
+    own, more = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
+    parser = argparse.ArgumentParser(prog="python -m benchmark.frameworks", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--models", default="gpt2-tiny", help="gpt2-tiny")
+    add("--strategies", default="all", help="names of benchmark.run's strategies (all)")
+    add("--workers", default="1,2,4", help="numbers of workers (1,2,4)")
+    add("--examples_per_step", type=int, default=16, help="of all workers together (16)")
+    add("--steps", type=int, default=24, help="of which 2 are dropped and 2 are traced (24)")
+    add("--retry", action="store_true", help="run again what failed")
+    add("--output_dir", default=str(ROOT / "runs" / "benchmark" / "frameworks"))
+    given = parser.parse_args(own)
+    words = ["--models", given.models, "--strategies", given.strategies, "--workers", given.workers]
+    words += ["--steps", str(given.steps), "--output_dir", given.output_dir, *(["--retry"] if given.retry else [])]
+    settings, combinations, _ = parse_sweep([*words, "--batch_sizes", "1"])
+    examples = given.examples_per_step
+    for count in sorted({run.workers for run in combinations}):
+        if examples < 1 or examples % count:
+            raise InputError(
+                f"--examples_per_step: expected a multiple of {count}, the number of workers; got {examples}, "
+                f"take for example {count * max(1, examples // count)}"
+            )
+    if given.steps < 1:
+        raise InputError(f"--steps: expected 1 or more, got {given.steps}")
+    return settings, [replace(run, batch_size=examples // run.workers) for run in combinations], more
+
+
+def validation_flags(model: str, examples: int, workers: int, more: list[str]) -> list[str]:
+    """Validation on the same examples for any number of workers: its batches are as large as those of training."""
+    from benchmark.settings import parse as parse_run  # here: it loads torch, and the flags are checked before
+    from benchmark.workload import load_workload
+
+    settings, _ = parse_run(["--model", model, "--strategy", "single", *more])
+    there = len(load_workload(settings).validation) // examples  # type: ignore[arg-type]
+    return ["--eval_batches", str(workers * max(1, min(VALIDATION_STEPS, there)))]
+
+
+def kept(run: Run, folder: Path) -> dict:
+    """What a run has left: its result, its failure, or nothing."""
+    for name in ("result.json", "failure.json"):
+        if (folder / run.name / name).exists():
+            found: dict = json.loads((folder / run.name / name).read_text())
+            return found
+    return {}
+
+
+def check_kept(runs: list[Run], given: argparse.Namespace) -> None:
+    """Raises InputError if the folder holds a run of another length: its times cannot stand beside the others'."""
+    for run in runs:
+        steps = sum(kept(run, given.output_dir).get("steps", {}).values())
+        if steps not in (0, given.steps):
+            raise InputError(
+                f"--steps: {given.output_dir / run.name} holds a run of {steps} steps, expected {given.steps}; "
+                "delete the folder, or name another with --output_dir"
+            )
+
+
+def write(rows: list[Row], folder: Path) -> None:
+    with atomic_write(folder / "frameworks.csv") as file:
+        csv.writer(file, lineterminator="\n").writerows(csv_rows(rows))
+    with atomic_write(folder / "frameworks.md") as file:
+        file.write(markdown(rows) + "\n")
+
+
+def main() -> None:
+    given, runs, more = parse(sys.argv[1:])
+    given.output_dir.mkdir(parents=True, exist_ok=True)
+    check_kept(runs, given)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    failures = []
+    for model, count in dict.fromkeys((run.model, run.workers) for run in runs):
+        some = [run for run in runs if (run.model, run.workers) == (model, count)]
+        flags = validation_flags(model, some[0].batch_size * count, count, more)
+        failures += sweep(some, given, [*flags, *more])
+    results = {run: kept(run, given.output_dir) for run in runs}
+    rows = [row_of(run, results) for run in runs if "outcome" not in results[run]]
+    write(rows, given.output_dir)
+    flagged = disagreements(rows)
+    said = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in flagged)]
+    print("\n".join([markdown(rows), *said]))
+    print(json.dumps({"rows": [asdict(row) for row in rows], "left_out": failures, "flagged": flagged}))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)
