@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+# PyTorch documents this class ("Extending torch with Modes") but gives it no public address, and its public
+# TorchFunctionMode does not see c10d's operators. Where a release moves it, this import stops run_gpt2.py at its first
+# line. The lessons and their graders do not need it.
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.record import Record

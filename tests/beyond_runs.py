@@ -224,6 +224,26 @@ def accumulated_events(rank: int, size: int) -> list:
     return [first, last, said]
 
 
+def kept_gradients(rank: int, size: int) -> dict:
+    """A gradient kept without clone() for one step: (its values at first, its values a step later, the gradient then).
+
+    The steps are the second and third: at the end of the first one the buckets are made anew.
+    """
+    torch.manual_seed(0)
+    model = Crossed()
+    reducer = GradientReducer(model)
+    kept, at_first = {}, {}
+    for step in range(3):
+        model(torch.full((2, 3), 1.0 + step), False).backward()
+        reducer.finish()
+        if step == 1:
+            kept = {name: parameter.grad for name, parameter in model.named_parameters()}
+            at_first = {name: gradient.clone() for name, gradient in kept.items()}
+        if step < 2:
+            model.zero_grad()
+    return {name: (at_first[name], kept[name], p.grad) for name, p in model.named_parameters()}
+
+
 # --- training ---
 
 
@@ -252,7 +272,17 @@ def trained(rank: int, size: int) -> dict:
     return found
 
 
-SCENES = (ring_sums, ring_shapes, ring_halves, ring_means, odd_steps, crossed_events, accumulated_events, trained)
+SCENES = (
+    ring_sums,
+    ring_shapes,
+    ring_halves,
+    ring_means,
+    odd_steps,
+    crossed_events,
+    accumulated_events,
+    kept_gradients,
+    trained,
+)
 
 
 def keep(rank: int, size: int, folder: Path) -> None:

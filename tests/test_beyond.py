@@ -164,6 +164,14 @@ def test_a_second_backward_before_finish_is_refused(kept, size):
         assert "a second backward before finish(); use no_sync()" in said
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_kept_gradient_is_a_view_of_a_bucket_and_changes_in_the_next_step(kept, size):
+    for rank in kept("kept_gradients", size):
+        for name, (at_first, later, gradient) in rank.items():
+            assert torch.equal(later, gradient), name
+            assert not torch.equal(later, at_first), name
+
+
 # --- both ---
 
 
@@ -178,3 +186,12 @@ def test_twenty_steps_of_gpt2_agree_with_one_worker(kept, size, strategy):
     for rank in everyone:
         for name, parameter in rank[strategy][1].items():
             assert float((parameter - parameters[name]).abs().max()) <= 1e-5, name
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("strategy", ["ring", "overlap"])
+def test_after_twenty_steps_every_rank_holds_the_same_bits(kept, size, strategy):
+    everyone = [rank[strategy][1] for rank in kept("trained", size)]
+
+    for parameters in everyone:
+        assert all(torch.equal(parameter, everyone[0][name]) for name, parameter in parameters.items())
