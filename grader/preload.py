@@ -40,6 +40,7 @@ GROUPS = {
 }
 # Beside the first group, by module or function; a probe that is not here needs all.
 PROBES: dict[str, tuple[str, ...]] = {
+    "grader.probes:call": (),
     "grader.probes_beyond_overlap": (),
     "grader.probes_beyond_ring": (),
     "grader.probes_data": (),

@@ -69,7 +69,8 @@ def assemble(root: Path, extras: Collection[str] = (), solved: Collection[str] =
             text = (root / source).read_text(encoding="utf-8")
             found = find_regions(text, source, course.regions)
             regions += [region for region in found if region.id not in solved]
-            content = strip(_plant(text, found, sentinel, solved), source, course.readme, solved).encode()
+            if found:
+                content = strip(_plant(text, found, sentinel, solved), source, course.readme, solved).encode()
         files[name] = content
     problems = _misplaced(course, regions, files, extras, solved)
     problems += find_leaks(files, regions, course, sentinel)
@@ -125,13 +126,10 @@ def write(handout: Handout, out: Path) -> Path:
     """
     if handout.problems:
         raise InputError(f"the handout has {len(handout.problems)} problem(s), the first: {handout.problems[0]}")
-    archive = out.with_name(f"{out.name}.zip")
-    _refuse_foreign_folder(out)
-    _refuse_foreign_zip(archive, out.name)
+    archive = make_room(out)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in handout.files.items()}
     manifest = json.dumps({"format": 1, "files": digests}, indent=1) + "\n"
     files = handout.files | {MANIFEST: manifest.encode()}
-    out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         new, old = Path(scratch, "new"), Path(scratch, "old")
         _write_folder(files, new)
@@ -144,6 +142,15 @@ def write(handout: Handout, out: Path) -> Path:
                 old.rename(out)
             raise
     _write_zip(files, archive, out.name)
+    return archive
+
+
+def make_room(out: Path) -> Path:
+    """Make the folder that `out` is to be in; returns the zip's path. Raises InputError as `write` does."""
+    archive = out.with_name(f"{out.name}.zip")
+    _refuse_foreign_folder(out)
+    _refuse_foreign_zip(archive, out.name)
+    out.parent.mkdir(parents=True, exist_ok=True)
     return archive
 
 
@@ -211,6 +218,7 @@ def main() -> None:
     )
     parser.add_argument("--with", dest="extras", action="append", default=[], help="also ship this set, e.g. benchmark")
     arguments = parser.parse_args()
+    make_room(arguments.out)  # a wrong path is told at once, and not after the seconds that assembling takes
     handout = assemble(ROOT, arguments.extras)
     for problem in handout.problems:
         print("-", problem, file=sys.stderr)

@@ -55,7 +55,7 @@ def _broken_code(name: str, text: str, regions: list[Region]) -> list[str]:
     """The file compiles, and `submit.py carry` will find each of its regions, not yet attempted."""
     try:
         compile(text, name, "exec", dont_inherit=True)
-        open_todos = [block.id for block in find_blocks(text, name) if not block.attempted]
+        open_todos = [block.id for block in find_blocks(text, name) if not block.attempted] if "TODO" in text else []
     except (SyntaxError, InputError) as error:
         return [f"{name}: does not compile without its solutions: {error}"]
     expected = [region.id for region in regions if region.file == name]

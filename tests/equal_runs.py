@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch._dynamo  # any optimizer imports it at its first step: once here, and not in every rank
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from transformers import BertForSequenceClassification, GPT2LMHeadModel

@@ -1,7 +1,5 @@
 """The command line: defaults that run, names that are kept, and mistakes that are said in one line."""
 
-import subprocess
-import sys
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from common.arguments import parse_glue_arguments, parse_gpt2_arguments
 from common.errors import InputError
 from common.paths import ROOT
+from tests.warm import Script
 
 
 def glue(*flags):
@@ -147,11 +146,11 @@ def test_a_script_that_starts_its_own_workers_has_the_courses_port(monkeypatch):
 
 @pytest.mark.medium
 @pytest.mark.parametrize("flags", [["--no_such_flag"], ["--seed", "x"], ["--task_name", "nothing"]])
-def test_the_script_ends_with_one_line_and_code_2(flags):
-    script = ROOT / "task1_single" / "run_glue.py"
+def test_the_script_ends_with_one_line_and_code_2(flags, tmp_path):
+    log = tmp_path / "log"
 
-    run = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, cwd="/")
+    code = Script(ROOT / "task1_single" / "run_glue.py", flags, log).wait(timeout=60)
 
-    assert run.returncode == 2
-    assert run.stderr.startswith("error: ")
-    assert run.stderr.count("\n") == 1
+    assert code == 2
+    assert log.read_text().startswith("error: ")
+    assert log.read_text().count("\n") == 1

@@ -12,23 +12,24 @@ from common.paths import ROOT
 
 pytestmark = pytest.mark.medium
 
-SIZES = [1, 3, *(pytest.param(size, marks=pytest.mark.proof) for size in (2, 4))]
+SOME, OTHERS = (1, 3), (2, 4)  # numbers of workers: of make test, and of make bank as well
+SIZES = [*SOME, *(pytest.param(size, marks=pytest.mark.proof) for size in OTHERS)]
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """kept(scene, world size) -> what each rank kept of a scene; beyond_runs.py runs once for each size."""
+    """kept(scene, world size) -> what each rank kept of a scene; beyond_runs.py runs once for SOME, once for OTHERS."""
     folder = tmp_path_factory.mktemp("beyond")
 
     @functools.cache
-    def run(size):
-        command = [sys.executable, "-m", "tests.beyond_runs", str(folder), str(size)]
+    def run(sizes):
+        command = [sys.executable, "-m", "tests.beyond_runs", str(folder), *map(str, sizes)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=360)
         assert done.returncode == 0, done.stderr
 
     def read(scene, size):
-        run(size)
+        run(SOME if size in SOME else OTHERS)
         return [torch.load(folder / f"{scene}_{size}_{rank}.pt", weights_only=False) for rank in range(size)]
 
     return read

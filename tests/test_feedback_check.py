@@ -19,6 +19,22 @@ MET = {
 
 
 @pytest.mark.medium
+def test_the_quick_check_tries_a_region_in_both_places_and_two_commands(monkeypatch, capsys):
+    tried = []
+    monkeypatch.setattr(feedback, "solved_handout", lambda folder: folder / "handout")
+    monkeypatch.setattr(feedback, "seconds", lambda command, folder, _: tried.append((command, folder)) or 0.3)
+
+    with pytest.raises(SystemExit) as end:
+        feedback.main(["--quick"])
+
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    folders = [folder.name for command, folder in tried if "pytest" in command]
+    assert (end.value.code, folders) == (0, ["handout", ROOT.name])
+    assert len(figures["commands"]) == len(figures["task_scripts"]) == 3
+    assert sum(command == feedback.IMPORTS for command, _ in tried) == 3
+
+
+@pytest.mark.proof
 def test_the_quick_check_runs_a_region_and_two_commands_and_exits_by_its_goals():
     command = [sys.executable, "-m", "benchmark.checks.feedback", "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

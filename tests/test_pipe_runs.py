@@ -4,7 +4,6 @@ import importlib.util
 import itertools
 import json
 import socket
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from common.paths import ROOT
 from pipeline import compare
 from pipeline.timeline import Trace
 from tests.stages import no_worker_is_left
+from tests.warm import Script
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
 
@@ -128,16 +128,17 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.medium
-def test_over_processes_loss_and_every_gradient_are_those_of_the_plain_model():
+def test_over_processes_loss_and_every_gradient_are_those_of_the_plain_model(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-c", PROCESS]
-    options = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = [subprocess.Popen([*command, str(rank), "2", port], **options) for rank in range(2)]
+    (tmp_path / "process.py").write_text(PROCESS)
+    logs = [tmp_path / f"log{rank}" for rank in range(2)]
+    ranks = [Script(tmp_path / "process.py", (rank, 2, port), log) for rank, log in enumerate(logs)]
 
-    outputs = [rank.communicate(timeout=120) for rank in ranks]
+    codes = [rank.wait(timeout=120) for rank in ranks]
 
-    for rank, (output, errors) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, errors
-        assert [line.split()[0] for line in output.splitlines()] == ["gpipe", "1f1b", "interleaved"]
+    for code, log in zip(codes, logs, strict=True):
+        assert code == 0, log.read_text()
+        schedules = [line.split()[0] for line in log.read_text().splitlines() if line.endswith(tuple("0123456789"))]
+        assert schedules == ["gpipe", "1f1b", "interleaved"]

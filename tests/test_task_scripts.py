@@ -198,15 +198,33 @@ def test_gpt2_starts_its_own_workers_and_agrees_with_ddp(tmp_path):
     assert "figure: submit_figures/data_parallel_training_time.png" in done.stdout
 
 
-def test_gpt2_keeps_every_workers_gradients_for_the_course_to_compare(tmp_path):
+ONE_WORKER = """
+import importlib.util, sys
+from common.arguments import parse_gpt2_arguments
+path, rank = sys.argv.pop(1), int(sys.argv.pop(1))
+spec = importlib.util.spec_from_file_location("run_gpt2", path)
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+script.run_worker(rank, parse_gpt2_arguments("task2b_allreduce", world_size=2))
+"""
+
+
+@pytest.mark.parametrize("started", ["one by one", pytest.param("by the script", marks=pytest.mark.proof)])
+def test_gpt2_keeps_every_workers_gradients_for_the_course_to_compare(tmp_path, started):
     kept = [ROOT / "tests" / f"model{rank}_gradients.pth" for rank in range(2)]
-    command = [sys.executable, "run_gpt2.py", "--pytest", "True", "--n_epochs", "1", "--world_size", "2"]
-    command += ["--batch_size", "8", "--master_port", str(free_port()), "--output_dir", str(tmp_path / "run")]
+    (tmp_path / "one.py").write_text(ONE_WORKER)
+    script = ROOT / "task2b_allreduce/run_gpt2.py"
+    words = ["--pytest", "True", "--n_epochs", "1", "--world_size", "2", "--batch_size", "8"]
+    words += ["--master_port", str(free_port()), "--output_dir", str(tmp_path / "run")]
     try:
-        done = subprocess.run(
-            command, cwd=ROOT / "task2b_allreduce", env=ENVIRONMENT, capture_output=True, text=True, timeout=240
-        )
-        assert done.returncode == 0, done.stderr
+        if started == "one by one":
+            workers = [Script(tmp_path / "one.py", (script, rank, *words), tmp_path / f"log{rank}") for rank in (0, 1)]
+            codes = [worker.wait(timeout=240) for worker in workers]
+            assert codes == [0, 0], (tmp_path / "log0").read_text()
+        else:
+            command = [sys.executable, script.name, *words]
+            done = subprocess.run(command, cwd=script.parent, env=ENVIRONMENT, stderr=subprocess.PIPE, timeout=240)
+            assert done.returncode == 0, done.stderr
         first, second = (torch.load(path) for path in kept)
     finally:
         for path in kept:

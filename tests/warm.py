@@ -9,7 +9,7 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
@@ -27,12 +27,15 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 class Script:
     """A running script, with the methods of subprocess.Popen that tests of workers need."""
 
-    def __init__(self, path: Path, words: Sequence[object], log: Path) -> None:
+    def __init__(
+        self, path: Path, words: Sequence[object], log: Path, environment: Mapping[str, str] = ENVIRONMENT
+    ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(LOADED)
         with mock.patch.dict(os.environ, ENVIRONMENT):
             forkserver.ensure_running()
-        self.process = context.Process(target=_run, args=(str(path), [str(word) for word in words], str(log)))
+        arguments = (str(path), [str(word) for word in words], str(log), ENVIRONMENT | environment)
+        self.process = context.Process(target=_run, args=arguments)
         self.process.start()
 
     def poll(self) -> int | None:
@@ -45,21 +48,25 @@ class Script:
             raise TimeoutError(f"still running after {timeout} s")
         return self.process.exitcode
 
-    def send_signal(self, number: int) -> None:
+    @property
+    def pid(self) -> int:
         assert self.process.pid
-        os.kill(self.process.pid, number)
+        return self.process.pid
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         if self.poll() is None:
             self.send_signal(signal.SIGKILL)
 
 
-def _run(path: str, words: list[str], log: str) -> None:
+def _run(path: str, words: list[str], log: str, environment: dict[str, str]) -> None:
     """In the forked process: what `python path words` does, from the script's own folder."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(environment)
     os.chdir(Path(path).parent)
     sys.argv, sys.path[0] = [Path(path).name, *words], str(Path(path).parent)
     runpy.run_path(path, run_name="__main__")

@@ -3,16 +3,15 @@
 import pytest
 
 from common.course import load_course
-from common.paths import ROOT
 from common.todo import find_blocks
 from handin.carry import carry
-from staff.handout import assemble
+from staff.tests.handouts import open_handout, solved_handout
 
 
 @pytest.mark.medium
 def test_home_files_solved_and_carried_give_the_solved_handout(tmp_path):
     course = load_course()
-    unsolved, solved = assemble(ROOT).files, assemble(ROOT, solved=course.regions).files
+    unsolved, solved = open_handout().files, solved_handout().files
     homes = {row.file for row in course.regions.values()} & unsolved.keys()
     scripts = [name for name in unsolved if name.endswith(".py") and (name.startswith(("task", "pipeline/")))]
     for name in scripts:

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from common.course import files_matching, load_course
-from common.paths import ROOT
 from common.todo import find_blocks
-from staff import handout
 from staff.bank import GRADED
+from staff.tests.handouts import open_handout
 from tests.processes import run
 
 COURSE = load_course()
@@ -19,7 +18,7 @@ NOTHING = {"pass": "pass", "return None": "return None", "ellipsis": "..."}
 
 def make(tree: Path, body: str = "") -> None:
     """A handout with `body` in place of every placeholder; "" leaves them."""
-    for name, content in handout.assemble(ROOT).files.items():
+    for name, content in open_handout().files.items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_bytes(content)
     for file in files_matching(tree, GRADED) if body else ():
