@@ -47,6 +47,7 @@ def folder(tmp_path_factory):
 def steps(folder):
     """steps(case, sync, world size) -> what every rank kept of five SGD steps."""
 
+    @functools.cache
     def read(case, sync, size):
         return [torch.load(folder(size) / f"{case}_{sync}_{size}_{rank}.pt") for rank in range(size)]
 

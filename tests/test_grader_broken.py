@@ -16,7 +16,7 @@ COURSE = load_course()
 FLOOD = "import sys\nfor line in range(20_000):\n    print('line', line)\n    print('line', line, file=sys.stderr)\n"
 # Lines at the top of a file, and the words that each of its tests must say; "" where the file is right all the same.
 BROKEN = {
-    "task1_single/run_glue.py": ("import os\nos.kill(os.getpid(), 9)\n", "was ended by SIGKILL"),
+    "task1_single/run_glue.py": ("import os\nos.kill(os.getpid(), 9)\n", "was killed by SIGKILL"),
     "task2a_gather_scatter/run_glue.py": ("import sys\nsys.exit(0)\n", "exited with code 0"),
     "task2b_allreduce/run_glue.py": ("def train(:\n", "SyntaxError"),
     "task2b_allreduce/run_gpt2.py": ("import no_such_module\n", "no_such_module"),

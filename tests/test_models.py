@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -316,17 +317,18 @@ def hub(tmp_path, monkeypatch):
 def _head_of_a_hub_model(name):
     torch.manual_seed(0)
     model = BertForSequenceClassification.from_pretrained(model_path(name, "bert"))
-    return model(**load_tokenizer(name, "bert")(ENGLISH, return_tensors="pt")).logits.tolist()
+    return model(**load_tokenizer(name, "bert")(ENGLISH, return_tensors="pt")).logits[0].tolist()
 
 
 def test_a_hub_model_is_fetched_once_and_then_needs_no_hub(copy, hub):
-    expected = _head_of_a_hub_model("tiny")
+    expected = pytest.approx(_head_of_a_hub_model("tiny"), abs=1e-6)  # where weights lie decides on the last digit
     with hub_server({"someone/small-bert": copy("bert")}) as address:
         hub(address)
         with_hub = _head_of_a_hub_model("someone/small-bert")
     without_hub = _head_of_a_hub_model("someone/small-bert")
 
-    assert with_hub == without_hub == expected
+    assert with_hub == expected
+    assert without_hub == expected
 
 
 def test_a_tokenizer_that_the_hub_has_as_a_vocabulary_only_keeps_case(tmp_path, hub):
@@ -341,7 +343,7 @@ def test_a_tokenizer_that_the_hub_has_as_a_vocabulary_only_keeps_case(tmp_path, 
 
 
 def test_a_hub_model_in_several_files_is_fetched_before_the_run_starts(copy, hub):
-    expected = _head_of_a_hub_model("tiny")
+    expected = pytest.approx(_head_of_a_hub_model("tiny"), abs=1e-6)  # where weights lie decides on the last digit
     with hub_server({"someone/large-bert": in_shards(copy("bert"))}) as address:
         hub(address)
         model_path("someone/large-bert", "bert")
@@ -363,7 +365,8 @@ def test_a_damaged_copy_of_a_hub_model_says_what_to_copy_or_to_delete(copy, hub)
         model_path("someone/small-bert", "bert")
 
 
-def test_a_copy_of_a_hub_model_without_weights_is_one_line_offline(copy, hub):
+def test_a_copy_of_a_hub_model_without_weights_is_one_line_offline(copy, hub, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.utils._http, "time", SimpleNamespace(sleep=lambda _: None))  # 23 s of retries
     with hub_server({"someone/small-bert": copy("bert")}) as address:
         hub(address)
         folder = Path(model_path("someone/small-bert", "bert"))

@@ -291,7 +291,7 @@ def test_a_bad_submission_does_not_stop_the_others(class_of_three, tmp_path):
     assert all((tmp_path / file).exists() for file in ("gradebook.csv", "index.html", "hand_ins/broken/index.html"))
 
 
-@pytest.mark.medium
+@pytest.mark.proof  # of make test: a part that is killed and restarted, test_parts.py
 def test_a_killed_run_is_gone_on_with_and_nothing_is_lost_or_graded_twice(class_of_three, tmp_path):
     first = subprocess.Popen(command(class_of_three, tmp_path), cwd=ROOT, stdout=subprocess.DEVNULL)
     limit = time.monotonic() + 240
