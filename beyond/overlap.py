@@ -121,7 +121,7 @@ class GradientReducer:
         """The hook: backward calls it as soon as parameter.grad is complete, and goes on when it returns.
 
         b.4  [1] In __init__: register this method as each parameter's post-accumulate-grad hook, once.
-             [2] Under no_sync() do nothing: there is more to come.
+             [2] Under no_sync(), while self.sync is False, do nothing: there is more to come.
              [3] Take the parameter out of its bucket's `missing`.
              [4] Send the next bucket if nothing is missing in it any more, then the one after it, and so on. A bucket
                  that is full before its turn waits here: all ranks must send in the same order. Count next_bucket up.
