@@ -171,11 +171,23 @@ class Before:
     ours: dict[str, types.ModuleType]  # the grader's modules
     replaced: Callable[[], str]  # names what was exchanged in them since, "" for nothing
     libraries: list[Function]
+    identities: frozenset[int]
 
 
 def before() -> Before:
     ours = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "grader"}
-    return Before(ours, replaced_in(ours.values()), library_functions())
+    return Before(ours, replaced_in(ours.values()), library_functions(), identities(ours.values()))
+
+
+def identities(modules: Iterable[types.ModuleType]) -> frozenset[int]:
+    """Of the grader's classes, and of the dictionaries that are its functions' globals. None of them ever goes."""
+    found = set[int]()
+    for module in modules:
+        found.add(id(vars(module)))
+        found |= {
+            id(kind) for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__
+        }
+    return frozenset(found)
 
 
 def forget_ourselves(ours: Iterable[str]) -> None:

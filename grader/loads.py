@@ -7,7 +7,7 @@ batches, no example comes twice, and what is left out would have been a batch of
 from collections import Counter
 
 from grader.grading import Grade
-from grader.partitions import numbered, on_data, refuse_changes
+from grader.partitions import check_mixed, numbered, on_data, refuse_changes
 from grader.verdicts import Crashed
 
 # (examples, total batch, workers): batches on every rank. Sizes that divide and that do not, a short last batch on all
@@ -16,6 +16,7 @@ LOADS = {
     (24, 8, 2): 3, (11, 8, 2): 2, (9, 4, 2): 2, (14, 9, 3): 2, (10, 8, 4): 1, (13, 6, 3): 2, (7, 4, 4): 1, (3, 4, 4): 0,
     (17, 4, 2): 4, (7, 3, 1): 3, (8, 4, 1): 2,
 }  # fmt: skip
+MANY = (180, 12)  # examples and total batch: enough to see whether they were shuffled
 
 
 def batches(grade: Grade, length: int, batch: int, world_size: int, collate: bool = True) -> list[dict]:
@@ -47,6 +48,14 @@ def must_hold_examples(grade: Grade, values: list[dict]) -> None:
             grade.fail(f"{len(repeated)} examples come twice on rank {rank}, for instance {min(repeated)}")
 
 
+def must_be_divided_at_random(grade: Grade) -> None:
+    """No test counts for parts of the data in its own order: these can be had without a partitioner."""
+    (length, batch), ranks = MANY, 2
+    parts = _parts(batches(grade, length, batch, ranks), "batches")
+    check_parts(grade, f"{length} examples on {ranks} workers", length, parts)
+    check_mixed(grade, [[example in parts[0] for example in range(length)]])
+
+
 def check_share(grade: Grade) -> None:
     """The batch of a worker is the total divided by the number of workers; a loader and this number are returned."""
     for length, total, world_size in LOADS:
@@ -62,6 +71,7 @@ def check_share(grade: Grade) -> None:
             if any(size != total // world_size for size in sizes[:-1]) or max(sizes, default=0) > total // world_size:
                 grade.fail(f"rank {rank} of {world_size}: expected batches of {total // world_size}, got {sizes}")
         must_hold_examples(grade, values)
+    must_be_divided_at_random(grade)
 
 
 def check_counts(grade: Grade) -> None:
@@ -83,6 +93,7 @@ def check_counts(grade: Grade) -> None:
                 "an iterator or a generator is used up after one pass; hand over a list, a range or a data set"
             )
         must_hold_examples(grade, values)
+    must_be_divided_at_random(grade)
 
 
 def check_no_overlap(grade: Grade) -> None:
@@ -106,6 +117,7 @@ def check_no_overlap(grade: Grade) -> None:
                 "another rank cannot fill"
             )
         refuse_changes(grade, values[0]["changed"], "partition_dataset()")
+    must_be_divided_at_random(grade)
 
 
 def _parts(values: list[dict], epoch: str) -> list[Counter[int]]:
@@ -153,3 +165,4 @@ def check_group_and_collate(grade: Grade) -> None:
             )
     for values in (in_group, given, plain):
         must_hold_examples(grade, values)
+    must_be_divided_at_random(grade)

@@ -238,13 +238,19 @@ def check_shuffled(grade: Grade) -> None:
         must_be_indices(grade, parts)
     if value["changed"]["data"]:
         grade.fail("the data set itself was changed: shuffle a list of indices, not the data")
-    changes = []
+    halves = []
     for parts in value["partitions"]:
         _must_be_exact(grade, length, sizes, parts)
-        first = [index in parts[0] for index in range(length)]
-        changes.append(sum(one != after for one, after in itertools.pairwise(first)))
-    deviation = (SEEDS * length / 4) ** 0.5
-    if sum(changes) < SEEDS * length / 2 - FAR * deviation:
+        halves.append([index in parts[0] for index in range(length)])
+    check_mixed(grade, halves)
+
+
+def check_mixed(grade: Grade, halves: list[list[bool]]) -> None:
+    """Fails unless which examples are in the first of two halves follows no order of the data, over several draws."""
+    count = sum(map(len, halves))
+    changes = sum(one != after for half in halves for one, after in itertools.pairwise(half))
+    deviation = (count / 4) ** 0.5
+    if changes < count / 2 - FAR * deviation:
         grade.fail("the partitions are blocks in the order of the data: shuffle the indices, or labels stay together")
-    if sum(changes) > SEEDS * length / 2 + FAR * deviation:
+    if changes > count / 2 + FAR * deviation:
         grade.fail("the examples are dealt out in turn, in the order of the data: shuffle the indices")

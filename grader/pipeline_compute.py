@@ -20,6 +20,7 @@ from grader.pipeline_waits import (
     must_meet,
     run_once,
 )
+from grader.referee import PermitReferee
 
 PROBE = "grader.probes_pipeline_pipe:compute"
 EXAMPLES = 2  # in a micro-batch
@@ -40,7 +41,7 @@ def run_compute(grade: Grade, cycles: list[Any], devices: list[str], **options: 
 
 
 def run_on(grade: Grade, each: list[Any], cycles: list[Any], devices: list[str], **options: Any) -> Result:
-    """The same on given micro-batches; `each` has those, and in a run of two ranks the permits of the referee."""
+    """The same on the given micro-batches, where asked for with a referee."""
     arguments = {"meet": False, "slow": False, "reshape": False, "trouble": -1, "words": "", "cycles": cycles} | options
     patience = PATIENCE * grade.session.slowness
     return run_once(
@@ -139,7 +140,8 @@ def check_same_time(grade: Grade) -> None:
     draw = np.random.default_rng([grade.seed, WORKERS])
     pairs = [[WORKERS - 1 - int(j), int(j)] for j in draw.permutation(WORKERS)]
     batches, permits = drawn_batches(draw, WORKERS), draw_permits(draw, (1, WORKERS, WORKERS))
-    result = run_on(grade, [[*batches], permits], [pairs], cpus(WORKERS), meet=True)
+    referee = PermitReferee(permits, [pairs])
+    result = run_on(grade, [[*batches]], [pairs], cpus(WORKERS), meet=True, referee=referee)
     must_meet(grade, result, lambda alone: _why_alone(alone, pairs))
     must_end(grade, result, pairs)
     worked = {tuple(enter["place"])[1] for enter in _enters(result)}

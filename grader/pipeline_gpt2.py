@@ -12,12 +12,14 @@ from grader.grading import Grade
 from grader.outcome import Result
 from grader.phrases import short
 from grader.pipeline_pipe import split_sizes
-from grader.pipeline_waits import PATIENCE, REFEREE, draw_permits, must_end, must_have_permits, must_meet, run_once
+from grader.pipeline_waits import PATIENCE, draw_permits, must_end, must_have_permits, must_meet, run_once
+from grader.referee import PermitReferee
 
 BLOCKS, TOKENS, VOCABULARY = 4, 8, 30
 STEPS = 2  # of training, each with tokens of its own
 TOLERANCE = 1e-8  # of the norm of all gradients; everything is float64
 BATCH, SPLIT_SIZE, MICRO_BATCHES = 5, 2, 3
+PLAIN = 1  # the rank in which no student's code runs
 
 
 def _inputs(grade: Grade, masked: bool) -> dict[str, Any]:
@@ -48,14 +50,16 @@ def _inputs(grade: Grade, masked: bool) -> dict[str, Any]:
 
 
 def spread(grade: Grade, split_sizes: list[int], masked: bool = False, run: bool = True, devices: int = 2) -> Result:
-    """The student's model; where it is piped and run, with a referee."""
+    """The student's model; where it is piped and run, with a referee, and beside it the plain one in another rank."""
     each: list[dict[str, Any]] = [_inputs(grade, masked)]
+    referee: dict[str, PermitReferee] = {}
     groups = [[[i, 0], [i - 1, 1]] for i in range(1, MICRO_BATCHES)]
     if run and split_sizes:
         permits = draw_permits(np.random.default_rng([grade.seed, masked]), (STEPS, MICRO_BATCHES, devices))
         each.append(each[0] | {"permits": permits})
+        referee = {"referee": PermitReferee(permits, groups)}
     result = run_once(
-        grade, "grader.probes_pipeline_gpt2:spread", len(each), each=each, split_sizes=split_sizes, run=run,
+        grade, "grader.probes_pipeline_gpt2:spread", len(each), **referee, each=each, split_sizes=split_sizes, run=run,
         devices=devices, masked=masked, groups=groups, blocks=BLOCKS, vocabulary=VOCABULARY,
         patience=PATIENCE * grade.session.slowness,
     )  # fmt: skip
@@ -141,7 +145,7 @@ def _must_be_piped(grade: Grade, result: Result) -> None:
     if in_caller:
         grade.fail("a block works in the caller's thread: the Pipe hands it to a worker")
     must_meet(grade, result, lambda alone: "the partitions of the Pipe work in turn")
-    right = result.values[REFEREE]
+    right = result.values[PLAIN]
     first = {(int(step), int(i), int(j)): np.array(x) for step, i, j, *x in right["inputs"] if step == 0}
     must_have_permits(grade, result, first)
     if words := _differ(told["steps"][0], right["right"][0]):
@@ -155,7 +159,7 @@ def check_agree(grade: Grade) -> None:
     """
     for masked in (False, True):
         piped = spread(grade, [SPLIT_SIZE], masked)
-        expected = piped.values[REFEREE]
+        expected = piped.values[PLAIN]
         for name, model in (("piped", "right"), ("model-parallel", "plain")):
             result = piped if name == "piped" else spread(grade, [], masked)
             for step, (got, right) in enumerate(zip(result.values[0]["steps"], expected[model], strict=True)):

@@ -10,6 +10,7 @@ from grader import pipeline_schedule
 from grader.grading import Grade
 from grader.phrases import short
 from grader.pipeline_waits import run_once
+from grader.referee_forward import ForwardReferee, change_shape
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,13 @@ def forwards(grade: Grade, settings: tuple[Setting, ...] = SETTINGS, last: str =
         factors, shifts = draw.integers(2, 6, size=shape), draw.integers(-9, 10, size=shape)
         result = run_once(
             grade, "grader.probes_pipeline_forward:forward", stages=setting.partitions, split_size=setting.split_size,
-            each=[{"batches": batches, "factors": factors, "shifts": shifts}], last=last, shape=setting.shape,
-            sizes=setting.sizes, features=setting.features, dtype=setting.dtype,
+            each=[batches], last=last, shape=setting.shape, sizes=setting.sizes, features=setting.features,
+            dtype=setting.dtype, referee=ForwardReferee(factors, shifts, setting.partitions, setting.shape),
         )  # fmt: skip
         grade.must_return(result)
-        seen = result.values[0]
-        for number, (batch, call) in enumerate(zip(batches, seen, strict=True)):
-            yield Call(setting, batch, call, number == 0, factors, shifts)
+        told = zip(batches, result.values[0], result.referee.seen, strict=True)
+        for number, (batch, call, seen) in enumerate(told):
+            yield Call(setting, batch, call | vars(seen), number == 0, factors, shifts)
 
 
 def check_sizes(grade: Grade) -> None:
@@ -186,9 +187,7 @@ def expected_output(call: Call) -> np.ndarray:
         shape = (-1, *(1 for _ in call.setting.features))
         factor, shift = (numbers[micro_batches, j].reshape(shape) for numbers in (call.factors, call.shifts))
         expected = factor * expected + shift
-    if call.setting.shape == "flat":
-        return expected.reshape(len(expected), -1).sum(axis=1) / 2
-    return np.stack([expected, -expected], axis=-1) if call.setting.shape == "deep" else expected
+    return change_shape(expected, call.setting.shape)
 
 
 def check_output(grade: Grade) -> None:

@@ -10,20 +10,19 @@ import numpy as np
 
 from grader.grading import Grade
 from grader.outcome import Result
+from grader.referee import CONTENT, PermitReferee
 from grader.verdicts import Deadlocked, TimedOut
 
 SAME = 1e-4  # of an input: another kernel for attention rounds differently by 1e-6 to 1e-5
 PATIENCE = 8.0  # seconds after which partitions that wait for each other give up where no count shows it before
 DEADLINE = 20.0  # seconds for a run, which takes well under one
-REFEREE, PLACE, CONTENT = 1, 3, 12  # see referee, which imports torch: the other rank, and the form of an arrival
 PIPES = "grader.probes_pipeline_"  # the probes that run a student's Pipe
 
 Pairs = Sequence[Sequence[int]]
 
 
 def run_once(grade: Grade, probe: str, world_size: int = 1, **arguments: Any) -> Result:
-    """A run of a student's Pipe, of two ranks with a referee. After one that never returned no other is made: each
-    would take as long again."""
+    """A run of a student's Pipe. After one that never returned no other is made: each would take as long again."""
     for key, earlier in grade.session.runs.items():
         if earlier.outcome == "deadline" and json.loads(key)[0].startswith(PIPES):
             raise TimedOut(grade.with_seed(f"an earlier run of the pipe never returned: {earlier.explain()}"))
@@ -113,17 +112,19 @@ def draw_permits(draw: np.random.Generator, shape: tuple[int, int, int]) -> np.n
 
 
 def must_have_permits(grade: Grade, result: Result, inputs: dict[tuple[int, int, int], np.ndarray]) -> None:
-    """Wrong unless the referee had every place (call, micro-batch, partition) once, with its own input.
+    """Wrong unless the referee had every place (call, micro-batch, partition), in its worker and with its own input.
 
     It hands out permits, which the values hold, when all of a group wait for theirs: nothing that the student's rank
     reports of its workers is believed here.
     """
-    arrivals = {(int(row[0]), int(row[1]), int(row[2])): row[PLACE:] for row in result.values[REFEREE]["arrivals"]}
+    referee: PermitReferee = result.referee
+    for fault in referee.faults:
+        grade.fail(fault)
     for place, x in inputs.items():
         begin = np.ravel(x)[:CONTENT]
-        got = arrivals.get(place)
+        got = referee.arrivals.get(place)
         close = SAME * float(np.abs(begin).max(initial=1e-6))
-        if got is None or not np.allclose(got, np.pad(begin, (0, CONTENT - len(begin))), rtol=SAME, atol=close):
+        if got is None or got.shape != begin.shape or not np.allclose(got, begin, rtol=SAME, atol=close):
             _, i, j = place
             seen = "was never there" if got is None else "was there with other values than those of its micro-batch"
             grade.fail(

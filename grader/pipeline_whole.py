@@ -9,6 +9,7 @@ from grader.outcome import Result
 from grader.phrases import short
 from grader.pipeline_pipe import split_sizes
 from grader.pipeline_waits import PATIENCE, Alone, draw_permits, must_end, must_have_permits, must_meet, run_once
+from grader.referee import PermitReferee
 
 Arrays = dict[str, np.ndarray]
 TOLERANCE = 1e-9  # of the largest number; everything is float64
@@ -74,9 +75,9 @@ class Whole:
             plain(weights, biases, x, r, head, permits[0, : len(x)]) for x, r in zip(batches, loss_weights, strict=True)
         ]
         mine = {"weights": weights, "biases": biases, "batches": batches, "loss_weights": loss_weights}
-        each: list[Any] = [mine, permits] if meet else [mine]
+        referee = {"referee": PermitReferee(permits, meet)} if meet else {}
         self.result: Result = run_once(
-            grade, "grader.probes_pipeline_pipe:pipe", len(each), each=each, stages=stages, sizes=sizes, head=head,
+            grade, "grader.probes_pipeline_pipe:pipe", 1, **referee, each=[mine], stages=stages, sizes=sizes, head=head,
             split_size=split_size, meet=list(meet), patience=PATIENCE * grade.session.slowness,
         )  # fmt: skip
 

@@ -65,6 +65,7 @@ class Context:
         self.tree = Path(job["tree"])
         self.during = ""  # what is going on, for the message if it fails
         self.event = teller(wire)
+        self.ask, self.own = asker(wire), owner(wire)
         self.later = giver(wire)
         self._loaded = 0
 
@@ -105,6 +106,26 @@ def teller(wire: Wire) -> Tell:
         wire.event(name, data)
 
     return event
+
+
+def asker(wire: Wire) -> Callable[..., Any]:
+    """ask(what, **data): what the run's referee, in the grader's process, answers; see referee."""
+
+    def ask(what: str, **data: Any) -> Any:
+        return wire.ask(what, data)
+
+    return ask
+
+
+def owner(wire: Wire) -> Callable[[type], Any]:
+    """own(kind): objects of this class are the grader's. For one that is made in a rank, before a student's file runs;
+    the others are known, see guard.identities."""
+
+    def own(kind: type) -> type:
+        wire.send({"kind": "own", "type": kind})
+        return kind
+
+    return own
 
 
 def giver(wire: Wire) -> Callable[[str], Any]:
@@ -155,7 +176,7 @@ def run_probe(connection: socket.socket, notes: int, before: guard.Before, compi
     sys.path.insert(0, job["tree"])
     compiled.serve(job["tree"])
     note, trust = guard.notes_to(notes), guard.trusted_files()
-    rank = Rank(connection, job, note, before.replaced)
+    rank = Rank(connection, job, note, before)
     guard.close_signals(note, trust)
     guard.forget_ourselves(before.ours)
     guard.watch(note, trust)
@@ -168,11 +189,12 @@ def run_probe(connection: socket.socket, notes: int, before: guard.Before, compi
 class Rank:
     """One rank: its line to the grader, and the context of its probe."""
 
-    def __init__(self, connection: socket.socket, job: dict, note: guard.Note, replaced: Callable[[], str]) -> None:
+    def __init__(self, connection: socket.socket, job: dict, note: guard.Note, before: guard.Before) -> None:
         self.sites = Sites(job["tree"], TORCH)
         line, ending = (bytes.fromhex(key) for key in job.pop("keys"))
-        self.wire = Wire(connection, sealer(connection.sendall, line, self.sites, replaced, note).send)
-        self._end = [sealer(connection.sendall, ending, self.sites, replaced, note)]
+        told = self.sites, before.replaced, note, before.identities
+        self.wire = Wire(connection, sealer(connection.sendall, line, *told).send)
+        self._end = [sealer(connection.sendall, ending, *told)]
         join.install(self.wire, job["rank"], job["world_size"])
         self.context = Context(self.wire, job)
 

@@ -1,6 +1,6 @@
-"""Runs a student's Pipe.forward with a schedule and a compute() of the grader's."""
+"""Runs a student's Pipe.forward with a schedule of the grader's, and a compute() that asks the referee."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -9,45 +9,38 @@ from torch import nn
 from grader.probes import Context
 from grader.probes_pipeline_pipe import make_pipe
 
-MAX_CALLS = 200  # calls of compute that are reported
-MAX_PAIRS = 100  # pairs of one call that are reported
+MAX_PAIRS = 100  # pairs of one call, and micro-batches, that are reported
 
 
 class ForwardStandIns:
-    """Stand for _clock_cycles and Pipe.compute, and note what they were called with.
+    """Stand for _clock_cycles and Pipe.compute. What they are called with, and what compute makes of it, only the
+    referee knows: see referee_forward."""
 
-    Partition j makes factors[i, j] x + shifts[i, j] of micro-batch i.
-    """
-
-    def __init__(self, stages: int, last: str, shape: str, factors: torch.Tensor, shifts: torch.Tensor) -> None:
-        self.stages, self.last, self.shape, self.factors, self.shifts = stages, last, shape, factors, shifts
-        self.asked: list[list[int]] = []
-        self.calls: list[dict[str, Any]] = []
+    def __init__(self, ask: Callable[..., Any], last: str) -> None:
+        self._ask, self.last = ask, last
 
     def clock_cycles(self, num_batches: int, num_partitions: int) -> Iterator[list[tuple[int, int]]]:
-        self.asked.append([int(num_batches), int(num_partitions)])
+        self._ask("schedule", sizes=[int(num_batches), int(num_partitions)])
         for partition in range(num_partitions):  # in the order of no pipeline, but a legal one
             yield [(micro_batch, partition) for micro_batch in range(num_batches)]
 
     def compute(self, batches: list[torch.Tensor], schedule: list[tuple[int, int]]) -> None:
         pairs, nested = _flat(schedule)
-        if len(self.calls) < MAX_CALLS:
-            call = {"sizes": [len(batch) for batch in batches][:MAX_PAIRS], "pairs": pairs[:MAX_PAIRS]}
-            given = [batch.detach().clone() if torch.is_tensor(batch) else None for batch in batches[:MAX_PAIRS]]
-            self.calls.append(call | {"nested": nested, "given": [] if self.calls else given})
-        for i, j in pairs:
-            if 0 <= i < min(len(batches), len(self.factors)) and 0 <= j < self.stages:
-                result = self.factors[i, j] * batches[i] + self.shifts[i, j]
-                batches[i] = (change_shape(result, self.shape) if j == self.stages - 1 else result).to(self.last)
+        sizes = [len(batch) for batch in batches][:MAX_PAIRS]
+        given = [_content(batch) for batch in batches[:MAX_PAIRS]]
+        pairs = pairs[:MAX_PAIRS]
+        inputs = [_content(batches[i]) if 0 <= i < len(batches) else None for i, _ in pairs]
+        results = self._ask("compute", pairs=pairs, nested=nested, sizes=sizes, given=given, inputs=inputs)
+        for (i, _), result in zip(pairs, results, strict=True):
+            if result is not None:
+                batches[i] = result.clone().to(self.last)
 
 
-def change_shape(x: torch.Tensor, shape: str) -> torch.Tensor:
-    """What the last partition makes of its result: another shape, and for "flat" and "deep" another type."""
-    if shape == "flat":  # (B, ...) -> (B,)
-        return x.double().flatten(1).sum(1) / 2
-    if shape == "deep":  # (B, ...) -> (B, ..., 2)
-        return torch.stack([x.double(), -x.double()], dim=-1)
-    return x
+def _content(batch: Any) -> torch.Tensor | None:
+    """A micro-batch as it is sent; zeros for one on the device "meta", which has no content."""
+    if not torch.is_tensor(batch):
+        return None
+    return torch.zeros(batch.shape, dtype=batch.dtype) if batch.is_meta else batch.detach()
 
 
 def _flat(schedule: Any) -> tuple[list[list[int]], bool]:
@@ -68,22 +61,20 @@ def _flat(schedule: Any) -> tuple[list[list[int]], bool]:
 def forward(context: Context) -> list[Any]:
     """Pipe.forward with a compute() and a schedule of ours.
 
-    Arguments: file, stages, split_size, last (the device of the results), shape, mine (batches, one call for each, and
-    factors and shifts of the stand-ins).
-    What is returned: for each call the sizes and pairs that compute got, the micro-batches of its first call, what the
-    schedule was asked for, the output.
+    Arguments: file, stages, split_size, last (the device of the results), mine (batches, one call for each).
+    What is returned: for each call the output, whether the input was `changed`, and the output `moved` away.
     """
     a = context.arguments
     module = context.load(a["file"])
     devices = [*(f"cpu:{j}" for j in range(a["stages"] - 1)), a["last"]]
     pipe = make_pipe(module, [nn.Identity() for _ in devices], a["split_size"], devices)
     results: list[Any] = []
-    for x in a["mine"]["batches"]:
-        stand_ins = ForwardStandIns(a["stages"], a["last"], a["shape"], a["mine"]["factors"], a["mine"]["shifts"])
+    for x in a["mine"]:
+        context.ask("begin")
+        stand_ins = ForwardStandIns(context.ask, a["last"])
         module._clock_cycles = stand_ins.clock_cycles  # type: ignore[attr-defined]
         pipe.compute = stand_ins.compute
-        seen: dict[str, Any] = {"asked": stand_ins.asked, "calls": stand_ins.calls, "moved": False, "changed": False}
-        results.append(seen | {"output": None})
+        results.append({"output": None, "moved": False, "changed": False})
         mine = x.clone()
         try:
             output = pipe.forward(mine)

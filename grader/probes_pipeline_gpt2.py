@@ -1,6 +1,5 @@
 """Runs GPT-2 spread over partitions and as a student's pipeline; beside it plain, in a rank without student code."""
 
-import contextlib
 import sys
 import threading
 from collections import Counter
@@ -11,12 +10,12 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from grader.probes import Context
-from grader.referee import CONTENT, REFEREE, Permits, judge_arrivals
+from grader.permits import CONTENT, Permits
+from grader.probes import Context, Tell
 from grader.watched import NeverArrives, Watch, watch_queues
-from grader.wire import CollectiveError
 
 SIZES: dict[str, Any] = {"n_embd": 8, "n_head": 2, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
+PLAIN = 1  # the rank in which no student's code runs
 RATE = 0.1  # of the SGD between two steps
 MAX_NAME = 60  # characters of a class name
 NO_DROPOUT: dict[str, Any] = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
@@ -61,17 +60,15 @@ def _steps(model: Any, a: dict, begin: Callable[[int], None] = lambda step: None
 
 
 def reference(context: Context) -> dict[str, Any]:
-    """The referee's rank: transformers' own GPT-2, without any file of the student's.
+    """The rank beside the student's: transformers' own GPT-2, without any file of the student's.
 
-    Arguments as spread has them, groups, and in mine the permits (steps, micro-batches, partitions). What is returned:
-    the arrivals, the steps of the `plain` model, the `right` steps of one whose partitions are multiplied by permits,
+    Arguments as spread has them, and in mine the permits (steps, micro-batches, partitions). What is returned:
+    the steps of the `plain` model, the `right` steps of one whose partitions are multiplied by permits,
     and the `inputs` of its partitions, as arrivals have them.
     """
-    with contextlib.suppress(CollectiveError):
-        context.join()
     a = {**context.arguments, **context.arguments["mine"]}
     permits: torch.Tensor = a["permits"]
-    arrivals, inputs = judge_arrivals(permits, a["groups"]), list[list[float]]()
+    inputs = list[list[float]]()
     model, steps = _plain(a), Counter[int]()
     micro_batch = torch.arange(len(a["tokens"][0])) // a["split_sizes"][-1]
 
@@ -88,7 +85,7 @@ def reference(context: Context) -> dict[str, Any]:
 
     for j, number in enumerate(_first_blocks(a)):
         model.transformer.h[number].register_forward_hook(scale(j))
-    return {"arrivals": arrivals, "plain": _steps(_plain(a), a), "right": _steps(model, a), "inputs": inputs}
+    return {"plain": _steps(_plain(a), a), "right": _steps(model, a), "inputs": inputs}
 
 
 def _first_blocks(a: dict) -> list[int]:
@@ -138,8 +135,8 @@ def spread(context: Context) -> dict[str, Any]:
     """GPT2LMHeadModelParallel. Arguments: file, blocks, vocabulary, devices, run (whether to train), groups (places
     that must be at work at the same time), patience, split_sizes: what _prepare_pipeline_parallel is called with, one
     call after the other (none: model parallel, no pipeline); mine: seed (of the weights), tokens and labels by step,
-    mask. Of two ranks the other one is the referee, and computes what is right."""
-    if context.rank == REFEREE:
+    mask. Of two ranks the second one computes what is right, and the first one asks a referee for permits."""
+    if context.rank == PLAIN:
         return reference(context)
     module = context.load(context.arguments["file"])
     a = {**context.arguments, **context.arguments["mine"]}
@@ -152,7 +149,7 @@ def spread(context: Context) -> dict[str, Any]:
         context.during = "_prepare_pipeline_parallel"
         model._prepare_pipeline_parallel(split_size)
         context.during = ""
-    _watch_blocks(context, blocks)
+    _watch_blocks(context.event, blocks)
     pipe = getattr(model.transformer, "h_pp", None)
     described = {
         "pipe": _describe(pipe, blocks),
@@ -164,11 +161,10 @@ def spread(context: Context) -> dict[str, Any]:
     }
     if not a["run"]:
         return described
-    watch = Watch(context, a["patience"])
+    watch = Watch(context.event, a["patience"])
     begin: Callable[[int], None] = lambda step: None  # noqa: E731
     if context.world_size > 1:
-        context.join()
-        watch.permits = Permits(len(a["tokens"]), -(-len(a["tokens"][0]) // a["split_sizes"][-1]), a["devices"])
+        watch.permits = Permits(context.ask)
         begin = Gate(watch, blocks, a).begin
     if hasattr(pipe, "in_queues"):
         watch_queues(pipe, watch)
@@ -176,9 +172,6 @@ def spread(context: Context) -> dict[str, Any]:
         return described | {"steps": _steps(model, a, begin)}
     except NeverArrives:
         return {"waits_forever": True}
-    finally:
-        if watch.permits:
-            watch.permits.end()
 
 
 def _modes(model: Any) -> list[tuple[str, bool, str]]:
@@ -211,14 +204,14 @@ def _holds(module: Any, numbers: dict[int, int]) -> bool:
     return any(id(inner) in numbers for inner in module.modules()) or not list(module.parameters())
 
 
-def _watch_blocks(context: Context, blocks: list[Any]) -> None:
+def _watch_blocks(event: Tell, blocks: list[Any]) -> None:
     """Tell of every call of a block: with how many examples, and whether in the caller's thread."""
 
     def tell(number: int) -> Any:
         def called(module: Any, arguments: tuple, keywords: dict) -> None:
             x = [*arguments, *keywords.values()][0]
             in_caller = threading.current_thread() is threading.main_thread()
-            context.event("block", number=number, examples=len(x), in_caller=in_caller)
+            event("block", number=number, examples=len(x), in_caller=in_caller)
 
         return called
 

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from grader.permits import Permits
 from grader.probes import Context
-from grader.referee import REFEREE, Permits, judge_arrivals
 from grader.watched import NeverArrives, Watch, WatchedStage, watch_queues
-from grader.wire import CollectiveError
 
 
 class GivenSplit:
@@ -57,39 +56,16 @@ def _stage_function(j: int, reshape: bool) -> Any:
     return deeper if reshape else functools.partial(torch.mul, other=j + 2)
 
 
-def refereed(context: Context, groups: list) -> dict[str, Any]:
-    """What the referee's rank does and returns. Argument: mine (permits, see referee)."""
-    with contextlib.suppress(CollectiveError):
-        context.join()
-    return {"arrivals": judge_arrivals(context.arguments["mine"], groups)}
-
-
-def permits_of(context: Context, partitions: int, micro_batches: int = 0) -> Permits | None:
-    """The way to the referee, where there is one. As many micro-batches as partitions unless told."""
-    if context.world_size == 1:
-        return None
-    context.join()
-    return Permits(1, micro_batches or partitions, partitions)
-
-
-def end_of(watch: Watch) -> None:
-    """Tell the referee that nobody comes any more."""
-    if watch.permits:
-        watch.permits.end()
-
-
 def compute(context: Context) -> dict[str, Any]:
     """Calls of Pipe.compute on one pipe, with all queues watched; partition j turns x into x * (j + 2).
 
     Arguments: file, mine (batches), cycles (pairs of each call), devices; meet (no partition returns before all of the
     cycle work), patience (seconds until they give up), slow (see Watch), reshape (results have another shape), trouble
-    (the partition that raises, or -1), words (what it raises). Of two ranks the other one is the referee.
+    (the partition that raises, or -1), words (what it raises). Where partitions meet they ask for permits.
     """
     a = context.arguments
-    if context.rank == REFEREE:
-        return refereed(context, a["cycles"])
     module = context.load(a["file"])
-    watch = Watch(context, a["patience"], a["slow"], permits_of(context, len(a["devices"])))
+    watch = Watch(context.event, a["patience"], a["slow"], Permits(context.ask) if a["meet"] else None)
     stages: list[nn.Module] = [
         WatchedStage(watch, j, _stage_function(j, a["reshape"])) for j in range(len(a["devices"]))
     ]
@@ -113,8 +89,6 @@ def compute(context: Context) -> dict[str, Any]:
             changed |= schedule != [(i, j) for i, j in pairs] or len(batches) != len(given)
     except NeverArrives:
         return {"waits_forever": True}
-    finally:
-        end_of(watch)
     return {
         "batches": [batch if _on_cpu(batch) else None for batch in batches],
         "devices": [str(batch.device) if isinstance(batch, torch.Tensor) else "" for batch in batches],
@@ -172,19 +146,17 @@ def pipe(context: Context) -> list[Any] | dict[str, Any]:
     """A whole Pipe of the student's, called with each batch in turn, then backward through the weighted output.
 
     Arguments: file, mine (weights and biases of each stage, batches and loss_weights), split_size; meet, patience,
-    head (whether the last stage drops the marks and returns (B,)). Of two ranks the other one is the referee.
+    head (whether the last stage drops the marks and returns (B,)). Where stages meet they ask for permits.
     A stage returns its first column unchanged, which marks the example, and applies tanh(W x + b) to the others.
     """
     a = context.arguments
-    if context.rank == REFEREE:
-        return refereed(context, a["meet"])
     module = context.load(a["file"])
     from pipeline.partition import WithDevice
 
     mine = a["mine"]
     layers = [_Layer(weight, bias) for weight, bias in zip(mine["weights"], mine["biases"], strict=True)]
     layers[-1].sums = a["head"]
-    watch = Watch(context, a["patience"], permits=permits_of(context, len(layers), len(mine["batches"][0])))
+    watch = Watch(context.event, a["patience"], permits=Permits(context.ask) if a["meet"] else None)
     stages = [WatchedStage(watch, j, layer) for j, layer in enumerate(layers)]
     for stage in stages:
         stage.scaled = _scaled_but_marks
@@ -198,8 +170,6 @@ def pipe(context: Context) -> list[Any] | dict[str, Any]:
             results.append(_step(context, made, layers, x.clone().requires_grad_(), loss_weight, watch))
     except NeverArrives:
         return {"waits_forever": True}
-    finally:
-        end_of(watch)
     return results
 
 

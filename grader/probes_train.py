@@ -125,6 +125,7 @@ def watch_library(context: Context) -> None:
 
     current: list[torch.optim.Optimizer] = []
 
+    @context.own
     class Sgd(torch.optim.SGD):
         """Counts its steps where AdamW keeps its moments: who clears them clears the count."""
 
@@ -143,6 +144,7 @@ def watch_library(context: Context) -> None:
             event("stepped", params=snapshot(self, "data"))
             return result
 
+    @context.own
     class Schedule(LambdaLR):
         def step(self, epoch: int | None = None) -> None:
             super().step(epoch)

@@ -34,6 +34,7 @@ GRACE = 0.5  # seconds in which a rank that still computes may end by itself onc
 STACK_TIME = 3  # seconds in which a rank may say where it is once the deadline has passed; it takes milliseconds
 END_TIME = 30  # seconds for the zygote to kill what is left
 FLOOD_PAUSE = 0.005  # seconds
+OURS = "referee"  # the argument that no rank is told: who answers what ranks ask, see referee
 PRIVATE = {"each": "mine", "later": "later"}  # arguments that are lists by rank, and what a rank's own item is called
 
 
@@ -117,6 +118,7 @@ class Run:
         self.left: int | None = None  # processes that were left over, known when all are gone
         self.children = -1  # see Result
         told = job["arguments"]
+        self.referee = told.get(OURS)
         request = {"probe": job["probe"], "file": str(told.get("file", "")), "children": told.get("children", 0)}
         zygote.request(kind="run", world_size=world_size, **request)
         socket.send_fds(zygote.control, [b"."], [fd for seat in self.seats for fd in seat.their_fds])
@@ -157,7 +159,8 @@ class Run:
                 pass
         ranks = [rank_result(seat, self.broker, self.tree, seat.rank in unfinished, in_time) for seat in self.seats]
         left, children = self.left or 0, self.children
-        return Result(ranks, self.broker.fault, self.broker.completed, self.deadline, left, self.kept, children)
+        told = self.deadline, left, self.kept, children, self.referee
+        return Result(ranks, self.broker.fault, self.broker.completed, *told)
 
     def _serve(self, until: float, enough: Callable[[], bool]) -> None:
         """Answer whoever speaks, until that is enough or the time is up."""
@@ -263,6 +266,9 @@ class Run:
                     self.broker.post(seat.rank, message)
                 case "wait":
                     self.broker.wait(seat.rank, message)
+                case "ask" if self.referee:
+                    answers = self.referee.ask(message)
+                    seat.outgoing += b"".join(values.pack({"id": number, "payload": said}) for number, said in answers)
                 case "inputs":
                     seat.outgoing += values.pack({"id": int(message["id"]), "payload": self._given(seat, message)})
                 case "event":
@@ -291,6 +297,6 @@ class Run:
 def rank_job(job: dict, rank: int) -> dict:
     """What one rank is told. Of the arguments in PRIVATE, lists by rank, it gets its own item and no other: who knew
     what the others start with could compute their mean alone."""
-    arguments = {name: value for name, value in job["arguments"].items() if name not in PRIVATE}
+    arguments = {name: value for name, value in job["arguments"].items() if name not in (*PRIVATE, OURS)}
     arguments |= {PRIVATE[name]: value[rank] for name, value in job["arguments"].items() if name in PRIVATE}
     return job | {"arguments": arguments, "rank": rank}

@@ -9,7 +9,7 @@ from common.errors import InputError
 from common.todo import find_blocks
 from grader import ranks
 from grader.outcome import Result
-from grader.run import PRIVATE
+from grader.run import OURS, PRIVATE
 from grader.tampering import Flag
 
 DEADLINE = 15.0  # seconds for one run, which takes well under one; more under a slow autograder
@@ -33,7 +33,9 @@ class Session:
     def run(
         self, probe: str, world_size: int, arguments: dict, deadline: float = DEADLINE, payloads: bool = False
     ) -> Result:
-        told = {name: value for name, value in arguments.items() if name not in PRIVATE}  # they follow from the seed
+        told = {
+            name: value for name, value in arguments.items() if name not in (*PRIVATE, OURS)
+        }  # they follow from the seed
         key = json.dumps([probe, world_size, payloads, told], sort_keys=True)
         if key not in self.runs:
             limit = min(deadline, AFTER_A_TIMEOUT) if self.timed_out & self._built_on() else deadline

@@ -20,6 +20,7 @@ class Sites:
         self._names: dict[str, str] = {}
         self._plumbing = tuple(os.path.join(torch, "distributed", f"{name}.py") for name in PLUMBING)
         self._parallel = os.path.join(torch, "nn", "parallel", "")
+        self._modules = os.path.join(torch, "nn", "modules", "module.py")
         self._autograd = os.path.join(torch, "autograd", "")
 
     def __call__(self, frame: FrameType | None) -> tuple[str, str]:
@@ -44,6 +45,10 @@ class Sites:
                     inside = str(module)
             frame = frame.f_back
         return "", inside
+
+    def calls_modules(self, filename: str) -> bool:
+        """Whether this is where torch calls a module's forward and its hooks."""
+        return filename == self._modules
 
     def students(self, filename: str) -> str:
         """As the function below, remembered: it is asked for every frame of every call."""

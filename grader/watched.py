@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from grader.probes import Context
-from grader.referee import Permits
+from grader.permits import Permits
+from grader.probes import Tell
 
 Place = tuple[int, int]  # (micro-batch, partition)
 REFUSALS = 25  # how often a slow partition's result is not there yet, for a caller that does not wait
@@ -68,8 +68,8 @@ class Progress:
 class Watch:
     """Everything watched in one pipe. slow: a result is never there at the first look; permits: see referee."""
 
-    def __init__(self, context: Context, patience: float, slow: bool = False, permits: Permits | None = None) -> None:
-        self.context, self.patience, self.slow, self.permits = context, patience, slow, permits
+    def __init__(self, tell: Tell, patience: float, slow: bool = False, permits: Permits | None = None) -> None:
+        self.tell, self.patience, self.slow, self.permits = tell, patience, slow, permits
         self.changed = threading.Condition()
         self.progress = Progress()
         self.present: set[Place] = set()  # places that are being computed now
@@ -105,7 +105,7 @@ class Watch:
             if place not in self.met:
                 self.over = True
                 missing = sorted(group - self.present)
-                self.context.event("alone", place=place, missing=missing, certain=certain)
+                self.tell("alone", place=place, missing=missing, certain=certain)
                 self._let_go({*self.progress.inside})
 
     def permit(self, place: Place, x: torch.Tensor) -> float:
@@ -144,7 +144,7 @@ class Watch:
         result = (j, self.progress.taken[j])
         if result not in self.asked:
             self.asked.add(result)
-            self.context.event("get", partition=j)
+            self.tell("get", partition=j)
 
     def wait_for_result(self, j: int) -> None:
         """Return when out-queue j has a result and all workers are idle or inside. Raises NeverArrives."""
@@ -168,7 +168,7 @@ class Watch:
             if self.progress.ready(j) and (not self.slow or self.refused[result] >= REFUSALS):
                 return True
             if not self.refused[result]:
-                self.context.event("gave_up", partition=j)
+                self.tell("gave_up", partition=j)
             self.refused[result] += 1
             self.progress.polls += 1
             if self.progress.polls > ENDLESS and self.progress.hopeless(j):
@@ -196,7 +196,7 @@ class WatchedStage(nn.Module):
         place = (marks[0] if marks else -1, self.partition)
         in_caller = threading.current_thread() is threading.main_thread()
         self.calls += 1
-        self.watch.context.event(
+        self.watch.tell(
             "enter", place=place, marks=marks, device=str(x.device), thread=threading.get_ident(), in_caller=in_caller
         )
         self.watch.enter(place)
@@ -232,7 +232,7 @@ class WatchedInQueue:
 
     def put(self, task: Any) -> None:
         if task is not None:
-            self._watch.context.event("put", partition=self._number)
+            self._watch.tell("put", partition=self._number)
             with self._watch.changed:
                 self._watch.progress.put[self._number] += 1
                 self._watch.progress.polls = 0

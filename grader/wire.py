@@ -51,6 +51,12 @@ class Wire:
         self.send({"kind": "inputs", "id": number, "key": key})
         return self.answer(number, announced=True)
 
+    def ask(self, what: str, data: dict) -> Any:
+        """What the run's referee answers; this thread does nothing before. See referee."""
+        number = self._next()
+        self.send({"kind": "ask", "id": number, "what": what} | data)
+        return self.answer(number, announced=True)
+
     def _next(self) -> int:
         with self._arrived:
             self._calls += 1

@@ -85,7 +85,9 @@ def test_the_surroundings_of_a_script_can_be_called_as_the_real_ones(monkeypatch
     for owner, name in [*places, (models, "load_tokenizer")]:
         monkeypatch.setattr(owner, name, getattr(owner, name))  # undone at the end
 
-    probes_bert._replace_surroundings(SimpleNamespace(arguments={}, event=print, spy=lambda *_: None))
+    probes_bert._replace_surroundings(
+        SimpleNamespace(arguments={}, event=print, own=lambda kind: kind, spy=lambda *_: None)
+    )
 
     for (owner, name), original in zip(places, originals, strict=True):
         assert [*inspect.signature(getattr(owner, name)).parameters] == [*inspect.signature(original).parameters]

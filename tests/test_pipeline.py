@@ -32,7 +32,7 @@ def test_the_split_imports_only_what_the_course_allows(grade):
     grade.imports_only_allowed("pipeline/partition.py")
 
 
-@graded("p.2", points=1)
+@graded("p.2", points=1, absence=True)  # two nested loops pass it
 def test_every_micro_batch_comes_to_every_partition_once(grade):
     pipeline_schedule.check(grade, pipeline_schedule.once)
 
