@@ -51,9 +51,11 @@ def must_hold_examples(grade: Grade, values: list[dict]) -> None:
 def must_be_divided_at_random(grade: Grade) -> None:
     """No test counts for parts of the data in its own order: these can be had without a partitioner."""
     (length, batch), ranks = MANY, 2
-    parts = _parts(batches(grade, length, batch, ranks), "batches")
-    check_parts(grade, f"{length} examples on {ranks} workers", length, parts)
-    check_mixed(grade, [[example in parts[0] for example in range(length)]])
+    first, *_ = _parts(batches(grade, length, batch, ranks), "batches")
+    half = [example in first for example in range(length)]
+    if all(half) or not any(half):
+        grade.fail(f"{length} examples on {ranks} workers: rank 0 has {'all' if all(half) else 'none'} of them")
+    check_mixed(grade, [half])
 
 
 def check_share(grade: Grade) -> None:

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutp
 
 from grader.draws import LOSS_SCALE
 
-Watch = Callable[..., None]
+Tell = Callable[..., None]
 Weights = dict[str, torch.Tensor]
 
 
@@ -52,24 +52,24 @@ def _head(weights: Weights) -> nn.Linear:
 
 
 class Toy(nn.Module):
-    """Tells `watch` of every forward pass."""
+    """Calls `tell` for every forward pass."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, tell: Tell) -> None:
         super().__init__()
-        self.watch = watch
+        self.tell = tell
 
     def seen(self, ids: torch.Tensor) -> None:
         """Which examples (by their first token), in which mode, and the random number that dropout would draw."""
         first = ids[:, 0].tolist()
         noise = torch.rand((), dtype=torch.float64).item() if self.training else None
-        self.watch("forward", first=first, training=self.training, grad=torch.is_grad_enabled(), noise=noise)
+        self.tell("forward", first=first, training=self.training, grad=torch.is_grad_enabled(), noise=noise)
 
 
 class Classifier(Toy):
     """logits = (mean of the embeddings * gain + offset) head^T + bias; one class: a score, as BERT for STS-B."""
 
-    def __init__(self, weights: Weights, watch: Watch) -> None:
-        super().__init__(watch)
+    def __init__(self, weights: Weights, tell: Tell) -> None:
+        super().__init__(tell)
         self.bert = Body(weights)
         self.classifier = _head(weights)
 
@@ -89,8 +89,8 @@ class Classifier(Toy):
 class LanguageModel(Toy):
     """logits = (embedding * gain + offset) embedding^T: the first and the last layer are tied, as GPT-2's are."""
 
-    def __init__(self, weights: Weights, watch: Watch) -> None:
-        super().__init__(watch)
+    def __init__(self, weights: Weights, tell: Tell) -> None:
+        super().__init__(tell)
         self.transformer = Body(weights)
         vocabulary, width = weights["embedding"].shape
         self.lm_head = nn.Linear(width, vocabulary, bias=False)
