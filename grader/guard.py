@@ -234,7 +234,10 @@ def _relied_on() -> list[tuple[str, Any, str, Any]]:
         "builtins": (builtins, [name for name, value in vars(builtins).items() if callable(value)]),
         "torch": (torch, ["Tensor", "_C", "uint8"]),
         "torch._C": (torch._C, ["DisableTorchFunctionSubclass"]),
-        "torch.Tensor": (torch.Tensor, ["as_subclass", "detach", "reshape", "view", "numpy", "shape", "dtype"]),
+        "torch.Tensor": (
+            torch.Tensor,
+            ["as_subclass", "detach", "reshape", "contiguous", "view", "numpy", "shape", "dtype"],
+        ),
         "json": (json, ["dumps", "_default_encoder"]),
         "json.encoder": (json.encoder, ["c_make_encoder", "encode_basestring_ascii"]),
         "json.JSONEncoder": (json.JSONEncoder, ["encode", "iterencode"]),

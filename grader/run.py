@@ -34,7 +34,7 @@ GRACE = 0.5  # seconds in which a rank that still computes may end by itself onc
 STACK_TIME = 3  # seconds in which a rank may say where it is once the deadline has passed; it takes milliseconds
 END_TIME = 30  # seconds for the zygote to kill what is left
 FLOOD_PAUSE = 0.005  # seconds
-OURS = "referee"  # the argument that no rank is told: who answers what ranks ask, see referee
+OURS = "referee"  # the argument that no rank is told, see referee
 PRIVATE = {"each": "mine", "later": "later"}  # arguments that are lists by rank, and what a rank's own item is called
 
 

@@ -108,7 +108,7 @@ def tensor_bytes(plain: Any) -> bytes:
     """The elements of a plain tensor in the order of its indices, whatever its strides are."""
     import torch
 
-    return plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return plain.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def to_array(dtype: str, shape: list[int], raw: bytes | memoryview) -> np.ndarray:

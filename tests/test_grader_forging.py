@@ -294,3 +294,37 @@ return DataLoader(Partition(dataset, kept), per_worker, collate_fn=collate_fn), 
     for check in (loads.check_share, loads.check_counts, loads.check_no_overlap, loads.check_group_and_collate):
         with pytest.raises(Verdict):
             check(view)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_string_that_compares_equal_to_everything_arrives_as_its_letters(play):
+    source = """
+        class Equal(str):
+            __eq__ = lambda self, other: True
+            __ne__ = lambda self, other: False
+            __hash__ = str.__hash__
+
+        def go(context):
+            return [Equal("wrong"), {Equal("name"): Equal("wrong")}]
+    """
+
+    (value,) = play(source).values
+
+    assert value != ["right", {"name": "right"}]
+    assert [type(value[0]), type(value[1]["name"])] == [str, str]
+
+
+@pytest.mark.parametrize("number", ["complex(1, 0)", "torch.ones(2, dtype=torch.complex64)", "np.complex128(1)"])
+def test_a_complex_number_is_no_value_and_fails(play, number):
+    result = play(f"import numpy as np\n\ndef go(context):\n    return {number}\n")
+
+    assert result.outcome == "raised"
+    assert "complex" in result.explain()
+
+
+def test_a_column_of_a_tensor_arrives_as_it_is(play):
+    result = play("def go(context):\n    return torch.arange(6.0).reshape(3, 2)[:, :1]\n")
+
+    assert result.values[0].tolist() == [[0], [2], [4]]
