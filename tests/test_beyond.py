@@ -1,14 +1,12 @@
 """The solved bonus lessons on real gloo: the ring sums, the reducer averages and overlaps, both train as one worker."""
 
 import functools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from common.paths import ROOT
+from tests.warm import Script
 
 pytestmark = pytest.mark.medium
 
@@ -23,10 +21,9 @@ def kept(tmp_path_factory):
 
     @functools.cache
     def run(sizes):
-        command = [sys.executable, "-m", "tests.beyond_runs", str(folder), *map(str, sizes)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=360)
-        assert done.returncode == 0, done.stderr
+        log = folder / f"log{sizes[0]}"
+        code = Script(ROOT / "tests/beyond_runs.py", (folder, *sizes), log).wait(timeout=360)
+        assert code == 0, log.read_text()
 
     def read(scene, size):
         run(SOME if size in SOME else OTHERS)

@@ -6,15 +6,13 @@ by 1e-5: sums in another order round differently.
 
 import functools
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from common.paths import ROOT
 from tests.equal_runs import CASES
+from tests.warm import Script
 
 CASE_SYNCS = [(case, sync) for case, syncs in CASES.items() for sync in syncs]
 SOME, OTHERS = ("1", "3"), ("2", "4")  # numbers of workers: of make test, and of make bank as well
@@ -29,10 +27,9 @@ def folder(tmp_path_factory):
 
     @functools.cache
     def make(sizes):
-        command = [sys.executable, "-m", "tests.equal_runs", str(kept), *sizes]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=360)
-        assert done.returncode == 0, done.stderr
+        log = kept / f"log{sizes[0]}"
+        code = Script(ROOT / "tests/equal_runs.py", (kept, *sizes), log).wait(timeout=360)
+        assert code == 0, log.read_text()
 
     def made(size):
         make(SOME)  # the others are compared with one worker

@@ -1,7 +1,5 @@
 """Task 4 in the report, and the report on a run that was really made."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +11,7 @@ from handin.figures import Pictures
 from handin.report import write_markdown
 from handin.sections import Findings
 from tests.run_records import write_run
+from tests.warm import Script
 
 
 def read(tree):
@@ -86,12 +85,11 @@ def test_without_task_4_nothing_is_missing(tmp_path):
 @pytest.mark.medium
 def test_a_run_that_was_really_made_can_be_read(tmp_path):
     folder = tmp_path / "runs" / "task1_single"
-    flags = ["--max_steps", "3", "--no_cuda", "--output_dir", str(folder)]
-    command = [sys.executable, "task1_single/run_glue.py", *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    if "NotImplementedError" in done.stderr:
+    flags, log = ("--max_steps", 3, "--no_cuda", "--output_dir", folder), tmp_path / "log"
+    code = Script(ROOT / "task1_single/run_glue.py", flags, log).wait(timeout=240)
+    if "NotImplementedError" in log.read_text():
         pytest.skip("task 1 is not solved yet")
-    assert done.returncode == 0, done.stderr
+    assert code == 0, log.read_text()
 
     findings = Findings()
     text = write_markdown(tmp_path, load_course(), None, tmp_path / "runs", {}, findings, Pictures(tmp_path))
