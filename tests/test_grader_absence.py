@@ -1,6 +1,7 @@
 """Tests that only show that something is not there: they run last in their region, and count beside passed ones."""
 
 import json
+import shutil
 
 import pytest
 
@@ -70,3 +71,28 @@ def test_what_a_test_of_absence_finds_is_said_even_where_it_cannot_count(grade):
 
     assert tests["test_nothing_is_sent"]["status"] == "crashed"
     assert tests["test_backward_runs"]["points"] == 2, "and it does not take the other tests' points"
+
+
+NESTED = """
+for micro_batch in range(num_batches):
+    for partition in range(num_partitions):
+        yield [(micro_batch, partition)]
+"""
+
+
+@pytest.mark.medium
+def test_two_nested_loops_name_every_pair_once_and_earn_nothing(tmp_path):
+    for folder in ("common", "pipeline"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    path, mark = tmp_path / "common/schedule.py", "# {} SOLUTION p.2\n"
+    before, _, rest = path.read_text().partition(mark.format("BEGIN"))
+    indent = before.rpartition("\n")[2]
+    body = "".join(f"{indent}{line}\n" for line in NESTED.strip().splitlines())
+    path.write_text(f"{before}\n{body}{rest.partition(mark.format('END'))[2]}")
+
+    run("-m", "pytest", "-q", "--tree", tmp_path, "--report", tmp_path / "r.json", "--region", "p.2", "tests/")
+
+    tests = json.loads((tmp_path / "r.json").read_text())["tests"]
+    assert len(tests) == 5
+    assert {test["status"] for test in tests} == {"skipped", "wrong"}
+    assert sum(test["points"] for test in tests) == 0
