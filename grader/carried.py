@@ -1,8 +1,8 @@
-"""The pytest side of grader/copies.py: tests marked carried(script, region) never fail, they warn.
+"""The pytest side of grader/checks/copies.py: tests marked carried(script, region) never fail, they warn.
 
 @pytest.mark.carried("task4_traffic/run_glue.py", "4.1")
 def test_the_copies_in_task4_work(copies):
-    copies(grader.copies.check_glue)
+    copies(grader.checks.copies.check_glue)
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grader.copies import warning
+from grader.checks.copies import warning
 from grader.grading import Grade
 from grader.plugin import COPIES, SESSION, WRITTEN
 

@@ -2,7 +2,7 @@
 
 @pytest.mark.graded("2a.3", points=3)
 def test_gather_and_scatter_leave_the_mean_on_every_worker(grade):
-    result = grade.run("grader.probes_sync:average", 3, ...)      # result.values: or the verdict why not
+    result = grade.run("grader.probes.sync:average", 3, ...)      # result.values: or the verdict why not
     grade.fail("expected ..., got ...")                           # wrong; the seed is added
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from common.todo import Block, find_blocks
 from grader import imports
-from grader.outcome import Result
+from grader.ranks.outcome import Result
 from grader.session import DEADLINE, Session
 from grader.verdicts import Crashed, Verdict, Wrong, builds_on, not_attempted, verdict_of
 
@@ -65,7 +65,7 @@ class Grade:
 
     def must_load(self, file: str) -> None:
         """Raises the verdict if a file does not even load: then nothing in it earns points."""
-        self.last = self.session.run("grader.probes:load", 1, {"file": file}, LOAD_DEADLINE)
+        self.last = self.session.run("grader.inside.context:load", 1, {"file": file}, LOAD_DEADLINE)
         if verdict := self.verdict(self.last):
             raise type(verdict)(f"{file} cannot be loaded: {verdict}")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.course import Course, score_of
 from common.paths import atomic_write
-from grader.outcome import Result
+from grader.ranks.outcome import Result
 from grader.tampering import Flag
 
 PENDING = "timed out"  # what becomes of a test that is never reached

@@ -8,8 +8,8 @@ from common.course import Course
 from common.errors import InputError
 from common.todo import find_blocks
 from grader import ranks
-from grader.outcome import Result
-from grader.run import OURS, PRIVATE
+from grader.ranks.one_run import OURS, PRIVATE
+from grader.ranks.outcome import Result
 from grader.tampering import Flag
 
 DEADLINE = 15.0  # seconds for one run, which takes well under one; more under a slow autograder

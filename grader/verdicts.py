@@ -2,8 +2,8 @@
 
 import re
 
-from grader.calls import SILENTLY_WRONG
-from grader.outcome import Frame, Result
+from grader.ranks.calls import SILENTLY_WRONG
+from grader.ranks.outcome import Frame, Result
 
 _TODO = re.compile(r"\bTODO\b(?:\(cos598d\))?(?: ([0-9a-z]+\.[0-9]+))?")
 ANY_REGION = "any"

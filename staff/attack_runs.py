@@ -27,7 +27,7 @@ from staff.sandbox import Outcome, run_graded
 from staff.unpack import unpack
 
 STAFF_FILE = "staff/leaks.py"
-SECRET_FILES = (STAFF_FILE, "grader/partitions.py", "tests/test_task2b.py", "course.toml")
+SECRET_FILES = (STAFF_FILE, "grader/checks/partitions.py", "tests/test_task2b.py", "course.toml")
 NAME_LENGTH = 15  # characters of a process's name that the kernel keeps
 MIB = 1 << 20
 SLOWNESS = "1.5"  # of the deadlines of single runs: several attacks run at once

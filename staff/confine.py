@@ -1,6 +1,6 @@
 """The walls of one rank: called in the freshly forked process, before any of the student's code is there.
 
-The zygote calls `confine` by its name (COS598D_CONFINE, see grader/zygote.py). Which walls there are was found out
+The zygote calls `confine` by its name (COS598D_CONFINE, see grader/inside/zygote.py). Which walls there are was found out
 before, by staff/sandbox.py: one that cannot be built here raises, and the rank does not start.
 """
 
@@ -13,11 +13,11 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from grader.zygote import PROBE, find_function
+from grader.inside.zygote import PROBE, find_function
 from staff import kernel, landlock, seccomp
 
 POLICY = "COS598D_POLICY"
-LOOPBACK = {"grader.probes_start:script"}  # starts processes that meet over gloo: needs internet sockets
+LOOPBACK = {"grader.probes.start:script"}  # starts processes that meet over gloo: needs internet sockets
 MIB = 1 << 20
 SHARED_MEMORY = Path("/dev/shm")
 READABLE = (

@@ -1,6 +1,6 @@
 """What the attacks in banks/attacks/forging.toml share: the message that a right partition would cause."""
 
-from grader import values
+from grader.wire import values
 
 SIGNATURE = values.SIGNATURE  # bytes before each message
 CODE = f"""

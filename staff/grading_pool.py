@@ -24,7 +24,7 @@ import pytest
 from common.course import load_course
 from common.paths import ROOT, cache_dir
 from grader import ranks
-from grader.zygote import PR_SET_PDEATHSIG
+from grader.inside.zygote import PR_SET_PDEATHSIG
 
 LIMIT = 300  # seconds for one tree: graders have deadlines of their own, so this ends a broken grader only
 

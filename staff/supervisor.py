@@ -3,7 +3,7 @@
     staff.sandbox.run_graded      starts this module, one process per submission, and reads its last word
       supervisor                  trusted: prepares, watches memory and time, sweeps; the subreaper of all below
         pytest, forked from it    trusted: the graders; no student's code
-          zygote                  trusted: forks ranks (grader/zygote.py)
+          zygote                  trusted: forks ranks (grader/inside/zygote.py)
             ranks                 the student's code, behind the walls of staff/confine.py
 
 Each dies with the one above it, so a kill -9 anywhere leaves nothing running.
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from common.paths import ROOT
-from grader.zygote import CONFINE, descendants, kill_all
+from grader.inside.zygote import CONFINE, descendants, kill_all
 from staff import kernel
 from staff.confine import MIB, POLICY, Policy
 from staff.memory import below, bound_mb, pss_mb

@@ -19,30 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from grader import (
-    averages,
-    bert,
-    beyond_events,
-    broker,
-    grading,
-    imports,
-    joining,
-    loads,
-    partitions,
-    pipeline_waits,
-    ranks,
-    referee,
-    reference,
-    run,
-    seal,
-    shares,
-    starting,
-    steps,
-    values,
-    wrapping,
-    zygote,
-)
-from grader.outcome import Failure, RankResult, Result
+from grader import grading, imports, ranks
+from grader.checks import averages, bert, joining, partition_loaders, partitions, reference
+from grader.checks import start as starting
+from grader.checks.beyond import events
+from grader.checks.pipeline import waits
+from grader.checks.training import ddp, sampling, steps
+from grader.inside import zygote
+from grader.ranks import broker, one_run, referee
+from grader.ranks.outcome import Failure, RankResult, Result
+from grader.wire import signatures, values
 
 
 def switch_off(names: Sequence[str]) -> None:
@@ -79,14 +65,14 @@ def _run_here(probe: str, world_size: int, arguments: dict[str, Any], **options:
     """What ranks.run does, without ranks; the value is whatever object the student's code made."""
     import pytest
 
-    from grader.probes import Context
+    from grader.inside.context import Context
 
     Context.join = lambda *_: None  # type: ignore[assignment, method-assign]
     tree, found = str(options["tree"]), []
     sys.path.insert(0, tree)
     for rank in range(world_size):
         job = {"probe": probe, "arguments": arguments, "tree": tree}
-        packed = values.pack(run.rank_job(job, rank) | {"world_size": world_size})
+        packed = values.pack(one_run.rank_job(job, rank) | {"world_size": world_size})
         header, body = values.LENGTHS.unpack_from(packed)
         start = values.LENGTHS.size
         told = values.unpack(packed[start : start + header], packed[-body:] if body else b"", values.to_tensor)
@@ -112,14 +98,14 @@ def _pickles() -> None:
 
 def _everyone_knows_all() -> None:
     """Every rank is told what all of them start with."""
-    own = run.rank_job
+    own = one_run.rank_job
 
     def all_jobs(job: dict, rank: int) -> dict:
         told = own(job, rank)
         told["arguments"]["all"] = job["arguments"].get("each", [])
         return told
 
-    setattr(run, "rank_job", all_jobs)  # noqa: B010
+    setattr(one_run, "rank_job", all_jobs)  # noqa: B010
 
 
 def _no_origins() -> None:
@@ -133,7 +119,7 @@ def _no_origins() -> None:
 
 
 def _no_limit_of_output() -> None:
-    setattr(run, "MAX_OUTPUT", 1 << 40)  # noqa: B010
+    setattr(one_run, "MAX_OUTPUT", 1 << 40)  # noqa: B010
 
 
 def _no_deadlines() -> None:
@@ -154,14 +140,14 @@ def _no_limits_of_messages() -> None:
 
 def _no_sweep() -> None:
     """Neither the zygote nor the supervisor looks for what is left."""
-    _in_the_zygote("import grader.zygote as z; z.kill_all = lambda _: set(); z.KILL_TIME = 1")
+    _in_the_zygote("import grader.inside.zygote as z; z.kill_all = lambda _: set(); z.KILL_TIME = 1")
     setattr(ranks.ZygoteProcess, "kill_marked", lambda _: 0)  # noqa: B010
 
 
 def _no_guard() -> None:
     """A student's lines may ask the interpreter for everything."""
     names = ("watch", "close_signals", "forget_ourselves")
-    _in_the_zygote("import grader.guard as g; " + "; ".join(f"g.{name} = lambda *_: None" for name in names))
+    _in_the_zygote("import grader.inside.audit as g; " + "; ".join(f"g.{name} = lambda *_: None" for name in names))
 
 
 def _in_the_zygote(code: str) -> None:
@@ -180,9 +166,9 @@ def _no_signatures() -> None:
     """Whoever writes to a rank's line is believed."""
 
     def believe(_opener: Any, _tag: bytes, data: bytes) -> int:
-        return seal.ENDING if b'"kind": "returned"' in data or b'"kind": "raised"' in data else seal.LINE
+        return signatures.ENDING if b'"kind": "returned"' in data or b'"kind": "raised"' in data else signatures.LINE
 
-    setattr(seal.Opener, "open", believe)  # noqa: B010
+    setattr(signatures.Opener, "open", believe)  # noqa: B010
 
 
 def _nan_is_small() -> None:
@@ -197,8 +183,8 @@ def _nan_is_small() -> None:
 
 def _no_referee() -> None:
     """Who worked when is what the rank reports."""
-    setattr(pipeline_waits, "draw_permits", lambda _, shape: np.ones(shape))  # noqa: B010
-    setattr(pipeline_waits, "must_have_permits", lambda *_: None)  # noqa: B010
+    setattr(waits, "draw_permits", lambda _, shape: np.ones(shape))  # noqa: B010
+    setattr(waits, "must_have_permits", lambda *_: None)  # noqa: B010
 
 
 def _no_workers() -> None:
@@ -214,7 +200,9 @@ def _no_workers() -> None:
 
 def _any_caller() -> None:
     """The grader's code in a rank sends messages for whoever calls it."""
-    _in_the_zygote("import grader.seal as s; s.strange_frame = lambda *_: None; s.asks_by_hand = lambda *_: False")
+    _in_the_zygote(
+        "import grader.wire.signatures as s; s.strange_frame = lambda *_: None; s.asks_by_hand = lambda *_: False"
+    )
 
 
 def _import_statements_only() -> None:
@@ -232,14 +220,14 @@ def _ranks_are_believed() -> None:
     """What a rank says of itself counts without anything beside it that is computed here."""
     setattr(partitions, "texts", lambda _, count: [f"text {number}" for number in range(count)])  # noqa: B010
     for module, name in (
-        (partitions, "_must_be_exact"), (loads, "must_be_divided_at_random"), (averages, "check_used"),
+        (partitions, "_must_be_exact"), (partition_loaders, "must_be_divided_at_random"), (averages, "check_used"),
         (joining, "check_met"), (starting, "check_met"),
-        (starting, "check_counted"), (shares, "check_trained_on"), (bert, "_check_logits"),
-        (wrapping, "check_own_gradients_sent"), (beyond_events, "asked_now"),
+        (starting, "check_counted"), (sampling, "check_trained_on"), (bert, "_check_logits"),
+        (ddp, "check_own_gradients_sent"), (events, "asked_now"),
     ):  # fmt: skip
         setattr(module, name, lambda *_: None)
     setattr(steps.Training, "before", _believed)  # noqa: B010
-    _in_the_zygote("import grader.probes_sync as p; p.meet = lambda _: []")
+    _in_the_zygote("import grader.probes.sync as p; p.meet = lambda _: []")
 
 
 def _believed(training: steps.Training, rank: int, number: int) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ def player(folder, world_size):
         (folder / "task/run.py").write_text(HEAD + textwrap.dedent(source).lstrip("\n"))
         arguments |= {"file": "task/run.py", "function": function}
         options = {"deadline": deadline, "tree": folder, "keep_payloads": keep_payloads}
-        return ranks.run("grader.probes:call", world_size, arguments, **options)
+        return ranks.run("grader.inside.context:call", world_size, arguments, **options)
 
     return play
 

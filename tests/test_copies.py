@@ -1,9 +1,9 @@
-"""Copies of earlier regions in later scripts: they give no points; see grader/copies.py."""
+"""Copies of earlier regions in later scripts: they give no points; see grader/checks/copies.py."""
 
 import pytest
 
-from grader import bert, joining
-from grader.copies import check_beyond, check_glue, check_pipeline
+from grader.checks import bert, joining
+from grader.checks.copies import check_beyond, check_glue, check_pipeline
 
 carried = pytest.mark.carried
 

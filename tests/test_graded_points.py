@@ -11,8 +11,8 @@ from common.errors import InputError
 from common.paths import ROOT
 from grader import report
 from grader.grading import Grade, Session
-from grader.outcome import Failure, Frame, RankResult, Result
 from grader.plugin import next_hint, pytest_configure
+from grader.ranks.outcome import Failure, Frame, RankResult, Result
 from grader.report import Entry
 from grader.verdicts import STATUSES, Crashed, TimedOut
 from tests.processes import run
@@ -133,7 +133,7 @@ def test_a_file_that_does_not_load_is_named_and_run_once(tmp_path, monkeypatch, 
     for number in range(2):
         grade = Grade(session, "1.2", f"test{number}")
         with pytest.raises(verdict, match=r"task1_single/run_glue.py cannot be loaded") as caught:
-            grade.run("grader.probes_train:glue", 1)
+            grade.run("grader.probes.train:glue", 1)
         assert words in str(caught.value)
 
     assert len(session.runs) == 1

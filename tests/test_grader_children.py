@@ -28,7 +28,7 @@ def go(context):
 def counted(tmp_path, groups, children, patience):
     (tmp_path / "run.py").write_text(STARTS)
     arguments = {"file": "run.py", "function": "go", "groups": groups, "patience": patience, "children": children}
-    return ranks.run("grader.probes:call", 1, arguments, tree=tmp_path)
+    return ranks.run("grader.inside.context:call", 1, arguments, tree=tmp_path)
 
 
 def test_processes_that_run_at_once_are_counted_and_told(tmp_path):

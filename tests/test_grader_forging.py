@@ -7,11 +7,13 @@ import pytest
 
 from common.course import load_course
 from common.paths import ROOT
-from grader import loads, pipeline_compute, pipeline_pipe, pipeline_whole, seal
+from grader.checks import partition_loaders
+from grader.checks.pipeline import compute, forward, whole
 from grader.grading import Grade, Session
-from grader.referee import MAIN, NO_PERMIT, PermitReferee
-from grader.values import MessageError
+from grader.ranks.referee import MAIN, NO_PERMIT, PermitReferee
 from grader.verdicts import Verdict
+from grader.wire import signatures
+from grader.wire.values import MessageError
 from tests.play import player
 
 COURSE = load_course()
@@ -28,7 +30,7 @@ def flags_of(result):
 
 
 def forged(result):
-    return any(seal.FORGED in what for what in flags_of(result))
+    return any(signatures.FORGED in what for what in flags_of(result))
 
 
 # --- who calls --------------------------------------------------------------------------------------------------------
@@ -221,11 +223,13 @@ for i, j in schedule:
 def test_permits_that_are_asked_by_hand_give_no_point_and_a_flag(grade, name):
     view = grade("pipeline/pipe.py", "p.4", COMPUTES[name])
 
-    for check in (pipeline_compute.check_same_time, pipeline_whole.check_same_time):
+    for check in (compute.check_same_time, whole.check_same_time):
         with pytest.raises(Verdict):
             check(view)
 
-    assert {seal.FORGED, seal.ASKS_BY_HAND} & {flag.what.removeprefix("in a run: ") for flag in view.session.flags}
+    assert {signatures.FORGED, signatures.ASKS_BY_HAND} & {
+        flag.what.removeprefix("in a run: ") for flag in view.session.flags
+    }
 
 
 FORWARDS = {
@@ -252,7 +256,7 @@ return x
 def test_a_forward_without_calls_of_compute_fails_every_test_whatever_it_finds_in_the_stand_in(grade, name):
     view = grade("pipeline/pipe.py", "p.3", FORWARDS[name])
 
-    for check in (pipeline_pipe.check_sizes, pipeline_pipe.check_clocks, pipeline_pipe.check_output):
+    for check in (forward.check_sizes, forward.check_clocks, forward.check_output):
         with pytest.raises(Verdict):
             check(view)
 
@@ -270,9 +274,9 @@ return torch.cat(batches)
     view = grade("pipeline/pipe.py", "p.3", body)
 
     with pytest.raises(Verdict):
-        pipeline_pipe.check_sizes(view)
+        forward.check_sizes(view)
 
-    assert seal.FORGED in {flag.what.removeprefix("in a run: ") for flag in view.session.flags}
+    assert signatures.FORGED in {flag.what.removeprefix("in a run: ") for flag in view.session.flags}
 
 
 SHARES = {
@@ -291,7 +295,12 @@ return DataLoader(Partition(dataset, kept), per_worker, collate_fn=collate_fn), 
 """
     view = grade("common/data_partition.py", "2b.5", body)
 
-    for check in (loads.check_share, loads.check_counts, loads.check_no_overlap, loads.check_group_and_collate):
+    for check in (
+        partition_loaders.check_share,
+        partition_loaders.check_counts,
+        partition_loaders.check_no_overlap,
+        partition_loaders.check_group_and_collate,
+    ):
         with pytest.raises(Verdict):
             check(view)
 

@@ -4,7 +4,7 @@ import hashlib
 import multiprocessing
 import os
 
-from grader.large_pages import anonymous, use_large_pages
+from grader.inside.large_pages import anonymous, use_large_pages
 
 MAPS = """\
 55d0c0000000-55d0c0800000 rw-p 00000000 00:00 0                          [heap]

@@ -96,7 +96,7 @@ def test_an_interrupt_ends_all_ranks(play, tmp_path, monkeypatch):
         wait_until(lambda: ready(tmp_path))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("grader.run.Run.result", interrupt)
+    monkeypatch.setattr("grader.ranks.one_run.Run.result", interrupt)
     with pytest.raises(KeyboardInterrupt):
         play(LEFTOVERS, folder=str(tmp_path), stay=True)
 
@@ -109,7 +109,7 @@ def test_ranks_are_gone_when_their_grader_is_killed(tmp_path):
         sys.path.insert(0, {str(ROOT)!r})
         from grader import ranks
         arguments = {{"file": "run.py", "function": "go", "folder": {str(tmp_path)!r}, "stay": True}}
-        ranks.run("grader.probes:call", 2, arguments, tree={str(tmp_path)!r}, deadline=1000)
+        ranks.run("grader.inside.context:call", 2, arguments, tree={str(tmp_path)!r}, deadline=1000)
     """
     (tmp_path / "run.py").write_text(HEAD + textwrap.dedent(LEFTOVERS))
     grader = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])

@@ -5,12 +5,13 @@ import json
 import pytest
 
 from common.course import load_course
-from grader import ranks, session, values
+from grader import ranks, session
 from grader.grading import Grade
-from grader.outcome import RankResult, Result
 from grader.plugin import LONGEST_MESSAGE, clip
+from grader.ranks.outcome import RankResult, Result
 from grader.session import Session
 from grader.verdicts import Deadlocked, verdict_of
+from grader.wire import values
 from tests.play import player
 
 COURSE = load_course()
@@ -30,7 +31,7 @@ def _end():
 @pytest.fixture
 def small_limit(monkeypatch):
     """8 MiB for a run: the real limit takes a busy machine long to reach."""
-    monkeypatch.setattr("grader.run.MAX_KEPT", 8 << 20)
+    monkeypatch.setattr("grader.ranks.one_run.MAX_KEPT", 8 << 20)
 
 
 def test_values_of_all_ranks_together_have_a_limit(play, small_limit):
@@ -73,7 +74,7 @@ def test_a_session_lets_the_oldest_runs_go(tmp_path, monkeypatch):
     monkeypatch.setattr(ranks, "run", lambda *_, **__: large)
 
     for number in range(5):
-        graded.run("grader.probes:call", 1, {"number": number})
+        graded.run("grader.inside.context:call", 1, {"number": number})
 
     assert sum(run.size for run in graded.runs.values()) <= session.MAX_KEPT
 
@@ -124,7 +125,7 @@ def test_a_region_that_timed_out_once_is_not_waited_for_again(tmp_path, monkeypa
     monkeypatch.setenv("COS598D_SLOWNESS", "3")
     graded = Session(tmp_path, COURSE, 1)
     for region in ("1.2", "1.2", "1.3", "1.4", "2a.1"):
-        Grade(graded, region, "test").session.run("grader.probes_train:glue", 1, {"number": len(limits)})
+        Grade(graded, region, "test").session.run("grader.probes.train:glue", 1, {"number": len(limits)})
 
     assert limits == [45.0, 6.0, 6.0, 6.0, 45.0][: len(limits)] or "1.3" not in COURSE.all_needs("1.4")
     assert graded.timed_out >= {"1.2", "1.3"}, "the region of the test, and that of the line which never ended"

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from grader import draws, reference
-from grader.calls import Event
-from grader.outcome import RankResult, Result
-from grader.steps import RATE, Setting, Training
+from grader.checks import reference
+from grader.checks.training.steps import RATE, Setting, Training
+from grader.ranks.calls import Event
+from grader.ranks.outcome import RankResult, Result
+from grader.wire import drawn
 
-WEIGHTS = draws.classifier(3, 4)
-IDS, LABELS = draws.examples(3, 4)
+WEIGHTS = drawn.classifier(3, 4)
+IDS, LABELS = drawn.examples(3, 4)
 FIRST = reference.classifier(WEIGHTS, IDS[:2], LABELS[:2])[1]
 
 

@@ -15,12 +15,14 @@ from common import glue, models, process_group, record
 from common.course import load_course
 from common.paths import ROOT
 from common.schedule import _clock_cycles
-from grader import pipeline_compute, pipeline_waits, pipeline_whole, probes_bert, probes_pipeline, watched
+from grader.checks.pipeline import compute, waits, whole
 from grader.grading import Grade, Session
-from grader.probes_data import Data
-from grader.probes_pipeline_forward import ForwardStandIns
-from grader.probes_pipeline_pipe import GivenSplit
-from grader.toys import Classifier, LanguageModel
+from grader.probes import bert
+from grader.probes.data import Data
+from grader.probes.pipeline import split, watched
+from grader.probes.pipeline.forward import ForwardStandIns
+from grader.probes.pipeline.pipe import GivenSplit
+from grader.probes.toys import Classifier, LanguageModel
 from grader.verdicts import Deadlocked, TimedOut, Wrong
 from pipeline.partition import _split_module
 from pipeline.pipe import Pipe
@@ -85,9 +87,7 @@ def test_the_surroundings_of_a_script_can_be_called_as_the_real_ones(monkeypatch
     for owner, name in [*places, (models, "load_tokenizer")]:
         monkeypatch.setattr(owner, name, getattr(owner, name))  # undone at the end
 
-    probes_bert._replace_surroundings(
-        SimpleNamespace(arguments={}, event=print, own=lambda kind: kind, spy=lambda *_: None)
-    )
+    bert._replace_surroundings(SimpleNamespace(arguments={}, event=print, own=lambda kind: kind, spy=lambda *_: None))
 
     for (owner, name), original in zip(places, originals, strict=True):
         assert [*inspect.signature(getattr(owner, name)).parameters] == [*inspect.signature(original).parameters]
@@ -156,28 +156,28 @@ def test_a_pipe_that_queues_tasks_ahead_of_time_works_at_the_same_time_in_every_
     view = grade("p.3", AHEAD)
 
     for _ in range(8):
-        pipeline_whole.check_same_time(view)
+        whole.check_same_time(view)
         view.session.runs.clear()
 
 
 @pytest.mark.medium
 def test_a_call_that_can_never_return_is_a_deadlock_long_before_the_deadline(grade, monkeypatch):
-    monkeypatch.setattr(pipeline_waits, "DEADLINE", 3600.0)
+    monkeypatch.setattr(waits, "DEADLINE", 3600.0)
     view = grade("p.4", "for micro_batch, j in schedule:\n    self.out_queues[j].get()")
 
-    for check in (pipeline_compute.check_results, pipeline_compute.check_same_time, pipeline_compute.check_errors):
+    for check in (compute.check_results, compute.check_same_time, compute.check_errors):
         with pytest.raises(Deadlocked, match="before any task was put"):
             check(view)
 
 
 @pytest.mark.medium
 def test_only_one_run_waits_for_its_deadline_when_compute_never_returns(grade, monkeypatch):
-    monkeypatch.setattr(pipeline_waits, "DEADLINE", 3.0)
+    monkeypatch.setattr(waits, "DEADLINE", 3.0)
     view = grade("p.4", "while True:\n    pass")
 
     for check in (
-        pipeline_compute.check_results, pipeline_compute.check_same_time, pipeline_compute.check_workers,
-        pipeline_compute.check_errors, pipeline_whole.check_plain, pipeline_whole.check_same_time,
+        compute.check_results, compute.check_same_time, compute.check_workers,
+        compute.check_errors, whole.check_plain, whole.check_same_time,
     ):  # fmt: skip
         with pytest.raises(TimedOut, match="still running"):
             check(view)
@@ -202,7 +202,7 @@ for micro_batch, j in schedule:
 """
 
     with pytest.raises(Wrong, match="put all tasks of a clock cycle before you get the first result"):
-        pipeline_compute.check_same_time(grade("p.4", polls))
+        compute.check_same_time(grade("p.4", polls))
 
 
 # --- what a rank sends is small ---------------------------------------------------------------------------------------
@@ -216,21 +216,21 @@ def test_of_an_endless_schedule_of_endless_cycles_little_is_kept():
         def __iter__(self):
             return itertools.repeat((0, 0))
 
-    cycles = probes_pipeline._cycles(itertools.repeat(Endless()), 3, 2)
+    cycles = split._cycles(itertools.repeat(Endless()), 3, 2)
 
     assert len(str(cycles)) < 1000
 
 
 def test_of_a_schedule_of_many_pairs_few_are_kept():
-    cycles = probes_pipeline._cycles([[(0, 0)] * 50] * 1000, 3, 2)
+    cycles = split._cycles([[(0, 0)] * 50] * 1000, 3, 2)
 
-    assert sum(len(cycle) for cycle in cycles if isinstance(cycle, list)) <= 3 * 2 + probes_pipeline.EXTRA_PAIRS
+    assert sum(len(cycle) for cycle in cycles if isinstance(cycle, list)) <= 3 * 2 + split.EXTRA_PAIRS
 
 
 def test_a_long_class_name_is_cut_in_the_rank():
     strange = type("Long" * 225_000, (nn.Module,), {})()
 
-    assert len(probes_pipeline._kind(strange)) == probes_pipeline.MAX_NAME
+    assert len(split._kind(strange)) == split.MAX_NAME
 
 
 def test_regions_are_graded_after_those_they_build_on():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from grader import ranks
-from grader.run import MAX_OUTPUT
+from grader.ranks.one_run import MAX_OUTPUT
 from tests.play import player
 
 

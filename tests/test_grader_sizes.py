@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from grader.partitions import check_counts
+from grader.checks.partitions import check_counts
 
 
 class RefusedError(Exception):

@@ -7,7 +7,8 @@ import pytest
 
 from common.course import load_course
 from common.paths import ROOT
-from grader import preload, ranks
+from grader import ranks
+from grader.inside import preload
 from grader.selection import files_to_open
 
 COURSE = load_course()
@@ -59,9 +60,9 @@ def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has
     )
     (tmp_path / "run_glue.py").write_text((tmp_path / "common/data_partition.py").read_text())
 
-    alone = ranks.run("grader.probes:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
-    script = ranks.run("grader.probes:load", 1, {"file": "run_glue.py"}, tree=tmp_path)
-    again = ranks.run("grader.probes:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
+    alone = ranks.run("grader.inside.context:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
+    script = ranks.run("grader.inside.context:load", 1, {"file": "run_glue.py"}, tree=tmp_path)
+    again = ranks.run("grader.inside.context:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
 
     assert alone.outcome == "returned"
     assert "loaded: ['transformers'" in script.explain()
@@ -69,7 +70,7 @@ def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has
 
 
 def test_a_probe_that_the_table_does_not_name_waits_for_everything():
-    assert set(preload.needs("grader.probes_bert:load_model", "task1_single/run_glue.py")) == set(preload.GROUPS)
+    assert set(preload.needs("grader.probes.bert:load_model", "task1_single/run_glue.py")) == set(preload.GROUPS)
     assert set(preload.needs("grader.probes_new:anything", "")) == set(preload.GROUPS)
 
 

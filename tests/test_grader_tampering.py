@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from common.paths import ROOT
-from grader import ranks, values
-from grader.endings import innermost
+from grader import ranks
+from grader.ranks.endings import innermost
+from grader.wire import values
 from tests.play import player
 
 
@@ -252,7 +253,7 @@ def test_a_replaced_function_of_the_grader_ends_the_run(play):
     result = play(source)
 
     assert result.outcome != "returned"
-    assert "in a run: replaces grader.values.pack" in flags_of(result)
+    assert "in a run: replaces grader.wire.values.pack" in flags_of(result)
 
 
 ENCODERS = {
@@ -309,7 +310,7 @@ def test_a_ranks_own_inputs_come_when_the_probe_asks_for_them(play):
     assert [rank[1].tolist() for rank in result.values] == [[0, 1], [0, 1, 2]]
 
 
-@pytest.mark.parametrize("statement", ["import grader.reference", "from grader import wire", "import grader"])
+@pytest.mark.parametrize("statement", ["import grader.checks.reference", "from grader import wire", "import grader"])
 def test_the_grader_cannot_be_imported_in_a_rank(play, statement):
     result = play(f"def go(context):\n    {statement}\n")
 
@@ -317,7 +318,7 @@ def test_the_grader_cannot_be_imported_in_a_rank(play, statement):
 
 
 def test_the_graders_files_cannot_be_read_in_a_rank(play):
-    result = play(f"def go(context):\n    return open({str(ROOT / 'grader/reference.py')!r}).read()\n")
+    result = play(f"def go(context):\n    return open({str(ROOT / 'grader/checks/reference.py')!r}).read()\n")
 
     assert "PermissionError" in result.explain()
     assert flags_of(result) == ["in a run: opens a file of the grader"]
@@ -352,11 +353,11 @@ def test_what_is_loaded_in_a_rank_is_what_a_rank_may_read():
     """Read off sys.modules of a process that loads what a rank loads: an import that is written otherwise shows."""
     program = (
         "import sys, importlib\n"
-        "import grader.zygote\n"
+        "import grader.inside.zygote\n"
         "for module in sys.argv[1].split():\n"
         "    importlib.import_module('grader.' + module)\n"
         "    print(*(m.__file__ for name, m in sys.modules.items() if name.split('.')[0] == 'grader'))\n"
-        "    [sys.modules.pop(name) for name in list(sys.modules) if name.startswith('grader.probes')]\n"
+        "    [sys.modules.pop(name) for name in list(sys.modules) if name.startswith('grader.inside.context')]\n"
     )
 
     done = subprocess.run(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from grader import values
+from grader.wire import values
 from tests.play import player
 
 

@@ -2,21 +2,21 @@
 
 import pytest
 
-from grader import ladder
+from grader.checks import whole_scripts
 
 graded = pytest.mark.graded
 
 
 @graded("2a.3", points=1, needs=["1.1", "1.4", "2a.1", "2a.2"])
 def test_task2a_trains_like_one_worker(grade):
-    ladder.check_ladder(grade)
+    whole_scripts.check_ladder(grade)
 
 
 @graded("2b.1", points=1, needs=["1.1", "1.4", "2a.1", "2a.2"])
 def test_task2b_trains_like_one_worker(grade):
-    ladder.check_ladder(grade)
+    whole_scripts.check_ladder(grade)
 
 
 @graded("3.1", points=1, needs=["1.1", "1.4", "2a.1", "2a.2"])
 def test_task3_trains_like_one_worker(grade):
-    ladder.check_ladder(grade)
+    whole_scripts.check_ladder(grade)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from grader import bert, recorded, shares, steps, training
+from grader.checks import bert
+from grader.checks.training import recorded, sampling, steps, updates
 
 graded = pytest.mark.graded
 FILE = "task1_single/run_glue.py"
@@ -32,29 +33,29 @@ def test_task1_imports_only_what_the_course_allows(grade):
 
 @graded("1.2", points=2)
 def test_backward_gives_the_gradient_of_the_batch(grade):
-    training.check_backward(trained(grade))
+    updates.check_backward(trained(grade))
 
 
 @graded("1.2", points=1)
 def test_every_batch_has_a_gradient_of_its_own(grade):
-    training.check_every_backward(trained(grade))
+    updates.check_every_backward(trained(grade))
 
 
 @graded("1.3", points=1)
 def test_every_step_moves_the_parameters_by_the_gradient_of_a_new_batch(grade):
-    training.check_steps(trained(grade, batch=2), 8)  # the batch size of the evaluation is 3
-    shares.check_every_example_once(trained(grade), 2, 7)
-    shares.check_orders_differ(trained(grade), 2)
+    updates.check_steps(trained(grade, batch=2), 8)  # the batch size of the evaluation is 3
+    sampling.check_every_example_once(trained(grade), 2, 7)
+    sampling.check_orders_differ(trained(grade), 2)
 
 
 @graded("1.3", points=1)
 def test_gradients_are_clipped_before_the_step(grade):
-    training.check_clipping(trained(grade, max_grad_norm=CLIP), 6, CLIP)
+    updates.check_clipping(trained(grade, max_grad_norm=CLIP), 6, CLIP)
 
 
 @graded("1.3", points=1)
 def test_the_learning_rate_changes_after_the_step(grade):
-    training.check_rates(trained(grade, train=10), steps.RATE)  # 4 steps in an epoch: a number that nothing else has
+    updates.check_rates(trained(grade, train=10), steps.RATE)  # 4 steps in an epoch: a number that nothing else has
 
 
 @graded("1.3", points=1)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from grader import averages, joining, shares, steps, training
+from grader.checks import averages, joining
+from grader.checks.training import sampling, steps, updates
 
 graded = pytest.mark.graded
 FILE = "task2a_gather_scatter/run_glue.py"
@@ -36,28 +37,30 @@ def test_task2a_imports_only_what_the_course_allows(grade):
 
 @graded("2a.2", points=2)
 def test_every_example_goes_to_one_worker(grade):
-    shares.check_every_example_once(shared(grade, 2, 12, 3), EPOCHS, 12)
-    shares.check_every_example_once(shared(grade, 3, 13, 2), EPOCHS, 13)
+    sampling.check_every_example_once(shared(grade, 2, 12, 3), EPOCHS, 12)
+    sampling.check_every_example_once(shared(grade, 3, 13, 2), EPOCHS, 13)
 
 
 @graded("2a.2", points=1)
 def test_a_worker_takes_its_part_of_the_batch(grade):
-    shares.check_batch_size(shared(grade, 2, 12, 3), EPOCHS, 3)
-    shares.check_batch_size(shared(grade, 3, 13, 2), EPOCHS, 2)
+    sampling.check_batch_size(shared(grade, 2, 12, 3), EPOCHS, 3)
+    sampling.check_batch_size(shared(grade, 3, 13, 2), EPOCHS, 2)
     seed = seed_of(grade)
-    shares.check_whole_batch(shared(grade, 2, 12, 3, seed=seed), EPOCHS, 3, seed)
-    shares.check_whole_batch(shared(grade, 1, 12, 4, seed=seed), EPOCHS, 4, seed)
+    sampling.check_whole_batch(shared(grade, 2, 12, 3, seed=seed), EPOCHS, 3, seed)
+    sampling.check_whole_batch(shared(grade, 1, 12, 4, seed=seed), EPOCHS, 4, seed)
 
 
 @graded("2a.2", points=1)
 def test_every_epoch_has_another_order(grade):
-    shares.check_orders_differ(shared(grade, 2, 12, 3), EPOCHS)
+    sampling.check_orders_differ(shared(grade, 2, 12, 3), EPOCHS)
 
 
 @graded("2a.2", points=1)
 def test_the_order_follows_the_seed(grade):
     other = shared(grade, 2, 12, 3, seed=0)  # torch's default: a sampler without a seed gives the same order twice
-    shares.check_order_follows_seed(shared(grade, 2, 12, 3), other, shared(grade, 2, 12, 3, max_grad_norm=CLIP), EPOCHS)
+    sampling.check_order_follows_seed(
+        shared(grade, 2, 12, 3), other, shared(grade, 2, 12, 3, max_grad_norm=CLIP), EPOCHS
+    )
 
 
 @graded("2a.3", points=2)
@@ -82,6 +85,6 @@ def test_rank_0_gathers_and_scatters_every_gradient_once(grade):
 
 @graded("2a.3", points=1, needs=["2a.2"])
 def test_task2a_averages_before_it_clips(grade):
-    training.check_steps(trained(grade, 2, 12, 3), 2 * EPOCHS)
-    training.check_clipping(trained(grade, 2, 12, 3, max_grad_norm=CLIP), 2 * EPOCHS, CLIP)
-    training.check_sent_once(trained(grade, 2, 12, 3))
+    updates.check_steps(trained(grade, 2, 12, 3), 2 * EPOCHS)
+    updates.check_clipping(trained(grade, 2, 12, 3, max_grad_norm=CLIP), 2 * EPOCHS, CLIP)
+    updates.check_sent_once(trained(grade, 2, 12, 3))

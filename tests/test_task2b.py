@@ -2,7 +2,8 @@
 
 import pytest
 
-from grader import averages, loads, loops, partitions, starting, steps, training
+from grader.checks import averages, partition_loaders, partitions, start
+from grader.checks.training import averaging, steps, updates
 
 graded = pytest.mark.graded
 GLUE, GPT2, DATA = "task2b_allreduce/run_glue.py", "task2b_allreduce/run_gpt2.py", "common/data_partition.py"
@@ -31,10 +32,10 @@ def test_every_gradient_is_reduced_once(grade):
 
 @graded("2b.1", points=1, needs=["2a.2"])
 def test_task2b_averages_before_it_clips(grade):
-    training.check_steps(steps.glue(grade, 3, train=12, batch=2, num_train_epochs=2), 4)
+    updates.check_steps(steps.glue(grade, 3, train=12, batch=2, num_train_epochs=2), 4)
     clipped = steps.glue(grade, 2, train=12, batch=3, num_train_epochs=2, max_grad_norm=CLIP)
-    training.check_clipping(clipped, 4, CLIP)
-    training.check_sent_once(clipped)
+    updates.check_clipping(clipped, 4, CLIP)
+    updates.check_sent_once(clipped)
 
 
 @graded("2b.2", points=2)
@@ -74,32 +75,32 @@ def test_use_gives_the_same_partition_every_time(grade):
 
 @graded("2b.5", points=1)
 def test_a_worker_gets_its_share_of_the_batch(grade):
-    loads.check_share(grade)
+    partition_loaders.check_share(grade)
 
 
 @graded("2b.5", points=1)
 def test_all_workers_have_the_same_number_of_batches(grade):
-    loads.check_counts(grade)
+    partition_loaders.check_counts(grade)
 
 
 @graded("2b.5", points=1)
 def test_no_example_is_on_two_workers_or_lost(grade):
-    loads.check_no_overlap(grade)
+    partition_loaders.check_no_overlap(grade)
 
 
 @graded("2b.5", points=1)
 def test_partition_dataset_asks_the_process_group_and_collates(grade):
-    loads.check_group_and_collate(grade)
+    partition_loaders.check_group_and_collate(grade)
 
 
 @graded("2b.6", points=1)
 def test_setup_joins_at_the_courses_address(grade):
-    starting.check_setup_address(grade)
+    start.check_setup_address(grade)
 
 
 @graded("2b.6", points=1)
 def test_setup_joins_with_the_rank_size_and_backend_it_was_given(grade):
-    starting.check_setup(grade)
+    start.check_setup(grade)
 
 
 @graded("2b.7", points=2)
@@ -116,18 +117,18 @@ def test_average_gradients_handles_tied_and_missing_gradients(grade):
 
 @graded("2b.8", points=2)
 def test_gpt2_averages_in_every_step_before_it_clips(grade):
-    loops.check_every_step(grade)
-    loops.check_kept(grade)
+    averaging.check_every_step(grade)
+    averaging.check_kept(grade)
 
 
 @graded("2b.9", points=1)
 def test_every_worker_is_started_and_waited_for(grade):
-    starting.check_started(grade)
+    start.check_started(grade)
 
 
 @graded("2b.9", points=1)
 def test_the_script_trains_on_two_workers(grade):
-    starting.check_script(grade)
+    start.check_script(grade)
 
 
 @graded("2b.9", points=1, absence=True)

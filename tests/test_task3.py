@@ -2,7 +2,7 @@
 
 import pytest
 
-from grader import steps, training, wrapping
+from grader.checks.training import ddp, steps, updates
 
 graded = pytest.mark.graded
 GLUE, GPT2 = "task3_ddp/run_glue.py", "task3_ddp/run_gpt2.py"
@@ -19,30 +19,30 @@ def gpt2(grade):
 
 @graded("3.1", points=1)
 def test_the_wrapped_model_averages_in_its_backward_pass(grade):
-    wrapping.check_wrapped(grade, "classifier")
+    ddp.check_wrapped(grade, "classifier")
 
 
 @graded("3.1", points=1)
 def test_task3_trains_through_the_wrapped_model(grade):
-    training.check_steps(steps.glue(grade, 3, train=12, batch=2, num_train_epochs=2), 4)
-    training.check_clipping(glue(grade), 4, CLIP)
+    updates.check_steps(steps.glue(grade, 3, train=12, batch=2, num_train_epochs=2), 4)
+    updates.check_clipping(glue(grade), 4, CLIP)
 
 
 @graded("3.1", points=1)
 def test_every_gradient_travels_once(grade):
-    wrapping.check_traffic(glue(grade))
+    ddp.check_traffic(glue(grade))
 
 
 @graded("3.2", points=1)
 def test_the_wrapped_gpt2_averages_in_its_backward_pass(grade):
-    wrapping.check_wrapped(grade, "language model")
+    ddp.check_wrapped(grade, "language model")
 
 
 @graded("3.2", points=1, needs=["1.3"])
 def test_gpt2_trains_through_the_wrapped_model(grade):
-    training.check_steps(steps.gpt2(grade, 3, train=4, batch=2, n_epochs=1), 2)
-    training.check_clipping(gpt2(grade), 6, CLIP)
-    wrapping.check_traffic(gpt2(grade))
+    updates.check_steps(steps.gpt2(grade, 3, train=4, batch=2, n_epochs=1), 2)
+    updates.check_clipping(gpt2(grade), 6, CLIP)
+    ddp.check_traffic(gpt2(grade))
 
 
 @graded("3.2", points=1, absence=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grader import expectations, traffic
+from grader.checks import expected_traffic, traffic
 
 graded = pytest.mark.graded
 
@@ -25,25 +25,25 @@ def test_in_full_precision_every_worker_has_the_mean(grade):
 
 @graded("4.2", points=1)
 def test_gradient_bytes_count_what_is_sent(grade):
-    expectations.check_gradient_bytes(grade)
+    expected_traffic.check_gradient_bytes(grade)
     grade.imports_only_allowed("task4_traffic/expected.py")
 
 
 @graded("4.2", points=1)
 def test_the_ring_s_traffic_is_right_for_every_number_of_workers(grade):
-    expectations.check_all_reduce(grade)
+    expected_traffic.check_all_reduce(grade)
 
 
 @graded("4.2", points=1)
 def test_gather_and_scatter_cost_rank_0_more(grade):
-    expectations.check_gather_scatter(grade)
+    expected_traffic.check_gather_scatter(grade)
 
 
 @graded("4.2", points=1)
 def test_iterations_of_an_epoch_count_padding_and_the_short_batch(grade):
-    expectations.check_iterations(grade)
+    expected_traffic.check_iterations(grade)
 
 
 @graded("4.2", points=1)
 def test_an_epoch_sends_an_iteration_s_bytes_as_often_as_it_has_iterations(grade):
-    expectations.check_epoch(grade)
+    expected_traffic.check_epoch(grade)

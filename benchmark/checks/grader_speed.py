@@ -26,11 +26,13 @@ import psutil
 from benchmark.intervals import interval
 from common.course import load_course
 from common.paths import ROOT
-from grader import averages, draws, ranks
+from grader import ranks
+from grader.checks import averages
+from grader.wire import drawn
 
 WORLD_SIZE, SEED = 4, 1
 FILE = "task2b_allreduce/run_glue.py"
-GRADIENTS = [draws.gradients(SEED, rank, list(draws.SHAPES)) for rank in range(WORLD_SIZE)]
+GRADIENTS = [drawn.gradients(SEED, rank, list(drawn.SHAPES)) for rank in range(WORLD_SIZE)]
 EACH = [[mine] for mine in GRADIENTS]  # one round
 ARGUMENTS = averages.PLAIN | {"file": FILE, "function": "sync_gradients", "each": EACH, "without": [[]]}
 LEAST_RATIO, MOST_SECONDS, MOST_MIB, MOST_DEADLOCK = 10.0, 45.0, 768.0, 1.0
@@ -47,7 +49,7 @@ def go(context):
 
 def through_zygote() -> list[np.ndarray]:
     """The gradients that rank 0 is left with, by the graders' own way."""
-    return ranks.run("grader.probes_sync:average", WORLD_SIZE, ARGUMENTS).values[0][0]["grads"]
+    return ranks.run("grader.probes.sync:average", WORLD_SIZE, ARGUMENTS).values[0][0]["grads"]
 
 
 def through_spawn(folder: Path) -> list[np.ndarray]:
@@ -58,7 +60,7 @@ def through_spawn(folder: Path) -> list[np.ndarray]:
     meeting.unlink(missing_ok=True)
     torch.multiprocessing.spawn(spawned, args=(str(folder),), nprocs=WORLD_SIZE)
     with np.load(folder / "grads.npz") as saved:
-        return [saved[f"arr_{number}"] for number in range(len(draws.SHAPES))]
+        return [saved[f"arr_{number}"] for number in range(len(drawn.SHAPES))]
 
 
 def spawned(rank: int, folder: str) -> None:
@@ -74,7 +76,7 @@ def spawned(rank: int, folder: str) -> None:
     task = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(task)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD_SIZE)
-    model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(shape)) for shape in draws.SHAPES])
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(shape)) for shape in drawn.SHAPES])
     for parameter, gradient in zip(model, GRADIENTS[rank], strict=True):
         parameter.grad = torch.from_numpy(gradient)
     task.sync_gradients(model, WORLD_SIZE)
@@ -106,7 +108,7 @@ def deadlock_seconds() -> float:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "run.py").write_text(DEADLOCK)
         begin = time.perf_counter()
-        result = ranks.run("grader.probes:call", WORLD_SIZE, {"file": "run.py", "function": "go"}, tree=folder)
+        result = ranks.run("grader.inside.context:call", WORLD_SIZE, {"file": "run.py", "function": "go"}, tree=folder)
         seconds = time.perf_counter() - begin
     assert result.outcome == "deadlock", result.explain()
     return round(seconds, 3)

@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from grader import averages, loads, partitions, shares, steps
+from grader.checks import averages, partition_loaders, partitions
+from grader.checks.training import sampling, steps
 
 graded = pytest.mark.graded
 WORKERS = 5  # the visible tests use 2, 3 and 4
@@ -24,8 +25,8 @@ def check_mean_of_many(grade, function):
 @graded("2a.2", points=1)
 def test_five_workers_share_the_examples(grade):
     training = steps.glue(grade, WORKERS, train=22, batch=2, num_train_epochs=2)
-    shares.check_every_example_once(training, 2, 22)
-    shares.check_orders_differ(training, 2)
+    sampling.check_every_example_once(training, 2, 22)
+    sampling.check_orders_differ(training, 2)
 
 
 @graded("2a.3", points=2)
@@ -50,8 +51,8 @@ def test_many_uneven_partitions_hold_every_example_once(grade):
 @graded("2b.5", points=2)
 def test_five_and_six_workers_get_equally_many_batches(grade):
     for length, total, workers in LOADS:
-        values = loads.batches(grade, length, total, workers)
-        loads.must_be_loader(grade, values[0])
+        values = partition_loaders.batches(grade, length, total, workers)
+        partition_loaders.must_be_loader(grade, values[0])
         counts = [len(value["batches"]) for value in values]
         seen = Counter(example for value in values for batch in value["batches"] for example in batch)
         what = f"{length} examples, total batch {total}, {workers} workers"

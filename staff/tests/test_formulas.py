@@ -48,7 +48,7 @@ REGIONS = find_regions(SOLVED, "task4/expected.py")
     ],
 )
 def test_a_solutions_formula_is_found_whatever_its_names_and_order(code):
-    assert leaked_formulas({"grader/traffic.py": code}, REGIONS)
+    assert leaked_formulas({"grader/checks/traffic.py": code}, REGIONS)
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_a_solutions_formula_is_found_whatever_its_names_and_order(code):
     ],
 )
 def test_prose_other_formulas_and_literal_cases_are_no_leaks(code):
-    assert leaked_formulas({"grader/traffic.py": code}, REGIONS) == []
+    assert leaked_formulas({"grader/checks/traffic.py": code}, REGIONS) == []
 
 
 def test_a_leak_is_named_with_its_line_its_region_and_its_text():
     text = "one = 1\nright = 2 * (n - 1) * size / n\n"
 
-    assert leaked_formulas({"grader/traffic.py": text, "README.md": text}, REGIONS) == [
-        "grader/traffic.py:2: the formula of solution 4.2 is computed here: right = 2 * (n - 1) * size / n"
+    assert leaked_formulas({"grader/checks/traffic.py": text, "README.md": text}, REGIONS) == [
+        "grader/checks/traffic.py:2: the formula of solution 4.2 is computed here: right = 2 * (n - 1) * size / n"
     ]
 
 

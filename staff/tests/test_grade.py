@@ -57,7 +57,7 @@ def test_a_folder_around_the_courses_folders_is_looked_through(tmp_path):
 def test_only_what_a_student_may_change_is_taken(tmp_path):
     ours = [
         "common/glue.py",
-        "grader/run.py",
+        "grader/ranks/one_run.py",
         "tests/conftest.py",
         "conftest.py",
         "pytest.ini",

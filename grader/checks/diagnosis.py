@@ -1,0 +1,210 @@
+"""Which known mistake gives exactly this result: names for wrong means, wrong steps and wrong orders.
+
+Each question is put as a candidate: a value that a certain mistake would leave. The first that fits all that is wrong
+is named; where none fits, the message says expected and got and no more.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from grader.checks.reference import close, means, norm
+from grader.ranks.outcome import Result
+from grader.wire.drawn import weight
+
+Maybe = np.ndarray | None
+SHOWN = 4  # numbers of a tensor in a message
+
+
+def same(got: Maybe, candidate: np.ndarray, total: float = 0.0) -> bool:
+    """`total` is the norm of all that was added up: a small sum of large numbers is as exact as they are."""
+    return close(got, candidate, max(total, float(np.linalg.norm(np.ravel(candidate))) + 1e-6))
+
+
+Unsent = Callable[[int, int], bool]  # (rank, parameter): whether its gradient was in no collective
+
+
+def name_wrong_mean(
+    got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np.ndarray]], unsent: Unsent = lambda r, k: False
+) -> str:
+    """The mistake that leaves `got[rank][parameter]` where the mean of `inputs[rank][parameter]` should be; "" if none.
+
+    Only parameters that are wrong somewhere are looked at, so a mistake that spares some is still named.
+    """
+    with np.errstate(all="ignore"):  # what a student's gradients hold is compared and not computed with
+        return _name_wrong_mean(got, inputs, unsent)
+
+
+def _name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np.ndarray]], unsent: Unsent) -> str:
+    n = len(inputs)
+    if n == 1:
+        return ""  # there is nobody to take a mean with
+    right = means(inputs)
+    total = norm({f"{r} {k}": array for r, mine in enumerate(inputs) for k, array in enumerate(mine)})
+    wrong = [k for k in range(len(right)) if not all(same(got[r][k], right[k], total) for r in range(n))]
+    if not wrong:
+        return ""
+    if any(got[r][k] is None for r in range(n) for k in wrong):
+        return "the gradient is gone: dist.all_reduce and its like work in place and return nothing to assign"
+    left = [np.asarray(got[r][k]) for r in range(n) for k in wrong]
+    if any(array.dtype.kind == "f" and not np.all(np.isfinite(array)) for array in left):
+        return "it holds inf or nan: was it divided by zero, by the rank instead of the number of workers?"
+    ranks = [r for r in range(n) if any(not same(got[r][k], right[k], total) for k in wrong)]
+    stacked = [np.asarray([mine[k] for mine in inputs], np.float64) for k in range(len(right))]  # (n, *shape) each
+    if all(same(got[r][k], inputs[r][k], total) and unsent(r, k) for r in ranks for k in wrong):
+        text = "every worker still has its own gradient, which was never handed to a collective"
+        asked = ": is it param.grad that you send, and is the last bucket sent, too?"
+        where = _where(ranks, wrong, n, inputs[0]) or asked
+        return text + where.replace("end the loop early?", "end the loop early, or is the last bucket never sent?")
+    for candidate, words in _candidates(n):
+        if all(same(got[r][k], candidate(stacked[k], r), total) for r in ranks for k in wrong):
+            return words + _where(ranks, wrong, n, inputs[0])
+    if name := _swapped(got, right, wrong, ranks):
+        return name
+    ratio = _ratio([(got[r][k], right[k]) for r in ranks for k in wrong], total)
+    if ratio is not None:
+        return f"every gradient is {ratio:.3f} times the mean on {n} workers" + _where(ranks, wrong, n, inputs[0])
+    shared = all(same(got[r][k], np.asarray(got[ranks[0]][k])) for r in ranks for k in wrong)
+    return "the workers do not even agree with each other" if not shared else ""
+
+
+def _candidates(n: int) -> list[tuple[Callable[[np.ndarray, int], np.ndarray], str]]:
+    """(value from the inputs (n, *shape) and the rank, its name)."""
+    weights = sum(map(weight, range(n)))
+    return [
+        (lambda x, r: x.sum(0), _times(n)),
+        (lambda x, r: x[r], "every worker still has its own gradient: the result did not get into param.grad"),
+        (lambda x, r: x[r] / n, "it is the worker's own gradient divided by world_size: nothing was added up"),
+        (lambda x, r: x[0], "it is rank 0's gradient: that was handed out, and nothing was averaged"),
+        (lambda x, r: x[-1], "it is the last rank's gradient: do all entries of the list share one tensor?"),
+        (lambda x, r: x[1:].sum(0) / n, "rank 0's own gradient is missing from the sum"),
+        (lambda x, r: x[1:].mean(0), "rank 0's own gradient is missing from the mean"),
+        (lambda x, r: x[:-1].sum(0) / n, "the last rank's gradient is missing from the sum"),
+        (lambda x, r: (x.sum(0) + x[0]) / n, "rank 0's gradient is counted twice"),
+        (lambda x, r: x.mean(0) / n, "the mean was divided by world_size once more"),
+        (lambda x, r: x.mean(0) * 0, "every gradient is zero: was it set to zero after it was averaged, or before?"),
+        (lambda x, r: np.full(x.shape[1:], x.mean()), "it is one number: the mean went over the elements too (dim=0)"),
+        (lambda x, r: np.full(x.shape[1:], x.sum() / n), "it is one number: the sum went over the elements too"),
+        (lambda x, r: x.sum(0) / 2, "the sum is divided by 2, whatever world_size is"),
+        (lambda x, r: x.sum(0) / 4, "the sum is divided by 4, whatever world_size is"),
+        (lambda x, r: x.sum(0) / (n - 1), "the sum is divided by world_size - 1"),
+        (lambda x, r: x.sum(0) // n, "the division rounds down: // is for whole numbers"),
+        (lambda x, r: x.max(0), "it is the largest of the workers' gradients and not their mean"),
+        (lambda x, r: x.prod(0), "it is the product of the workers' gradients and not their mean"),
+        (lambda x, r: np.full(x.shape[1:], weight(r)), "the parameter itself (param.data) stands in param.grad"),
+        (lambda x, r: np.full(x.shape[1:], weights / n), "the parameters were averaged (param.data), no gradient"),
+        (lambda x, r: np.full(x.shape[1:], weights), "the parameters were summed (param.data), no gradient"),
+        (lambda x, r: x[: r + 1].sum(0), "only part of the workers are in the sum"),
+    ]  # fmt: skip
+
+
+def _times(n: int) -> str:
+    return f"every gradient is {n:.3f} times the mean on {n} workers: did you divide by world_size?"
+
+
+def _where(ranks: list[int], wrong: list[int], n: int, parameters: Sequence[np.ndarray]) -> str:
+    """Which parameters and ranks share the mistake, if not all do."""
+    text = ""
+    count = len(parameters)
+    if len(wrong) < count:
+        small = [k for k in range(count) if parameters[k].ndim < 2]
+        if wrong == small:
+            text += "; only tensors with fewer than two dimensions (biases, LayerNorm): they were left out"
+        elif len(wrong) == count - wrong[0]:
+            text += f"; from parameter {wrong[0]} on: does something end the loop early?"
+        elif wrong == list(range(len(wrong))):
+            text += "; all but the last: is only the last one waited for, or is something outside the loop?"
+        else:
+            text += f"; only {len(wrong)} of {count} parameters"
+    if len(ranks) < n:
+        text += "; only off rank 0" if 0 not in ranks and len(ranks) == n - 1 else f"; only on ranks {ranks}"
+    return text
+
+
+def _swapped(got: Sequence[Sequence[Maybe]], means: list[np.ndarray], wrong: list[int], ranks: list[int]) -> str:
+    """Whether each wrong one holds the mean of another parameter."""
+    for r in ranks:
+        if not all(any(same(got[r][k], means[j]) for j in range(len(means)) if j != k) for k in wrong):
+            return ""
+    return "parameters have the gradient of another parameter: are they in the same order on every worker?"
+
+
+def name_scaled(pairs: Sequence[tuple[Maybe, np.ndarray]]) -> str:
+    """The mistake that leaves every gradient (got, expected) times one factor; "" if there is no such factor."""
+    factor = _ratio(list(pairs))
+    if factor is None or not factor:
+        return ""
+    if factor < 0:
+        return f"every gradient is {factor:.3f} times the batch's: with its sign turned the step goes uphill"
+    whole = abs(factor - round(factor)) < 1e-3
+    cause = "does backward run more than once, or is the loss multiplied?" if whole else "is the loss multiplied?"
+    cause = cause if factor > 1 else "is the loss divided? It is a mean already"
+    return f"every gradient is {factor:.3f} times the batch's: {cause}"
+
+
+def _ratio(pairs: list[tuple[Any, np.ndarray]], total: float = 0.0) -> float | None:
+    """The one factor between all pairs, if there is one."""
+    if any(np.shape(got) != mean.shape or not np.any(mean) for got, mean in pairs):
+        return None
+    # From the largest one: that of a mean near zero is mostly rounding.
+    got, mean = max(pairs, key=lambda pair: float(np.linalg.norm(pair[1])))
+    factor = float(np.vdot(mean, got) / np.vdot(mean, mean))
+    return factor if np.isfinite(factor) and all(same(got, mean * factor, total) for got, mean in pairs) else None
+
+
+def forgotten_waits(result: Result) -> str:
+    """Handles of async_op=True that nobody waited for, as words; "" if there are none."""
+    for rank in result.ranks:
+        lost = [call for call in rank.calls if call.asynchronous and not call.waited]
+        if lost:
+            first = f"{lost[0].name} #{lost[0].number} ({lost[0].where})"
+            return f"rank {rank.rank} never calls wait() on {len(lost)} asynchronous handles, the first of {first}"
+    return ""
+
+
+def unsent(result: Result, inputs: Sequence[Sequence[np.ndarray]]) -> Unsent:
+    """Whether a gradient of `inputs[rank][parameter]` is in no payload of its rank, as it was or divided by the number
+    of ranks; never if the run kept no payloads."""
+    n = len(inputs)
+    sent: dict[int, np.ndarray] = {}
+    for rank in result.ranks:
+        payloads = [call.sent_arrays().ravel() for call in rank.calls if call.payload and call.name != "broadcast"]
+        sent[rank.rank] = np.concatenate(payloads).astype(np.float64) if payloads else np.empty(0)
+
+    def is_unsent(rank: int, k: int) -> bool:
+        calls = [call for call in result.ranks[rank].calls if call.sent]
+        if any(call.payload is None for call in calls):
+            return False
+        largest = np.ravel(inputs[rank][k])[np.argmax(np.abs(inputs[rank][k]))]  # a number that no other tensor has
+        return not any(np.isclose(sent[rank], value, rtol=1e-5, atol=0).any() for value in (largest, largest / n))
+
+    return is_unsent
+
+
+def parameter_words(name: str, got: Maybe, expected: np.ndarray) -> str:
+    """`parameter 3 (4, 3) at [0, 1] [2, 2]: expected 0.12 0.5, got 0.36 1.5 (off by 1 at most)`
+
+    Shows the elements that differ; without places if all do.
+    """
+    expected = np.asarray(expected)
+    if got is None:
+        return (
+            f"{name} {expected.shape}: expected {_numbers(np.ravel(expected)[:SHOWN], expected.size)}, got no gradient"
+        )
+    if np.shape(got) != expected.shape:
+        return f"{name}: expected the shape {expected.shape}, got {np.shape(got)}"
+    mine, right = np.ravel(np.asarray(got, np.float64)), np.ravel(np.asarray(expected, np.float64))
+    with np.errstate(all="ignore"):
+        off = np.nan_to_num(np.abs(mine - right), nan=np.inf)
+    worst = float(off.max(initial=0.0))
+    wrong = np.flatnonzero(off > 0.01 * worst) if np.isfinite(worst) else np.flatnonzero(~np.isfinite(off))
+    places, at = wrong[:SHOWN], ""
+    if len(wrong) < len(off):
+        at = " at " + " ".join(str([int(i) for i in np.unravel_index(place, expected.shape)]) for place in places)
+    numbers = [_numbers(values[places], len(wrong)) for values in (right, mine)]
+    return f"{name} {expected.shape}{at}: expected {numbers[0]}, got {numbers[1]} (off by {worst:.2g} at most)"
+
+
+def _numbers(values: np.ndarray, count: int) -> str:
+    return "[" + " ".join(f"{x:.5g}" for x in values) + (" ...]" if count > len(values) else "]")

@@ -1,0 +1,266 @@
+"""The near end of the broker: a torch.distributed backend, so that a student's code uses plain torch.distributed.
+
+Every call posts its tensor to the grader and returns a handle at once; the result is written into the student's tensor
+only when somebody waits for the handle (torch itself does so for a call without async_op, a barrier does so for all
+earlier ones). A forgotten wait() therefore shows in every run, and not by luck.
+"""
+
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from grader.ranks.calls import REDUCTIONS
+from grader.wire.connection import Wire
+from grader.wire.values import plain_tensor, tensor_bytes
+
+SERVED = (
+    "all_reduce, reduce, broadcast, gather, scatter, all_gather, reduce_scatter, all_to_all, barrier, send and recv"
+)
+NOT_SERVED = {
+    "all_reduce_coalesced": ("allreduce_coalesced",),
+    "all_gather_coalesced": ("allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+    "reduce_scatter_coalesced": ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
+    "monitored_barrier": ("monitored_barrier",),
+    "recv without a source": ("recv_anysource",),
+}
+
+
+class NotServedError(RuntimeError):
+    """A call that torch.distributed knows and the grader does not serve."""
+
+
+class SilentlyWrongError(ValueError):
+    """A call that gloo carries out without an error, and with a wrong result."""
+
+
+class Handle(c10d.Work):
+    """What a call returns. The outputs are written when the call has completed and somebody asks."""
+
+    def __init__(self, wire: Wire, number: int, outputs: Sequence[torch.Tensor], announced: bool) -> None:
+        super().__init__()
+        self._wire, self._number, self._outputs, self._announced = wire, number, outputs, announced
+        self._done = False
+        self.earlier: list[Handle] = []  # a barrier completes these too, as gloo's does
+        wire.pending[number] = self
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        if not self._done:
+            self._wire.pending.pop(self._number, None)
+            announced, self._announced = self._announced, False
+            _write(self._wire.answer(self._number, announced), self._outputs)
+            self._done = True
+            for handle in self.earlier:
+                handle.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done or (self._wire.answered(self._number) and self.wait())
+
+    def get_future(self) -> torch.futures.Future:
+        """A completed future: DDP asks for it in its backward hook, and waits right here for the other ranks."""
+        self.wait()
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result(list(self._outputs))
+        return future
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+def _write(payload: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+    offset = 0
+    for output in outputs:
+        length = output.numel() * output.element_size()
+        if length:
+            source = payload[offset : offset + length].clone().view(output.dtype).view(output.shape)
+            with torch._C.DisableTorchFunctionSubclass():
+                output.data.copy_(source)  # .data: like gloo, and unlike copy_, autograd does not see the write
+        offset += length
+
+
+ProcessGroup: Any = dist.ProcessGroup  # its signatures are overloads that no caller of ours uses
+
+
+class BrokeredGroup(ProcessGroup):
+    """A process group whose other ranks are reached through the grader. Roots and peers are ranks of the group."""
+
+    def __init__(self, wire: Wire, key: str, members: Sequence[int], rank: int) -> None:
+        super().__init__(rank, len(members))
+        self._wire, self._key, self._members, self._rank = wire, key, list(members), rank
+
+    def _post(
+        self,
+        name: str,
+        unit: torch.Tensor | None,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        options: Any = None,
+        checked: bool = False,
+        **fields: Any,
+    ) -> Handle:
+        """Send a call; `unit` is the tensor whose shape and dtype all ranks must agree on, and that all tensors of the
+        call are like (unless they are `checked` already)."""
+        shape, dtype, payload = [], "", []
+        if unit is not None:
+            plain = plain_tensor(unit)
+            shape, dtype = list(plain.shape), str(plain.dtype).removeprefix("torch.")
+            if not checked:
+                _check(name, plain, [*inputs, *outputs])
+            payload = [tensor_bytes(plain_tensor(tensor)) for tensor in inputs]
+        asynchronous = bool(getattr(options, "asyncOp", True))
+        fields |= {
+            "group": self._key,
+            "members": self._members,
+            "shape": shape,
+            "dtype": dtype,
+            "async": asynchronous,
+            "payload": torch.frombuffer(bytearray(b"".join(payload)), dtype=torch.uint8) if any(payload) else None,
+        }
+        number = self._wire.post(name, fields, waits=not asynchronous)
+        return Handle(self._wire, number, outputs, announced=not asynchronous)
+
+    def _root(self, options: Any) -> dict:
+        return {"root": self._members[options.rootRank]}
+
+    def allreduce(self, tensors, opts):
+        (tensor,) = tensors
+        return self._post("all_reduce", tensor, [tensor], [tensor], opts, reduce=_reduce_op(opts, tensor))
+
+    def reduce(self, tensors, opts):
+        (tensor,) = tensors
+        outputs = [tensor] if self._rank == opts.rootRank else []
+        fields = self._root(opts) | {"reduce": _reduce_op(opts, tensor)}
+        return self._post("reduce", tensor, [tensor], outputs, opts, **fields)
+
+    def broadcast(self, tensors, opts):
+        (tensor,) = tensors
+        inputs = [tensor] if self._rank == opts.rootRank else []
+        return self._post("broadcast", tensor, inputs, [tensor], opts, **self._root(opts))
+
+    def gather(self, outputs, inputs, opts):
+        outputs = outputs[0] if self._rank == opts.rootRank else []
+        if self._rank == opts.rootRank:
+            self._check_list("gather", "gather_list", outputs)
+        return self._post("gather", inputs[0], inputs, outputs, opts, **self._root(opts))
+
+    def scatter(self, outputs, inputs, opts):
+        inputs = inputs[0] if self._rank == opts.rootRank else []
+        if self._rank == opts.rootRank:
+            self._check_list("scatter", "scatter_list", inputs, outputs=False)
+        return self._post("scatter", outputs[0], inputs, outputs, opts, **self._root(opts))
+
+    def allgather(self, outputs, inputs, opts):
+        self._check_list("all_gather", "tensor_list", outputs[0])
+        return self._post("all_gather", inputs[0], inputs, outputs[0], opts)
+
+    def all_gather_single(self, output, tensor, opts):
+        if output.numel() != tensor.numel() * self.size() or not output.is_contiguous():
+            raise ValueError(f"all_gather needs an output with room for {self.size()} tensors, got {output.shape}")
+        pieces = list(output.detach().view(self.size(), *tensor.shape))
+        return self._post("all_gather", tensor, [tensor], pieces, opts)
+
+    def reduce_scatter(self, outputs, inputs, opts):
+        self._check_list("reduce_scatter", "input_list", inputs[0], outputs=False)
+        return self._post("reduce_scatter", outputs[0], inputs[0], outputs, opts, reduce=_reduce_op(opts, outputs[0]))
+
+    def reduce_scatter_single(self, output, tensor, opts):
+        if tensor.numel() != output.numel() * self.size() or not tensor.is_contiguous():
+            raise ValueError(
+                f"reduce_scatter needs a contiguous input of {self.size()} times the output {tuple(output.shape)}, "
+                f"got {tuple(tensor.shape)}"
+            )
+        return self.reduce_scatter([output], [list(tensor.detach().view(self.size(), *output.shape))], opts)
+
+    def alltoall(self, outputs, inputs, opts):
+        self._check_list("all_to_all", "input_tensor_list", inputs, outputs=False)
+        self._check_list("all_to_all", "output_tensor_list", outputs)
+        for tensor in (*inputs, *outputs):
+            _check("all_to_all", tensor, [tensor])
+        sizes = {"sends": [x.numel() for x in inputs], "expects": [x.numel() for x in outputs]}
+        flat = torch.cat([plain_tensor(tensor).reshape(-1) for tensor in inputs])
+        return self._post("all_to_all", flat, [flat], outputs, opts, checked=True, **sizes)
+
+    def all_to_all_single(self, output, tensor, output_splits, input_splits, opts):
+        sides: list[list[torch.Tensor]] = []
+        for name, whole, splits in (("output", output, output_splits), ("input", tensor, input_splits)):
+            sizes = list(splits) or [len(whole) // self.size()] * self.size()
+            if sum(sizes) != len(whole) or len(sizes) != self.size() or not whole.is_contiguous():
+                raise ValueError(
+                    f"all_to_all_single: expected a contiguous {name} in {self.size()} parts, got {tuple(whole.shape)} "
+                    f"in the parts {sizes}"
+                )
+            sides.append(list(whole.detach().split(sizes)))
+        return self.alltoall(sides[0], sides[1], opts)
+
+    def barrier(self, opts):
+        earlier = list(self._wire.pending.values())
+        handle = self._post("barrier", None, [], [], opts)
+        handle.earlier = earlier
+        return handle
+
+    def send(self, tensors, peer, tag):
+        return self._post("send", tensors[0], tensors, [], peer=self._members[peer], tag=tag)
+
+    def recv(self, tensors, peer, tag):
+        return self._post("recv", tensors[0], [], tensors, peer=self._members[peer], tag=tag)
+
+    def getBackendName(self):  # noqa: N802 (torch's name)
+        return "grader"
+
+    def shutdown(self) -> None:
+        """Nothing to close: the line to the grader outlives the group."""
+
+    # Their names before torch 2.13
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+
+    def _check_list(self, name: str, argument: str, tensors: Sequence[torch.Tensor], outputs: bool = True) -> None:
+        if len(tensors) != self.size():
+            raise ValueError(f"{name}: {argument} needs one tensor per rank, {self.size()} in all, got {len(tensors)}")
+        places = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
+        if outputs and len(set(places)) < len(places):
+            raise SilentlyWrongError(
+                f"{name}: {argument} holds one tensor more than once, so that each arrival overwrites the one before "
+                "(gloo does so without an error); make every tensor by itself: [torch.empty_like(t) for _ in range(n)]"
+            )
+
+
+def _not_served(name: str) -> Callable:
+    def refuse(self: BrokeredGroup, *arguments: Any, **keywords: Any) -> None:
+        raise NotServedError(f"{name} is not served here; served are {SERVED}")
+
+    return refuse
+
+
+for _name, _methods in NOT_SERVED.items():
+    for _method in _methods:
+        setattr(BrokeredGroup, _method, _not_served(_name))
+
+
+def _check(name: str, unit: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.shape != unit.shape or tensor.dtype != unit.dtype:
+            raise ValueError(
+                f"{name}: the tensors of one call must be alike, got {tuple(tensor.shape)} {tensor.dtype} "
+                f"beside {tuple(unit.shape)} {unit.dtype}"
+            )
+        order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        if not tensor.permute(order).is_contiguous():
+            raise SilentlyWrongError(
+                f"{name}: a tensor with holes (shape {tuple(tensor.shape)}, strides {tensor.stride()}) is silently "
+                "mixed up by gloo; use tensor.contiguous() and copy the result back"
+            )
+
+
+def _reduce_op(options: Any, tensor: torch.Tensor) -> str:
+    name = next((name for name in REDUCTIONS if options.reduceOp == getattr(dist.ReduceOp, name)), "")
+    if not name:
+        raise NotServedError(f"this ReduceOp is not served here; served are {', '.join(REDUCTIONS)}")
+    if name == "AVG" and not tensor.is_floating_point():
+        raise ValueError(f"ReduceOp.AVG needs a floating point tensor, got {tensor.dtype}")
+    return name

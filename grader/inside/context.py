@@ -1,0 +1,259 @@
+"""What runs inside a rank: a probe, which calls a student's code and returns values, and the context it is given.
+
+A probe is a function in a module of the grader's, named "package.module:function". It says nothing about right and
+wrong, and holds no expected value: a rank can read all that is in it. Its module imports nothing of the student's tree
+(common, the tasks) at its top; the probe loads what it needs:
+
+    def train(context):
+        task = context.load("task2b_allreduce/run_glue.py")
+        context.join()
+        context.spy(torch.optim.SGD, "step", "step")
+        task.sync_gradients(model, context.world_size)
+        return {"grads": [parameter.grad for parameter in model.parameters()]}
+"""
+
+import functools
+import importlib.util
+import random
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from grader.inside import audit, join_group
+from grader.inside.bytecode import CompiledFiles
+from grader.inside.zygote import find_function
+from grader.wire import values
+from grader.wire.call_sites import Sites
+from grader.wire.connection import Wire
+from grader.wire.signatures import Sealer, sealer
+
+_HOLES: list[Any] = []  # see _unlike_other_ranks
+TORCH = str(Path(torch.__file__).parent)
+Tell = Callable[..., None]  # (name, **data)
+Note = Callable[..., dict]
+
+
+class Arguments(dict[str, Any]):
+    """A probe's arguments. "mine", what only this rank starts with, is fetched when the probe asks for it: code that
+    runs while the student's file is loaded cannot know it."""
+
+    def __init__(self, told: dict[str, Any], wire: Wire) -> None:
+        super().__init__(told)
+        self._wire = wire
+
+    def __missing__(self, name: str) -> Any:
+        if name != "mine":
+            raise KeyError(name)
+        self[name] = self._wire.inputs()
+        return self[name]
+
+
+class Context:
+    """A probe's view of the run: `rank`, `world_size`, `arguments` (arrays are torch tensors here) and `tree`."""
+
+    def __init__(self, wire: Wire, job: dict) -> None:
+        self.rank: int = job["rank"]
+        self.world_size: int = job["world_size"]
+        self.arguments: dict[str, Any] = Arguments(job["arguments"], wire)
+        self.tree = Path(job["tree"])
+        self.during = ""  # what is going on, for the message if it fails
+        self.event = teller(wire)
+        self.ask, self.own = asker(wire), owner(wire)
+        self.later = giver(wire)
+        self._loaded = 0
+
+    def load(self, path: str) -> ModuleType:
+        """Run a file of the student's tree as a fresh module. What it raises, a SystemExit included, ends the probe
+        and is reported as happening while loading this file."""
+        file = self.tree / path
+        before, self.during = self.during, f"loading {path}"
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no {path}")
+        self._loaded += 1
+        name = f"student_{file.stem}_{self._loaded}"
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec, "a file that exists has a spec"
+        assert spec.loader, "and a loader"
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
+        sys.argv = [str(file)]
+        sys.path[1:1] = [str(file.parent)]  # where `python file.py` would look first; the tree's root stays in front
+        spec.loader.exec_module(module)
+        self.during = before
+        return module
+
+    def join(self, backend: str = "gloo") -> None:
+        """Join the process group without the student's code, for a region that is graded alone."""
+        method = "tcp://127.0.0.1:1"  # never opened
+        dist.init_process_group(backend, init_method=method, rank=self.rank, world_size=self.world_size)
+
+    def spy(self, owner: Any, attribute: str, name: str = "", note: Note | None = None) -> None:
+        spy(self.event, owner, attribute, name, note)
+
+
+def teller(wire: Wire) -> Tell:
+    """What probes and their doubles hold to write an event into the rank's list, between the collectives before and
+    after it. It leads to no inputs: a student's code has the doubles in its hands."""
+
+    def event(name: str, **data: Any) -> None:
+        wire.event(name, data)
+
+    return event
+
+
+def asker(wire: Wire) -> Callable[..., Any]:
+    """ask(what, **data): what the run's referee, in the grader's process, answers; see referee."""
+
+    def ask(what: str, **data: Any) -> Any:
+        return wire.ask(what, data)
+
+    return ask
+
+
+def owner(wire: Wire) -> Callable[[type], Any]:
+    """own(kind): objects of this class are the grader's. For one that is made in a rank, before a student's file runs;
+    the others are known, see guard.identities."""
+
+    def own(kind: type) -> type:
+        wire.send({"kind": "own", "type": kind})
+        return kind
+
+    return own
+
+
+def giver(wire: Wire) -> Callable[[str], Any]:
+    """later(key): one piece of the argument `later`, from the grader, which puts down when it was given."""
+
+    def later(key: str) -> Any:
+        return wire.inputs(key)
+
+    return later
+
+
+def spy(tell: Tell, owner: Any, attribute: str, name: str = "", note: Note | None = None) -> None:
+    """Put an event before every call of `owner.attribute`: a function of a module, a method of a class or object.
+
+    Load the student's file afterwards, since `from module import function` copies what is there. `note` is called
+    with the arguments of the call and returns the event's data; it must not use up an iterator among them.
+    """
+    original = getattr(owner, attribute)
+    name = name or attribute
+
+    @functools.wraps(original)
+    def spied(*arguments: Any, **keywords: Any) -> Any:
+        tell(name, **(note(*arguments, **keywords) if note else {}))
+        return original(*arguments, **keywords)
+
+    setattr(owner, attribute, spied)
+
+
+def call(context: Context) -> Any:
+    """The plainest probe: `function(context)` of `file` in the tree, both from the arguments."""
+    return getattr(context.load(context.arguments["file"]), context.arguments["function"])(context)
+
+
+def load(context: Context) -> None:
+    """Does the file of the tree load at all? Argument: file. It stands here because it needs torch alone."""
+    context.load(context.arguments["file"])
+
+
+def run_probe(connection: socket.socket, notes: int, before: audit.Before, compiled: CompiledFiles) -> None:
+    """The whole life of a rank: take the job from the grader, run the probe, send back its value or its failure.
+
+    `notes` is the pipe for what the guard sees, `before` what it compares with.
+    """
+    job = values.receive(connection, values.to_tensor)
+    probe = find_function(job["probe"])
+    assert "common" not in sys.modules, "a probe's module must not import the tree at its top"
+    _unlike_other_ranks()
+    sys.path.insert(0, job["tree"])
+    compiled.serve(job["tree"])
+    note, trust = audit.notes_to(notes), audit.trusted_files()
+    rank = Rank(connection, job, note, before)
+    audit.close_signals(note, trust)
+    audit.forget_ourselves(before.ours)
+    audit.watch(note, trust)
+    look = functools.partial(audit.note_patched, before.libraries, trust, note)
+    # What can send a value stands on this frame's stack while the probe runs, and in no variable: code that gets hold
+    # of the frame finds the context and nothing that would end the run.
+    rank.last_word(look).send(rank.live(probe))
+
+
+class Rank:
+    """One rank: its line to the grader, and the context of its probe."""
+
+    def __init__(self, connection: socket.socket, job: dict, note: audit.Note, before: audit.Before) -> None:
+        self.sites = Sites(job["tree"], TORCH)
+        line, ending = (bytes.fromhex(key) for key in job.pop("keys"))
+        told = self.sites, before.replaced, note, before.identities
+        self.wire = Wire(connection, sealer(connection.sendall, line, *told).send)
+        self._end = [sealer(connection.sendall, ending, *told)]
+        join_group.install(self.wire, job["rank"], job["world_size"])
+        self.context = Context(self.wire, job)
+
+    def last_word(self, look: Callable[[], Any]) -> Generator[None, dict, None]:
+        """A primed generator: what it is sent goes to the grader as this rank's last message. Made only once."""
+        word = self._last_word(self._end.pop(), look)
+        next(word)
+        return word
+
+    def _last_word(self, end: Sealer, look: Callable[[], Any]) -> Generator[None, dict, None]:
+        message = yield
+        look()
+        if error := end.send(message):  # a value that cannot be sent
+            end.send(self.failed(error))
+        yield
+
+    def live(self, probe: Callable[[Context], Any]) -> dict:
+        """Run the probe; what it came to, as the last message."""
+        try:
+            return {"kind": "returned", "value": probe(self.context), "never_waited": list(self.wire.pending)}
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too
+            return self.failed(error)
+
+    def failed(self, error: BaseException) -> dict:
+        failure = describe_error(error, self.sites, self.context.during)
+        return {"kind": "raised", "error": failure, "never_waited": list(self.wire.pending)}
+
+
+def _unlike_other_ranks() -> None:
+    """Make a forked rank differ where separately started processes do, or the fork would hide mistakes.
+
+    Python's and numpy's generators start anywhere (torch's starts alike in every process, so it stays), and new objects
+    lie at other addresses, so `for parameter in set(parameters)` goes in another order on every rank. What remains
+    alike is the order of a set of strings.
+    """
+    random.seed()
+    np.random.seed()
+    dice = random.SystemRandom()
+    # Twice as many as a tested model may have parameters. Each lies on a page of its own that is copied: 5 us.
+    objects: list[Any] = [torch.nn.Parameter(torch.empty(1)) for _ in range(250)]
+    _HOLES.extend(thing for thing in objects if dice.random() < 0.5)
+
+
+def describe_error(error: BaseException, sites: Sites, during: str) -> dict:
+    """An exception as values: type, message, the student's lines of its traceback, and the code of a SystemExit."""
+    frames = traceback.extract_tb(error.__traceback__)
+    trace = [(sites.students(f.filename), f.lineno or 0, f.name, f.line or "") for f in frames]
+    trace = [frame for frame in trace if frame[0]]
+    if isinstance(error, SyntaxError) and sites.students(error.filename or ""):
+        trace.append((sites.students(error.filename or ""), error.lineno or 0, "", (error.text or "").strip()))
+    if not trace:  # our own mistake: show our lines
+        trace = [("/".join(Path(f.filename).parts[-2:]), f.lineno or 0, f.name, f.line or "") for f in frames]
+    code = None
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be printed)"
+    name = type(error).__name__
+    return {"type": name, "message": text, "during": during, "trace": trace, "code": code}

@@ -1,0 +1,77 @@
+"""What init_process_group does in a rank: its arguments go to the grader as values, then the broker's group is joined.
+
+No port and no file is opened, so tcp://10.10.1.1:23456 of a handout can be joined on any machine. What torch checks
+first (a missing port, rank or environment variable) is checked here too.
+"""
+
+import functools
+import inspect
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from grader.inside.backend import BrokeredGroup
+from grader.wire.connection import Wire
+
+
+def install(wire: Wire, rank: int, world_size: int) -> None:
+    """From now on init_process_group in this process joins the grader's group, whatever backend is asked for."""
+    real_init = dist.init_process_group
+    signature = inspect.signature(real_init)
+    joined = 0
+
+    def create(options: Any, _backend_options: Any) -> BrokeredGroup:
+        members = options.global_ranks_in_group or list(range(world_size))
+        return BrokeredGroup(wire, f"{joined}/{options.group_id}", members, options.group_rank)
+
+    @functools.wraps(real_init)
+    def init_process_group(*arguments: Any, **keywords: Any) -> None:
+        nonlocal joined
+        given = signature.bind(*arguments, **keywords).arguments
+        if os.getpid() != wire.pid or dist.is_initialized():
+            return real_init(*arguments, **keywords)  # the student's own process, or torch's error for joining twice
+        fields = rendezvous(given) | {"backend": str(given["backend"]) if given.get("backend") else None}
+        joined += 1
+        group = {"group": f"{joined}/join", "members": list(range(world_size)), "join": fields}
+        wire.answer(wire.post("init_process_group", group, waits=True), announced=True)
+        real_init("grader", store=dist.HashStore(), rank=rank, world_size=world_size)
+
+    dist.Backend.register_backend("grader", create, extended_api=True, devices=["cpu"])
+    setattr(dist, "init_process_group", init_process_group)  # noqa: B010 (mypy: a function is not assigned to)
+    setattr(c10d, "init_process_group", init_process_group)  # noqa: B010
+
+
+def rendezvous(given: dict[str, Any]) -> dict[str, Any]:
+    """Where the student wants to meet: {"init_method", "address", "rank", "world_size"}, -1 where nothing was given.
+
+    Raises ValueError where torch does: for a missing environment variable, a port, a rank or a size.
+    """
+    rank, size = int(given.get("rank", -1)), int(given.get("world_size", -1))
+    if given.get("store") is not None:
+        return {"init_method": None, "address": "a store", "rank": rank, "world_size": size}
+    method = given.get("init_method") or "env://"
+    parts = urlsplit(method)
+    if parts.scheme == "env":
+        rank = int(_variable("RANK")) if rank == -1 else rank
+        size = int(_variable("WORLD_SIZE")) if size == -1 else size
+        address = f"{_variable('MASTER_ADDR')}:{int(_variable('MASTER_PORT'))}"
+    elif parts.scheme == "tcp":
+        if not parts.hostname or parts.port is None:
+            raise ValueError(f"init_method must name a host and a port, tcp://HOST:PORT, got {method}")
+        address = f"{parts.hostname}:{parts.port}"
+    elif parts.scheme == "file":
+        address = parts.path
+    else:
+        raise ValueError(f"init_method must start with tcp://, env:// or file://, got {method}")
+    if rank < 0 or size < 1:
+        raise ValueError(f"{parts.scheme}:// needs a rank and a world_size, got rank {rank} and world_size {size}")
+    return {"init_method": method, "address": address, "rank": rank, "world_size": size}
+
+
+def _variable(name: str) -> str:
+    if not os.environ.get(name):
+        raise ValueError(f"env:// needs the environment variable {name}, which is not set")
+    return os.environ[name]

@@ -1,0 +1,92 @@
+"""What the zygote loads before it forks ranks: at first what each of them needs, the rest before the first run with it.
+
+A rank whose probe needs more imports it itself, in its own time: what is missing here costs seconds, and changes no
+result.
+"""
+
+import contextlib
+import gc
+import importlib
+import sys
+from collections.abc import Iterable
+
+FIRST = "torch"
+GROUPS = {
+    FIRST: ("torch.utils.data", "numpy.random", "grader.inside.context"),
+    # Any optimizer imports it at its first step, and so does a backward of one's own: 1.5 s in each rank.
+    "steps": ("torch._dynamo",),
+    # What a task script imports at its top, directly or through common/: 0.8 s.
+    "scripts": (
+        "transformers.modeling_outputs",
+        "huggingface_hub.errors",
+        "multiprocessing.synchronize",
+        "psutil",
+        "safetensors.torch",
+        "statistics",
+        "tokenizers",
+        "tqdm.auto",
+        "zstandard",
+    ),
+    # What building a model and reading its files import: 2 s more.
+    "models": (
+        "transformers.models.bert.modeling_bert",
+        "transformers.models.bert.tokenization_bert",
+        "transformers.models.gpt2.modeling_gpt2",
+        "transformers.models.gpt2.tokenization_gpt2",
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.auto.tokenization_auto",
+        "transformers.optimization",
+        "sklearn.metrics",
+    ),
+}
+# Beside the first group, by module or function; a probe that is not here needs all.
+PROBES: dict[str, tuple[str, ...]] = {
+    "grader.inside.context:call": (),
+    "grader.probes.beyond.overlap": (),
+    "grader.probes.beyond.ring": (),
+    "grader.probes.data": (),
+    "grader.probes.pipeline.split": (),
+    "grader.probes.pipeline.forward": ("steps",),
+    "grader.probes.pipeline.pipe": ("steps",),
+    "grader.probes.moved_bytes": (),
+    "grader.probes.sync": ("scripts",),
+    "grader.probes.sync:average": (),  # what its file needs is there when that has been loaded
+    "grader.probes.sync:wrap": ("scripts", "steps"),  # DistributedDataParallel imports it
+    "grader.probes.traffic": ("scripts",),
+    "grader.probes.train": ("scripts", "steps"),
+}
+# What loading a file needs; one that is not here is a script, whose load_model imports the model class.
+FILES: dict[str, tuple[str, ...]] = {
+    "beyond/overlap.py": (),
+    "beyond/ring.py": (),
+    "common/data_partition.py": (),
+    "common/schedule.py": (),
+    "pipeline/partition.py": (),
+    "pipeline/pipe.py": (),
+    "pipeline/model_parallel.py": tuple(GROUPS),
+}
+
+
+def needs(probe: str, file: str) -> Iterable[str]:
+    """The groups that a run of this probe on this file of the tree needs, the first one aside."""
+    if probe == "grader.inside.context:load":  # what every graded test begins with
+        return FILES.get(file, ("scripts",))
+    return PROBES.get(probe, PROBES.get(probe.partition(":")[0], tuple(GROUPS)))
+
+
+def _compile_patterns() -> None:
+    """The first model that is read or written in a process compiles 900 patterns, 0.1 s: once here for all ranks."""
+    with contextlib.suppress(ImportError, AttributeError):  # a version that has them elsewhere: each rank compiles them
+        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("bert")
+
+
+def load(group: str) -> None:
+    """Import what a group names, and keep the collector from copying it in every rank."""
+    sys.modules["pandas"] = None  # type: ignore[assignment]  # sklearn would import it: 60 MiB and a thread of arrow's
+    for name in GROUPS[group]:
+        importlib.import_module(name)
+    del sys.modules["pandas"]
+    if group == "models":
+        _compile_patterns()
+    gc.collect()
+    gc.freeze()  # a collection in a rank would otherwise copy every page it shares with the zygote

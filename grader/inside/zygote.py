@@ -1,0 +1,293 @@
+"""A process with torch loaded and one thread, which forks each rank in milliseconds.
+
+One zygote serves one grader process, over one socket; when that socket closes, for whatever reason, all that the
+zygote ever started is killed and it exits. Its requests: "run" (with the ranks' descriptors) forks the ranks, "stacks"
+lets them write where they are, "end" kills what is left of them. It reports "ready", "started", "exit" and "gone".
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from grader.inside import audit, preload
+from grader.inside.bytecode import CompiledFiles
+from grader.inside.large_pages import use_large_pages
+from grader.inside.printing import Stream
+from grader.wire import values
+
+ROOT = str(Path(__file__).resolve().parents[1])
+CONFINE = "COS598D_CONFINE"  # "package.module:function", called in every rank before any student code
+PROBE = "COS598D_PROBE"  # tells that function which probe this is: one of them needs a network
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+KILL_TIME = 5  # seconds a killed process may take to be gone: one that the kernel holds must not hold us
+UNKNOWN = -1  # number of processes
+COUNT_PAUSE = 0.02  # seconds between two looks at the processes that ranks have started
+MANY = 40  # ranks since the last time: as many will follow, and large pages cost the time of 60 forks
+PER_RANK = 5  # descriptors: the line to the grader, stdout, stderr, stack, notes of the guard
+
+
+def confine(rank: int, folder: str) -> None:
+    """The walls of a freshly forked rank, before any student code runs in it.
+
+    Here: a session of its own, death together with the zygote, no core files, a folder of its own. Harder walls
+    (another user, limits, seccomp) belong to the function named by COS598D_CONFINE, called last, with the same
+    arguments; if it raises, the rank does not start.
+    """
+    os.setsid()
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.chdir(folder)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    hook = os.environ.pop(CONFINE, "")
+    if hook:
+        find_function(hook)(rank, folder)
+
+
+def find_function(name: str) -> Callable:
+    """The function "package.module:function" of the grader's own checkout, which is not always the student's tree."""
+    module, _, function = name.partition(":")
+    sys.path.insert(0, ROOT)
+    try:
+        return getattr(importlib.import_module(module), function)
+    finally:
+        sys.path.remove(ROOT)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+class Zygote:
+    """Serves the grader at the other end of `control`, one run at a time."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
+        self.folder = ""
+        self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once, and how many were seen
+        self.forked = 0  # ranks since the memory was put on large pages
+        self.loaded = {preload.FIRST}
+        self.probe_modules: set[str] = set()
+        self.before = audit.before()
+        self.compiled = CompiledFiles(ROOT)
+        self.wakeup, sleeper = socket.socketpair()  # readable when a child has ended
+        for end in (self.wakeup, sleeper):
+            end.setblocking(False)
+        self.sleeper = sleeper
+        signal.set_wakeup_fd(sleeper.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a rank may be asked for its stack before it is ready
+
+    def serve(self) -> None:
+        """Until the grader closes its end."""
+        self.report(kind="ready")
+        try:
+            while True:
+                counting = self.wanted > max(self.most, 0) and self.ranks
+                pause = COUNT_PAUSE if counting else None
+                readable, _, _ = select.select([self.control, self.wakeup], [], [], pause)
+                if pause and not readable:
+                    self.count()
+                if self.wakeup in readable:
+                    self.wakeup.recv(4096)
+                    self.reap()
+                if self.control in readable:
+                    request = values.receive(self.control)
+                    {"run": self.run, "stacks": self.stacks, "end": self.end}[request["kind"]](request)
+        except (EOFError, ConnectionError):
+            pass  # the grader has ended or was killed
+        finally:
+            self.sweep()
+
+    def report(self, **message) -> None:
+        self.control.sendall(values.pack(message))
+
+    def run(self, request: dict) -> None:
+        """Fork the ranks. Each gets a temporary folder and its descriptors, which came along with the request."""
+        size = request["world_size"]
+        os.environ[PROBE] = request["probe"]
+        _, fds, _, _ = socket.recv_fds(self.control, 1, PER_RANK * size)
+        self._load(request["probe"], request["file"])
+        assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
+        self.folder = tempfile.mkdtemp(prefix="ranks-")
+        self.forked += size
+        if self.forked > MANY:
+            self.forked = 0
+            use_large_pages()
+        for rank in range(size):
+            folder = os.path.join(self.folder, f"rank{rank}")
+            os.mkdir(folder)
+            pid = os.fork()
+            if pid == 0:
+                become_rank(rank, folder, self.before, self.compiled, *fds[PER_RANK * rank : PER_RANK * (rank + 1)])
+            self.ranks[pid] = rank
+        for fd in fds:
+            os.close(fd)
+        self.wanted, self.most = request["children"], UNKNOWN
+        if self.wanted:
+            self.count()
+        self.report(kind="started", folder=self.folder)
+
+    def count(self) -> None:
+        """Count the processes that the ranks have started, here, where no rank can answer for them. Once there are as
+        many as wanted, each gets a signal: they wait for it, so that a slow machine misses none."""
+        found = descendants(os.getpid(), set())
+        if found.isdisjoint(self.ranks):
+            return  # no /proc, or one that shows nothing
+        found -= set(self.ranks)
+        self.most = max(self.most, len(found))
+        for pid in found if self.most >= self.wanted else ():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGUSR2)
+
+    def _load(self, probe: str, file: str) -> None:
+        """Load what ranks with this probe and this file need, if it is not loaded."""
+        module = probe.partition(":")[0]
+        groups = [group for group in preload.needs(probe, file) if group not in self.loaded]
+        for group in groups:
+            preload.load(group)
+        if "scripts" in groups:
+            self.compiled.compile()
+        if module.startswith("grader."):
+            find_function(probe)
+        if groups or module not in self.probe_modules:
+            self.loaded.update(groups)
+            self.probe_modules.add(module)
+            self.before = audit.before()
+
+    def stacks(self, _request: dict) -> None:
+        """Each rank that lives writes its Python stack to its stack descriptor, even in an endless loop or a sleep."""
+        for pid in self.ranks:
+            os.kill(pid, signal.SIGUSR1)
+
+    def end(self, _request: dict) -> None:
+        self.report(kind="gone", left=self.sweep(), children=self.most)
+
+    def reap(self) -> bool:
+        """Report every rank that has ended, and bury orphans. False once there are no children at all."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return True
+                if pid in self.ranks:
+                    with contextlib.suppress(OSError):
+                        self.report(kind="exit", rank=self.ranks.pop(pid), code=os.waitstatus_to_exitcode(status))
+        return False
+
+    def sweep(self) -> int:
+        """Kill everything the ranks have started, and remove their folder. Returns how many were no ranks.
+
+        As the subreaper the zygote is the ancestor of them all, double forks and new sessions included.
+        """
+        ranks, killed = set(self.ranks), set[int]()
+        limit = time.monotonic() + KILL_TIME
+        while self.reap() and time.monotonic() < limit:
+            killed |= kill_all(self.left)
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.ranks, self.folder = {}, ""
+        return len(killed - ranks)
+
+    def left(self) -> set[int]:
+        self.reap()
+        return descendants(os.getpid(), set(self.ranks))
+
+
+def kill_all(find: Callable[[], Iterable[int]]) -> set[int]:
+    """Kill the processes that `find` finds, until it finds none. Returns those that were killed.
+
+    Each is stopped when it is first seen and killed at the second look: a stopped process cannot fork behind our back.
+    One that forks and exits while /proc is read can be missed: ask again as long as there may be one.
+    """
+    seen: set[int] = set()
+    limit = time.monotonic() + KILL_TIME
+    found = True
+    while found and time.monotonic() < limit:
+        found = False
+        for pid in find():
+            found = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL if pid in seen else signal.SIGSTOP)
+            seen.add(pid)
+    return seen
+
+
+def descendants(ancestor: int, without_proc: set[int]) -> set[int]:
+    """The living processes below `ancestor`; where there is no /proc, only those that are given."""
+    if not os.path.isdir("/proc/self"):
+        return without_proc
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                state, parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    children.setdefault(int(parent), []).append(int(name))
+    found: set[int] = set()
+    stack = [ancestor]
+    while stack:
+        below = children.get(stack.pop(), [])
+        found.update(below)
+        stack.extend(below)
+    return found
+
+
+def become_rank(
+    rank: int, folder: str, before: audit.Before, compiled: CompiledFiles,
+    line: int, stdout: int, stderr: int, stack: int, notes: int,
+) -> NoReturn:  # fmt: skip
+    """The forked child: nothing of the zygote's is left open, and it never returns into the zygote's loop."""
+    code = 70
+    sys.dont_write_bytecode = True  # a student's tree stays as it is
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        for fd in range(3, 256):
+            if fd not in (line, stack, notes):
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open for the life of the process)
+        sys.stdout, sys.stderr = Stream(1, "stdout"), Stream(2, "stderr")
+        faulthandler.enable(file=stack, all_threads=False)  # where a segmentation fault happened
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+        confine(rank, folder)
+        from grader.inside.context import run_probe
+
+        run_probe(socket.socket(fileno=line), notes, before, compiled)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        code = 0
+    finally:
+        if code:
+            sys.excepthook(*sys.exc_info())
+        os._exit(code)
+
+
+def main(descriptor: int) -> None:
+    """Load what every rank needs, then serve the grader on an inherited descriptor."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # a limit that the grader has for its own memory
+    sys.path.remove(ROOT)  # from here on a student's `common` must not be found beside ours
+    preload.load(preload.FIRST)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    if CONFINE in os.environ:
+        _prctl(PR_SET_DUMPABLE, 0)  # ranks are not to look into this memory, in which graders' secrets may be
+    Zygote(socket.socket(fileno=descriptor)).serve()

@@ -1,0 +1,252 @@
+"""Lets a student's run_gpt2.py start its processes for real, as the script does it, with gloo on loopback.
+
+The script asks for forkserver, whose children begin without the parent's memory: target and arguments are pickled, the
+file is imported again, and the environment is that of the first start. Here children are forked, which is quicker, and
+then made to begin in the same way.
+"""
+
+import functools
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import context as contexts
+from multiprocessing import popen_fork
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from grader.inside.context import Context
+from grader.probes.sync import meet, surroundings
+from grader.wire import drawn
+
+COUNTED = signal.SIGUSR2  # from the zygote, when it has counted as many processes as the run asks for
+WORK_TIME = 0.3  # seconds a worker still has to do when it has seen the others
+STEPS = 3
+BLOCKS = 24  # all of them in every step, so that a step's mean loss is the same for every partition of the data
+
+
+class NotPicklableError(TypeError):
+    """What fork would pass on and forkserver cannot."""
+
+
+class _Fresh:
+    """A process as forkserver starts it: from its pickle, with the file imported again. Stands for a Process."""
+
+    def __init__(self, process: Any, environment: dict[str, str], prepare: Callable[[], None]) -> None:
+        self._environment, self._prepare = environment, prepare
+        contexts.set_spawning_popen(self)  # type: ignore[arg-type]
+        try:
+            self._pickled = bytes(ForkingPickler.dumps(process))
+        except Exception as error:
+            raise NotPicklableError(
+                "this Process cannot be started by the script: with forkserver its target and arguments are pickled, "
+                f"so name a function of the file, no lambda and no function inside a function ({error})"
+            ) from None
+        finally:
+            contexts.set_spawning_popen(None)
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        return descriptor
+
+    def _bootstrap(self, parent_sentinel: int) -> int:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        self._prepare()
+        return pickle.loads(self._pickled)._bootstrap(parent_sentinel=parent_sentinel)
+
+
+def start_as_the_script_does(task: ModuleType, prepare: Callable[[], None]) -> None:
+    """From now on forkserver and spawn fork, and their children begin afresh; `prepare` puts doubles into `task`."""
+    at_first_start: dict[str, str] = {}
+
+    def again() -> None:
+        _import_again(task)
+        prepare()
+
+    def forkserver(process: Any) -> popen_fork.Popen:
+        if not at_first_start:
+            at_first_start.update(os.environ)
+        return popen_fork.Popen(_Fresh(process, at_first_start, again))  # type: ignore[arg-type]
+
+    def spawn(process: Any) -> popen_fork.Popen:
+        return popen_fork.Popen(_Fresh(process, dict(os.environ), again))  # type: ignore[arg-type]
+
+    setattr(contexts.ForkServerProcess, "_Popen", staticmethod(forkserver))  # noqa: B010 (mypy: it is a method)
+    setattr(contexts.SpawnProcess, "_Popen", staticmethod(spawn))  # noqa: B010
+
+
+def _import_again(task: ModuleType) -> None:
+    """Run the file again, into the same module: what start_workers has left in its globals is gone."""
+    kept = {name: value for name, value in vars(task).items() if name.startswith("__")}
+    vars(task).clear()
+    vars(task).update(kept)
+    assert task.__spec__ and task.__spec__.loader, "loaded by a context"
+    task.__spec__.loader.exec_module(task)
+
+
+def setup(context: Context) -> dict[str, Any]:
+    """setup(rank, world_size, backend). Arguments: file, backend, environment (set before), mine (see `meet`)."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    os.environ.update(context.arguments["environment"])
+    task = context.load(context.arguments["file"])
+    before = surroundings(torch.nn.Module())
+    task.setup(context.rank, context.world_size, context.arguments["backend"])
+    after = surroundings(torch.nn.Module()) | {"the process group": False}
+    now = {name: os.environ.get(name) for name in context.arguments["environment"]}
+    joined = dist.is_initialized() and [dist.get_rank(), dist.get_world_size()]
+    changed = [name for name in before if before[name] != after[name]]
+    right = joined == [context.rank, context.world_size]
+    return {"joined": right, "environment": now, "changed": changed, "sums": meet(context)}
+
+
+def workers(context: Context) -> dict[str, Any]:
+    """start_workers(config) with work() replaced by one that notes who runs beside whom.
+
+    Arguments: file, children (as many workers), slowest (the rank that works longest: it must be waited for, whichever
+    it is), patience (seconds in which all processes must be seen running at once).
+    """
+    a = context.arguments
+    _expect_to_be_counted()
+    multiprocessing.set_start_method("forkserver", force=True)
+    task = context.load(a["file"])
+    here = os.getpid()
+
+    def work(rank: int, config: Any) -> None:  # its names are those of the student's
+        Path(f"started.{rank}.{os.getpid()}").touch()
+        limit = time.monotonic() + a["patience"]
+        while os.getpid() != here and time.monotonic() < limit:
+            if len(list(Path().glob("started.*"))) >= a["children"]:
+                wait_until_counted(limit - time.monotonic())
+                Path(f"together.{rank}").touch()
+                time.sleep(WORK_TIME * (1 + 2 * (rank == a["slowest"])))
+                break
+            time.sleep(0.01)
+        Path(f"given.{rank}").write_text(str(getattr(config, "world_size", type(config).__name__)))
+
+    work.__module__, work.__qualname__ = task.__name__, "work"  # pickled by name, as the student's is
+    _impatient_joins()
+    start_as_the_script_does(task, lambda: setattr(task, "work", work))
+    setattr(task, "work", work)  # noqa: B010 (mypy: a module has no such attribute)
+    config = SimpleNamespace(world_size=a["children"])
+    returned = task.start_workers(config)
+    running = multiprocessing.active_children()
+    for child in running:
+        child.join()
+    started = [path.name.split(".") for path in Path().glob("started.*")]
+    is_list = isinstance(returned, list | tuple)
+    strange = [type(item).__name__ for item in returned if not hasattr(item, "exitcode")] if is_list else []
+    return {
+        "ranks": [int(rank) for _, rank, _ in started],
+        "in_this_process": any(int(pid) == here for *_, pid in started),
+        "together": len(list(Path().glob("together.*"))) == a["children"],
+        "unfinished": len(running),
+        "returned": len(returned) if is_list else -1,
+        "strange": strange,
+        "given": sorted({path.read_text()[:80] for path in Path().glob("given.*")}),
+        "changed": vars(config) != {"world_size": a["children"]},
+    }
+
+
+def _expect_to_be_counted() -> None:
+    """Processes started from now on keep the signal until they ask for it."""
+    if hasattr(signal, "sigtimedwait"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {COUNTED})
+
+
+def wait_until_counted(patience: float) -> None:
+    """In a worker: until the zygote has seen all of them at once, or the time is up. Not where it cannot count."""
+    if hasattr(signal, "sigtimedwait"):
+        signal.sigtimedwait({COUNTED}, max(patience, 0.0))
+
+
+def _impatient_joins() -> None:
+    """A join with a time limit waits for a moment only: real workers take longer than any limit."""
+    join = multiprocessing.process.BaseProcess.join
+
+    def limited(self: Any, timeout: float | None = None) -> None:
+        join(self, None if timeout is None else min(timeout, 0.05))
+
+    setattr(multiprocessing.process.BaseProcess, "join", limited)  # noqa: B010
+
+
+def _meet_at_a_free_port() -> None:
+    """The workers join at a port of this run, even if 11868 stands in the code: others may be graded beside us."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    os.environ["MASTER_PORT"] = port
+    init_process_group = dist.init_process_group
+
+    @functools.wraps(init_process_group)
+    def join(backend: Any = None, init_method: Any = None, *arguments: Any, **keywords: Any) -> None:
+        os.environ["MASTER_PORT"] = port
+        if init_method and init_method.startswith("tcp://"):
+            init_method = f"tcp://127.0.0.1:{port}"
+        init_process_group(backend, init_method, *arguments, **keywords)
+
+    setattr(dist, "init_process_group", join)  # noqa: B010 (mypy: a function is not assigned to)
+
+
+def prepare_files(a: dict[str, Any]) -> SimpleNamespace:
+    """A GPT-2 of a few hundred weights in ./pretrained, and drawn blocks; the command line that trains it."""
+    from common import models
+
+    models.quiet_transformers()  # no progress bars in what a student reads
+    torch.manual_seed(a["drawn"])
+    sizes: dict[str, Any] = {
+        "vocab_size": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "n_embd": 8,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 16,
+    }
+    sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained("pretrained")
+    ids = torch.from_numpy(drawn.examples(a["drawn"], BLOCKS + 8)[0])
+    sys.argv[1:] = [
+        "--model_name_or_path", "pretrained", "--world_size", "2", "--batch_size", str(BLOCKS), "--n_epochs",
+        str(STEPS), "--model_max_length", "8", "--output_dir", "out", "--overwrite_output_dir", "--no_cuda",
+        "--learning_rate", "0.01", "--join_seconds", str(20 * a["slowness"]), "--hang_seconds",
+        str(10 * a["slowness"]),
+    ]  # fmt: skip
+    return SimpleNamespace(train=list(ids[:BLOCKS]), validation=list(ids[BLOCKS:]))
+
+
+def script(context: Context) -> dict[str, Any]:
+    """main() on two workers. Arguments: file, drawn (seed of model and blocks), children, patience, slowness."""
+    from common import models, oscar, scaling
+    from common.errors import InputError
+
+    a = context.arguments
+    blocks = prepare_files(a)
+    flags = sys.argv[1:]
+    oscar.load_blocks, models.load_tokenizer = lambda *_: blocks, lambda *_, **__: range(8)  # type: ignore
+    scaling.report_scaling = lambda *_, **__: None  # figures are drawn elsewhere
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        os.environ.pop(name, None)
+    _meet_at_a_free_port()
+    task = context.load(a["file"])
+    _expect_to_be_counted()
+    start_as_the_script_does(task, lambda: wait_until_counted(a["patience"]))
+    sys.argv[1:] = flags
+    failed = ""
+    try:
+        task.main()
+    except InputError as error:
+        failed = str(error)
+    records = [json.loads(path.read_text()) for path in sorted(Path("out").glob("rank*.json"))]
+    losses = [[iteration["loss"] for iteration in record["iterations"]] for record in records]
+    return {"failed": failed, "records": len(records), "losses": losses}

@@ -1,0 +1,75 @@
+"""How a rank has ended, from its last word, its exit code and what its guard has noted."""
+
+import re
+from typing import TYPE_CHECKING
+
+from grader.ranks.broker import Broker
+from grader.ranks.outcome import Failure, Frame, RankResult
+from grader.tampering import Flag
+from grader.wire.call_sites import student_file
+
+if TYPE_CHECKING:
+    from grader.ranks.one_run import Seat
+
+LEFT_EARLY = "leaves with exit code {} before its run has ended"
+NOT_OURS = 70  # the exit code of a rank that could not even start
+FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')  # a name ends at its quote: no text takes more than linear time
+MAX_MESSAGE = 4000  # characters of an exception's message
+MAX_TRACE = 20  # frames of a traceback, the innermost ones
+
+
+def rank_result(seat: "Seat", broker: Broker, tree: str, unfinished: bool, in_time: bool) -> RankResult:
+    """What a rank came to. Stuck comes first: what a released rank did with its error is of no interest."""
+    fault = broker.fault
+    result = RankResult(seat.rank, "stopped", stdout=seat.stdout.text(), stderr=seat.stderr.text())
+    result.dropped = seat.stdout.dropped + seat.stderr.dropped
+    result.events = broker.events[seat.rank]
+    result.flags = [*seat.flags, *noted(seat.notes.text(), tree)]
+    for call in result.calls:
+        call.waited = call.identity not in seat.never_waited
+    if fault and seat.rank in fault.stuck:
+        result.outcome, result.call = "stuck", fault.stuck[seat.rank]
+    elif seat.ending == "raised" and seat.error:
+        result.outcome = "raised" if seat.error.code is None else "exited"
+        result.error, result.code, result.where = seat.error, seat.error.code or 0, seat.error.where
+    elif seat.ending and (fault or not unfinished):
+        result.outcome, result.value = "returned", seat.value
+    else:
+        result.where = innermost(seat.stack.text(), tree)
+        if not unfinished and seat.code is not None:
+            result.outcome, result.code = "killed" if seat.code < 0 else "exited", abs(seat.code)
+            if result.outcome == "exited" and result.code != NOT_OURS:
+                result.flags.append(Flag("", 0, LEFT_EARLY.format(result.code)))
+        elif not in_time:
+            result.outcome, result.call = "deadline", broker.stuck_call(seat.rank)
+    if result.call:
+        result.where = result.call.where
+    return result
+
+
+def noted(text: str, tree: str) -> list[Flag]:
+    """What the guard in a rank has written."""
+    flags = []
+    for row in text.splitlines():
+        where, _, what = row.rpartition("\t")
+        file, _, line = where.rpartition(":")
+        flags.append(Flag(student_file(tree, file), int(line) if line.isdecimal() else 0, f"in a run: {what}"))
+    return flags
+
+
+def failure(error: dict | None) -> Failure | None:
+    """A rank's exception from its message; what is none raises some error."""
+    if error is None:
+        return None
+    frames = error["trace"][-MAX_TRACE:]
+    trace = [Frame(file[:200], int(line), function[:200], text[:200]) for file, line, function, text in frames]
+    code = None if error["code"] is None else int(error["code"])
+    return Failure(error["type"][:200], error["message"][:MAX_MESSAGE], error["during"][:200], trace, code)
+
+
+def innermost(stack: str, tree: str) -> str:
+    """file:line of the innermost of the student's frames in a stack that faulthandler has written."""
+    for filename, line in FRAME.findall(stack):
+        if name := student_file(tree, filename):
+            return f"{name}:{line}"
+    return ""

@@ -1,0 +1,146 @@
+"""What a run of ranks came to: for each rank how it ended and with which value, for all of them one line that says why.
+
+The value of a rank that did not return is never given out, so a dead or stuck rank cannot pass for a right one.
+"""
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from grader.ranks.broker import Fault
+from grader.ranks.calls import Call, Event
+from grader.ranks.phrases import Phrase, sentence
+from grader.tampering import Flag
+
+CAUSES = ("raised", "killed", "exited")  # the ends of a rank that can bring the others to a halt
+
+
+class Frame(NamedTuple):
+    """One line of a traceback; `file` is relative to the student's tree."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+
+
+@dataclass
+class Failure:
+    """An exception that left the probe. `during` says what the probe was doing: "loading task1_single/run_glue.py"."""
+
+    type: str
+    message: str
+    during: str = ""
+    trace: list[Frame] = field(default_factory=list)
+    code: int | None = None  # exit code, of a SystemExit
+
+    @property
+    def where(self) -> str:
+        return f"{self.trace[-1].file}:{self.trace[-1].line}" if self.trace else ""
+
+    def __str__(self) -> str:
+        text = " ".join(self.message.split())
+        return f"{self.type}: {text[:300]}" + (f" while {self.during}" if self.during else "")
+
+
+@dataclass
+class RankResult:
+    """How one rank ended, what it printed, and everything it did on the way that a spy or the broker saw.
+
+    `outcome` is returned, raised, exited, killed (by a signal), stuck (in `call`, which can never complete), deadline
+    (still running or waiting when the time was up) or stopped (still running when the others had failed).
+    """
+
+    rank: int
+    outcome: str
+    value: Any = None  # only of a rank that returned
+    error: Failure | None = None  # of one that raised, or exited by SystemExit
+    code: int = 0  # exit code, or the number of the signal
+    call: Call | None = None  # the call it waits in, if it is stuck or met the deadline there
+    where: str = ""  # file:line in the student's tree where it ended, waits or still ran
+    stdout: str = ""
+    stderr: str = ""
+    dropped: int = 0  # bytes printed beyond the limit of both, at least; see printing.Stream
+    events: list[Event] = field(default_factory=list)
+    flags: list[Flag] = field(default_factory=list)  # what looks like tampering, see guard and tampering
+
+    @property
+    def calls(self) -> list[Call]:
+        """The rank's collectives, sends and recvs, in order."""
+        return [event for event in self.events if isinstance(event, Call)]
+
+    def phrase(self) -> Phrase:
+        """`rank 1 raised ValueError: ... (task/run_glue.py:12)`"""
+        verb, rest = "was", "still running"
+        if self.call:
+            peer = {"send": f" to rank {self.call.root}", "recv": f" from rank {self.call.root}"}.get(
+                self.call.name, ""
+            )
+            verb, rest = "waits", f"in {self.call.name} #{self.call.number}{peer}{self.call.in_group}"
+        elif self.outcome == "returned":
+            verb, rest = "has", "already returned"
+        elif self.outcome == "raised":
+            verb, rest = "raised", str(self.error)
+        elif self.outcome == "killed":
+            known = self.code in list(signal.Signals)
+            verb, rest = "was", f"killed by {signal.Signals(self.code).name if known else f'signal {self.code}'}"
+        elif self.outcome == "exited":
+            verb, rest = "exited", f"with code {self.code}" + (f" by {self.error}" if self.error else "")
+        return Phrase(self.rank, verb, rest, self.where)
+
+
+class RunError(Exception):
+    """Not every rank returned. The message is `result.explain()`; the whole story is in `.result`."""
+
+    def __init__(self, result: "Result") -> None:
+        super().__init__(result.explain())
+        self.result = result
+
+
+@dataclass
+class Result:
+    """One run: a RankResult per rank, the fault if there was one, and every completed collective as rank -> Call."""
+
+    ranks: list[RankResult]
+    fault: Fault | None
+    collectives: list[dict[int, Call]]
+    deadline: float
+    left_running: int = 0  # processes the ranks had started and that still ran at the end; they are gone now
+    size: int = 0  # bytes of memory that its values and events take, about
+    children: int = (
+        0  # processes that the ranks had at once, as the zygote saw it; it looks if `children` are asked for
+    )
+    referee: Any = None  # the argument `referee` with what it has seen
+
+    @property
+    def outcome(self) -> str:
+        """returned, raised, killed, exited, mismatch, deadlock or deadline: the cause, not what followed from it."""
+        outcomes = {rank.outcome for rank in self.ranks}
+        for cause in CAUSES:
+            if cause in outcomes:
+                return cause
+        if self.fault:
+            return self.fault.kind
+        return "deadline" if "deadline" in outcomes else "returned"
+
+    @property
+    def values(self) -> list[Any]:
+        """What the probe returned on each rank. Raises RunError unless every rank returned."""
+        if self.outcome != "returned":
+            raise RunError(self)
+        return [rank.value for rank in self.ranks]
+
+    def explain(self) -> str:
+        """What happened, in one line, the cause first; "" if every rank returned."""
+        outcome = self.outcome
+        if outcome == "returned":
+            return ""
+        if outcome == "mismatch" and self.fault:
+            return f"the ranks do not agree: {self.fault.text}"
+        told = [rank for cause in CAUSES for rank in self.ranks if rank.outcome == cause]
+        told += [rank for rank in self.ranks if rank.outcome in ("stuck", "deadline", "stopped")]
+        told += [rank for rank in self.ranks if rank.outcome == "returned" and self.fault]
+        text = sentence(rank.phrase() for rank in told)
+        if outcome == "deadline":
+            return f"the deadline of {self.deadline:g} s has passed: {text}"
+        return f"deadlock: {text}" if outcome == "deadlock" else text

@@ -1,0 +1,113 @@
+"""A rank's one line to the grader: events and calls go out in the order they happen, answers come back by number."""
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from grader.wire import values
+
+
+class CollectiveError(RuntimeError):
+    """A collective that can never complete: the ranks do not agree, or somebody they wait for is gone."""
+
+
+class Wire:
+    """The rank's end of its socket pair, shared by every process group, spy and probe in the rank."""
+
+    def __init__(self, connection: socket.socket, put: Callable[[dict], Exception | None]) -> None:
+        self.pid = os.getpid()
+        self._connection, self._put = connection, put
+        self._writing, self._arrived = threading.Lock(), threading.Condition()
+        self._reader = False  # whether a thread blocks in `receive` for all of them
+        self._answers: dict[int, dict] = {}
+        self._calls = 0
+        self._callers: set[threading.Thread] = set()
+        self.pending: dict[int, Any] = {}  # handles of calls nobody has waited for, oldest first
+
+    def send(self, message: dict) -> None:
+        """Sign and send; see seal. Raises what it refuses."""
+        with self._writing:
+            error = self._put(message)
+        if error:
+            raise error
+
+    def event(self, name: str, data: dict) -> None:
+        self.send({"kind": "event", "name": name, "data": data})
+
+    def post(self, name: str, fields: dict, waits: bool) -> int:
+        """Tell the grader of a call, return its number. `waits` says that this thread does nothing before `answer`."""
+        number = self._next()
+        self.send({"kind": "call", "id": number, "name": name} | fields | self._waiter(waits))
+        return number
+
+    def inputs(self, key: str | None = None) -> Any:
+        """What this rank alone starts with: it comes when it is asked for, after the student's file is loaded.
+
+        With a key, one piece of what it is given `later`; the grader notes when that was.
+        """
+        number = self._next()
+        self.send({"kind": "inputs", "id": number, "key": key})
+        return self.answer(number, announced=True)
+
+    def ask(self, what: str, data: dict) -> Any:
+        """What the run's referee answers; this thread does nothing before. See referee."""
+        number = self._next()
+        self.send({"kind": "ask", "id": number, "what": what} | data)
+        return self.answer(number, announced=True)
+
+    def _next(self) -> int:
+        with self._arrived:
+            self._calls += 1
+            return self._calls
+
+    def _waiter(self, waits: bool) -> dict:
+        """Which thread waits, and which others might still call: those that have, and those that are no daemons."""
+        self._callers.add(threading.current_thread())
+        others = [thread for thread in threading.enumerate() if thread in self._callers or not thread.daemon]
+        return {"waits": waits, "thread": _name(threading.current_thread()), "threads": [*map(_name, others)]}
+
+    def answered(self, number: int) -> bool:
+        """Whether the answer is here already; never blocks."""
+        with self._arrived:
+            while number not in self._answers and not self._reader and self._readable():
+                self._read_one()
+            return number in self._answers
+
+    def answer(self, number: int, announced: bool) -> Any:
+        """Block until the answer to a call is here; return its bytes as a tensor. Raises CollectiveError."""
+        if not announced and not self.answered(number):
+            self.send({"kind": "wait", "id": number} | self._waiter(True))
+        with self._arrived:
+            while number not in self._answers:
+                if self._reader:
+                    self._arrived.wait()  # another thread reads, and wakes us at each message
+                else:
+                    self._read_one()
+            message = self._answers.pop(number)
+        if "error" in message:
+            raise CollectiveError(message["error"])
+        return message["payload"]
+
+    def _read_one(self) -> None:
+        """Block for one message, without the lock, so that other threads can find theirs."""
+        self._reader = True
+        self._arrived.release()
+        try:
+            message = values.receive(self._connection, values.to_tensor)
+        finally:
+            self._arrived.acquire()
+            self._reader = False
+            self._arrived.notify_all()
+        self._answers[message["id"]] = message
+
+    def _readable(self) -> bool:
+        try:
+            return bool(self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return False
+
+
+def _name(thread: threading.Thread) -> int:
+    return 0 if thread is threading.main_thread() else thread.ident or -1
