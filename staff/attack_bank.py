@@ -122,7 +122,7 @@ def tree_of(submission: Path, tree: Path, believing: bool) -> None:
     course = load_course()
     clean = clean_files()
     if believing:
-        graders = [*WHOLE, *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("grader/*.py"))]
+        graders = [*WHOLE, *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("grader/**/*.py"))]
         clean |= {name: (ROOT / name).read_bytes() for name in graders}
         handed_in = {path.relative_to(submission).as_posix(): path for path in submission.rglob("*") if path.is_file()}
         clean |= {name: path.read_bytes() for name, path in handed_in.items()}

@@ -1,7 +1,7 @@
 """The walls of one rank: called in the freshly forked process, before any of the student's code is there.
 
-The zygote calls `confine` by its name (COS598D_CONFINE, see grader/inside/zygote.py). Which walls there are was found out
-before, by staff/sandbox.py: one that cannot be built here raises, and the rank does not start.
+The zygote calls `confine` by its name (COS598D_CONFINE, see grader/inside/zygote.py). Which walls there are was found
+out before, by staff/sandbox.py: one that cannot be built here raises, and the rank does not start.
 """
 
 import contextlib
@@ -13,7 +13,8 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from grader.inside.zygote import PROBE, find_function
+from grader.inside.find import find_function
+from grader.wire.processes import PROBE
 from staff import kernel, landlock, seccomp
 
 POLICY = "COS598D_POLICY"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
-from grader.inside.zygote import descendants, kill_all
+from grader.wire.processes import descendants, kill_all
 from staff.apart import Unfinished, run_apart
 from staff.class_files import summary, write_class
 from staff.grading import DEADLINE, Grading, grader_files, hidden_files

@@ -34,7 +34,7 @@ from staff.submissions import Submission, clean_files, printable
 DEADLINE = 600.0  # seconds for the graders of one submission; single tests have shorter ones of their own
 OPEN_TIME = 120.0  # seconds to unpack a hand-in, which has at most 64 MiB
 PAGE_TIME = 60.0  # seconds to read the graders' report, and again to make the student's page
-GRADERS = ("course.toml", "common/*.py", "grader/*.py", "tests/conftest.py")  # and the tests: what decides on points
+GRADERS = ("course.toml", "common/*.py", "grader/**/*.py", "tests/conftest.py")  # and the tests: what decides on points
 PACKAGES = ("torch", "transformers", "numpy", "pytest")
 
 

@@ -23,8 +23,8 @@ import pytest
 
 from common.course import load_course
 from common.paths import ROOT, cache_dir
-from grader import ranks
 from grader.inside.zygote import PR_SET_PDEATHSIG
+from grader.ranks.running import STARTER
 
 LIMIT = 300  # seconds for one tree: graders have deadlines of their own, so this ends a broken grader only
 
@@ -74,7 +74,7 @@ class Watch:
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self) -> None:
         """Take the zygote out of the way before the graders' plugin ends it: the next tree needs one, too."""
-        self.zygote, ranks._zygote = ranks._zygote, None
+        self.zygote = STARTER.take()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -149,7 +149,7 @@ def _pytest(arguments: list[str]) -> Watch:
             pytest.main(["-q", "-p", "no:cacheprovider", "--tb=short", *arguments], plugins=[watch])
     finally:
         signal.alarm(0)
-        ranks._zygote = watch.zygote or ranks._zygote
+        STARTER.put(watch.zygote)
     return watch
 
 

@@ -8,7 +8,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from grader.inside.zygote import descendants
+from grader.wire.processes import descendants
 
 MIB = 1 << 20
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from common.paths import ROOT
-from grader.inside.zygote import CONFINE, descendants, kill_all
+from grader.wire.processes import CONFINE, descendants, kill_all
 from staff import kernel
 from staff.confine import MIB, POLICY, Policy
 from staff.memory import below, bound_mb, pss_mb

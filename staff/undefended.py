@@ -26,7 +26,7 @@ from grader.checks.beyond import events
 from grader.checks.pipeline import waits
 from grader.checks.training import ddp, sampling, steps
 from grader.inside import zygote
-from grader.ranks import broker, one_run, referee
+from grader.ranks import broker, one_run, referee, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import signatures, values
 
@@ -141,7 +141,7 @@ def _no_limits_of_messages() -> None:
 def _no_sweep() -> None:
     """Neither the zygote nor the supervisor looks for what is left."""
     _in_the_zygote("import grader.inside.zygote as z; z.kill_all = lambda _: set(); z.KILL_TIME = 1")
-    setattr(ranks.ZygoteProcess, "kill_marked", lambda _: 0)  # noqa: B010
+    setattr(zygote_process.ZygoteProcess, "kill_marked", lambda _: 0)  # noqa: B010
 
 
 def _no_guard() -> None:
@@ -159,7 +159,7 @@ def _in_the_zygote(code: str) -> None:
             command[3] = command[3].replace("; main(", f"; {code}; main(")
         return popen(command, **options)
 
-    setattr(ranks.subprocess, "Popen", start)  # noqa: B010
+    setattr(zygote_process.subprocess, "Popen", start)  # noqa: B010
 
 
 def _no_signatures() -> None:

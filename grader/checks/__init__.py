@@ -1,0 +1,1 @@
+"""Judges: they compare what a run came to with what is right. No rank ever imports one."""

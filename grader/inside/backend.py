@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from grader.ranks.calls import REDUCTIONS
 from grader.wire.connection import Wire
+from grader.wire.reductions import REDUCTIONS
 from grader.wire.values import plain_tensor, tensor_bytes
 
 SERVED = (

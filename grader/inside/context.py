@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from grader.inside import audit, join_group
 from grader.inside.bytecode import CompiledFiles
-from grader.inside.zygote import find_function
+from grader.inside.find import find_function
 from grader.wire import values
 from grader.wire.call_sites import Sites
 from grader.wire.connection import Wire

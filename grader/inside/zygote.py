@@ -8,7 +8,6 @@ lets them write where they are, "end" kills what is left of them. It reports "re
 import contextlib
 import ctypes
 import faulthandler
-import importlib
 import os
 import resource
 import select
@@ -18,25 +17,20 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NoReturn
 
 from grader.inside import audit, preload
 from grader.inside.bytecode import CompiledFiles
+from grader.inside.find import ROOT, find_function
 from grader.inside.large_pages import use_large_pages
 from grader.inside.printing import Stream
 from grader.wire import values
+from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, PROBE, descendants, kill_all
 
-ROOT = str(Path(__file__).resolve().parents[1])
-CONFINE = "COS598D_CONFINE"  # "package.module:function", called in every rank before any student code
-PROBE = "COS598D_PROBE"  # tells that function which probe this is: one of them needs a network
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
-KILL_TIME = 5  # seconds a killed process may take to be gone: one that the kernel holds must not hold us
 UNKNOWN = -1  # number of processes
 COUNT_PAUSE = 0.02  # seconds between two looks at the processes that ranks have started
 MANY = 40  # ranks since the last time: as many will follow, and large pages cost the time of 60 forks
-PER_RANK = 5  # descriptors: the line to the grader, stdout, stderr, stack, notes of the guard
 
 
 def confine(rank: int, folder: str) -> None:
@@ -54,16 +48,6 @@ def confine(rank: int, folder: str) -> None:
     hook = os.environ.pop(CONFINE, "")
     if hook:
         find_function(hook)(rank, folder)
-
-
-def find_function(name: str) -> Callable:
-    """The function "package.module:function" of the grader's own checkout, which is not always the student's tree."""
-    module, _, function = name.partition(":")
-    sys.path.insert(0, ROOT)
-    try:
-        return getattr(importlib.import_module(module), function)
-    finally:
-        sys.path.remove(ROOT)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -206,45 +190,6 @@ class Zygote:
     def left(self) -> set[int]:
         self.reap()
         return descendants(os.getpid(), set(self.ranks))
-
-
-def kill_all(find: Callable[[], Iterable[int]]) -> set[int]:
-    """Kill the processes that `find` finds, until it finds none. Returns those that were killed.
-
-    Each is stopped when it is first seen and killed at the second look: a stopped process cannot fork behind our back.
-    One that forks and exits while /proc is read can be missed: ask again as long as there may be one.
-    """
-    seen: set[int] = set()
-    limit = time.monotonic() + KILL_TIME
-    found = True
-    while found and time.monotonic() < limit:
-        found = False
-        for pid in find():
-            found = True
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL if pid in seen else signal.SIGSTOP)
-            seen.add(pid)
-    return seen
-
-
-def descendants(ancestor: int, without_proc: set[int]) -> set[int]:
-    """The living processes below `ancestor`; where there is no /proc, only those that are given."""
-    if not os.path.isdir("/proc/self"):
-        return without_proc
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                state, parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:2]
-                if state != "Z":
-                    children.setdefault(int(parent), []).append(int(name))
-    found: set[int] = set()
-    stack = [ancestor]
-    while stack:
-        below = children.get(stack.pop(), [])
-        found.update(below)
-        stack.extend(below)
-    return found
 
 
 def become_rank(

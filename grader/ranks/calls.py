@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from grader.ranks.phrases import Phrase, sentence
+from grader.wire.reductions import REDUCTIONS
 from grader.wire.values import WIRE_DTYPES, MessageError, to_array, to_bytes
 
 SILENTLY_WRONG = "SilentlyWrongError"  # the type of error that a rank raises for such a call, see backend
@@ -110,7 +111,7 @@ PRICES: dict[str, Callable[[int], float]] = {
 }
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("reduce", "broadcast", "gather", "scatter", "send", "recv")
-REDUCTIONS: dict[str, Callable] = {
+ARITHMETIC: dict[str, Callable] = {
     "SUM": np.add,
     "AVG": np.add,
     "PRODUCT": np.multiply,
@@ -188,7 +189,7 @@ def _reduced(calls: list[Call]) -> bytes:
     dtype = calls[0].dtype
     arrays = [to_array(dtype, [-1], call.payload or b"") for call in calls]
     with np.errstate(all="ignore"):
-        total = reduce(REDUCTIONS[calls[0].reduce or "SUM"], arrays)
+        total = reduce(ARITHMETIC[calls[0].reduce or "SUM"], arrays)
         if calls[0].reduce == "AVG":
             total = total / len(calls)
         return to_bytes(total, dtype)

@@ -12,19 +12,17 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from grader.inside.zygote import PER_RANK
 from grader.ranks.broker import Broker
 from grader.ranks.endings import failure, rank_result
 from grader.ranks.outcome import Failure, Result
+from grader.ranks.zygote_process import ZygoteProcess
 from grader.tampering import Flag
 from grader.wire import values
+from grader.wire.processes import PER_RANK
 from grader.wire.signatures import ENDING, Opener, new_keys
 from grader.wire.values import MessageError
-
-if TYPE_CHECKING:
-    from grader.ranks import ZygoteProcess
 
 MAX_KEPT = 192 << 20  # bytes that one run keeps of what its ranks send, tensors and objects made of their JSON
 MAX_UNREAD = 256 << 20  # bytes of answers that a rank does not take
@@ -105,9 +103,7 @@ class Seat:
 class Run:
     """One run, from the fork to the result."""
 
-    def __init__(
-        self, zygote: "ZygoteProcess", job: dict, world_size: int, deadline: float, keep_payloads: bool
-    ) -> None:
+    def __init__(self, zygote: ZygoteProcess, job: dict, world_size: int, deadline: float, keep_payloads: bool) -> None:
         self.zygote, self.deadline, self.tree = zygote, deadline, job["tree"]
         self.broker = Broker(world_size, keep_payloads)
         self.seats = [Seat(rank) for rank in range(world_size)]

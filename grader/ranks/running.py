@@ -24,140 +24,78 @@ first run (or by `start`, to load torch while pytest collects) and lives as long
 
 import atexit
 import contextlib
-import os
-import secrets
-import socket
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from common.paths import ROOT
-from grader.inside.zygote import kill_all
 from grader.ranks.one_run import Run
 from grader.ranks.outcome import RankResult, Result, RunError
-from grader.wire import values
+from grader.ranks.zygote_process import ZygoteProcess
 
 __all__ = ["RankResult", "Result", "RunError", "run", "start", "stop"]
 
 MAX_RANKS = 8
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-ENVIRONMENT = ONE_THREAD | {
-    "CUDA_VISIBLE_DEVICES": "",  # a CUDA context does not survive a fork, and grading must not depend on the machine
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-}
-NOT_INHERITED = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "PYTHONSTARTUP"}
 
 
-class ZygoteProcess:
-    """The grader's end of its zygote."""
+class Starter:
+    """Owns this process's zygote: starts it when it is needed, and ends it with the process."""
 
     def __init__(self) -> None:
-        self.control, theirs = socket.socketpair()
-        code = "import sys; sys.path.append(sys.argv[1]); from grader.inside.zygote import main; main(int(sys.argv[2]))"
-        environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-        self.mark = secrets.token_hex(16)
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code, str(ROOT), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=environment | ENVIRONMENT | {"COS598D_RANKS": self.mark},
-                stdin=subprocess.DEVNULL,
-                stdout=self.errors,
-                stderr=self.errors,
-                start_new_session=True,  # Ctrl-C is ours to handle
-            )
-        self.ready = False
+        self.zygote: ZygoteProcess | None = None
 
-    def request(self, **message: Any) -> None:
-        with contextlib.suppress(ConnectionError):  # if it has died, `receive` says so
-            self.control.sendall(values.pack(message))
+    def start(self) -> None:
+        """Begin to load torch in the zygote; returns at once. Calling it is optional."""
+        if self.zygote is not None and self.zygote.process.poll() is not None:
+            self.stop()  # it was killed
+        if self.zygote is None:
+            self.zygote = ZygoteProcess()
+            atexit.register(self.stop)
 
-    def receive(self) -> dict:
+    def stop(self) -> None:
+        """End the zygote; the next run starts another."""
+        if self.zygote is not None:
+            self.zygote.close()
+            self.zygote = None
+            atexit.unregister(self.stop)
+
+    def take(self) -> ZygoteProcess | None:
+        """Take the zygote out of the way of a `stop`, to be put back with `put`."""
+        zygote, self.zygote = self.zygote, None
+        return zygote
+
+    def put(self, zygote: ZygoteProcess | None) -> None:
+        """Put back what `take` has taken."""
+        self.zygote = zygote or self.zygote
+
+    def run(
+        self,
+        probe: str,
+        world_size: int,
+        arguments: dict[str, Any] | None = None,
+        *,
+        deadline: float = 30.0,
+        tree: str | Path = ROOT,
+        keep_payloads: bool = False,
+    ) -> Result:
+        """Run `probe` ("module:function", see grader/inside/context.py) on ranks 0 to world_size - 1, and wait for all.
+
+        `arguments` are numbers, strings, lists, dicts and arrays; `tree` holds the student's files; `deadline` is in
+        seconds from the fork. When this returns, every process of the ranks is gone. Whatever the student's code does
+        is in the result; an exception from here is a mistake of the grader's.
+        """
+        if not 1 <= world_size <= MAX_RANKS:
+            raise ValueError(f"world_size must be from 1 to {MAX_RANKS}, got {world_size}")
+        job = {"probe": probe, "arguments": arguments or {}, "tree": str(Path(tree).resolve())}
+        self.start()
+        assert self.zygote is not None
+        self.zygote.wait_until_ready()
         try:
-            return values.receive(self.control)
-        except (EOFError, ConnectionError):
-            self.errors.seek(0)
-            reason = self.errors.read().decode(errors="replace").strip()[-2000:]
-            raise RuntimeError(f"the process that starts the ranks has died: {reason or 'no message'}") from None
-
-    def wait_until_ready(self) -> None:
-        if not self.ready:
-            self.ready = self.receive()["kind"] == "ready"
-
-    def close(self) -> None:
-        self.control.close()
-        if self.ready:  # before that it has started no rank, and would load torch to its end
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(10)
-        self.process.kill()
-        self.process.wait()
-        self.kill_marked()
-        self.errors.close()
-
-    def kill_marked(self) -> int:
-        """Kill what outlives a killed zygote. Returns how many there were."""
-        return len(set().union(*(kill_all(self._marked) for _ in range(10))))  # see kill_all: one look can miss one
-
-    def _marked(self) -> Iterator[int]:
-        """The processes that carry our mark in the environment they, or who they were forked from, started with."""
-        for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True):
-            with contextlib.suppress(OSError):
-                if self.mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                    yield pid
+            with contextlib.closing(Run(self.zygote, job, world_size, deadline, keep_payloads)) as current:
+                return current.result()
+        except BaseException:
+            self.stop()  # whatever state the zygote was in, its end takes all ranks with it
+            raise
 
 
-_zygote: ZygoteProcess | None = None
-
-
-def start() -> None:
-    """Begin to load torch in the zygote; returns at once. Calling it is optional."""
-    global _zygote
-    if _zygote is not None and _zygote.process.poll() is not None:
-        stop()  # it was killed
-    if _zygote is None:
-        _zygote = ZygoteProcess()
-        atexit.register(stop)
-
-
-def stop() -> None:
-    """End the zygote; the next run starts another."""
-    global _zygote
-    if _zygote is not None:
-        _zygote.close()
-        _zygote = None
-        atexit.unregister(stop)
-
-
-def run(
-    probe: str,
-    world_size: int,
-    arguments: dict[str, Any] | None = None,
-    *,
-    deadline: float = 30.0,
-    tree: str | Path = ROOT,
-    keep_payloads: bool = False,
-) -> Result:
-    """Run `probe` ("module:function", see grader/inside/context.py) on ranks 0 to world_size - 1, and wait for all of them.
-
-    `arguments` are numbers, strings, lists, dicts and arrays; `tree` holds the student's files; `deadline` is in
-    seconds from the fork. When this returns, every process of the ranks is gone. Whatever the student's code does is
-    in the result; an exception from here is a mistake of the grader's.
-    """
-    if not 1 <= world_size <= MAX_RANKS:
-        raise ValueError(f"world_size must be from 1 to {MAX_RANKS}, got {world_size}")
-    job = {"probe": probe, "arguments": arguments or {}, "tree": str(Path(tree).resolve())}
-    start()
-    assert _zygote is not None
-    _zygote.wait_until_ready()
-    try:
-        with contextlib.closing(Run(_zygote, job, world_size, deadline, keep_payloads)) as current:
-            return current.result()
-    except BaseException:
-        stop()  # whatever state the zygote was in, its end takes all ranks with it
-        raise
+STARTER = Starter()  # one for each process that grades
+run, start, stop = STARTER.run, STARTER.start, STARTER.stop

@@ -1,0 +1,1 @@
+"""What both ends use: values, the connection, drawn inputs, names."""

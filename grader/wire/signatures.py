@@ -24,7 +24,7 @@ from grader.wire import values
 from grader.wire.values import SIGNATURE, MessageError
 
 LINE, ENDING = 0, 1  # which key
-GRADER = str(Path(__file__).resolve().parent) + os.sep
+GRADER = str(Path(__file__).resolve().parents[1]) + os.sep
 BY_HAND = "calls the grader's process group by hand"
 ASKS_BY_HAND = "asks for a permit by hand, and not by calling a partition"
 ENTERED = frozenset({"forward", "enter"})  # our functions that torch calls when a partition is called
@@ -34,7 +34,7 @@ TOLD: Mapping[str, frozenset[str]] = MappingProxyType({  # kinds of messages, an
     "own": frozenset({"own", "send"}),
 })  # fmt: skip
 CALLS = frozenset(number for name, number in dis.opmap.items() if name.startswith("CALL"))
-JOINING = (GRADER + "wire.py", GRADER + "join.py")
+JOINING = (GRADER + "wire/connection.py", GRADER + "inside/join_group.py")
 CACHE = dis.opmap.get("CACHE", 0)  # follows an instruction; a frame can be there while it calls
 
 Sealer = Generator[Exception | None, dict | None, None]

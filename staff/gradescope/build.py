@@ -22,7 +22,7 @@ from staff.submissions import clean_files
 
 STARTED = ("staff.gradescope.run", "staff.gradescope.classroom50", "staff.sandbox", "staff.supervisor", "staff.confine")
 SCRIPTS = ("setup.sh", "run_autograder", "autograder.py")  # at the root of the zip
-OTHERS = ("grader/*.py", "tests/conftest.py", "pyproject.toml", "requirements.txt", "constraints.txt", "install.py",
+OTHERS = ("grader/**/*.py", "tests/conftest.py", "pyproject.toml", "requirements.txt", "constraints.txt", "install.py",
           "staff/templates/*", "staff/hidden/*")  # fmt: skip
 TIME = (2020, 1, 1, 0, 0, 0)  # of every file; a zip cannot say "none"
 

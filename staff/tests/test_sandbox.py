@@ -86,7 +86,7 @@ def test_no_solution_of_the_repository_can_be_read(mine):
 
 
 def test_no_grader_can_be_read_nor_listed(mine):
-    for file in sorted((ROOT / "grader").glob("*.py")):
+    for file in sorted((ROOT / "grader").rglob("*.py")):
         assert "PermissionError" in behind(mine, ("landlock",), file.read_text), file
     assert "PermissionError" in behind(mine, ("landlock",), lambda: os.listdir(ROOT / "grader"))
 

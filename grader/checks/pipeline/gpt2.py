@@ -1,6 +1,6 @@
 """Judges GPT-2 in a pipeline: plain, model parallel and piped agree, and the blocks really go through the Pipe.
 
-While it is piped, a referee multiplies what each partition makes by a number of its own, see grader/ranks/referee.py: so a
+While it is piped, a referee multiplies what each partition makes by a number of its own (ranks/referee.py): so a
 piped model has other values than one whose blocks work one after another, and no other test counts without it.
 """
 

@@ -1,4 +1,4 @@
-"""A rank's way to the referee of its run, for partitions that must work at the same time. See grader/ranks/referee.py."""
+"""A rank's way to the referee of its run, for partitions that must work at the same time. See ranks/referee.py."""
 
 from collections.abc import Callable
 from typing import Any

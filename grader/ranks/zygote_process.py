@@ -1,0 +1,84 @@
+"""The grader's end of its zygote, the process that forks the ranks."""
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common.paths import ROOT
+from grader.wire import values
+from grader.wire.processes import kill_all
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+ENVIRONMENT = ONE_THREAD | {
+    "CUDA_VISIBLE_DEVICES": "",  # a CUDA context does not survive a fork, and grading must not depend on the machine
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+NOT_INHERITED = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "PYTHONSTARTUP"}
+
+
+class ZygoteProcess:
+    """The grader's end of its zygote."""
+
+    def __init__(self) -> None:
+        self.control, theirs = socket.socketpair()
+        code = "import sys; sys.path.append(sys.argv[1]); from grader.inside.zygote import main; main(int(sys.argv[2]))"
+        environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+        self.mark = secrets.token_hex(16)
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code, str(ROOT), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=environment | ENVIRONMENT | {"COS598D_RANKS": self.mark},
+                stdin=subprocess.DEVNULL,
+                stdout=self.errors,
+                stderr=self.errors,
+                start_new_session=True,  # Ctrl-C is ours to handle
+            )
+        self.ready = False
+
+    def request(self, **message: Any) -> None:
+        with contextlib.suppress(ConnectionError):  # if it has died, `receive` says so
+            self.control.sendall(values.pack(message))
+
+    def receive(self) -> dict:
+        try:
+            return values.receive(self.control)
+        except (EOFError, ConnectionError):
+            self.errors.seek(0)
+            reason = self.errors.read().decode(errors="replace").strip()[-2000:]
+            raise RuntimeError(f"the process that starts the ranks has died: {reason or 'no message'}") from None
+
+    def wait_until_ready(self) -> None:
+        if not self.ready:
+            self.ready = self.receive()["kind"] == "ready"
+
+    def close(self) -> None:
+        self.control.close()
+        if self.ready:  # before that it has started no rank, and would load torch to its end
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+        self.process.kill()
+        self.process.wait()
+        self.kill_marked()
+        self.errors.close()
+
+    def kill_marked(self) -> int:
+        """Kill what outlives a killed zygote. Returns how many there were."""
+        return len(set().union(*(kill_all(self._marked) for _ in range(10))))  # see kill_all: one look can miss one
+
+    def _marked(self) -> Iterator[int]:
+        """The processes that carry our mark in the environment they, or who they were forked from, started with."""
+        for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    yield pid

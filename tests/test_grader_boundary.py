@@ -1,0 +1,64 @@
+"""The process boundary: what a rank has in memory comes from inside/, probes/ and wire/, and never from a judge."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from common.paths import ROOT
+
+RANK_SIDE = {"inside", "probes", "wire"}
+PROBES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (ROOT / "grader/probes").rglob("*.py")
+    if path.stem != "__init__"
+)
+BELIEVED = "grader.probes.reference"  # runs in ranks without student code only, and computes what is right
+
+
+def imported(path):
+    """The grader's modules that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "grader":
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "grader")
+
+
+@pytest.mark.parametrize("side", sorted(RANK_SIDE))
+def test_the_rank_side_imports_only_the_rank_side(side):
+    for path in (ROOT / "grader" / side).rglob("*.py"):
+        crossing = {name for name in imported(path) if (name.split(".") + ["", ""])[1] not in {*RANK_SIDE, ""}}
+        assert not crossing, f"{path.relative_to(ROOT)} imports {crossing}"
+
+
+def test_both_ends_share_nothing_that_needs_one_of_them():
+    for path in (ROOT / "grader/wire").rglob("*.py"):
+        assert {name.split(".")[1] for name in imported(path) if "." in name} <= {"wire"}, path
+
+
+def test_no_probe_of_a_students_code_imports_what_is_believed():
+    for module in PROBES:
+        path = ROOT / (module.replace(".", "/") + ".py")
+        assert module == BELIEVED or BELIEVED not in set(imported(path)), module
+
+
+def test_what_a_started_rank_has_loaded_is_the_rank_side():
+    """Read off sys.modules of a process that loads what a rank loads: an import that is written otherwise shows."""
+    program = (
+        "import importlib, sys\n"
+        "import grader.inside.zygote, grader.inside.context\n"
+        "for module in sys.argv[1:]:\n"
+        "    importlib.import_module(module)\n"
+        "print(*(name for name in sys.modules if name.split('.')[0] == 'grader'))\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, *(module for module in PROBES if module != BELIEVED)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+    loaded = {name.split(".")[1] for name in done.stdout.split() if "." in name}
+    assert loaded == RANK_SIDE, done.stderr
