@@ -17,7 +17,7 @@ demo-cluster: setup
 	$(RUN) -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train --learning_rate 1e-5
 
 # Two test processes, each file in one of them; files that start many processes first, so that neither waits at the end.
-TWICE := -n 2 --dist loadfile --no-loadscope-reorder -p staff.long_files_first
+TWICE := -n 2 --dist loadfile --no-loadscope-reorder -p staff.tests.long_files_first
 
 check: setup
 	$(RUN) -m ruff format --check .

@@ -8,9 +8,9 @@ python submit.py pack --netid ab1234 --name "First Last"      # once, at the end
 import argparse
 from pathlib import Path
 
-from common.course import load_course
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
+from course.table import load_course
 
 
 def carry(given: argparse.Namespace) -> None:
@@ -27,8 +27,8 @@ def check_runs(folder: Path | None) -> None:
 def report(given: argparse.Namespace) -> None:
     if (given.netid is None) != (given.name is None):
         raise InputError('give both --netid and --name "First Last", or neither')
-    from handin.report import build_report, summary
     from handin.student import make_student
+    from handin.write_report import build_report, summary
 
     student = make_student(given.netid, given.name) if given.netid else None
     check_runs(given.runs)
@@ -37,8 +37,8 @@ def report(given: argparse.Namespace) -> None:
 
 def pack(given: argparse.Namespace) -> None:
     from handin.pack import pack
-    from handin.report import build_report
     from handin.student import make_student
+    from handin.write_report import build_report
 
     course, student = load_course(), make_student(given.netid, given.name)
     check_runs(given.runs)

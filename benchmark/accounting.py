@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmark.environment import environment
-from benchmark.memory import counted, known, textbook
-from benchmark.payload import Payload
+from benchmark.measure.environment import environment
+from benchmark.measure.memory import counted, known, textbook
+from benchmark.measure.payload import Payload
 from benchmark.run import prepare, without
 from benchmark.settings import STARTER_REPORTS, Settings, join, parse, reports, start_workers
 from benchmark.strategies import STRATEGIES, why_not
@@ -31,7 +31,7 @@ from benchmark.workload import Workload, load_workload
 from cluster.launch import free_port
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT, atomic_write
-from common.process_group import process_group
+from common.workers.process_group import process_group
 
 WARM_UP, MEASURED = 2, 2  # steps
 INTERFACE = "eth0"  # of an emulated node
@@ -158,7 +158,7 @@ def main() -> None:
             report(settings, json.loads((settings.output_dir / f"workers_{settings.world_size}.json").read_text()))
         return
     if any(name.startswith("zero") and not why_not(replace(settings, strategy=name)) for name in names):
-        from benchmark.deepspeed_engine import compile_operators
+        from benchmark.engines.deepspeed import compile_operators
 
         compile_operators()
     prepare(settings.output_dir)

@@ -25,17 +25,17 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmark.environment import environment
-from benchmark.intervals import interval, ratio
 from benchmark.loop import rate_at
-from benchmark.meter import Meter
+from benchmark.measure.environment import environment
+from benchmark.measure.intervals import interval, ratio
+from benchmark.measure.meter import Meter
 from benchmark.run import prepare, without
 from benchmark.settings import Settings, join, parse, reports, start_workers
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.workload import Workload, load_workload
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
-from common.process_group import process_group
+from common.workers.process_group import process_group
 
 WARM_UP = 3  # rounds
 
@@ -179,7 +179,7 @@ def main() -> None:
             report(settings, labels, missing, base)
         return
     if any(label.startswith("zero") for label in labels):
-        from benchmark.deepspeed_engine import compile_operators
+        from benchmark.engines.deepspeed import compile_operators
 
         compile_operators()
     prepare(settings.output_dir)

@@ -9,10 +9,10 @@ from tqdm.auto import tqdm
 
 from benchmark import checkpoint
 from benchmark.log import Log
-from benchmark.memory import counted, live_bytes
-from benchmark.meter import Meter, Window
-from benchmark.payload import Payload
-from benchmark.tracing import Tracer, mark
+from benchmark.measure.memory import counted, live_bytes
+from benchmark.measure.meter import Meter, Window
+from benchmark.measure.payload import Payload
+from benchmark.measure.profile import Tracer, mark
 from benchmark.workload import Workload
 
 TRACED = 2  # steps

@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also starts a
 
 from benchmark.log import Log
 from benchmark.loop import train
-from benchmark.result import assemble, table
+from benchmark.measure.result import assemble, table
 from benchmark.settings import Settings, join, parse, reports, start_workers
 from benchmark.strategies import STRATEGIES
 from benchmark.translation import bleu
 from benchmark.workload import Workload, load_workload
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
-from common.process_group import process_group
+from common.workers.process_group import process_group
 
 
 def work(settings: Settings) -> None:
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
             show(settings)
         return
     if settings.strategy.startswith("zero"):
-        from benchmark.deepspeed_engine import compile_operators
+        from benchmark.engines.deepspeed import compile_operators
 
         compile_operators()
     load_workload(settings)  # a wrong name or empty data is said once, not by every worker

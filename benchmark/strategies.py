@@ -31,7 +31,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from benchmark.workload import summary, validation_sums
 from common.optim import weight_decay_groups
-from common.process_group import Worker
+from common.workers.process_group import Worker
 
 # FSDP and DeepSpeed call collectives by their old names; thousands of lines would hide the one that matters.
 warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
@@ -192,21 +192,21 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def make_deepspeed(stage: int, offload: bool, settings: Any, worker: Worker, model: nn.Module) -> Engine:
-    from benchmark.deepspeed_engine import DeepSpeed  # the import takes seconds
+    from benchmark.engines.deepspeed import DeepSpeed  # the import takes seconds
 
     return DeepSpeed(stage, offload, settings, worker, model)
 
 
 def make_pipeline(settings: Any, worker: Worker, model: nn.Module) -> Engine:
-    from benchmark.pipeline_engine import Pipeline
+    from benchmark.engines.pipeline import Pipeline
 
     return Pipeline(settings, worker, model)
 
 
 def make_own(engine: str, settings: Any, worker: Worker, model: nn.Module) -> Engine:
-    from benchmark import own_engines  # it builds on this file
+    from benchmark.engines import own  # it builds on this file
 
-    made: Engine = getattr(own_engines, engine)(settings, worker, model)
+    made: Engine = getattr(own, engine)(settings, worker, model)
     return made
 
 
@@ -253,6 +253,6 @@ def why_not(settings: Any) -> str:
 def _why_not_deepspeed(settings: Any) -> str:
     if not importlib.util.find_spec("deepspeed"):
         return f"--strategy {settings.strategy} needs DeepSpeed: python install.py benchmark"
-    from benchmark.deepspeed_config import contradiction
+    from benchmark.engines.deepspeed_config import contradiction
 
     return contradiction(settings)

@@ -64,7 +64,7 @@ def steps_for(run: Run, folder: Path, seconds: float) -> int:
 
 def predicted_bytes(run: Run, shapes: "list[Size]") -> float:
     """What will at least be needed on this machine: parameters, gradients and optimizer of all its workers."""
-    from benchmark.memory import known, textbook
+    from benchmark.measure.memory import known, textbook
 
     count = sum(shape.numel() for shape in shapes)
     one = known(run.strategy, shapes, run.workers) or textbook(run.strategy, count, run.workers)

@@ -13,11 +13,11 @@ from torch.utils.data import Dataset, default_collate
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from benchmark.names import MODELS
+from common.data.oscar import load_blocks
 from common.errors import InputError
-from common.model_fit import set_dropout
-from common.models import load_tokenizer, model_path
+from common.models.fit import set_dropout
+from common.models.load import load_tokenizer, model_path
 from common.optim import set_seed
-from common.oscar import load_blocks
 
 # Raffel et al. 2020, "Exploring the Limits of Transfer Learning", and the released configurations; 3b and 11b differ
 # from large in the width of their attention and feed-forward layers only.
@@ -164,6 +164,6 @@ def _config(name: str) -> Any:
 
 
 def _sample() -> Path:
-    from common.sample_data import oscar_sample_file
+    from common.data.sample_data import oscar_sample_file
 
     return oscar_sample_file()

@@ -17,17 +17,17 @@ from torch.nn.utils import clip_grad_norm_
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from beyond import ring
+from beyond.byte_counts import CommunicationRecord
 from beyond.overlap import GradientReducer
-from beyond.record import CommunicationRecord
 from common.arguments import parse_beyond_arguments
+from common.data.oscar import load_blocks
 from common.data_partition import partition_dataset
 from common.errors import exit_on_input_error
 from common.evaluation import evaluate_text
-from common.model_fit import fit_model
-from common.models import load_tokenizer
+from common.models.fit import fit_model
+from common.models.load import load_tokenizer
 from common.optim import build_optimizer, set_seed
-from common.oscar import load_blocks
-from common.process_group import process_group
+from common.workers.process_group import process_group
 
 
 def join(config):

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ fr
 
 from common.arguments import parse_worker_arguments
 from common.errors import InputError, exit_on_input_error
-from common.process_group import process_group
+from common.workers.process_group import process_group
 
 STEPS = ("join", "send", "all_reduce")
 

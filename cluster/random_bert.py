@@ -45,8 +45,8 @@ def random_bert(size: str) -> Path:
         import torch
         from transformers import BertForSequenceClassification
 
-        from common.models import load_tokenizer
-        from common.tiny_models import save_model
+        from common.models.load import load_tokenizer
+        from common.models.tiny import save_model
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

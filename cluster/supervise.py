@@ -29,7 +29,7 @@ REPORT_LINES, HELD_LINES = 60, 200
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # A rank that ends tears its connections: the others then fail too, with these words of gloo's, the system's or
-# common/process_group.py's. They are not the cause.
+# common/workers/process_group.py's. They are not the cause.
 CONSEQUENCE = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection refused|socket closed"
     r"|lost contact with another|stopped because rank|rank 0 (left|says)",

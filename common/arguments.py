@@ -262,7 +262,7 @@ def _place_worker(given: dict, environment: Mapping[str, str]) -> None:
 
 def _find_model(given: dict, kind: str) -> None:
     """Names become paths here, so that a wrong one is reported before any worker joins."""
-    from common.models import model_path  # here: it loads transformers, and hello.py has no model
+    from common.models.load import model_path  # here: it loads transformers, and hello.py has no model
 
     model = given["model_name_or_path"] = model_path(given["model_name_or_path"], kind)
     given["tokenizer_name"] = given["tokenizer_name"] or model

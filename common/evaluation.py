@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from common.config import GlueConfig
-from common.glue import GlueData, glue_metrics
-from common.process_group import Worker
+from common.data.glue import GlueData, glue_metrics
 from common.record import Record
+from common.workers.process_group import Worker
 
 
 def evaluate(config: GlueConfig, worker: Worker, model: nn.Module, data: GlueData) -> dict[str, float]:

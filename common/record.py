@@ -24,13 +24,13 @@ import transformers
 from torch import nn
 from tqdm.auto import tqdm
 
-from common.collectives import CollectiveLog
 from common.config import RunConfig
 from common.errors import InputError
 from common.optim import number_of_epochs, total_steps
 from common.paths import atomic_write, shown
-from common.process_group import Worker
 from common.step_profiler import StepProfiler, parameter_table
+from common.workers.collectives import CollectiveLog
+from common.workers.process_group import Worker
 
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from common.todo import Block, find_blocks
+from course.todo import Block, find_blocks
 from grader import imports
 from grader.ranks.outcome import Result
 from grader.session import DEADLINE, Session

@@ -11,8 +11,8 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from common.course import Course
 from common.paths import ROOT
+from course.table import Course
 from grader.verdicts import Crashed
 
 STRINGS = ("exec", "eval", "compile")

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.course import STEPS_OF_A_HINT, Course, load_course
 from common.errors import InputError
 from common.paths import ROOT, atomic_write, cache_dir
+from course.table import STEPS_OF_A_HINT, Course, load_course
 from grader import ranks, report, tampering
 from grader.grading import Grade, Session
 from grader.report import Entry

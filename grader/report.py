@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.course import Course, score_of
 from common.paths import atomic_write
+from course.table import Course, score_of
 from grader.ranks.outcome import Result
 from grader.tampering import Flag
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from common.course import Course, load_course
 from common.errors import InputError
 from common.paths import ROOT
+from course.table import Course, load_course
 
 WANTED = pytest.StashKey[set[str] | None]()
 

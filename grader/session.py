@@ -4,9 +4,9 @@ import json
 import os
 from pathlib import Path
 
-from common.course import Course
 from common.errors import InputError
-from common.todo import find_blocks
+from course.table import Course
+from course.todo import find_blocks
 from grader import ranks
 from grader.ranks.one_run import OURS, PRIVATE
 from grader.ranks.outcome import Result

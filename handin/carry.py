@@ -1,6 +1,6 @@
 """Carries a student's lines for a TODO from its home file into the later scripts where the same TODO stands again.
 
-Lines belong to a TODO if they stand between its TODO line and its END TODO line (see common/todo.py). What a student
+Lines belong to a TODO if they stand between its TODO line and its END TODO line (see course/todo.py). What a student
 has already written in a later file stays there, unless `force` is given; then the file as it was is kept beside it.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.course import Course, Task
 from common.errors import InputError
 from common.paths import atomic_write
-from common.todo import Block, find_blocks, replace_block
+from course.table import Course, Task
+from course.todo import Block, find_blocks, replace_block
 
 FIRST_STEPS = "cluster"  # its small programs join the workers, too
 NOT_YET = "nothing to carry yet"

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.course import Course
 from common.errors import InputError
 from common.paths import atomic_write
-from handin.report import Report
+from course.table import Course
 from handin.student import Student
+from handin.write_report import Report
 
 LARGEST = 1_000_000  # bytes of one file of code; more is data or weights
 _SUFFIXES = {".py", ".md", ".txt", ".toml", ".json", ".yaml", ".yml", ".sh", ".cfg", ".ini"}

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.course import Course
 from common.errors import InputError
-from common.todo import find_blocks
-from handin.gpt2 import Gpt2
+from course.table import Course
+from course.todo import find_blocks
+from handin.gpt2_runs import Gpt2
 from handin.measures import Time, compare_losses, iteration_time, not_comparable, speedup
 from handin.runs import Run
 

@@ -18,11 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
-from staff import attack_bank, kernel
-from staff.attack_bank import Attack
-from staff.attack_runs import Gain, attempt, zip_attempt
-from staff.class_attacks import class_attempt
-from staff.sandbox import CONFINING, free_uid, make_interpreter_reachable, probe
+from staff.proofs import attack_bank
+from staff.proofs.attack_bank import Attack
+from staff.proofs.attack_runs import Gain, attempt, zip_attempt
+from staff.proofs.class_attacks import class_attempt
+from staff.sandbox import kernel
+from staff.sandbox.graded_run import CONFINING, free_uid, make_interpreter_reachable, probe
 
 Row = tuple[Attack, Gain, Gain]
 

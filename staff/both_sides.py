@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.course import load_course
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
-from staff.grading_pool import Test, collect_all, grade_report, worker_processes
-from staff.handout import assemble
+from course.table import load_course
+from staff.handout.assemble import assemble
+from staff.proofs.grading_pool import Test, collect_all, grade_report, worker_processes
 
 COURSE = load_course()
 

@@ -21,11 +21,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.course import load_course
 from common.errors import InputError, exit_on_input_error
-from staff.bank import Entry, apply, copy_tree, load_bank
-from staff.cover import cover
-from staff.grading_pool import Seen, Test, collect, grade, worker_processes
+from course.table import load_course
+from staff.proofs.bank import Entry, apply, copy_tree, load_bank
+from staff.proofs.cover import cover
+from staff.proofs.grading_pool import Seen, Test, collect, grade, worker_processes
 
 LINE = re.compile(r":\d+(?=\b)")
 STUDENTS = re.compile(r"(wrong|crashed|deadlocked|timed out|not attempted): (?!the grader did not)")

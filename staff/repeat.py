@@ -17,12 +17,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.course import load_course
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
-from staff.bank import Entry, load_bank
-from staff.class_of_submissions import Files, solved_files, write
-from staff.kept import HAND_INS
+from course.table import load_course
+from staff.grade.kept import HAND_INS
+from staff.proofs.bank import Entry, load_bank
+from staff.proofs.class_of_submissions import Files, solved_files, write
 
 
 def mistakes(count: int, task: str | None, draw: random.Random) -> dict[str, Entry]:

@@ -16,14 +16,14 @@ from torch.utils.data.distributed import DistributedSampler
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from common.arguments import parse_glue_arguments
+from common.data.glue import TASKS, load_glue
 from common.errors import exit_on_input_error
 from common.evaluation import evaluate, evaluate_only
-from common.glue import TASKS, load_glue
-from common.model_fit import fit_model
-from common.models import load_tokenizer
+from common.models.fit import fit_model
+from common.models.load import load_tokenizer
 from common.optim import build_optimizer, set_seed
-from common.process_group import process_group
 from common.record import Record
+from common.workers.process_group import process_group
 
 
 def join(config):

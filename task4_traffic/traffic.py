@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from common.config import TrafficConfig
 from common.paths import atomic_write
-from common.process_group import Worker, interface_towards
 from common.record import Record
+from common.workers.process_group import Worker, interface_towards
 from task4_traffic.counters import Counter, Sample
 from task4_traffic.expected import DTYPES
 

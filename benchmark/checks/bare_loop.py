@@ -17,9 +17,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
 
+from common.data.sample_data import glue_sample_dir
 from common.errors import InputError, exit_on_input_error
-from common.models import model_path
-from common.sample_data import glue_sample_dir
+from common.models.load import model_path
 
 LABELS = {"entailment": 0, "not_entailment": 1, "0": 0, "1": 1}
 

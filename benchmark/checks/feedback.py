@@ -21,11 +21,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmark.checks.feedback_commands import LIGHT, TRAINING, Command, lines
-from common.course import load_course
 from common.paths import ROOT
-from staff.bank import copy_tree
-from staff.handout import assemble, write
-from staff.regions import replace_in_tree
+from course.table import load_course
+from staff.handout.assemble import assemble, write
+from staff.handout.regions import replace_in_tree
+from staff.proofs.bank import copy_tree
 
 REGIONS = ("1.2", "2a.3", "2b.1", "3.1", "4.1", "p.4", "b.1")  # one of each task
 QUICK_REGIONS = ("p.2",)

@@ -27,7 +27,7 @@ LIGHT = (
     script("submit.py", "report --netid ab1234"),
     script("download_glue_data.py", "--tasks nothing"),
     script("task4_traffic/counters.py", "--read no_such_file"),
-    module("common.oscar", "--input README.md --output no_such_folder --size lots"),
+    module("common.data.oscar", "--input README.md --output no_such_folder --size lots"),
     module("benchmark.sweep", "--workers 0"),
     module("benchmark.tables", "no_such_folder"),
     module("staff.handout", "--with nothing"),
@@ -36,7 +36,7 @@ LIGHT = (
     module("staff.attacks", "--jobs none"),
     module("staff.both_sides", "--region 9.9"),
     module("staff.repeat", "--times none"),
-    module("staff.class_of_submissions", "--size none --out no_such_folder"),
+    module("staff.proofs.class_of_submissions", "--size none --out no_such_folder"),
     module("staff.sandbox", "--no_such_wall"),
     module("staff.gradescope.build", "--out"),
 )

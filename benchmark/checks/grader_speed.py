@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmark.intervals import interval
-from common.course import load_course
+from benchmark.measure.intervals import interval
 from common.paths import ROOT
+from course.table import load_course
 from grader import ranks
 from grader.checks import averages
 from grader.wire import drawn

@@ -26,13 +26,13 @@ from transformers import get_linear_schedule_with_warmup
 
 from common.arguments import parse_glue_arguments
 from common.config import GlueConfig
+from common.data.glue import GlueData, load_glue
 from common.errors import exit_on_input_error
-from common.glue import GlueData, load_glue
-from common.models import load_tokenizer
+from common.models.load import load_tokenizer
 from common.optim import set_seed
 from common.paths import ROOT
-from common.process_group import Worker
 from common.record import Record
+from common.workers.process_group import Worker
 
 LIMIT = 1.02
 

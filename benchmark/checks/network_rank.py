@@ -19,13 +19,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it starts as a s
 from cluster.random_bert import bert_config, random_bert
 from common.arguments import parse_glue_arguments, parse_traffic_arguments
 from common.config import GlueConfig
+from common.data.glue import load_glue
 from common.errors import exit_on_input_error
-from common.glue import load_glue
-from common.models import load_tokenizer
+from common.models.load import load_tokenizer
 from common.optim import set_seed
 from common.paths import ROOT, atomic_write
-from common.process_group import Worker, process_group
 from common.record import Record
+from common.workers.process_group import Worker, process_group
 from task4_traffic.compare import payload
 from task4_traffic.counters import KERNEL, read_kernel
 from task4_traffic.traffic import TrafficRecord

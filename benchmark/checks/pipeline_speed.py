@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmark.intervals import interval
+from benchmark.measure.intervals import interval
 from common.errors import exit_on_input_error
 from common.figures import COLOURS, figure
 from pipeline.partition import WithDevice

@@ -22,12 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from common.data.oscar import BLOCK_SIZE, VALIDATION, describe, load_blocks
+from common.data.oscar_text import find_files, read_documents
+from common.data.sample_data import oscar_sample_file
+from common.data.tokenise import make_batches, text_only, tokenise
 from common.errors import exit_on_input_error
-from common.models import load_tokenizer
-from common.oscar import BLOCK_SIZE, VALIDATION, describe, load_blocks
-from common.oscar_text import find_files, read_documents
-from common.sample_data import oscar_sample_file
-from common.tokenise import make_batches, text_only, tokenise
+from common.models.load import load_tokenizer
 
 RATIO_AT_LEAST = 0.9
 OPEN_AT_MOST = 0.2  # seconds

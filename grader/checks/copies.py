@@ -7,8 +7,8 @@ when its copies work; with "warning", the default, no point depends on it.
 from collections.abc import Callable
 from pathlib import Path
 
-from common.course import Course
-from common.todo import Block, find_blocks
+from course.table import Course
+from course.todo import Block, find_blocks
 from grader.checks import bert, joining
 from grader.checks.training import recorded, sampling, steps, updates
 from grader.grading import Grade

@@ -109,7 +109,10 @@ def script(context: Context) -> None:
 
 def _replace_surroundings(context: Context) -> None:
     """Real data, the roll call and the watchdog have graders of their own: here they would only cost time."""
-    from common import glue, models, process_group, record
+    from common import record
+    from common.data import glue
+    from common.models import load
+    from common.workers import process_group
 
     a, event = context.arguments, context.event
 
@@ -149,5 +152,5 @@ def _replace_surroundings(context: Context) -> None:
         return {"first": input_ids[:, 0].tolist(), "training": self.training, "grad": torch.is_grad_enabled()}
 
     context.spy(BertForSequenceClassification, "forward", "forward", note)
-    glue.load_glue, models.load_tokenizer = load_glue, lambda *_, **__: range(8)  # type: ignore[assignment]
+    glue.load_glue, load.load_tokenizer = load_glue, lambda *_, **__: range(8)  # type: ignore[assignment]
     process_group.process_group, record.Record = group, Record  # type: ignore[assignment, misc]

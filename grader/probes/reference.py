@@ -20,7 +20,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def orders(context: Context) -> list[list[int]]:
-    """The order of every epoch on one worker, see common/samplers.py. Arguments: length, seed, epochs."""
+    """The order of every epoch on one worker, see common/data/samplers.py. Arguments: length, seed, epochs."""
     a = context.arguments
     seeds = range(a["seed"], a["seed"] + a["epochs"])
     return [torch.randperm(a["length"], generator=torch.Generator().manual_seed(seed)).tolist() for seed in seeds]

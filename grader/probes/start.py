@@ -200,9 +200,9 @@ def _meet_at_a_free_port() -> None:
 
 def prepare_files(a: dict[str, Any]) -> SimpleNamespace:
     """A GPT-2 of a few hundred weights in ./pretrained, and drawn blocks; the command line that trains it."""
-    from common import models
+    from common.models import load
 
-    models.quiet_transformers()  # no progress bars in what a student reads
+    load.quiet_transformers()  # no progress bars in what a student reads
     torch.manual_seed(a["drawn"])
     sizes: dict[str, Any] = {
         "vocab_size": 64,
@@ -227,13 +227,15 @@ def prepare_files(a: dict[str, Any]) -> SimpleNamespace:
 
 def script(context: Context) -> dict[str, Any]:
     """main() on two workers. Arguments: file, drawn (seed of model and blocks), children, patience, slowness."""
-    from common import models, oscar, scaling
+    from common.data import oscar
     from common.errors import InputError
+    from common.models import load
+    from task2b_allreduce import scaling
 
     a = context.arguments
     blocks = prepare_files(a)
     flags = sys.argv[1:]
-    oscar.load_blocks, models.load_tokenizer = lambda *_: blocks, lambda *_, **__: range(8)  # type: ignore
+    oscar.load_blocks, load.load_tokenizer = lambda *_: blocks, lambda *_, **__: range(8)  # type: ignore
     scaling.report_scaling = lambda *_, **__: None  # figures are drawn elsewhere
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         os.environ.pop(name, None)

@@ -75,7 +75,7 @@ def wrap(context: Context) -> dict[str, Any]:
     a = context.arguments
     task = context.load(a["file"])
     context.join()
-    from common.process_group import Worker
+    from common.workers.process_group import Worker
 
     mine, glue = a["mine"], a["kind"] == "classifier"
     model = (toys.Classifier if glue else toys.LanguageModel)(mine["weights"], context.event)

@@ -14,16 +14,22 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from common.course import files_matching, load_course
 from common.errors import exit_on_input_error
 from common.paths import ROOT, atomic_write
-from staff.grading import collect, grader_files, hidden_files
-from staff.submissions import clean_files
+from course.table import files_matching, load_course
+from staff.grade.hand_ins import collect, grader_files, hidden_files
+from staff.grade.submissions import clean_files
 
-STARTED = ("staff.gradescope.run", "staff.gradescope.classroom50", "staff.sandbox", "staff.supervisor", "staff.confine")
+STARTED = (
+    "staff.gradescope.gradescope_run",
+    "staff.gradescope.classroom50",
+    "staff.sandbox",
+    "staff.sandbox.supervisor",
+    "staff.sandbox.confine",
+)
 SCRIPTS = ("setup.sh", "run_autograder", "autograder.py")  # at the root of the zip
 OTHERS = ("grader/**/*.py", "tests/conftest.py", "pyproject.toml", "requirements.txt", "constraints.txt", "install.py",
-          "staff/templates/*", "staff/hidden/*")  # fmt: skip
+          "staff/grade/templates/*", "staff/hidden/*")  # fmt: skip
 TIME = (2020, 1, 1, 0, 0, 0)  # of every file; a zip cannot say "none"
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
-from staff.gradebook import Row
+from staff.grade.gradebook import Row
+from staff.grade.pages import sentence
 from staff.gradescope.one import grade_one
-from staff.pages import sentence
 
 TEXTS = {  # field -> variables of the runner, the first that is set counts
     "classroom": ("CLASSROOM",),

@@ -5,12 +5,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from common.course import load_course
 from common.errors import InputError
-from staff.gradebook import Row
-from staff.grading import Grading, grader_files, hidden_files
-from staff.kept import at_work, read_with_output
-from staff.submissions import Submission
+from course.table import load_course
+from staff.grade.gradebook import Row
+from staff.grade.hand_ins import Grading, grader_files, hidden_files
+from staff.grade.kept import at_work, read_with_output
+from staff.grade.submissions import Submission
 
 MARGIN = 40.0  # seconds before the platform's time-out: to end the graders, to sweep, to write
 VISIBILITIES = ("hidden", "after_due_date", "after_published", "visible")

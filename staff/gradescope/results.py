@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from common.course import Course, score_in_words
-from staff.gradebook import Row
-from staff.pages import ranks_alike, sentence
+from course.table import Course, score_in_words
+from staff.grade.gradebook import Row
+from staff.grade.pages import ranks_alike, sentence
 
 LONGEST_TEST = 4000  # characters of one test's output
 LONGEST_RANKS = 1500  # of them what ranks printed

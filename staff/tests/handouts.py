@@ -2,9 +2,9 @@
 
 import functools
 
-from common.course import load_course
 from common.paths import ROOT
-from staff.handout import Handout, assemble
+from course.table import load_course
+from staff.handout.assemble import Handout, assemble
 
 
 @functools.cache

@@ -10,11 +10,12 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT
-from staff import attack_bank, attacks, class_switches
-from staff.attack_bank import Attack
-from staff.attack_runs import Gain, attempt, surroundings, zip_attempt
-from staff.sandbox import CONFINING
-from staff.undefended import SWITCHES
+from staff import attacks
+from staff.proofs import attack_bank, class_switches
+from staff.proofs.attack_bank import Attack
+from staff.proofs.attack_runs import Gain, attempt, surroundings, zip_attempt
+from staff.proofs.undefended import SWITCHES
+from staff.sandbox.graded_run import CONFINING
 
 OTHERS = {"files", "seed", "environment", "watch", "unpack", *class_switches.SWITCHES}
 BANK = {attack.name: attack for attack in attack_bank.load()}

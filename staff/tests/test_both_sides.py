@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from common.course import load_course
 from common.paths import ROOT
+from course.table import load_course
 from staff import both_sides
-from staff.grading_pool import Test as Grader
+from staff.proofs.grading_pool import Test as Grader
 
 TESTS = {
     "test_join": Grader("t.py::test_join", "run_glue.py", "2a.1"),

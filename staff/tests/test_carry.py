@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.course import load_course
-from common.todo import find_blocks
+from course.table import load_course
+from course.todo import find_blocks
 from handin.carry import carry
 from staff.tests.handouts import open_handout, solved_handout
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from common.course import load_course
 from common.paths import ROOT
-from staff.class_check import complaints
+from course.table import load_course
+from staff.proofs.class_check import complaints
 from staff.repeat import same
 
 COURSE = load_course()
@@ -75,11 +75,11 @@ def test_a_class_is_graded_as_it_must_be(tmp_path):
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
         return json.loads(done.stdout.splitlines()[-1])
 
-    run("staff.class_of_submissions", "--size", 14, "--seed", 2, "--out", tmp_path / "class")
+    run("staff.proofs.class_of_submissions", "--size", 14, "--seed", 2, "--out", tmp_path / "class")
     hand_ins = sorted((tmp_path / "class/submissions").iterdir())
     run("staff.grade", *hand_ins, "--out", tmp_path / "graded", "--jobs", 2)
 
-    assert run("staff.class_check", tmp_path / "class", tmp_path / "graded")["as_expected"] == 14
+    assert run("staff.proofs.class_check", tmp_path / "class", tmp_path / "graded")["as_expected"] == 14
 
 
 @pytest.mark.parametrize(

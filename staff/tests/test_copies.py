@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from common.todo import find_blocks, replace_block
+from course.todo import find_blocks, replace_block
 from staff.tests.handouts import solved_handout
-from tests.processes import run
+from tests.own.processes import run
 
 GLUE, TRAFFIC, PIPELINE = "task1_single/run_glue.py", "task4_traffic/run_glue.py", "pipeline/run_gpt2.py"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from staff.formulas import leaked_formulas
-from staff.regions import find_regions
+from staff.handout.formulas import leaked_formulas
+from staff.handout.regions import find_regions
 
 SOLVED = """
 def moved(size, world_size):

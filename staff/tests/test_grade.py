@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from common.course import load_course
 from common.errors import InputError
 from common.paths import ROOT
-from staff import grade, gradebook, kept, submissions
-from staff.gradebook import Row
-from staff.grading import Grading
-from staff.kept import at_work
-from staff.submissions import Submission, Taken, choose, clean_files, name_all, open_submission, write_tree
+from course.table import load_course
+from staff.grade import gradebook, kept, submissions, whole_class
+from staff.grade.gradebook import Row
+from staff.grade.hand_ins import Grading
+from staff.grade.kept import at_work
+from staff.grade.submissions import Submission, Taken, choose, clean_files, name_all, open_submission, write_tree
 
 COURSE = load_course()
 QUICK = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"
@@ -56,7 +56,7 @@ def test_a_folder_around_the_courses_folders_is_looked_through(tmp_path):
 
 def test_only_what_a_student_may_change_is_taken(tmp_path):
     ours = [
-        "common/glue.py",
+        "common/data/glue.py",
         "grader/ranks/one_run.py",
         "tests/conftest.py",
         "conftest.py",
@@ -192,7 +192,7 @@ def test_parts_work_beside_each_other_but_not_beside_a_whole_run_nor_twice(tmp_p
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
-    code = "import os, sys; from pathlib import Path; from staff.kept import at_work\n"
+    code = "import os, sys; from pathlib import Path; from staff.grade.kept import at_work\n"
     code += "with at_work(Path(sys.argv[1])) as scratch: print(scratch, flush=True); os.kill(os.getpid(), 9)"
     killed = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True)
     left = Path(killed.stdout.strip())
@@ -328,11 +328,13 @@ def test_only_a_submission_that_has_changed_is_graded_again(class_of_three, tmp_
 
 def test_a_fault_of_the_grader_costs_one_submission_and_is_said(tmp_path, monkeypatch, capsys):
     hand_in(tmp_path / "in", HOME)
-    monkeypatch.setattr("staff.grading.run_graded", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("staff.grade.hand_ins.run_graded", lambda *_, **__: 1 / 0)
     with at_work(tmp_path / "out") as scratch:
         grading = Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=1, deadline=1)
 
-        done = grade.grade_all(grading, [Submission("in", tmp_path / "in"), Submission("none", tmp_path / "no")], 2)
+        done = whole_class.grade_all(
+            grading, [Submission("in", tmp_path / "in"), Submission("none", tmp_path / "no")], 2
+        )
 
     assert done == {"none": True}
     assert "in: not graded" in capsys.readouterr().err
@@ -340,4 +342,4 @@ def test_a_fault_of_the_grader_costs_one_submission_and_is_said(tmp_path, monkey
 
 def test_a_submission_that_is_not_there_is_said_before_anything_is_graded(tmp_path):
     with pytest.raises(InputError, match="check the path"):
-        grade.main([str(tmp_path / "nobody.zip"), "--out", str(tmp_path / "out")])
+        whole_class.main([str(tmp_path / "nobody.zip"), "--out", str(tmp_path / "out")])

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from common.course import load_course
 from common.errors import InputError
 from common.paths import ROOT
-from staff import attack_bank, attack_runs
-from staff.gradebook import Row
+from course.table import load_course
+from staff.grade.gradebook import Row
 from staff.gradescope import build
 from staff.gradescope.classroom50 import result
 from staff.gradescope.one import VISIBILITIES
 from staff.gradescope.results import late_days, results, unfinished
-from staff.regions import find_regions
+from staff.handout.regions import find_regions
+from staff.proofs import attack_bank, attack_runs
 
 COURSE = load_course()
 FORMATS = {"text", "html", "simple_format", "md", "ansi"}
@@ -183,11 +183,11 @@ def test_outside_of_classroom_50_it_says_what_is_missing(change):
 
 
 def test_the_handouts_workflow_is_plain_and_runs_the_graders():
-    text = (ROOT / "staff/handout_files/grade.yml").read_text()
+    text = (ROOT / "staff/handout/files/grade.yml").read_text()
 
     assert "pytest" in text and "--report report.json" in text and "make setup" in text
     assert not re.search(r"secrets\.|classroom", text)
-    assert "staff/handout_files/grade.yml" in COURSE.handout.renames
+    assert "staff/handout/files/grade.yml" in COURSE.handout.renames
 
 
 def test_the_zip_has_what_the_platform_runs_and_no_solution(tmp_path):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from common.course import files_matching, load_course
 from common.errors import InputError
 from common.paths import ROOT
-from common.todo import find_blocks
-from staff.handout import MANIFEST, STAFF_ONLY, Handout, assemble, write
-from staff.leaks import solution_lines
-from staff.regions import regions_of_tree
+from course.table import files_matching, load_course
+from course.todo import find_blocks
+from staff.handout.assemble import MANIFEST, STAFF_ONLY, Handout, assemble, write
+from staff.handout.leaks import solution_lines
+from staff.handout.regions import regions_of_tree
 from staff.tests.handouts import open_handout
 
 COURSE = """
@@ -219,13 +219,13 @@ def test_a_region_inside_an_expression_does_not_compile_and_is_refused(tree):
 
 
 def test_a_sentinel_that_survives_the_cut_is_reported(tree, monkeypatch):
-    monkeypatch.setattr("staff.handout.strip", lambda text, *rest: text)
+    monkeypatch.setattr("staff.handout.assemble.strip", lambda text, *rest: text)
 
     assert "common/lesson.py: a line of a region was not cut away" in assemble(tree).problems
 
 
 def test_a_todo_that_carry_could_not_find_is_reported(tree, monkeypatch):
-    monkeypatch.setattr("staff.handout.strip", lambda *rest: "x = 1\n")
+    monkeypatch.setattr("staff.handout.assemble.strip", lambda *rest: "x = 1\n")
 
     assert "common/lesson.py: expected the open TODOs ['1.2'], got []" in assemble(tree).problems
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from common.course import load_course
-from staff import gradebook, heard, pages
-from staff.gradebook import Row
-from staff.hand_in import reason
+from course.table import load_course
+from staff.grade import gradebook, heard, pages
+from staff.grade.gradebook import Row
+from staff.grade.own_texts import reason
 
 COURSE = load_course()
 ID = "tests/t.py::test_it_works"

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from common.paths import ROOT
-from staff import kept
-from staff.attack_bank import HONEST, PARTITION, TARGET, VICTIM, VICTIM_FILE
-from staff.class_attacks import LONG
-from staff.class_of_submissions import as_zip
-from staff.submissions import clean_files
+from staff.grade import kept
+from staff.grade.submissions import clean_files
+from staff.proofs.attack_bank import HONEST, PARTITION, TARGET, VICTIM, VICTIM_FILE
+from staff.proofs.class_attacks import LONG
+from staff.proofs.class_of_submissions import as_zip
 
 MOST_MEMORY = 2500.0  # MiB: graders and ranks of one hand-in
 SENDS = "class Partition(Partition):\n    def __getitem__(self, index):\n        "

@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from staff.long_files_first import pytest_collection_modifyitems
+from staff.tests.long_files_first import pytest_collection_modifyitems
 
 
 def item(file, name, *markers):

@@ -24,7 +24,7 @@ SMALL = {
     r"benchmark\.checks\.loop_overhead": "-m benchmark.checks.loop_overhead --quick",
     r"benchmark\.checks\.tokenise_speed": "-m benchmark.checks.tokenise_speed --quick",
     r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
-    r"benchmark\.checks\.ladder": "-m benchmark.checks.ladder --quick",
+    r"benchmark\.checks\.ladder": "-m benchmark.checks.ladder_steps --quick",
     r"benchmark\.checks\.grader_speed": "-m benchmark.checks.grader_speed --quick",
     r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
     r"benchmark\.checks\.network --parts (tiny,large|rate|ladder)": "-m benchmark.checks.network --quick",

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from staff.memory import below, bound_mb, pss_mb
+from staff.sandbox.process_memory import below, bound_mb, pss_mb
 
 
 def in_child(do: Callable[[], object]) -> int:

@@ -13,11 +13,12 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT
-from staff import grading_pool, mistakes
-from staff.bank import Entry, apply, copy_tree, hunks, load_bank
-from staff.cover import cover
-from staff.grading_pool import Seen
+from staff import mistakes
 from staff.mistakes import Verdict, summarize
+from staff.proofs import grading_pool
+from staff.proofs.bank import Entry, apply, copy_tree, hunks, load_bank
+from staff.proofs.cover import cover
+from staff.proofs.grading_pool import Seen
 
 BANK = load_bank()
 

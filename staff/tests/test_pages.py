@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from common.course import load_course
-from staff import pages
-from staff.apart import run_apart
-from staff.gradebook import Row
+from course.table import load_course
+from staff.grade import pages
+from staff.grade.apart import run_apart
+from staff.grade.gradebook import Row
 
 COURSE = load_course()
 MEAN = (

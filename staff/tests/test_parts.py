@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from common.course import load_course
 from common.errors import InputError
 from common.paths import ROOT
-from staff import kept
-from staff.class_files import write_class
-from staff.grade import share
-from staff.submissions import clean_files, name_all
+from course.table import load_course
+from staff.grade import kept
+from staff.grade.class_files import write_class
+from staff.grade.submissions import clean_files, name_all
+from staff.grade.whole_class import share
 
 HOME = "common/data_partition.py"
 QUICK = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"

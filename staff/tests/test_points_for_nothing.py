@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from common.course import files_matching, load_course
-from common.todo import find_blocks
-from staff.bank import GRADED
+from course.table import files_matching, load_course
+from course.todo import find_blocks
+from staff.proofs.bank import GRADED
 from staff.tests.handouts import open_handout
-from tests.processes import run
+from tests.own.processes import run
 
 COURSE = load_course()
 GRADERS = sorted({"tests/test_ladder.py", *(test for row in COURSE.regions.values() for test in row.tests)})

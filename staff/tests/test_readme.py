@@ -3,8 +3,8 @@
 import re
 import subprocess
 
-from common.course import load_course
 from common.paths import ROOT
+from course.table import load_course
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COURSE = load_course()

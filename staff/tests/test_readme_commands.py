@@ -47,7 +47,7 @@ ELSEWHERE = {
     r"--input en_meta/": "needs OSCAR (test_oscar.py)",
     r"^paste ": "reads what a run has left; the command above it makes that",
     r"submit\.py": "test_submit_*.py, staff/tests/test_carry.py",
-    r"pytest -q tests/test_glue.py|-m pytest --hint": "test_glue.py, test_graded_points.py",
+    r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_graded_points.py",
     r"staff\.(attacks|sandbox|grade|mistakes|both_sides|gradescope|class|repeat)|staff/gradescope": "the staff's tests",
     r"benchmark\.": "the benchmark's tests, and docs/measurements.md",
     r"runs/task4_\$|for batch|compare\.py": "test_traffic.py",

@@ -4,8 +4,8 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT
-from common.todo import find_blocks, replace_block
-from staff.regions import find_regions, patch_in_tree, replace_in_tree, strip
+from course.todo import find_blocks, replace_block
+from staff.handout.regions import find_regions, patch_in_tree, replace_in_tree, strip
 
 SOLVED = '''\
 def train(model, loss):

@@ -18,10 +18,10 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT
-from staff import kernel, sandbox, seccomp, supervisor
-from staff.bank import copy_tree
-from staff.confine import Policy, build
-from staff.sandbox import probe, run_graded
+from staff.proofs.bank import copy_tree
+from staff.sandbox import graded_run, kernel, seccomp, supervisor
+from staff.sandbox.confine import Policy, build
+from staff.sandbox.graded_run import probe, run_graded
 
 TEST = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"
 PTRACE = {"x86_64": 101, "aarch64": 117}
@@ -39,7 +39,7 @@ def behind(folder: Path, walls: tuple[str, ...], try_it: Callable[[], object], *
             os.chdir(folder)
             rules = replace(Policy(walls, 54_321, str(folder)), **policy)
             if "user" in walls:
-                sandbox.make_interpreter_reachable()
+                graded_run.make_interpreter_reachable()
             build(rules, str(folder))
             answer = str(try_it())
         except BaseException as error:
@@ -81,7 +81,7 @@ def test_a_rank_can_write_in_its_own_folder_and_nowhere_else(mine, tmp_path):
 
 
 def test_no_solution_of_the_repository_can_be_read(mine):
-    for file in ("common/data_partition.py", "staff/sandbox.py", "course.toml"):
+    for file in ("common/data_partition.py", "staff/sandbox/graded_run.py", "course.toml"):
         assert "PermissionError" in behind(mine, ("landlock",), (ROOT / file).read_text)
 
 
@@ -195,7 +195,7 @@ def test_a_rank_is_another_user_for_good(mine):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")
 def test_a_free_user_id_is_that_of_no_account():
-    assert sandbox.free_uid() in sandbox.UIDS
+    assert graded_run.free_uid() in graded_run.UIDS
 
 
 def test_capabilities_of_a_new_user_namespace_are_given_up(mine):
@@ -219,7 +219,7 @@ def test_every_jump_of_the_filter_lands_inside_of_it():
 def test_graders_are_told_nothing_of_the_outside(monkeypatch):
     monkeypatch.setenv("PLATFORM_TOKEN", "secret")
 
-    assert "PLATFORM_TOKEN" not in sandbox.environment()
+    assert "PLATFORM_TOKEN" not in graded_run.environment()
 
 
 def test_a_folder_that_is_not_there_is_an_input_error(tmp_path):
@@ -267,7 +267,7 @@ def test_at_the_deadline_all_is_ended(tree, tmp_path):
 def test_a_killed_caller_takes_graders_and_ranks_along(tree, tmp_path):
     (tree / "common/data_partition.py").write_text("import time\ntime.sleep(600)\n")
     code = (
-        f"from pathlib import Path; from staff.sandbox import run_graded; run_graded(Path({str(tree)!r}), "
+        f"from pathlib import Path; from staff.sandbox.graded_run import run_graded; run_graded(Path({str(tree)!r}), "
         f"Path({str(tmp_path / 'r')!r}), tests=[{TEST!r}], seed=1, deadline_s=300)"
     )
     caller = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, start_new_session=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from common.paths import cache_dir
-from staff.bank import Entry, apply, copy_tree, load_bank
+from staff.proofs.bank import Entry, apply, copy_tree, load_bank
 
 SCRIPT = "task2b_allreduce/run_gpt2.py"
 OF_THE_START = ("forkserver", "function inside", "lambda", "new process does not have", "every worker runs the script")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from staff.unpack import Limits, unpack
+from staff.grade.unpack import Limits, unpack
 
 
 def packed(folder: Path, fill: Callable[[zipfile.ZipFile], object], method: int = zipfile.ZIP_DEFLATED) -> Path:
@@ -80,7 +80,7 @@ def test_too_many_files_are_refused(tmp_path):
 
 
 def test_an_index_of_many_entries_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("staff.unpack.LARGEST_INDEX", 1000)
+    monkeypatch.setattr("staff.grade.unpack.LARGEST_INDEX", 1000)
     path = packed(tmp_path, lambda zip: [zip.writestr(f"folder/file{i}", "") for i in range(50)])
 
     with pytest.raises(InputError, match="entries"):

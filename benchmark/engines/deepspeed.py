@@ -1,0 +1,121 @@
+"""DeepSpeed's ZeRO (Rajbhandari et al. 2020) behind the benchmark's Engine: stages 0 to 3, with and without offload.
+
+Stage 1 shards the optimizer's states over the workers, 2 the gradients too, 3 the parameters too.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmark.engines.deepspeed_config import deepspeed_config
+from benchmark.strategies import Engine
+from common.errors import InputError
+from common.optim import weight_decay_groups
+from common.paths import cache_dir, locked
+from common.workers.process_group import Worker
+
+# DeepSpeed looks at its accelerator when it is imported, and asks for all it has to say through this logger.
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+import deepspeed
+from deepspeed.comm.torch import build_shm_op
+from deepspeed.utils import safe_get_full_fp32_param
+from deepspeed.utils.logging import logger
+
+logger.setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", module="deepspeed")
+warnings.filterwarnings("ignore", message="Full backward hook")
+
+OLD_LOCK_SECONDS = 60
+
+
+class DeepSpeed(Engine):
+    """A DeepSpeedEngine: it wraps the model, makes the optimizer, clips and steps by itself."""
+
+    def __init__(self, stage: int, offload: bool, settings: Any, worker: Worker, model: nn.Module) -> None:
+        self.settings, self.worker, self.stage, self.offload = settings, worker, stage, offload
+        name = f"zero{stage}" + ("_offload" if offload else "")
+        os.environ.setdefault("LOCAL_RANK", str(worker.device.index or 0))
+        self.model, self.optimizer, _, _ = deepspeed.initialize(
+            model=model,
+            model_parameters=weight_decay_groups(model, settings.weight_decay),
+            config=deepspeed_config(settings, name),
+            dist_init_required=False,
+        )
+        self.bare = self.model.module
+        self.half = contextlib.nullcontext  # type: ignore[method-assign]  # its weights are in half precision already
+        self._check(name)
+
+    def _check(self, name: str) -> None:
+        """What the command line promised is what DeepSpeed will do; an InputError if not."""
+        settings, engine = self.settings, self.model
+        group = self.optimizer.param_groups[0]
+        promised = {
+            "clipping": (settings.max_grad_norm, engine.gradient_clipping()),
+            "accumulation": (settings.accumulation, engine.gradient_accumulation_steps()),
+            "stage": (self.stage, engine.zero_optimization_stage()),
+            "learning rate": (settings.learning_rate, group["lr"]),
+            "epsilon": (settings.adam_epsilon, group["eps"]),
+            "weight decay": (settings.weight_decay, group["weight_decay"]),
+        }
+        for what, (wanted, came) in promised.items():
+            if wanted != came:
+                raise InputError(f"--strategy {name}: expected {what} {wanted}, DeepSpeed has {came}")
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.model(**batch).loss
+
+    def backward(self, loss: Tensor, last: bool) -> Tensor:
+        self.model.set_gradient_accumulation_boundary(last)
+        self.model.backward(loss)  # divides by the accumulation, and averages over the workers at the boundary
+        return loss.detach()
+
+    def step(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.model.step()
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        if self.stage < 3 and self.settings.precision == "fp32":
+            return super().full_parameters()
+        # A collective for stage 3: every worker has to call it for every parameter, in the same order.
+        gathered = {}
+        for name, parameter in self.bare.named_parameters():
+            full = safe_get_full_fp32_param(parameter)
+            if self.worker.is_first:
+                gathered[name] = full.detach().cpu().clone()
+        return gathered
+
+    def save(self, folder: Path) -> None:
+        self.model.save_checkpoint(str(folder), tag="state", save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        self.model.load_checkpoint(str(folder), tag="state", load_module_strict=True)
+
+
+def compile_operators() -> None:
+    """Build DeepSpeed's operators (g++ and ninja), outside anything timed and before any worker looks for them.
+
+    torch builds under a lock file that outlives a killed process, and then waits for it for ever. Workers hold it for
+    an instant, builders only in here, one at a time: an old one is nobody's.
+    """
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    with locked(cache_dir("operators") / "build"):
+        for lock in folder.rglob("lock"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - lock.stat().st_mtime > OLD_LOCK_SECONDS:
+                    lock.unlink()
+        with contextlib.redirect_stdout(sys.stderr):
+            CPUAdamBuilder().load(verbose=False)
+            if not torch.cuda.is_available():
+                build_shm_op()

@@ -1,0 +1,106 @@
+"""GPT-2's blocks over the workers as a pipeline: pipeline/distributed.py behind the benchmark's Engine.
+
+All workers together are one replica: a step's examples are the same as with the other strategies, and travel through
+the stages as micro-batches. Forward and backward are interleaved by the schedule, so both count as backward.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmark.strategies import BETAS, Engine
+from common.errors import InputError
+from common.optim import weight_decay_groups
+from common.workers.process_group import Worker
+from pipeline.distributed import PipelinedProcesses
+from pipeline.model_parallel import GPT2LMHeadModelParallel
+
+
+class Pipeline(Engine):
+    """One stage on each worker, schedule 1F1B; as many micro-batches as examples of a worker, at most four a stage."""
+
+    def __init__(self, settings: Any, worker: Worker, model: Any) -> None:
+        parallel = GPT2LMHeadModelParallel(model.config)
+        parallel.load_state_dict(model.state_dict())
+        parallel.train()
+        self.config = model.config
+        self.total = settings.batch_size * worker.world_size
+        chunks = max(c for c in range(1, min(self.total, 4 * worker.world_size) + 1) if self.total % c == 0)
+        if chunks < worker.world_size:
+            raise InputError(
+                f"--batch_size: a pipeline of {worker.world_size} stages needs as many examples, got {chunks}"
+            )
+        self.processes = PipelinedProcesses(parallel, "1f1b", chunks, worker.device)
+        self.parts = nn.ModuleList(stage.submod for stage in _stages(self.processes.schedule))
+        super().__init__(settings, worker, parallel)
+        names = {id(p): n for n, p in self.bare.named_parameters()}
+        self.own = {names[id(p)]: p for p in self.processes.parameters}
+        self.model = self.bare = self.parts  # the other stages go with the last reference to the whole model
+
+    def make_optimizer(self) -> Any:
+        groups = weight_decay_groups(self.parts, self.settings.weight_decay)
+        return torch.optim.AdamW(groups, lr=self.settings.learning_rate, eps=self.settings.adam_epsilon, betas=BETAS)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Gathers the workers' examples: stage 0 reads all of them, the last one needs all labels."""
+        tokens = batch["input_ids"]
+        everybody = [torch.empty_like(tokens) for _ in range(self.worker.world_size)]
+        dist.all_gather(everybody, tokens)
+        self.tokens = torch.cat(everybody)  # (B * workers, T)
+        return self.tokens
+
+    def backward(self, loss: Tensor, last: bool) -> Tensor:
+        scale = 1 / self.settings.accumulation
+        result = self.processes.forward_backward(self.tokens)
+        if scale != 1 and last:
+            for parameter in self.processes.parameters:
+                if parameter.grad is not None:
+                    parameter.grad *= scale
+        return result
+
+    def clip(self, norm: float) -> None:
+        self.processes.clip_gradients(None, norm)
+
+    def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
+        """By the first worker, on the whole model put together; the others wait at their next collective."""
+        full = self.full_parameters()
+        if not self.worker.is_first:
+            return {}
+        self.model = GPT2LMHeadModelParallel(self.config)
+        self.model.load_state_dict(full, strict=False)  # lm_head.weight is wte.weight
+        self.model.to(self.worker.device)
+        return super().validate(batches, kind)
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """Each worker sends what it trains to the first."""
+        mine = {name: p.detach().cpu() for name, p in self.own.items()}
+        parts: list[Any] = [None] * self.worker.world_size if self.worker.is_first else []
+        dist.gather_object(mine, parts if self.worker.is_first else None)
+        together: dict[str, Tensor] = {}
+        for part in reversed(parts):
+            together |= part
+        return together
+
+    def unrecorded_bytes(self) -> float:
+        """gloo's point to point: activations to the next stage, their gradients back, the shared matrix's gradient."""
+        width, world = self.config.n_embd, self.worker.world_size
+        boundary = 2 * self.tokens.numel() * width * 4 * (world - 1)
+        shared = 2 * self.processes.shared.numel() * 4 if world > 1 else 0
+        return (boundary + shared) * self.settings.accumulation / world
+
+    def save(self, folder: Path) -> None:
+        state = {"model": self.parts.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save(state, folder / f"stage{self.worker.rank}.pt")
+
+    def load(self, folder: Path) -> None:
+        state = torch.load(folder / f"stage{self.worker.rank}.pt", map_location=self.worker.device)
+        self.parts.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _stages(schedule: Any) -> list[Any]:
+    return [schedule._stage]

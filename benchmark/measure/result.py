@@ -1,0 +1,118 @@
+"""The figures of a run: what one worker measured as a dict, and as a table for people."""
+
+from typing import Any
+
+import torch
+
+from benchmark.measure.environment import environment
+from benchmark.measure.intervals import interval
+from benchmark.measure.memory import known, textbook
+from benchmark.measure.profile import own_rss
+from benchmark.settings import Settings
+
+
+def assemble(settings: Settings, worker: Any, shapes: list[torch.Size], measured: dict, log: Any) -> dict[str, Any]:
+    """All figures of this worker; seconds in ms, bytes in bytes, None for what could not be measured."""
+    plan, window = measured["plan"], measured["window"]
+    parameters = sum(shape.numel() for shape in shapes)
+    steps = window.steps if window else []
+    result: dict[str, Any] = {
+        "strategy": settings.strategy,
+        "model": settings.model,
+        "parameters": parameters,
+        "world_size": settings.world_size,
+        "batch_size": settings.batch_size,
+        "accumulation": settings.accumulation,
+        "length": settings.length,
+        "precision": settings.precision,
+        "steps": {"dropped": plan.dropped, "timed": plan.timed, "traced": plan.traced},
+        "losses": log.losses,
+        "evaluations": log.evaluations,
+        "first_loss": log.losses[0] if log.losses else None,
+        "last_loss": log.losses[-1] if log.losses else None,
+        "environment": environment(),
+    }
+    if steps:
+        median, low, high = interval([step["wall"] * 1e3 for step in steps])
+        mean = sum(step["wall"] for step in steps) / len(steps)
+        result |= {
+            "step_ms": median,
+            "step_ms_95": [low, high],
+            "wall_s": window.figures["wall_s"],
+            "phases_ms": phases(steps, measured["trace"], settings.strategy),
+            "samples_per_second": settings.examples_per_step / mean,
+            "tokens_per_second": settings.examples_per_step * settings.length / mean,
+            "utilisation": {k: v for k, v in window.figures.items() if k not in ("wall_s", "phases_s")},
+        }
+    trace = measured["trace"] or {}
+    result["profiler_ms"] = {name: trace.get(f"{name}_ms") for name in ("cpu", "device")}
+    result["communication"] = {
+        "total_ms": trace.get("communication_ms"),
+        "exposed_ms": trace.get("exposed_ms"),
+        **{f"sent_{k}": v for k, v in (measured["payload"] or {"bytes": None, "calls": None}).items()},
+    }
+    result["memory"] = memory(settings, worker, shapes, measured, trace)
+    return result
+
+
+def phases(steps: list[dict], trace: dict | None, strategy: str) -> dict[str, float | None]:
+    """Mean ms per step; what the trace saw as exposed communication is taken out of the phase it was in."""
+    means = {name: sum(step[name] for step in steps) / len(steps) * 1e3 for name in steps[0] if name != "wall"}
+    shares = (trace or {}).get("exposed_shares", {})
+    communication = {name: means[name] * shares.get(name, 0.0) for name in means}
+    found: dict[str, float | None] = {name: means[name] - communication[name] for name in means}
+    found["communication"] = sum(communication.values()) if trace else None
+    found["wall"] = sum(means.values())
+    return found
+
+
+def memory(settings: Settings, worker: Any, shapes: list[torch.Size], measured: dict, trace: dict) -> dict[str, Any]:
+    """Each figure by what it is."""
+    count = sum(shape.numel() for shape in shapes)
+    on_gpu = worker.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(worker.device) if on_gpu else None
+    if not on_gpu and trace:
+        peak = measured["live"] + trace["growth_bytes"]
+    return {
+        "persistent_textbook": textbook(settings.strategy, count, settings.world_size),
+        "persistent_known": known(settings.strategy, shapes, settings.world_size),
+        "persistent_counted": measured["persistent"],
+        "peak_live_tensors": peak,
+        "rss": own_rss(),
+        "device_reserved": torch.cuda.max_memory_reserved(worker.device) if on_gpu else None,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """For people."""
+    rows: list[tuple[str, str]] = [
+        ("model", f"{result['model']}, {result['parameters']:,} parameters, {result['precision']}"),
+        ("examples", f"{result['batch_size']} x {result['accumulation']} on each of {result['world_size']} workers"),
+        ("steps", ", ".join(f"{count} {name}" for name, count in result["steps"].items())),
+        ("loss", f"{result['first_loss']} -> {result['last_loss']}"),
+    ]
+    for evaluation in result["evaluations"]:
+        words = ", ".join(f"{name} {value:.4f}" for name, value in evaluation.items() if name != "step")
+        rows.append((f"validation after {evaluation['step']}", words))
+    if "step_ms" in result:
+        low, high = result["step_ms_95"]
+        rows.append(("step", f"{result['step_ms']:.1f} ms [{low:.1f}, {high:.1f}] (median, 95 %)"))
+        for name, value in result["phases_ms"].items():
+            rows.append((f"  {name}", "not measured" if value is None else f"{value:9.2f} ms"))
+        rows.append(
+            ("throughput", f"{result['samples_per_second']:.1f} examples/s, {result['tokens_per_second']:.0f} tokens/s")
+        )
+        rows.append(("CPU utilisation", f"{result['utilisation']['cpu_utilisation']:.2f} cores"))
+    communication, memory = result["communication"], result["memory"]
+    if communication["total_ms"] is not None:
+        rows.append(
+            ("communication", f"{communication['total_ms']:.2f} ms, exposed {communication['exposed_ms']:.2f} ms")
+        )
+    if communication["sent_bytes"] is not None:
+        rows.append(
+            ("sent per step", f"{communication['sent_bytes'] / 1e6:.3f} MB in {communication['sent_calls']:.0f} calls")
+        )
+    for name, value in memory.items():
+        value = value["total"] if isinstance(value, dict) else value
+        rows.append((name.replace("_", " "), "not measured" if value is None else f"{value / 1e6:.2f} MB"))
+    return "\n".join([f"\n{result['strategy']}", *(f"  {name:<22} {value}" for name, value in rows)])

@@ -1,0 +1,234 @@
+"""GLUE: from TSV files as they really are to tensors, and each task's official metric.
+
+    <data_dir>/train.tsv, dev.tsv -> Example(text_a, text_b, label) -> features (N, T) -> Features (a TensorDataset)
+
+Layouts differ per task (a header or none, 3 to 12 columns); TASKS says which column is what. Fields contain
+unbalanced quotes, so lines are split on tabs and nothing is unquoted; some files start with a byte order mark.
+Source: Wang et al., GLUE: A Multi-Task Benchmark and Analysis Platform, ICLR 2019, tables 1 and 6.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from common.cache import read_cached
+from common.config import GlueConfig
+from common.data.sample_data import glue_sample_dir
+from common.errors import InputError, reading
+from common.paths import cache_dir
+
+CACHE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """Where a task's texts and labels stand. Columns are header names, or numbers where a file has no header."""
+
+    text_a: str | int
+    text_b: str | None
+    label: str | int
+    labels: tuple[str, ...]  # empty: a regression task
+    metrics: tuple[str, ...]
+    train: str = "train.tsv"
+    dev: str = "dev.tsv"
+    known_broken_rows: bool = False  # the published file itself has a few rows with missing columns
+
+    @property
+    def is_regression(self) -> bool:
+        return not self.labels
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels) or 1
+
+
+_ENTAILMENT = ("entailment", "not_entailment")
+_MNLI = GlueTask(
+    "sentence1", "sentence2", "gold_label", ("contradiction", "entailment", "neutral"), ("acc",), dev="dev_matched.tsv"
+)
+TASKS = {
+    "cola": GlueTask(3, None, 1, ("0", "1"), ("mcc",)),
+    "sst-2": GlueTask("sentence", None, "label", ("0", "1"), ("acc",)),
+    "mrpc": GlueTask("#1 String", "#2 String", "Quality", ("0", "1"), ("acc", "f1")),
+    "sts-b": GlueTask("sentence1", "sentence2", "score", (), ("pearson", "spearmanr")),
+    "qqp": GlueTask("question1", "question2", "is_duplicate", ("0", "1"), ("acc", "f1"), known_broken_rows=True),
+    "mnli": _MNLI,
+    "mnli-mm": replace(_MNLI, dev="dev_mismatched.tsv"),
+    "qnli": GlueTask("question", "sentence", "label", _ENTAILMENT, ("acc",)),
+    "rte": GlueTask("sentence1", "sentence2", "label", _ENTAILMENT, ("acc",)),
+    "wnli": GlueTask("sentence1", "sentence2", "label", ("0", "1"), ("acc",)),
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row: a text or a pair of texts, and the number of its label (a score for a regression task)."""
+
+    text_a: str
+    text_b: str | None
+    label: int | float
+
+
+class Features(TensorDataset):
+    """N examples as tensors; an item is a dict of the model's arguments: (T,) token ids, masks, and a label."""
+
+    NAMES = ("input_ids", "attention_mask", "token_type_ids", "labels")
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return dict(zip(self.NAMES, super().__getitem__(index), strict=True))
+
+
+@dataclass(frozen=True)
+class GlueData:
+    """A task with its training and dev set."""
+
+    task: GlueTask
+    train: Features
+    dev: Features
+
+
+def load_glue(config: GlueConfig, tokenizer) -> GlueData:
+    """Features of the task in config.data_dir (the embedded sample without one), from the cache where it has them.
+
+    Raises InputError for a missing or damaged file, naming file and line.
+    """
+    task = TASKS[config.task_name]
+    folder = config.data_dir or glue_sample_dir()
+    train, dev = (_features(folder / name, task, config, tokenizer) for name in (task.train, task.dev))
+    return GlueData(task, train, dev)
+
+
+def read_examples(path: Path, task: GlueTask) -> list[Example]:
+    """Every row of one TSV file. Raises InputError that names the file, the line, and what was expected."""
+    try:
+        # Only \n ends a line: str.splitlines would also split at U+2028 or U+0085 inside a sentence.
+        lines = _read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InputError(f"{path}:{line}: expected UTF-8 text, got byte 0x{error.object[error.start]:02x}") from None
+    header = [] if isinstance(task.label, int) else lines.pop(0).split("\t")
+    columns = [_column(path, header, name) for name in (task.text_a, task.text_b, task.label)]
+    first_line = 2 if header else 1
+    examples = [_example(path, n, line, columns, task) for n, line in enumerate(lines, first_line) if line.strip()]
+    examples_read = [example for example in examples if example is not None]
+    if not examples_read:
+        raise InputError(f"{path}: expected at least one example, got an empty file; download it again")
+    return examples_read
+
+
+def _read_bytes(path: Path) -> bytes:
+    with reading(path, "python download_glue_data.py fetches the GLUE tasks"):
+        return path.read_bytes()
+
+
+def _column(path: Path, header: list[str], name: str | int | None) -> int | None:
+    if name is None or isinstance(name, int):
+        return name
+    if name not in header:
+        raise InputError(f"{path}:1: expected a column {name!r} in the header, got {header}; is --task_name right?")
+    return header.index(name)
+
+
+def _example(path: Path, number: int, line: str, columns: list[int | None], task: GlueTask) -> Example | None:
+    cells = line.split("\t")
+    needed = max(column for column in columns if column is not None) + 1
+    if len(cells) < needed:
+        if task.known_broken_rows:
+            return None
+        raise InputError(f"{path}:{number}: expected {needed} columns or more, got {len(cells)}; download it again")
+    text_a, text_b, label = (None if column is None else cells[column] for column in columns)
+    assert text_a is not None and label is not None
+    return Example(text_a, text_b, _label(path, number, label.strip(), task))
+
+
+def _label(path: Path, number: int, label: str, task: GlueTask) -> int | float:
+    if task.is_regression:
+        try:
+            return float(label)
+        except ValueError:
+            raise InputError(f"{path}:{number}: expected a score, got label {label!r}") from None
+    if label not in task.labels:
+        raise InputError(f"{path}:{number}: unknown label {label!r}; expected one of {', '.join(task.labels)}")
+    return task.labels.index(label)
+
+
+def _features(path: Path, task: GlueTask, config: GlueConfig, tokenizer) -> Features:
+    """Tokenize `path`, or read what an earlier run made of the same file, tokenizer and length."""
+    digest = hashlib.sha256(_read_bytes(path))
+    parts = (CACHE_VERSION, config.task_name, config.max_seq_length, _fingerprint(tokenizer))
+    digest.update(repr(parts).encode())
+
+    def build(folder: Path) -> None:
+        examples = read_examples(path, task)
+        torch.save(tokenize(examples, task, tokenizer, config.max_seq_length), folder / "features.pt")
+
+    def read(folder: Path) -> dict[str, torch.Tensor]:
+        return torch.load(folder / "features.pt", weights_only=True)
+
+    folder = cache_dir("features") / f"{config.task_name}-{digest.hexdigest()[:24]}"
+    tensors = read_cached(folder, build, read, fresh=config.overwrite_cache)
+    return Features(*(tensors[name] for name in Features.NAMES))
+
+
+def tokenize(examples: list[Example], task: GlueTask, tokenizer, length: int) -> dict[str, torch.Tensor]:
+    """Token ids, masks and segments, each (N, T) padded to `length`; labels (N,), float for a regression task."""
+    pairs = [example.text_b for example in examples] if examples[0].text_b is not None else None
+    encoded = tokenizer(
+        [example.text_a for example in examples],
+        pairs,
+        max_length=length,
+        padding="max_length",
+        truncation="longest_first",  # an example that is too long loses tokens from its longer sentence
+        return_token_type_ids=True,
+        return_tensors="pt",
+    )
+    dtype = torch.float32 if task.is_regression else torch.int64
+    labels = torch.tensor([example.label for example in examples], dtype=dtype)
+    return {**{name: encoded[name] for name in Features.NAMES[:3]}, "labels": labels}
+
+
+def _fingerprint(tokenizer) -> str:
+    """Two tokenizers with one fingerprint cut every text alike.
+
+    Truncation and padding are left out: the tokenizer keeps those of its last call.
+    """
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["truncation"] = state["padding"] = None
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
+
+
+def glue_metrics(task: GlueTask, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """The task's official metrics. `outputs`: (N, classes) scores, or (N, 1) for a regression task."""
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef  # slow to import
+
+    predictions = outputs[:, 0] if task.is_regression else outputs.argmax(axis=1)
+    compute = {
+        "acc": accuracy_score,
+        "f1": f1_score,
+        "mcc": matthews_corrcoef,
+        "pearson": _pearson,
+        "spearmanr": lambda y, p: _pearson(_ranks(y), _ranks(p)),
+    }
+    metrics = {name: float(compute[name](labels, predictions)) for name in task.metrics}
+    if task.is_regression:
+        metrics["corr"] = sum(metrics.values()) / 2  # the number by which the GLUE board ranks STS-B
+    return metrics
+
+
+def _pearson(x: np.ndarray, y: np.ndarray) -> float:
+    """Pearson's correlation; 0 where one side is constant, so that a model which learns nothing scores nothing."""
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 1; equal values share the mean of their ranks, as Spearman's correlation wants it."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return ((last - counts + 1 + last) / 2)[inverse]

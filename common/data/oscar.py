@@ -1,0 +1,172 @@
+"""OSCAR text as blocks of GPT-2 tokens: tokenised once, then mapped into memory at every start. Also a command:
+
+    python -m common.data.oscar --input en_meta/ --size 100MB --output oscar-100MB
+    python -m common.data.oscar --input notes.txt more.jsonl.zst --tokenizer tiny --block_size 128 --output notes
+    python -m common.data.oscar --hub en --output oscar-100MB
+
+`--data_dir oscar-100MB` of the GPT-2 scripts then trains on it. What is read: common/data/oscar_text.py; what is written:
+common/data/token_map.py. One document of every twenty (--validation 0.05) goes to validation, the same ones in every run.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from common.cache import cached
+from common.data.oscar_text import HUB_FILES, LimitedText, find_files, hub_documents, parse_size, read_documents
+from common.data.sample_data import oscar_sample_file
+from common.data.token_map import SPLITS, VERSION, Manifest, open_stream, read_manifest
+from common.data.tokenise import fingerprint, make_request, name_of, tokenise, write_blocks
+from common.errors import InputError, exit_on_input_error
+from common.paths import cache_dir
+
+if TYPE_CHECKING:
+    from common.data.token_blocks import TokenBlocks
+
+SIZE = 100_000_000  # bytes of text, as the course's GPT-2 project takes
+BLOCK_SIZE = 1024  # tokens, GPT-2's context
+VALIDATION = 0.05
+
+
+class HasData(Protocol):
+    """The entries of a run's configuration that are read here."""
+
+    @property
+    def data_dir(self) -> Path | None: ...
+
+    @property
+    def model_max_length(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class OscarData:
+    """Items of `train` and `validation` are int64 tensors (T,) with T = block_size, ids below vocab_size."""
+
+    train: "TokenBlocks"
+    validation: "TokenBlocks"  # empty where there are too few documents for it
+    vocab_size: int
+    block_size: int
+
+
+def load_blocks(source: HasData | str | Path, tokenizer: Any, block_size: int | None = None) -> OscarData:
+    """Training and validation text for a run, in blocks of T tokens.
+
+    Args:
+        source: a run's configuration, or a path. A folder made by `python -m common.data.oscar` is mapped. Any other folder
+            or file is taken as text: its first 100 MB are tokenised into the cache, once; of several ranks one does
+            it and the others wait. A configuration whose data_dir is None means the embedded sample.
+        tokenizer: a fast Hugging Face tokenizer with an end-of-text token.
+        block_size: T; None: the configuration's model_max_length, or what the folder was made with.
+
+    Raises InputError if a file is missing, cut off or not what the manifest says, if the folder was made with another
+    tokenizer, or if the training text does not fill one block.
+    """
+    if not isinstance(source, (str, Path)):
+        block_size = block_size or source.model_max_length
+        source = source.data_dir or oscar_sample_file()
+    folder = Path(source)
+    is_made = (folder / "manifest.json").exists() or (folder / "train.bin").exists()
+    if not is_made:
+        folder = _tokenised_in_cache(folder, tokenizer)
+    from common.data.token_blocks import TokenBlocks  # here: it loads torch, which the command does not need
+
+    manifest = read_manifest(folder)
+    _check_tokenizer(folder, manifest, tokenizer)
+    block_size = block_size or manifest.block_size
+    train, validation = (TokenBlocks(open_stream(folder, name, manifest), block_size) for name in SPLITS)
+    if not len(train):
+        raise InputError(
+            f"{folder / 'train.bin'}: expected at least one block of {block_size} tokens, found "
+            f"{manifest.train.tokens} tokens; use shorter blocks (--model_max_length) or more text"
+        )
+    return OscarData(train, validation, manifest.vocab_size, block_size)
+
+
+def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer: Any) -> None:
+    made_with = (manifest.tokenizer_fingerprint, manifest.vocab_size)
+    if made_with != (fingerprint(tokenizer), len(tokenizer)):
+        raise InputError(
+            f"{folder / 'manifest.json'}: the text was tokenised with {manifest.tokenizer} ({manifest.vocab_size} "
+            f"tokens), this run's tokenizer is {name_of(tokenizer)} ({len(tokenizer)} tokens); use the same "
+            "tokenizer, or tokenise the text again: python -m common.data.oscar --tokenizer"
+        )
+
+
+def _tokenised_in_cache(text: Path, tokenizer: Any) -> Path:
+    """The token blocks of a file or folder of text; tokenised now if they are not in the cache."""
+    files = find_files([text])
+    sources = describe(files)
+    key = hashlib.sha256(json.dumps([sources, fingerprint(tokenizer), VERSION]).encode()).hexdigest()[:16]
+    folder = cache_dir("oscar") / key
+
+    def build(partial: Path) -> None:
+        request = make_request(sources, tokenizer, size=SIZE, block_size=BLOCK_SIZE, validation=VALIDATION)
+        manifest = write_blocks(LimitedText(read_documents(files), SIZE), request, tokenizer, partial)
+        of = f"the first {SIZE / 1e6:.0f} MB of " if sum(file.stat().st_size for file in files) > SIZE else ""
+        print(f"tokenised {of}{text}: {summary(manifest)}; kept in {folder}", file=sys.stderr)
+
+    return cached(folder, build)
+
+
+def describe(files: list[Path]) -> list[dict]:
+    """What identifies files without reading them: name, size, time of the last change."""
+    return [{"name": file.name, "bytes": file.stat().st_size, "modified": file.stat().st_mtime_ns} for file in files]
+
+
+def summary(manifest: Manifest) -> str:
+    """One line for people."""
+    train, held_out = manifest.train, manifest.validation
+    return (
+        f"{manifest.text_documents} documents, {manifest.text_bytes / 1e6:.1f} MB of text; "
+        f"{train.tokens} tokens for training ({train.blocks} blocks of {manifest.block_size}), "
+        f"{held_out.tokens} for validation ({held_out.blocks} blocks)"
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = _parse(argv)
+    size = parse_size(arguments.size)
+    from common.models.load import load_tokenizer  # here: it loads transformers, and a wrong flag is reported first
+
+    tokenizer = load_tokenizer(arguments.tokenizer, "gpt2")
+    if arguments.hub:
+        documents = hub_documents(arguments.hub)
+        sources = [{"name": HUB_FILES.format(language=arguments.hub), "bytes": None, "modified": None}]
+    else:
+        files = find_files(arguments.input)
+        documents, sources = read_documents(files), describe(files)
+    manifest, is_new = tokenise(
+        documents,
+        sources,
+        tokenizer,
+        arguments.output,
+        size=size,
+        block_size=arguments.block_size,
+        validation=arguments.validation,
+        overwrite=arguments.overwrite,
+    )
+    print(f"{arguments.output}: {summary(manifest)}" + ("" if is_new else " (made earlier from the same input)"))
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m common.data.oscar", description=__doc__.split(". Also")[0])
+    add = parser.add_argument
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--input", nargs="+", type=Path, help="files or folders: .jsonl or text, also .zst or .gz")
+    source.add_argument("--hub", metavar="LANGUAGE", help="stream OSCAR 23.01 from the hub, for instance: en")
+    add("--output", type=Path, required=True, help="folder to make")
+    add("--size", default="100MB", help="how much text to read at most: 100MB, 64KiB, 250000 or all (default: 100MB)")
+    names = ("--tokenizer", "--tokenizer_name")  # the second as the task scripts call it
+    add(*names, default="gpt2", help="gpt2, tiny, another hub name or a folder (default: gpt2)")
+    add("--block_size", type=int, default=BLOCK_SIZE, help=f"tokens in a training block (default: {BLOCK_SIZE})")
+    add("--validation", type=float, default=VALIDATION, help=f"fraction of the documents (default: {VALIDATION})")
+    add("--overwrite", action="store_true", help="replace token blocks that were made from something else")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

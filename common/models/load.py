@@ -1,0 +1,185 @@
+"""BERT, GPT-2 and T5 by hub name, from a folder, or `tiny`: a small model of each kind, made without a download.
+
+    model_path("tiny", "bert")  -> a folder with config.json, model.safetensors and a tokenizer, as a hub model has them
+    model_path("bert-base-cased", "bert"), model_path("/a/folder", "gpt2")  -> where from_pretrained finds the model
+
+Names are checked here, in one line, before any worker joins: afterwards one rank's error is the others' hang.
+"""
+
+import contextlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import transformers
+from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import logging as hub_logging
+from transformers.utils import logging as transformers_logging
+
+from common.errors import InputError
+from common.models.files import MODEL_FLAG, WEIGHTS, check_kind, check_weights, read_json, shards_of, weights_of
+from common.models.tiny import tiny_model_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+KINDS = ("bert", "gpt2", "t5")
+TOKENIZER_FLAG = "--tokenizer_name"
+# A tokenizer is one whole file, or a vocabulary of its kind that may lie alone in a folder.
+VOCABULARIES = {"bert": ("vocab.txt",), "gpt2": ("vocab.json", "merges.txt"), "t5": ("spiece.model",)}
+READERS = {"bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "t5": "AutoTokenizer"}  # names: each loads as it is used
+
+
+def quiet_transformers() -> None:
+    """No progress bars, and no table of newly initialised weights: that the head is new is what fine-tuning means."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
+
+
+def model_path(name: str, kind: str, weights: bool = True) -> str:
+    """The folder in which `from_pretrained` finds the model `name`; a hub model is downloaded now if need be.
+
+    Args:
+        name: "tiny", a folder, or a name on the Hugging Face hub.
+        kind: "bert", "gpt2" or "t5", what the model must be.
+        weights: False if only the configuration is wanted.
+
+    Raises InputError if a file is missing or damaged, if it is another kind of model, or if the hub cannot be reached.
+    """
+    assert kind in KINDS, kind
+    quiet_transformers()
+    if name == "tiny":
+        return str(tiny_model_folder(kind))
+    folder = Path(name).expanduser()
+    if folder.exists():
+        copy = "copy it again"
+        _check_is_model(folder)
+        check_kind(folder, kind)
+    else:
+        folder = _ask_hub(name, MODEL_FLAG)
+        copy = f"copy it again, or delete {folder.parents[1]} to download the model again"
+        check_kind(folder, kind)
+        if weights and not weights_of(folder):
+            _fetch_weights(name)
+    if weights:
+        check_weights(folder, copy)
+    return str(folder.absolute())
+
+
+def load_tokenizer(name: str, kind: str, lower_case: bool = False) -> "PreTrainedTokenizerFast":
+    """The fast tokenizer `name`: "tiny", a model's folder or hub name, or a folder that holds only a vocabulary.
+
+    Args:
+        kind: "bert", "gpt2" or "t5": what a lone vocabulary is for (vocab.txt; vocab.json and merges.txt).
+        lower_case: lower all text (BERT). Otherwise a tokenizer does what its own settings say; without any it keeps
+            upper case.
+
+    Raises InputError if the files are missing or damaged, or if the hub cannot be reached.
+    """
+    assert kind in KINDS, kind
+    quiet_transformers()
+    folder = tiny_model_folder(kind) if name == "tiny" else Path(name).expanduser()
+    if not folder.exists():
+        folder = _ask_hub(name, TOKENIZER_FLAG)
+        if not _has_tokenizer(folder, kind):
+            _fetch_tokenizer(name, kind)
+    if not _has_tokenizer(folder, kind):
+        vocabulary = " and ".join(VOCABULARIES[kind])
+        raise InputError(f"{TOKENIZER_FLAG}: {folder} holds no tokenizer: expected tokenizer.json, or {vocabulary}")
+    names_its_class = (folder / "config.json").exists() or (folder / "tokenizer_config.json").exists()
+    reader: Any = getattr(transformers, "AutoTokenizer" if names_its_class else READERS[kind])
+    settings = {"do_lower_case": lower_case or _lowers(folder)} if kind == "bert" else {}
+    try:
+        tokenizer = reader.from_pretrained(str(folder), **settings)
+    except Exception as error:  # the libraries raise a dozen kinds; all of them mean that the files are not right
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"{TOKENIZER_FLAG}: cannot read the tokenizer in {folder} ({reason}); copy it again"
+        ) from error
+    if not tokenizer.is_fast:
+        raise InputError(f"{TOKENIZER_FLAG}: {folder} holds no fast tokenizer; save it with a tokenizer.json")
+    pieces = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+    needed = "[UNK]" if kind == "bert" else "a"
+    if needed not in pieces and tokenizer.unk_token not in pieces:
+        raise InputError(f"{TOKENIZER_FLAG}: {folder}: expected a vocabulary with {needed}, it has not; copy it again")
+    return tokenizer
+
+
+def _has_tokenizer(folder: Path, kind: str) -> bool:
+    return (folder / "tokenizer.json").is_file() or all((folder / name).is_file() for name in VOCABULARIES[kind])
+
+
+def _lowers(folder: Path) -> bool:
+    """What a BERT tokenizer's own files say about case. transformers would lower everything where they say nothing."""
+    settings = read_json(folder / "tokenizer_config.json", TOKENIZER_FLAG, default={})
+    if "do_lower_case" in settings:
+        return bool(settings["do_lower_case"])
+    normalizer = read_json(folder / "tokenizer.json", TOKENIZER_FLAG, default={}).get("normalizer") or {}
+    return bool(normalizer.get("lowercase", False))
+
+
+def _check_is_model(folder: Path) -> None:
+    if not folder.is_dir():
+        raise InputError(f"{MODEL_FLAG}: expected a folder, {folder} is a file; name the folder it lies in")
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"{MODEL_FLAG}: {folder} is not a model: it has no config.json; copy the whole folder, or use tiny"
+        )
+
+
+def _ask_hub(name: str, flag: str) -> Path:
+    """The folder of the hub's cache that holds config.json of model `name`, fetched now if need be.
+
+    Raises InputError within seconds where the name is not a hub's, or the hub does not know it or does not answer.
+    """
+    if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
+        raise InputError(f"{flag}: there is no folder {name}; name a folder, a hub model or tiny")
+    by_hand = f"copy the model's folder here and give {flag} its path, or use tiny"
+    try:
+        with contextlib.suppress(LocalEntryNotFoundError):
+            return Path(hf_hub_download(name, "config.json", local_files_only=True)).parent
+        # One question first: hf_hub_download would ask a hub that does not answer for many minutes.
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=5)
+        return Path(hf_hub_download(name, "config.json")).parent
+    except GatedRepoError:
+        raise InputError(f"{flag}: {name} asks for an account that accepted its terms; {by_hand}") from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise InputError(f"{flag}: no folder and no hub model is called {name}; check the name, or use tiny") from None
+    except Exception as error:  # a dozen kinds: no network, HF_HUB_OFFLINE, a proxy, a repository without this file
+        reason = f"there is no folder {name}, and the hub cannot be asked ({type(error).__name__})"
+        raise InputError(f"{flag}: {reason}; {by_hand}") from None
+
+
+def _fetch_weights(name: str) -> None:
+    """Download a hub model's weights into the hub's cache; several files where an index lists them."""
+    for file in WEIGHTS:
+        path = _download(name, file, MODEL_FLAG)
+        if path:
+            for shard in shards_of(path) if path.suffix == ".json" else []:
+                _download(name, shard.name, MODEL_FLAG)
+            return
+
+
+def _fetch_tokenizer(name: str, kind: str) -> None:
+    """Bring what the hub has of a tokenizer into its cache. Old models have a vocabulary only, new ones one file."""
+    for file in ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", *VOCABULARIES[kind]):
+        _download(name, file, TOKENIZER_FLAG)
+
+
+def _download(name: str, file: str, flag: str) -> Path | None:
+    """One file of a hub model, in the hub's cache; None if the model does without it."""
+    try:
+        return Path(hf_hub_download(name, file))
+    except RemoteEntryNotFoundError:
+        return None
+    except Exception as error:
+        reason = f"{file} of {name} cannot be fetched ({type(error).__name__})"
+        raise InputError(f"{flag}: {reason}; try again, copy the model's folder here, or use tiny") from None

@@ -1,0 +1,158 @@
+"""A worker's place among the others, and everything around the lesson's own join that must not go wrong.
+
+    with process_group(config, join) as worker:    # `join` is the lesson: it calls init_process_group
+        ...
+
+Before `join`: the network interface that leads to the master is chosen, and the workers call the roll, so that a
+missing, doubled or differently started worker is named instead of waited for. After it: a worker whose peer dies, or
+that makes no progress, says where it stood and stops with exit code 3.
+"""
+
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from common.config import RunConfig
+from common.errors import InputError
+from common.workers.collectives import turn_on_recorder
+from common.workers.roll_call import call_the_roll
+from common.workers.watchdog import LOST_CONTACT, Deadline, Pulse, Watchdog, stop
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One of `world_size` processes that train together."""
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    pulse: Pulse = field(default_factory=Pulse, repr=False, compare=False)
+
+    @property
+    def is_first(self) -> bool:
+        """The first worker checks folders, prints and keeps the metrics."""
+        return self.rank == 0
+
+    def batches(self, loader: Iterable) -> Iterator:
+        """The batches of a loader, on this worker's device; each is a sign of life for the watchdog."""
+        for batch in loader:
+            self.pulse.beat()
+            if isinstance(batch, dict):
+                yield {name: tensor.to(self.device) for name, tensor in batch.items()}
+            else:
+                yield batch.to(self.device)
+
+
+@contextlib.contextmanager
+def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = None) -> Iterator[Worker]:
+    """This process as a Worker; with `join`, a member of a process group until the end of the block.
+
+    Raises InputError if the group cannot be joined. Exits with code 3 if contact is lost inside the block.
+    """
+    worker = Worker(config.rank, config.world_size, choose_device(config))
+    if join is None:
+        if config.world_size > 1:
+            raise InputError(f"--world_size: this script runs on one worker, got {config.world_size}; see task 2a")
+        yield worker
+        return
+    turn_on_recorder()
+    share_cores(config)
+    choose_interface(config.master_ip)
+    call_the_roll(config)
+    with Deadline(config.join_seconds, f"rank {config.rank}: init_process_group did not return"):
+        _join(config, join)
+    watchdog = Watchdog(config, worker.pulse)
+    try:
+        yield worker
+    except RuntimeError as error:
+        if not _is_lost_contact(error):
+            raise
+        watchdog.report(f"lost contact with another worker, which may have died: {_reason(error)}")
+        stop(LOST_CONTACT)
+    finally:
+        watchdog.close()
+    watchdog.leave_together()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def choose_device(config: RunConfig) -> torch.device:
+    """A GPU for each worker of this machine, dealt out in turn; the CPU where there is none."""
+    if config.no_cuda or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", config.node_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def share_cores(config: RunConfig) -> None:
+    """Workers on one machine divide its cores: with all cores for each of them, they would mostly wait in turns."""
+    if config.master_ip.startswith("127.") and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // config.world_size))
+
+
+def choose_interface(master_ip: str) -> None:
+    """Tell gloo and NCCL to use the interface that leads to `master_ip`, unless the user named one.
+
+    By itself gloo takes the interface of the host name. On a node with a control and an experiment network that can
+    be the wrong one: slow at best, and on CloudLab against the rules.
+    """
+    name = interface_towards(master_ip)
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if name:
+            os.environ.setdefault(variable, name)
+
+
+def interface_towards(address: str) -> str | None:
+    """The name of this machine's interface for packets to `address`; None if the system does not say."""
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(socket.gethostbyname(address)).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # a datagram socket: this asks the routing table and sends nothing
+            own = probe.getsockname()[0]
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == own for entry in addresses):
+            return name
+    return None
+
+
+def _join(config: RunConfig, join: Callable[[RunConfig], None]) -> None:
+    # For a join through the environment: what --master_ip and --master_port said, unless it is set already.
+    os.environ.setdefault("MASTER_ADDR", config.master_ip)
+    os.environ.setdefault("MASTER_PORT", str(config.master_port))
+    try:
+        join(config)
+    except NotImplementedError:
+        raise  # an unsolved TODO says by itself what to do
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"rank {config.rank} could not join the process group: {reason}") from error
+    if not dist.is_initialized():
+        raise InputError("the process group was not joined: init_process_group was not called (region 2a.1)")
+    joined = (dist.get_rank(), dist.get_world_size())
+    if joined != (config.rank, config.world_size):
+        wanted = f"rank {config.rank} of {config.world_size}"
+        raise InputError(f"expected to join as {wanted}, but joined as rank {joined[0]} of {joined[1]} (region 2a.1)")
+
+
+def _reason(error: RuntimeError) -> str:
+    """The first sentence of gloo's or NCCL's message, without the place in their sources."""
+    sentence = str(error).splitlines()[0].split(". ")[0]
+    return sentence.split("] ", 1)[-1][:120]
+
+
+_SIGNS = ("closed by peer", "connection reset", "broken pipe", "connection refused", "socket closed", "timed out")
+
+
+def _is_lost_contact(error: RuntimeError) -> bool:
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(sign in text for sign in _SIGNS)

@@ -1,0 +1,199 @@
+"""Builds report/report.md from the records of all tasks, and the PDF from it; the student's own words are kept.
+
+runs/, submit_figures/ -> findings, tables, figures -> report.md (with rooms for words) -> PDF
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.paths import atomic_write
+from course.table import Course
+from handin import sections
+from handin.choice import Chosen, choose, missing_runs
+from handin.gpt2_runs import read_gpt2
+from handin.measures import doubts_about
+from handin.pictures import Pictures
+from handin.runs import Run, find_runs
+from handin.sections import Findings
+from handin.student import Student, remembered
+from handin.task4 import traffic
+from handin.words import is_unchanged_outside, read_words, room, seal
+
+TITLE = "Distributed Training of Language Models"
+ASKS = {
+    "implementation": "What is not plain from your code? What went wrong, and how did you find it? Which machine?",
+    "task1": "Is the loss what you expect of a new head with two labels? How does the metric change, against guessing?",
+    "reasons": "Why do 2a, 2b and 3 differ, or why not? Calls and bytes, latency and bandwidth, overlap; cite figures.",
+    "scalability": "What do your figures say about more workers, a larger model, a slower network?",
+    "traffic": "Optional. How do traffic and tensor size change with the batch size? Observed against expected: why?",
+    "gpt2": "How far are both speed-ups from the ideal, and where does the rest go?",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was built. `kept_copy`: the earlier report, if it had been changed outside of its rooms."""
+
+    markdown: Path
+    pdf: Path
+    findings: Findings
+    kept_copy: Path | None
+
+
+def build_report(tree: Path, course: Course, student: Student | None = None, runs: Path | None = None) -> Report:
+    """Build both forms of the report in tree/report.
+
+    Raises:
+        InputError: an earlier report whose rooms are damaged: whose words are whose cannot be told then.
+    """
+    folder = tree / "report"
+    path = folder / "report.md"
+    earlier = path.read_text(encoding="utf-8") if path.exists() else ""
+    words = read_words(earlier, "report/report.md")
+    student = student or remembered(earlier)
+    findings = Findings()
+    pictures = Pictures(folder / "figures")
+    text = seal(write_markdown(tree, course, student, runs or tree / "runs", words, findings, pictures))
+    pictures.draw()
+    kept_copy = None
+    if earlier and not is_unchanged_outside(earlier):
+        kept_copy = _free_name(folder)
+        path.rename(kept_copy)
+    with atomic_write(path) as file:
+        file.write(text)
+    pdf = folder / f"{student.stem if student else 'draft'}.pdf"
+    _write_pdf(text, pdf, student)
+    return Report(path, pdf, findings, kept_copy)
+
+
+def _free_name(folder: Path) -> Path:
+    number = 1
+    while (name := folder / f"report.old{number}.md").exists():
+        number += 1
+    return name
+
+
+def _write_pdf(text: str, path: Path, student: Student | None) -> None:
+    from handin.pdf import markdown_to_pdf
+
+    content = markdown_to_pdf(text, path.parent, TITLE, student.name if student else "")
+    with atomic_write(path, "wb") as file:
+        file.write(content)
+
+
+def write_markdown(
+    tree: Path,
+    course: Course,
+    student: Student | None,
+    runs: Path,
+    words: dict[str, str],
+    findings: Findings,
+    pictures: Pictures,
+) -> str:
+    """The whole report as text. Nothing is written: `findings` and `pictures` take what comes up on the way."""
+    found, unusable = find_runs(tree, runs)
+    chosen = choose(found)
+    findings.doubt(unusable)
+    for run in found:
+        findings.doubt(f"{run.name}: {doubt}" for doubt in doubts_about(run, run in chosen.measured))
+    findings.missing += missing_runs(chosen, tree)
+    rooms = {name: room(name, words, ask) for name, ask in ASKS.items()}
+    parts = {
+        "Implementation details": _implementation(tree, course, findings, rooms["implementation"]),
+        "Task 1: losses and metric": _task1(chosen, findings, pictures, rooms["task1"]),
+        "Time per iteration of tasks 2a, 2b and 3": _times(chosen, findings, pictures),
+        "Reasons for the differences": rooms["reasons"],
+        "Scalability": _scalability(chosen, findings, rooms["scalability"]),
+        "Network traffic": traffic(tree, chosen.traffic, runs, findings, pictures) + "\n" + rooms["traffic"],
+        "GPT-2: data parallel and pipeline": _gpt2(tree, runs, found, findings, pictures, rooms["gpt2"]),
+        "Which run each number came from": sections.where_from(found, chosen.used),
+    }
+    left_over = {name: text for name, text in words.items() if name not in ASKS and text.strip()}
+    if left_over:  # rooms that an earlier version of this command had
+        parts["Further notes"] = "\n".join(room(name, words, "kept from an earlier report") for name in left_over)
+    if empty := [name for name in ASKS if name != "traffic" and not words.get(name, "").strip()]:
+        findings.missing.append((f"your own words: {', '.join(empty)}", "edit report/report.md"))
+    body = "\n".join(f"## {head}\n\n{part}" for head, part in parts.items())
+    return f"{_head(student)}\n{_unfinished(findings)}{body}\n"
+
+
+def _head(student: Student | None) -> str:
+    explained = (
+        "<!-- Built by `python submit.py report`. Write between the lines `your words` and `end of your words`: only "
+        "that is kept when the report is built again. -->\n"
+    )
+    if not student:
+        return f"# {TITLE}\n\n{explained}"
+    return f"# {TITLE}\n\n{student.name}, {student.netid}\n\n{student.comment}\n{explained}"
+
+
+def _unfinished(findings: Findings) -> str:
+    """What is missing and what cannot be, where nobody can overlook it; nothing in a finished report."""
+    text = ""
+    if findings.missing:
+        lines = "\n".join(f"- {what}: `{command}`" for what, command in findings.missing)
+        text += f"## Missing\n\n{lines}\n\n"
+    if findings.doubts:
+        lines = "\n".join(f"- {doubt}" for doubt in findings.doubts)
+        text += f"## Doubtful\n\nMeasure these again, or say below why they are as they are.\n\n{lines}\n\n"
+    return text
+
+
+def _implementation(tree: Path, course: Course, findings: Findings, words: str) -> str:
+    parts = [words]
+    for task in course.tasks.values():
+        if code := sections.own_lines(tree, course, task.id, findings):
+            parts.append(f"### {task.title}{' (bonus)' if task.bonus else ''}\n\n{code}")
+    return "\n".join(parts)
+
+
+def _task1(chosen: Chosen, findings: Findings, pictures: Pictures, words: str) -> str:
+    one = [chosen.metrics] if chosen.metrics else []
+    parts = [
+        sections.first_losses(one, findings),
+        sections.metrics(chosen.metrics),
+        pictures.losses("loss_task1.png", "Training loss of task 1", one),
+    ]
+    return "\n".join([*parts, words])
+
+
+def _times(chosen: Chosen, findings: Findings, pictures: Pictures) -> str:
+    runs = ([chosen.one] if chosen.one else []) + list(chosen.timed)
+    parts = [
+        "Over the first 40 iterations without the first, on rank 0: mean ± standard error. `x DDP` are multiples of "
+        "task 3's time; calls and megabytes are what rank 0 handed to collectives in one iteration.\n",
+        sections.times(chosen.timed, findings),
+        pictures.times("times.png", "Mean time per iteration; the whiskers are two standard errors", chosen.timed),
+        "First five losses, as the mean over the workers:\n",
+        sections.first_losses(runs, findings),
+        pictures.losses("losses.png", "Training loss of all tasks", runs),
+    ]
+    return "\n".join(parts)
+
+
+def _scalability(chosen: Chosen, findings: Findings, words: str) -> str:
+    text = (
+        "Speed-up: time of one worker divided by the time of several, at the same total batch. Times that differ by "
+        "less than two standard errors of their difference are inside the noise.\n\n"
+    )
+    return text + sections.scalability(chosen.one, chosen.scaled, findings) + "\n" + words
+
+
+def _gpt2(tree: Path, runs: Path, found: Sequence[Run], findings: Findings, pictures: Pictures, words: str) -> str:
+    source = tree / "submit_figures"
+    shown = pictures.of_gpt2(source, findings)
+    pairs = ["".join(shown[i : i + 2]) for i in range(0, len(shown), 2)]  # one paragraph: side by side in the PDF
+    trace = pictures.copied(runs / "pipeline/trace.png", "One step: each partition over time", "pipeline_trace.png")
+    on_cpu = not any(run.slot == "pipeline" and run.setting["device"] == "cuda" for run in found)
+    return "\n".join([sections.gpt2_tables(read_gpt2(source, on_cpu), findings), *pairs, trace, words])
+
+
+def summary(report: Report, tree: Path) -> Sequence[str]:
+    """What the command prints."""
+    lines = [f"missing: {what}\n         {command}" for what, command in report.findings.missing]
+    lines += [f"doubtful: {doubt}" for doubt in report.findings.doubts]
+    if report.kept_copy:
+        name = report.kept_copy.relative_to(tree)
+        lines.append(f"note: the earlier report was changed outside of its rooms; it is kept as {name}")
+    return [*lines, f"report: {report.markdown.relative_to(tree)} and {report.pdf.relative_to(tree)}"]

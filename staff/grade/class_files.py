@@ -1,0 +1,66 @@
+"""Writes the files of a class, gradebook.csv and index.html, from what is kept of each hand-in."""
+
+import contextlib
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common.paths import atomic_write, locked
+from course.table import Course
+from staff.grade import gradebook, kept, pages
+from staff.grade.gradebook import Row
+
+
+def write_class(out: Path, names: Sequence[str], course: Course, footer: str) -> list[dict[str, Any]]:
+    """Write both files for those of `names` that are graded, in this order. Returns the figures of each.
+
+    Parts of a class may call it at the same time: one after the other writes.
+    """
+    with locked(out / ".gradebook"):
+        rows = [row for name in names for row in _graded(out, name)]
+        missing = sorted(set(names) - {row.name for row in rows})
+        gradebook.write_csv(out / "gradebook.csv", rows, course)
+        if rows:
+            with atomic_write(out / "index.html") as file:
+                file.write(pages.class_page(rows, course, footer, missing))
+    return [figures_of(row) for row in rows]
+
+
+def _graded(out: Path, name: str) -> list[Row]:
+    """One row, or none where the hand-in is not graded yet or its files are damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        row = kept.read(out, name)
+        figures_of(row)
+        return [row]
+    return []
+
+
+def figures_of(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "score": row.report["score"],
+        "max_score": row.report["max_score"],
+        "bonus": row.report.get("bonus", 0),
+        **{key: row.run[key] for key in ("unreadable", "wall_s", "peak_pss_mb")},
+        "look_at_by_hand": bool(row.run.get("flags")),
+    }
+
+
+def summary(rows: Sequence[dict[str, Any]], done: dict[str, bool], seconds: float) -> dict[str, Any]:
+    """The figures of this run. Memory is that of one job, graders and ranks together, shared pages once."""
+    mine = [row for row in rows if row["name"] in done]
+    now = [row for row in mine if done[row["name"]]]
+    return {
+        "submissions": len(mine),
+        "graded": len(now),
+        "kept": len(mine) - len(now),
+        "unreadable": sum(row["unreadable"] for row in mine),
+        "mean_score": round(statistics.fmean([row["score"] for row in mine] or [0]), 1),
+        "max_score": max((row["max_score"] for row in mine), default=0),
+        "look_at_by_hand": sum(row["look_at_by_hand"] for row in mine),
+        "seconds": round(seconds, 1),
+        "submissions_per_hour": round(3600 * len(now) / seconds, 1) if now else None,
+        "longest_s": max((row["wall_s"] for row in now), default=None),
+        "peak_pss_mb": max((row["peak_pss_mb"] for row in now if row["peak_pss_mb"]), default=None),
+    }

@@ -1,0 +1,138 @@
+"""The class in figures: the grade book as a table, how each region went, and the mistakes that occur most often."""
+
+import csv
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.paths import atomic_write
+from course.table import Course
+
+MOST_MISTAKES = 20
+NOT_MISTAKES = ("passed", "not attempted", "skipped")
+SEED = re.compile(r" \(inputs drawn with seed \d{1,20}; [^()]{0,100}\)")
+NUMBERS = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run a cell that begins so
+
+
+@dataclass(frozen=True)
+class Row:
+    """One submission: its report.json, and what was noted about it while it was graded (run.json)."""
+
+    report: dict[str, Any]
+    run: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.report["submission"]
+
+    @property
+    def tests(self) -> list[dict[str, Any]]:
+        return self.report["tests"]
+
+    def points(self, key: str, value: str) -> int:
+        """Points of a task or a region."""
+        return sum(test["points"] for test in self.tests if test[key] == value)
+
+
+@dataclass(frozen=True)
+class RegionShare:
+    """How a class did in one region: how many submissions have all its points, some of them, none, or did not try."""
+
+    id: str
+    title: str
+    max_points: int
+    mean: float
+    full: int
+    some: int
+    none: int
+    untried: int
+
+    @property
+    def submissions(self) -> int:
+        return self.full + self.some + self.none + self.untried
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake and who made it: the message of the first, for the numbers in it differ."""
+
+    test: str
+    region: str
+    message: str
+    names: tuple[str, ...]
+
+
+def write_csv(path: Path, rows: Iterable[Row], course: Course) -> None:
+    """One line for each submission: score, bonus, points of each task and region, time, memory, notes."""
+    head = ["submission", "score", "max_score", "bonus", "max_bonus"]
+    head += [f"task {task}" for task in course.tasks] + list(course.regions)
+    head += ["look at by hand", "seconds", "peak_pss_mb", "notes"]
+    with atomic_write(path) as file:
+        table = csv.writer(file)
+        table.writerow(head)
+        for row in rows:
+            points = [row.points("task", task) for task in course.tasks]
+            points += [row.points("region", region) for region in course.regions]
+            figures = [_cell(look_at(row)), row.run.get("wall_s", ""), row.run.get("peak_pss_mb", "")]
+            score = [row.report["score"], row.report["max_score"]]
+            score += [row.report.get("bonus", 0), row.report.get("max_bonus", 0)]
+            table.writerow([_cell(row.name), *score, *points, *figures, _cell("; ".join(row.run.get("notes", [])))])
+
+
+def look_at(row: Row) -> str:
+    """The lines to look at by hand: "common/schedule.py:3, while running"."""
+    flags = row.run.get("flags", [])
+    places = [f"{flag['file']}:{flag['line']}" if flag["file"] else "while running" for flag in flags]
+    return ", ".join(dict.fromkeys(places))
+
+
+def _cell(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def regions(rows: Sequence[Row], course: Course) -> list[RegionShare]:
+    """Each region that was graded, in the order of course.toml."""
+    shares = []
+    for region in course.regions.values():
+        of_all = [[test for test in row.tests if test["region"] == region.id] for row in rows]
+        tests = [tests for tests in of_all if tests]
+        if not tests:
+            continue
+        points = [sum(test["points"] for test in mine) for mine in tests]
+        most = max(sum(test["max_points"] for test in mine) for mine in tests)
+        untried = sum(all(test["status"] == "not attempted" for test in mine) for mine in tests)
+        full = sum(got == most for got in points)
+        none = sum(got == 0 for got in points) - untried
+        some = len(points) - full - none - untried
+        shares.append(RegionShare(region.id, region.title, most, statistics.mean(points), full, some, none, untried))
+    return shares
+
+
+def mistakes(rows: Iterable[Row]) -> list[Mistake]:
+    """Failed tests with equal messages but for numbers, the most frequent first."""
+    found: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+    for row in rows:
+        for test in row.tests:
+            if test["status"] not in NOT_MISTAKES:
+                kind = NUMBERS.sub("#", SEED.sub("", test["message"]).split("\n")[0])
+                found.setdefault((test["id"], kind), []).append((row.name, test))
+    ordered = sorted(found.values(), key=lambda same: (-len(same), same[0][1]["id"]))
+    return [
+        Mistake(first["id"], first["region"], SEED.sub("", first["message"]), tuple(name for name, _ in same))
+        for same in ordered[:MOST_MISTAKES]
+        for first in [same[0][1]]
+    ]
+
+
+def histogram(rows: Sequence[Row], bins: int = 10) -> list[tuple[str, int]]:
+    """(range of the score in percent, how many); the last bin holds full marks too."""
+    counts = [0] * bins
+    for row in rows:
+        share = row.report["score"] / max(1, row.report["max_score"])
+        counts[min(bins - 1, int(share * bins))] += 1
+    width = 100 // bins
+    return [(f"{width * i}–{width * (i + 1)} %", count) for i, count in enumerate(counts)]

@@ -1,0 +1,195 @@
+"""Grades one submission after the other into DIR/hand_ins/NAME; see staff/grade/kept.py for what is written there.
+
+Reports have no times in them, so that equal submissions get equal reports. What is read of a hand-in is read in
+processes of their own (staff/grade/apart.py), and each step has a deadline: a hand-in that hangs one of them gets a report
+that says so, and costs nobody else anything.
+"""
+
+import json
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError
+from common.paths import ROOT
+from course.table import Course, files_matching, load_course, score_in_words, score_of
+from staff.grade import heard, kept
+from staff.grade.apart import Unfinished, run_apart
+from staff.grade.gradebook import Row
+from staff.grade.heard import Tests
+from staff.grade.own_texts import Opened, digest, open_into, page, unreadable
+from staff.grade.submissions import Submission, clean_files, printable
+from staff.sandbox.graded_run import probe, run_graded
+
+DEADLINE = 600.0  # seconds for the graders of one submission; single tests have shorter ones of their own
+OPEN_TIME = 120.0  # seconds to unpack a hand-in, which has at most 64 MiB
+PAGE_TIME = 60.0  # seconds to read the graders' report, and again to make the student's page
+GRADERS = ("course.toml", "common/*.py", "grader/**/*.py", "tests/conftest.py")  # and the tests: what decides on points
+PACKAGES = ("torch", "transformers", "numpy", "pytest")
+
+
+def grader_files() -> list[str]:
+    """The graders of course.toml, as far as they are there."""
+    named = [file for task in load_course().tasks.values() for file in task.tests] + ["tests/test_ladder.py"]
+    return [file for file in dict.fromkeys(named) if (ROOT / file).exists()]
+
+
+def hidden_files() -> list[str]:
+    """The graders that only the autograder runs."""
+    patterns = load_course().hidden.get("tests", [])
+    return [file for file in files_matching(ROOT, patterns) if Path(file).name.startswith("test_")]
+
+
+@dataclass
+class Grading:
+    """What the submissions of one run share. `catalogue` has every test, as one that was never reached."""
+
+    out: Path
+    scratch: Path
+    course: Course
+    clean: dict[str, bytes]
+    files: Sequence[str]
+    catalogue: Tests
+    graders: str  # digest of all that decides on points
+    sandbox: dict[str, Any]
+    seed: int
+    deadline: float
+    stop: threading.Event = field(default_factory=threading.Event)  # set when the whole run ends early
+
+    @classmethod
+    def prepare(cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int, deadline: float) -> "Grading":
+        """The clean tree and the list of tests, made once."""
+        course = load_course()
+        return cls(
+            out=out,
+            scratch=scratch,
+            course=course,
+            clean=clean_files(),
+            files=files,
+            catalogue=collect(scratch, files),
+            graders=digest(*_graders(files)),
+            sandbox=probe(),
+            seed=seed,
+            deadline=deadline,
+        )
+
+    def grade(self, submission: Submission) -> bool:
+        """Grade a submission unless that is done already; returns whether it was graded now.
+
+        Whatever is wrong with the submission is in its report.
+        """
+        start = time.monotonic()
+        folder = self.scratch / secrets.token_hex(8)  # a name that no other submission's code can guess
+        folder.mkdir(mode=0o700)
+        try:
+            opened = self._open(submission, folder)
+            mark = digest(self.graders.encode(), opened.digest.encode())
+            if self._is_done(submission, mark):
+                return False
+            run: dict[str, Any] = {
+                "notes": opened.notes,
+                "digest": mark,
+                "peak_pss_mb": None,
+                "output": {},
+                "flags": [],
+            }
+            run["unreadable"] = bool(opened.why)
+            if opened.why:
+                run["notes"] = [opened.why]
+                tests = [test | {"status": "crashed", "message": opened.why} for test in self.catalogue]
+            else:
+                tests = self._run(folder / "tree", folder / "report.json", run)
+            if self.stop.is_set():  # our own end, not the submission's: nothing of it is kept
+                raise InterruptedError("the class run was stopped")
+            run["wall_s"] = round(time.monotonic() - start, 1)
+            self._keep(submission, tests, run)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return True
+
+    def _open(self, submission: Submission, folder: Path) -> Opened:
+        try:
+            return run_apart(open_into, submission.path, self.clean, self.course, folder, seconds=OPEN_TIME)
+        except Unfinished as error:
+            return unreadable(f"unpacking it {error}")
+
+    def _run(self, tree: Path, report: Path, run: dict[str, Any]) -> Tests:
+        """The graders on a student's tree; every test of the catalogue, in its order."""
+        inside = {"TMPDIR": str(self.scratch)}  # so that nothing is left behind, even by a killed run
+        outcome = run_graded(tree, report, tests=self.files, seed=self.seed, deadline_s=self.deadline, env=inside)
+        try:
+            told = run_apart(heard.read_report, report, seconds=PAGE_TIME)
+        except Unfinished as error:
+            told = {"tests": [], "output": {}, "flags": [], "notes": [f"reading the graders' report: {error}"]}
+        notes = [*run["notes"], *told["notes"]]
+        if outcome.timed_out:
+            notes.append(f"the graders were stopped after {self.deadline:g} s, before the last test")
+        elif outcome.exit_code not in (0, 1):
+            notes.append(f"the graders did not finish (exit code {outcome.exit_code})")
+            run["graders_said"] = printable(outcome.output[-2000:])
+        run |= {"peak_pss_mb": outcome.peak_pss_mb, "swept": outcome.swept, "sandbox": outcome.sandbox}
+        run |= {"notes": notes, "output": told["output"], "flags": told["flags"]}
+        seen = {test["id"]: test for test in told["tests"]}
+        return [seen.get(test["id"], test) for test in self.catalogue]
+
+    def _is_done(self, submission: Submission, mark: str) -> bool:
+        try:
+            return self.read(submission.name).run["digest"] == mark
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def read(self, name: str) -> Row:
+        """What was kept of a graded submission, without what its ranks printed."""
+        return kept.read(self.out, name)
+
+    def _keep(self, submission: Submission, tests: Tests, run: dict[str, Any]) -> None:
+        report = {
+            "submission": submission.name,
+            **score_of(tests, self.course.bonus_tasks),
+            "tests": tests,
+            "environment": environment() | {"seed": self.seed},
+            "sandbox": run.pop("sandbox", self.sandbox),
+        }
+        try:
+            text = run_apart(page, report, run, self.course, seconds=PAGE_TIME)
+        except Unfinished as error:
+            run["notes"] = [*run["notes"], f"the page for the student: {error}"]
+            text = f"<!doctype html><title>Points</title><p>{score_in_words(report)}</p>"
+        kept.keep(self.out, report, run, text)
+
+
+def _graders(tests: Sequence[str]) -> Iterator[bytes]:
+    """All that decides on points: a change of it makes every submission be graded again."""
+    yield repr(list(tests)).encode()
+    for file in files_matching(ROOT, [*GRADERS, *(test.split("::")[0] for test in tests)]):
+        yield (ROOT / file).read_bytes()
+
+
+def collect(scratch: Path, files: Sequence[str]) -> Tests:
+    """Every graded test of these files, as a report has it before it is run.
+
+    Raises:
+        InputError: the graders themselves cannot be loaded.
+    """
+    path = scratch / "catalogue.json"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "--report", str(path)]
+    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode or not path.exists():
+        raise InputError(f"the graders cannot be loaded: {done.stdout[-500:]}{done.stderr[-500:]}")
+    return json.loads(path.read_text(encoding="utf-8"))["tests"]
+
+
+def environment() -> dict[str, Any]:
+    """What the points may depend on."""
+    versions = {package: metadata.version(package) for package in PACKAGES}
+    return {"python": platform.python_version(), **versions, "system": platform.system(), "cpus": os.cpu_count()}

@@ -1,0 +1,125 @@
+"""Where the results of a class are kept, and how they are written: a killed run leaves nothing half-written.
+
+    DIR/gradebook.csv, index.html         of the class
+    DIR/hand_ins/NAME/report.json         points and messages; written last: where it is, the hand-in is graded
+                     /index.html          the student's page
+                     /run.json            for staff: time, memory, notes, what to look at by hand
+                     /output.json         for staff: what ranks printed
+
+The names of hand-ins are in a folder of their own, so no hand-in can be called as a file of the class.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError
+from common.paths import atomic_write
+from staff.grade.gradebook import Row
+
+PREFIX = "cos598d-grade-"
+HAND_INS = "hand_ins"
+
+
+def folder_of(out: Path, name: str) -> Path:
+    return out / HAND_INS / name
+
+
+def read(out: Path, name: str) -> Row:
+    """What was kept of a graded submission, without what its ranks printed.
+
+    Raises:
+        OSError, ValueError: it is not graded yet, or somebody has changed the files.
+    """
+    report, run = (_load(out, name, file) for file in ("report.json", "run.json"))
+    return Row(report, run | {"output": {}})
+
+
+def read_with_output(out: Path, name: str) -> Row:
+    row = read(out, name)
+    return Row(row.report, row.run | {"output": _load(out, name, "output.json")})
+
+
+def _load(out: Path, name: str, file: str) -> dict[str, Any]:
+    return json.loads((folder_of(out, name) / file).read_text(encoding="utf-8"))
+
+
+def keep(out: Path, report: dict[str, Any], run: dict[str, Any], page: str) -> None:
+    """Write the results of one submission; report.json comes last."""
+    folder = folder_of(out, report["submission"])
+    (folder / "report.json").unlink(missing_ok=True)  # of what was handed in before: not done any more
+    write(folder / "output.json", json.dumps(run["output"], indent=1))
+    write(folder / "run.json", json.dumps({key: run[key] for key in run if key != "output"}, indent=1))
+    write(folder / "index.html", page)
+    write(folder / "report.json", json.dumps(report, indent=1))
+
+
+def write(path: Path, text: str) -> None:
+    """Write all of it or nothing. Characters that no file can hold are written as escapes."""
+    with atomic_write(path, "wb") as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
+
+
+def move_old_results(out: Path) -> None:
+    """Earlier versions kept results in DIR/NAME: move them to DIR/hand_ins/NAME."""
+    old = [path.parent for path in out.glob("*/report.json")]
+    if not old:
+        return
+    with tempfile.TemporaryDirectory(dir=out, prefix=".moving-") as moving:
+        if (out / HAND_INS / "report.json").exists():  # a hand-in of this very name
+            os.rename(out / HAND_INS, Path(moving, HAND_INS))
+            old = [Path(moving, HAND_INS) if folder.name == HAND_INS else folder for folder in old]
+        (out / HAND_INS).mkdir(exist_ok=True)
+        for folder in old:
+            with contextlib.suppress(OSError):  # graded by this version as well: the new result counts
+                os.rename(folder, folder_of(out, folder.name))
+
+
+@contextlib.contextmanager
+def at_work(out: Path, part: str = "") -> Iterator[Path]:
+    """Alone in `out`, or alone with this part of it, and with a scratch folder that is removed at the end.
+
+    Several parts may work at once, but not beside a run over the whole class. What a killed run left is removed first.
+
+    Raises:
+        InputError: another staff.grade is at work here.
+    """
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)  # grades are for nobody else on this machine
+    with contextlib.ExitStack() as locks:
+        whole = locks.enter_context(open(out / ".grading", "a+"))
+        _lock(whole, fcntl.LOCK_SH if part else fcntl.LOCK_EX, out)
+        mine = locks.enter_context(open(out / f".grading.{part}", "a+")) if part else whole
+        if part:
+            _lock(mine, fcntl.LOCK_EX, out)
+        mine.seek(0)
+        _remove_scratch(mine.read())
+        if not part:
+            move_old_results(out)
+        scratch = tempfile.mkdtemp(prefix=PREFIX)
+        os.chmod(scratch, 0o711)  # the sandbox's folders are in here, and their users must get to them
+        try:
+            mine.truncate(0)
+            mine.write(scratch)
+            mine.flush()
+            yield Path(scratch)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _lock(file: Any, kind: int, out: Path) -> None:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{out}: expected no other staff.grade at work here, got one; wait for it") from None
+
+
+def _remove_scratch(name: str) -> None:
+    path = Path(name)
+    if path.name.startswith(PREFIX) and path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.getuid():
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,169 @@
+"""The pages that people read: one for each submission, one for the class. Plain HTML, no scripts, nothing from outside.
+
+What students wrote and printed stands in them, so everything is escaped, and the pages forbid scripts themselves.
+"""
+
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from course.table import Course
+from staff.grade import gradebook
+from staff.grade.gradebook import Row
+from staff.grade.measurements import shared
+from staff.grade.submissions import printable
+
+TEMPLATES = Path(__file__).parent / "templates"
+SEED = re.compile(r" \(inputs drawn with seed (\d{1,20}); [^()]{0,100}\)")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+WANTED, GOT = "expected ", ", got "
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message taken apart: why, where, expected and got, the rest, and the seed of its inputs."""
+
+    cause: str
+    where: str = ""
+    expected: str = ""
+    got: str = ""
+    rest: str = ""
+    seed: str = ""
+
+
+def take_apart(message: str) -> Said:
+    """Take a grader's message apart; what has no "expected ..., got ..." is a cause and the rest.
+
+    In time linear in its length, whatever a hand-in has brought into it.
+    """
+    found = SEED.search(message)
+    lines = SEED.sub("", message).strip("\n").split("\n")
+    seed = found[1] if found else ""
+    for number, line in enumerate(lines):
+        if parts := expected_and_got(line):
+            where, expected, got, why = parts
+            cause = "\n".join([*lines[:number], *filter(None, [why])])
+            rest = "\n".join(lines[number + 1 :])
+            return Said(cause, where.strip(" :;,"), expected, got, rest, seed)
+    return Said(lines[0], rest="\n".join(lines[1:]), seed=seed)
+
+
+def expected_and_got(line: str) -> tuple[str, str, str, str] | None:
+    """(where, expected, got, the question at the end) of a line "where: expected a, got b: did you c?"."""
+    last = line.rfind(GOT, 0, -1)
+    start = line.rfind(WANTED, 0, max(0, last))
+    while start > 0 and (line[start - 1].isalnum() or line[start - 1] == "_"):  # unexpected
+        start = line.rfind(WANTED, 0, start)
+    if start < 0 or last < 0:
+        return None
+    begin = start + len(WANTED)
+    middle = line.index(GOT, begin)
+    expected, got, why = line[begin:middle], line[middle + len(GOT) :], ""
+    colon = got.rfind(": ")
+    if got.endswith("?") and colon > 0 and ":" not in got[colon + 1 :]:
+        got, why = got[:colon], got[colon + 2 :]
+    return (line[:start], expected, got, why) if expected else None
+
+
+def sentence(test: str) -> str:
+    """What a test says, from its name."""
+    return test.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+
+
+def ranks_alike(output: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ranks that printed the same and ended alike are shown once."""
+    alike: dict[tuple, list[int]] = {}
+    for rank in output:
+        alike.setdefault((rank["ended"], rank["stdout"], rank["stderr"]), []).append(rank["rank"])
+    if not any(stdout or stderr for _, stdout, stderr in alike):
+        return []
+    return [
+        {"ranks": _numbers(ranks), "ended": ended, "stdout": as_shown(stdout), "stderr": as_shown(stderr)}
+        for (ended, stdout, stderr), ranks in alike.items()
+    ]
+
+
+def as_shown(printed: str) -> str:
+    """What a terminal would show in the end: of a progress bar, which goes back to the line's start, the last state."""
+    lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in ESCAPES.sub("", printed).split("\n"))
+    return printable("\n".join(filter(None, lines)))
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def student_page(row: Row, course: Course) -> str:
+    """The page of one submission."""
+    tasks = [task for id in course.tasks if (task := _task(row, course, id))["regions"]]
+    failed = [
+        region
+        for task in tasks
+        for region in task["regions"]
+        if any(test["status"] not in ("passed", "skipped") for test in region["tests"])
+    ]
+    first = failed[0] if failed else None
+    return _template("student.html").render(report=row.report, run=row.run, tasks=tasks, first=first)
+
+
+def _task(row: Row, course: Course, id: str) -> dict[str, Any]:
+    regions = [_region(row, course, region) for region in course.regions.values() if region.task == id]
+    regions = [region for region in regions if region["tests"]]
+    return {"id": id, "title": course.tasks[id].title, "regions": regions} | _sums(regions)
+
+
+def _region(row: Row, course: Course, region: Any) -> dict[str, Any]:
+    tests = [
+        test
+        | {
+            "sentence": sentence(test["id"]),
+            "said": take_apart(test["message"]),
+            "output": ranks_alike(row.run.get("output", {}).get(test["id"], [])),
+        }
+        for test in row.tests
+        if test["region"] == region.id
+    ]
+    about = {"id": region.id, "title": region.title, "file": region.file, "readme": course.readme(region.id)}
+    return about | {"hint": region.hints[0], "tests": tests} | _sums(tests)
+
+
+def _sums(parts: Sequence[dict[str, Any]]) -> dict[str, int]:
+    return {key: sum(part[key] for part in parts) for key in ("points", "max_points")}
+
+
+def class_page(rows: Sequence[Row], course: Course, footer: str, missing: Sequence[str] = ()) -> str:
+    """The overview of a class: scores, regions, common mistakes, submissions; `missing` are not graded yet."""
+    scores = [row.report["score"] for row in rows]
+    bins = gradebook.histogram(rows)
+    readable = [row for row in rows if not row.run["unreadable"]]
+    mistakes = [vars(mistake) | {"sentence": sentence(mistake.test)} for mistake in gradebook.mistakes(readable)]
+    return _template("class.html").render(
+        rows=rows,
+        missing=missing,
+        shared=shared({row.name: row.run.get("measured", ()) for row in rows}),
+        flagged=[row for row in rows if row.run.get("flags")],
+        readable=len(readable),
+        unreadable=len(rows) - len(readable),
+        mean=round(statistics.mean(scores), 1),
+        median=round(statistics.median(scores), 1),
+        most=max(row.report["max_score"] for row in rows),
+        histogram=bins,
+        highest=max(count for _, count in bins),
+        regions=gradebook.regions(readable, course),
+        mistakes=mistakes,
+        tasks=list(course.tasks),
+        footer=footer,
+    )
+
+
+def _template(name: str) -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(name)

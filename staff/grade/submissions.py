@@ -1,0 +1,164 @@
+"""Puts a student's files over a clean tree: only those that course.toml lets a student change, under our names.
+
+The clean tree is the handout's: what a student did not hand in is unsolved, and no solution lies where a rank could
+read it.
+"""
+
+import hashlib
+import os
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.errors import InputError
+from common.paths import ROOT
+from course.table import Course, files_matching, load_course
+from staff.grade.unpack import unpack
+from staff.handout.regions import strip
+
+# What the graders look for in a tree.
+TREE = ("course.toml", "common/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
+STAFF_ONLY = b"# === staff only"
+LONGEST_NAME = 80  # characters; at most twice as many bytes
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What was handed in: a folder or a zip, and the name under which its results are kept."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What was taken of it: our name of each file -> where it lies; what the student should know about the rest."""
+
+    files: dict[str, Path]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        """Names and contents: equal for two submissions only if they are graded alike."""
+        total = hashlib.sha256()
+        for name, path in sorted(self.files.items()):
+            total.update(os.fsencode(name) + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()
+
+
+def name_all(paths: Sequence[Path]) -> list[Submission]:
+    """A name for each submission: that of its folder or zip; where two are equal, the folder above it in front.
+
+    Those that are still equal get a few characters computed from what they are really called, so the same hand-in has
+    the same name in every run over this class. A path that is given twice is one submission.
+    """
+    paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths))
+    names = [_clean(path.stem if path.suffix.lower() == ".zip" else path.name) for path in paths]
+    tell_apart: list[Callable[[str, Path], str]] = [
+        lambda name, path: _clean(f"{path.parent.name}-{name}"),
+        lambda name, path: f"{name}-{_short_digest(path.name)}",
+        lambda name, path: f"{name}-{_short_digest(str(path))}",
+    ]
+    for other in tell_apart:
+        count = Counter(map(_same_file, names))
+        names = [
+            name if count[_same_file(name)] == 1 else other(name, path) for name, path in zip(names, paths, strict=True)
+        ]
+    return [Submission(name, path) for name, path in zip(names, paths, strict=True)]
+
+
+def _clean(name: str) -> str:
+    """A name that any file system, table and page can take."""
+    text = unicodedata.normalize("NFC", os.fsencode(name).decode("utf-8", "replace"))
+    text = re.sub(r"[^\w.@+-]+", "_", text)[:LONGEST_NAME].encode()[: 2 * LONGEST_NAME].decode(errors="ignore")
+    return text.strip(".") or "unnamed"
+
+
+def _same_file(name: str) -> str:
+    """Equal for names that some file systems take for one."""
+    return unicodedata.normalize("NFKC", name).casefold()
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:8]
+
+
+def clean_files(root: Path = ROOT) -> dict[str, bytes]:
+    """The clean tree: name -> content. Where the source is a handout already (an autograder), it is taken as it is."""
+    course = load_course(root / "course.toml")
+    files = {}
+    for file in files_matching(root, TREE):
+        content = (root / file).read_bytes()
+        if file == "course.toml":
+            content = content.split(STAFF_ONLY)[0].rstrip() + b"\n"
+        elif b"# BEGIN SOLUTION" in content:
+            content = strip(content.decode(), file, course.readme).encode()
+        files[file] = content
+    return files
+
+
+def open_submission(path: Path, scratch: Path, course: Course) -> Taken:
+    """What is to be graded of a folder or a zip, copied into `scratch`.
+
+    Raises:
+        InputError: it cannot be read, or has no file of the course.
+    """
+    notes = unpack(path, scratch)
+    taken = choose(scratch, course)
+    if not taken.files:
+        wanted = ", ".join(f"{task.submitted_as} or {task.folder}" for task in list(course.tasks.values())[:2])
+        raise InputError(f"expected the folders of the course ({wanted}, ...), got none; put them into the zip")
+    return Taken(taken.files, [printable(note) for note in notes + taken.notes])
+
+
+def choose(folder: Path, course: Course) -> Taken:
+    """The files of a folder that course.toml lets a student change, under our names."""
+    seen = sorted(path.relative_to(folder).parts for path in folder.rglob("*") if path.is_file())
+    base = _base(seen, course)
+    ours = {name: task.folder for task in course.tasks.values() for name in (task.folder, task.submitted_as)}
+    found: dict[str, Path] = {}
+    notes = []
+    for parts in seen:
+        top, *rest = parts[len(base) :] if parts[: len(base)] == base else [""]
+        name = "/".join([ours.get(top.lower(), top), *rest])
+        if name in found:
+            notes.append(f"{'/'.join(parts)} was left out: {name} was handed in as well")
+        elif rest and course.may_student_change(name):
+            found[name] = folder.joinpath(*parts)
+    return Taken(found, notes)
+
+
+def _base(seen: Iterable[tuple[str, ...]], course: Course) -> tuple[str, ...]:
+    """The folder in which most of the course's folders lie: a zip often holds one folder that holds them all."""
+    known = {name for task in course.tasks.values() for name in (task.folder, task.submitted_as)} | {"common"}
+    inside: dict[tuple[str, ...], set[str]] = {}
+    for parts in seen:
+        for depth, part in enumerate(parts[:-1]):
+            if part in known or part.lower() in known:
+                inside.setdefault(parts[:depth], set()).add(part)
+    return max(inside, key=lambda base: (len(inside[base]), -len(base), base), default=())
+
+
+def write_tree(clean: dict[str, bytes], taken: Taken, tree: Path) -> None:
+    """The clean tree with the student's files over it. Real copies: a link would let one student write in all trees.
+
+    Raises:
+        InputError: a folder that is handed in where the course has a file.
+    """
+    for name, content in {**clean, **{name: path.read_bytes() for name, path in taken.files.items()}}.items():
+        path = tree / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise InputError(f"{name}: expected a file of the course, got a folder; see the handout's tree") from error
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal, a table or a page could trip over written as an escape."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "replace").decode() for c in text
+    )

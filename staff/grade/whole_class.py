@@ -1,0 +1,125 @@
+"""Grade a class: folders and zips in; a report and a page for each, a grade book and an overview out.
+
+    python -m staff.grade submissions/* --out graded --jobs 2
+    python -m staff.grade submissions/* --out graded --part 3/16      # one share of the class, on this machine
+
+writes DIR/hand_ins/NAME/report.json and index.html for each submission, DIR/gradebook.csv and DIR/index.html. Results
+are kept, unless the submission, the graders or the course have changed since: start a run that was killed again. Parts
+share DIR and may run at the same time; each adds its results to the one grade book when it ends.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT
+from grader.wire.processes import descendants, kill_all
+from staff.grade.apart import Unfinished, run_apart
+from staff.grade.class_files import summary, write_class
+from staff.grade.hand_ins import DEADLINE, Grading, grader_files, hidden_files
+from staff.grade.kept import at_work
+from staff.grade.submissions import Submission, name_all
+
+CLASS_TIME = 600.0  # seconds to write the grade book and the overview, waiting for other parts included
+
+
+def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) -> dict[str, bool]:
+    """Grade `jobs` submissions at a time. Returns for each, by name, whether it was graded now or before.
+
+    A submission that our own graders fail on is left out; stderr says so.
+    """
+    done: dict[str, bool] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(grading.grade, submission): submission for submission in submissions}
+        try:
+            for future in as_completed(futures):
+                name = futures[future].name
+                if error := future.exception():
+                    print(f"{name}: not graded: {type(error).__name__}: {error}", file=sys.stderr)
+                    continue
+                done[name] = future.result()
+                tell(grading, name, done[name], f"{len(done)}/{len(submissions)}")
+        except BaseException:
+            grading.stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            kill_all(lambda: descendants(os.getpid(), set()))  # or Ctrl-C would wait for every deadline
+            raise
+    return done
+
+
+def tell(grading: Grading, name: str, now: bool, count: str) -> None:
+    """Print one line as soon as a submission is done."""
+    row = grading.read(name)
+    figures = f"{row.run['wall_s']:6.1f} s  {row.run['peak_pss_mb'] or 0:6.0f} MB" if now else "graded before"
+    score = f"{row.report['score']:3} of {row.report['max_score']}"
+    score += f" + {row.report['bonus']:2} of {row.report['max_bonus']} bonus" if row.report.get("max_bonus") else ""
+    notes = "; ".join(["look at this by hand"] * bool(row.run.get("flags")) + row.run["notes"])
+    print(f"{count:>7}  {score}  {figures}  {name}  {notes[:100]}".rstrip(), flush=True)
+
+
+def share(submissions: Sequence[Submission], part: str) -> list[Submission]:
+    """The submissions of part "3/16": every sixteenth by name, so that each is in one part whatever the order.
+
+    Raises:
+        InputError: a part that is none.
+    """
+    if not part:
+        return list(submissions)
+    number, _, parts = part.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise InputError(f"--part: expected NUMBER/PARTS such as 3/16, got {part!r}")
+    return sorted(submissions, key=lambda submission: submission.name)[int(number) - 1 :: int(parts)]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _options(argv)
+    submissions = name_all(options.submissions)
+    mine = share(submissions, options.part)
+    start = time.monotonic()
+    with at_work(options.out, options.part.replace("/", "-of-")) as scratch:
+        tests = options.tests or grader_files() + (hidden_files() if options.hidden else [])
+        grading = Grading.prepare(options.out, scratch, tests, seed=options.seed, deadline=options.deadline)
+        done = grade_all(grading, mine, options.jobs)
+        failed = {submission.name for submission in mine} - set(done)
+        names = [submission.name for submission in submissions if submission.name not in failed]
+        footer = f"Sandbox: {json.dumps(grading.sandbox)}"
+        try:
+            rows = run_apart(write_class, options.out, names, grading.course, footer, seconds=CLASS_TIME)
+        except Unfinished as error:
+            raise InputError(f"{options.out}/gradebook.csv: expected it to be written in time, got: {error}") from None
+    figures = summary(rows, done, time.monotonic() - start) | {"not_graded": len(failed), "class": len(rows)}
+    print(f"{len(rows)} of {len(submissions)} graded: {options.out / 'index.html'}, {options.out / 'gradebook.csv'}")
+    print(json.dumps(figures))
+    sys.exit(1 if failed else 0)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("submissions", nargs="+", type=Path, metavar="SUBMISSION", help="a folder or a zip")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for results, old and new")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="submissions at a time")
+    parser.add_argument("--part", default="", metavar="K/N", help="grade the K-th of N shares of the class only")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**30), help="draw inputs again")
+    deadline = DEADLINE * float(os.environ.get("COS598D_SLOWNESS", "1"))
+    parser.add_argument("--deadline", type=float, default=deadline, help="seconds for one submission (%(default)s)")
+    parser.add_argument("--hidden", action="store_true", help="the hidden tests of course.toml as well")
+    parser.add_argument("--tests", nargs="+", metavar="TEST", help="only these graders: files, or pytest's ids")
+    options = parser.parse_args(argv)
+    if missing := [path for path in options.submissions if not path.exists()]:
+        raise InputError(f"{missing[0]}: expected a folder or a zip, got nothing of this name; check the path")
+    if options.jobs < 1:
+        raise InputError(f"--jobs: expected at least 1, got {options.jobs}")
+    if os.path.realpath(options.out) == str(ROOT) or options.out.is_file():
+        raise InputError(f"--out {options.out}: expected a folder for results, got something else; name a new one")
+    return options
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,237 @@
+"""Builds the students' handout from the one solved source, and refuses to build one that gives a solution away.
+
+    python -m staff.handout [--out dist/handout] [--with benchmark]
+
+Only what course.toml lists ships. Built again from the same source, every byte is the same: order, times and modes are
+fixed. What stands under the name of the handout is replaced only if it is an untouched handout (its manifest lists
+every file), so nobody's work is ever deleted.
+"""
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import os
+import secrets
+import stat
+import sys
+import tempfile
+import zipfile
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT, atomic_write
+from course.table import Course, files_matching, load_course
+from staff.handout.leaks import find_leaks
+from staff.handout.regions import Region, find_regions, rewrite, strip
+
+MANIFEST = ".handout.json"
+STAFF_ONLY = "# === staff only"
+_TIME = (2020, 1, 1, 0, 0, 0)  # of every file in the zip; a zip cannot say "none"
+_SECONDS = 1577836800  # the same time, for the folder
+_REMAKEABLE = {"__pycache__", ".pytest_cache", ".cache"}  # what running the handout leaves in it
+
+
+@dataclass(frozen=True)
+class Handout:
+    """A handout in memory: name -> content, and every reason not to give it out."""
+
+    files: dict[str, bytes]
+    regions: list[Region]
+    problems: list[str]
+
+
+def assemble(root: Path, extras: Collection[str] = (), solved: Collection[str] = ()) -> Handout:
+    """Make the handout of a source tree without writing anything.
+
+    A sentinel is planted in every region and in the staff's part of course.toml before they are cut away: should a
+    cut ever leave a line of them, the sentinel tells.
+
+    Args:
+        extras: names under [handout.extras] that are to ship as well.
+        solved: ids that keep their solution, as a student would have written it (the graders' tests ask for this).
+    """
+    course = load_course(root / "course.toml")
+    if unknown := set(extras) - set(course.handout.extras):
+        raise InputError(f"--with {min(unknown)}: expected one of {', '.join(course.handout.extras)}")
+    if unknown := set(solved) - set(course.regions):
+        raise InputError(f"solved: region {min(unknown)} is not in course.toml")
+    sentinel = secrets.token_hex(16)
+    files: dict[str, bytes] = {}
+    regions: list[Region] = []
+    for source, name in _names(root, course, extras).items():
+        content = (root / source).read_bytes()
+        if source == "course.toml":
+            content = (content.decode() + f"# {sentinel}\n").split(STAFF_ONLY)[0].rstrip().encode() + b"\n"
+        elif source.endswith(".py"):
+            text = (root / source).read_text(encoding="utf-8")
+            found = find_regions(text, source, course.regions)
+            regions += [region for region in found if region.id not in solved]
+            if found:
+                content = strip(_plant(text, found, sentinel, solved), source, course.readme, solved).encode()
+        files[name] = content
+    problems = _misplaced(course, regions, files, extras, solved)
+    problems += find_leaks(files, regions, course, sentinel)
+    return Handout(files, regions, problems)
+
+
+def _names(root: Path, course: Course, extras: Collection[str]) -> dict[str, str]:
+    """Source file -> name in the handout, sorted by name."""
+    patterns = [*course.handout.ships, *(pattern for extra in extras for pattern in course.handout.extras[extra])]
+    names = {file: file for file in files_matching(root, patterns)}
+    names |= {files_matching(root, [source])[0]: name for source, name in course.handout.renames.items()}
+    if len(set(names.values())) < len(names):
+        raise InputError("course.toml: handout.renames gives two files one name; mend it")
+    return dict(sorted(names.items(), key=lambda pair: pair[1]))
+
+
+def _plant(text: str, regions: list[Region], sentinel: str, solved: Collection[str]) -> str:
+    lines = text.split("\n")
+
+    def planted(region: Region) -> list[str]:
+        first, last, seed = region.line - 1, region.end_line, f"{region.indent}# {sentinel}"
+        return [*lines[first : first + 2], seed, *lines[first + 2 : last - 1], seed, lines[last - 1]]
+
+    return rewrite(text, [region for region in regions if region.id not in solved], planted)
+
+
+def _misplaced(
+    course: Course, regions: list[Region], files: dict[str, bytes], extras: Collection[str], solved: Collection[str]
+) -> list[str]:
+    """What ships and must not, and regions that are not where course.toml has them."""
+    closed = ["staff/*", ".git/*"]
+    closed += [pattern for extra in course.handout.extras.keys() - extras for pattern in course.handout.extras[extra]]
+    problems = [
+        f"{name}: ships, though {pattern} does not; mend [handout] in course.toml"
+        for name in files
+        for pattern in closed
+        if fnmatch.fnmatchcase(name, pattern)
+    ]
+    found = {(region.id, region.file) for region in regions}
+    problems += [
+        f"{row.file}: expected region {row.id} here, its home in course.toml, got none; mend one of the two"
+        for row in course.regions.values()
+        if row.id not in solved and (row.id, row.file) not in found
+    ]
+    return problems
+
+
+def write(handout: Handout, out: Path) -> Path:
+    """Write the folder `out` and the zip beside it; an earlier untouched handout there is replaced. Returns the zip.
+
+    Raises:
+        InputError: the handout has problems, or something stands there that is not ours to delete.
+    """
+    if handout.problems:
+        raise InputError(f"the handout has {len(handout.problems)} problem(s), the first: {handout.problems[0]}")
+    archive = make_room(out)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in handout.files.items()}
+    manifest = json.dumps({"format": 1, "files": digests}, indent=1) + "\n"
+    files = handout.files | {MANIFEST: manifest.encode()}
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        new, old = Path(scratch, "new"), Path(scratch, "old")
+        _write_folder(files, new)
+        if out.exists():
+            out.rename(old)
+        try:
+            new.rename(out)
+        except OSError:
+            if old.exists():
+                old.rename(out)
+            raise
+    _write_zip(files, archive, out.name)
+    return archive
+
+
+def make_room(out: Path) -> Path:
+    """Make the folder that `out` is to be in; returns the zip's path. Raises InputError as `write` does."""
+    archive = out.with_name(f"{out.name}.zip")
+    _refuse_foreign_folder(out)
+    _refuse_foreign_zip(archive, out.name)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return archive
+
+
+def _refuse_foreign_folder(out: Path) -> None:
+    if not out.exists() and not out.is_symlink():
+        return
+    advice = "move it away, or choose another --out"
+    manifest = out / MANIFEST
+    if out.is_symlink() or not manifest.is_file():
+        raise InputError(f"{out}: expected nothing or an earlier handout, got something else; {advice}")
+    try:
+        digests = dict(json.loads(manifest.read_text(encoding="utf-8"))["files"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{manifest}: expected the manifest of a handout, got something else; {advice}") from error
+    for path in sorted(out.rglob("*")):
+        name = path.relative_to(out).as_posix()
+        if name == MANIFEST or _REMAKEABLE & set(Path(name).parts) or (path.is_dir() and not path.is_symlink()):
+            continue
+        if path.is_symlink() or digests.get(name) != hashlib.sha256(path.read_bytes()).hexdigest():
+            raise InputError(f"{path}: was added or changed since the handout was built; {advice}")
+
+
+def _refuse_foreign_zip(archive: Path, folder: str) -> None:
+    if not archive.exists() and not archive.is_symlink():
+        return
+    if not archive.is_symlink() and zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as opened:
+            if f"{folder}/{MANIFEST}" in opened.namelist():
+                return
+    raise InputError(f"{archive}: expected nothing or an earlier handout, got something else; move it away")
+
+
+def _mode(content: bytes) -> int:
+    return 0o755 if content.startswith(b"#!") else 0o644
+
+
+def _write_folder(files: dict[str, bytes], folder: Path) -> None:
+    folder.mkdir()
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(_mode(content))
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_dir():
+            path.chmod(0o755)
+        os.utime(path, (_SECONDS, _SECONDS))
+
+
+def _write_zip(files: dict[str, bytes], archive: Path, folder: str) -> None:
+    """README.md first, since that is where a reader of the archive should begin."""
+    with atomic_write(archive, "wb") as file, zipfile.ZipFile(file, "w") as opened:
+        for name in sorted(files, key=lambda name: (name != "README.md", name)):
+            info = zipfile.ZipInfo(f"{folder}/{name}", _TIME)
+            info.create_system = 3  # Unix, on every machine: the modes below are Unix modes
+            info.external_attr = (stat.S_IFREG | _mode(files[name])) << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            opened.writestr(info, files[name])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "dist" / "handout", help="folder to build; NAME.zip beside it"
+    )
+    parser.add_argument("--with", dest="extras", action="append", default=[], help="also ship this set, e.g. benchmark")
+    arguments = parser.parse_args()
+    make_room(arguments.out)  # a wrong path is told at once, and not after the seconds that assembling takes
+    handout = assemble(ROOT, arguments.extras)
+    for problem in handout.problems:
+        print("-", problem, file=sys.stderr)
+    archive = write(handout, arguments.out)
+    summary = {
+        "files": len(handout.files),
+        "regions": len({region.id for region in handout.regions}),
+        "bytes": sum(map(len, handout.files.values())),
+        "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
+    }
+    print(f"{arguments.out} and {archive.name}: {summary['files']} files, {summary['regions']} regions to solve")
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,248 @@
+"""The one parser of regions: finds them, replaces and strips their bodies, and refuses what only almost looks like one.
+
+        # TODO(cos598d) 1.2: what to do (1 line)
+        # BEGIN SOLUTION 1.2
+        loss.backward()
+        # END SOLUTION 1.2
+
+In the handout the TODO line stays, a `raise NotImplementedError` stands for the body, and `# END TODO 1.2` marks where
+a student's lines stop (course/todo.py reads them back). Only comments count, never text inside a string. A marker
+that is misspelt would leak a solution without a word, so whatever resembles a marker and is none is an error.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from common.errors import InputError
+from common.paths import ROOT, atomic_write
+from course.todo import REGION_ID, Comment, indent_body, lines_inside_strings, read_comments, read_tokens, take_body
+
+_MARKERS = {
+    "TODO": re.compile(rf"# TODO\(cos598d\) ({REGION_ID}): (\S(?:.*\S)?)"),
+    "BEGIN": re.compile(rf"# BEGIN SOLUTION ({REGION_ID})()"),
+    "END": re.compile(rf"# END SOLUTION ({REGION_ID})()"),
+}
+_SPELLING = "'# TODO(cos598d) ID: text', '# BEGIN SOLUTION ID' and '# END SOLUTION ID'"
+_LONGEST_LINE = 120
+
+
+@dataclass(frozen=True)
+class Region:
+    """One solved region. An id may have several parts in one file, numbered from 1; `body` starts at column 0.
+
+    `line` and `end_line` are those of the TODO and the END SOLUTION line, counted from 1.
+    """
+
+    file: str
+    id: str
+    part: int
+    line: int
+    end_line: int
+    indent: str
+    todo: str
+    body: str
+
+
+class _Marker(NamedTuple):
+    kind: str
+    id: str
+    text: str
+    line: int
+    indent: str
+
+
+def find_regions(text: str, file: str = "file", known: Collection[str] | None = None) -> list[Region]:
+    """The regions of one file, in order.
+
+    Args:
+        known: the ids that may occur; None accepts any.
+
+    Raises:
+        InputError: with file and line: a near miss of a marker, an unknown id, a region nested, unclosed, empty,
+            closed by another id, at another indent than its markers, or with tabs.
+    """
+    tokens = read_tokens(text, file)
+    regions: list[Region] = []
+    opened: list[_Marker] = []  # the TODO, then the BEGIN, of the region we are in
+    for marker in (marker for comment in read_comments(tokens) if (marker := _classify(comment, file))):
+        _check_place(marker, opened, known, file)
+        if marker.kind != "END":
+            opened.append(marker)
+            continue
+        todo, opened = opened[0], []
+        first, last = todo.line + 2, marker.line - 1
+        inside = lines_inside_strings(tokens)
+        lines = enumerate(text.split("\n")[:last], start=1)
+        _check_body([line for n, line in lines if n >= first and n not in inside], todo, file)
+        part = 1 + sum(region.id == todo.id for region in regions)
+        body = take_body(text, first, last, todo.indent, tokens)
+        regions.append(Region(file, todo.id, part, todo.line, marker.line, todo.indent, todo.text, body))
+    if opened:
+        missing = f"'# {'END' if len(opened) == 2 else 'BEGIN'} SOLUTION {opened[0].id}'"
+        raise InputError(f"{file}:{opened[-1].line}: expected {missing} below, got the file's end")
+    return regions
+
+
+def _classify(comment: Comment, file: str) -> _Marker | None:
+    """The marker that a comment is, None for an ordinary comment; a near miss is an error."""
+    where = f"{file}:{comment.line}"
+    for kind, pattern in _MARKERS.items():
+        if match := pattern.fullmatch(comment.text):
+            if not comment.alone:
+                raise InputError(f"{where}: expected the marker on a line of its own, got it after code")
+            return _Marker(kind, match[1], match[2], comment.line, comment.indent)
+    if _resembles_a_marker(comment.text):
+        raise InputError(
+            f"{where}: {comment.text!r} resembles a region marker and is none; "
+            f"write exactly {_SPELLING}, or word the comment differently"
+        )
+    return None
+
+
+def _resembles_a_marker(text: str) -> bool:
+    words = re.findall(rf"{REGION_ID}|[a-z0-9]+", text.lower())[:4]
+    has_id = [bool(re.fullmatch(REGION_ID, word)) for word in words]
+
+    def resembles(word: str, *markers: str) -> bool:
+        return bool(difflib.get_close_matches(word, markers, n=1, cutoff=0.7))
+
+    solution = any(resembles(word, "solution", "beginsolution", "endsolution") for word in words[:2])
+    todo = any(resembles(word, "todo") for word in words[:2])
+    limit = bool(words) and words[0] in ("begin", "end", "start", "stop")
+    return (
+        "(cos598d" in text.lower()
+        or (solution and (limit or any(has_id)))
+        or (todo and any(has_id))
+        or (bool(words) and resembles(words[0], "begin", "end") and has_id[1:2] == [True])
+    )
+
+
+def _check_place(marker: _Marker, opened: list[_Marker], known: Collection[str] | None, file: str) -> None:
+    """TODO, then BEGIN on the next line, then END: same id, same indent, nothing nested."""
+    where = f"{file}:{marker.line}"
+    if known is not None and marker.id not in known:
+        raise InputError(f"{where}: region {marker.id} is not in course.toml; add it there or mend the id")
+    if "\t" in marker.indent:
+        raise InputError(f"{where}: expected spaces before a marker, got a tab; indent with spaces")
+    expected, got = ("TODO", "BEGIN", "END")[len(opened)], f"{marker.kind} {marker.id}"
+    if marker.kind != expected:
+        inside = f" inside region {opened[0].id} of line {opened[0].line}" if opened else ""
+        raise InputError(f"{where}: expected {expected}, got {got}{inside}; the order is TODO, BEGIN, END")
+    if not opened:
+        return
+    above = opened[-1]
+    if marker.id != above.id:
+        raise InputError(f"{where}: expected {expected} {above.id}, got {got}; a region has one id")
+    if marker.indent != above.indent:
+        raise InputError(f"{where}: expected the marker at the indent of line {above.line}, got another indent")
+    if expected == "BEGIN" and marker.line != above.line + 1:
+        raise InputError(f"{where}: expected BEGIN right below its TODO of line {above.line}; remove what is between")
+
+
+def _check_body(lines: list[str], todo: _Marker, file: str) -> None:
+    """At least one line of code, with spaces only, the first at the markers' indent and none left of it."""
+    where = f"{file}:{todo.line}"
+    code = [line for line in lines if line.strip() and not line.strip().startswith("#")]
+    indents = [line[: len(line) - len(line.lstrip())] for line in code]
+    if not code:
+        raise InputError(f"{where}: expected at least one line of code in the region, got none")
+    if any("\t" in indent for indent in indents):
+        raise InputError(f"{where}: expected spaces in the region, got a tab; indent with spaces")
+    if indents[0] != todo.indent or not all(indent.startswith(todo.indent) for indent in indents):
+        raise InputError(f"{where}: expected the body at the indent of its markers, got it left or right of them")
+
+
+def regions_of_tree(tree: Path, files: Iterable[str], known: Collection[str] | None = None) -> list[Region]:
+    """The regions of every Python file in `files` (paths relative to `tree`), in that order."""
+    texts = {file: (tree / file).read_text(encoding="utf-8") for file in files if file.endswith(".py")}
+    return [region for file, text in texts.items() for region in find_regions(text, file, known)]
+
+
+def rewrite(text: str, regions: Iterable[Region], new_lines: Callable[[Region], list[str]]) -> str:
+    """The text with the lines of each region, markers included, replaced by `new_lines(region)`."""
+    lines = text.split("\n")
+    for region in sorted(regions, key=lambda region: -region.line):  # from below, so that line numbers above stay true
+        lines[region.line - 1 : region.end_line] = new_lines(region)
+    return "\n".join(lines)
+
+
+def strip(text: str, file: str, readme: Callable[[str], str], keep: Collection[str] = ()) -> str:
+    """The handout's form of a solved file.
+
+    Args:
+        readme: id -> the README that explains the region.
+        keep: ids whose solution stays, written where a student would write it.
+    """
+
+    def handed_out(region: Region) -> list[str]:
+        todo = f"{region.indent}# TODO(cos598d) {region.id}: {region.todo}"
+        solved = indent_body(region.body, region.indent, file) if region.id in keep else None
+        return [todo, *(solved or [placeholder(region, readme(region.id))]), f"{region.indent}# END TODO {region.id}"]
+
+    return rewrite(text, find_regions(text, file), handed_out)
+
+
+def placeholder(region: Region, readme: str) -> str:
+    """The line that stands for a body: it says what is missing and where to read, cut to fit the line length."""
+
+    def line(words: str) -> str:
+        message = json.dumps(f"TODO {region.id}: {words}; see {readme}", ensure_ascii=False)
+        return f"{region.indent}raise NotImplementedError({message})"
+
+    text = re.sub(r"\s*\(\d+ lines?\)$", "", region.todo)
+    ends = [end.start() for end in re.finditer(r"[;:,]? \(|[;:,] ", text)]
+    clauses = [text, *(text[:end] for end in reversed(ends) if text[:end].count("(") == text[:end].count(")"))]
+    words = text.split(" ")
+    shorter = [" ".join([*words[:count], "..."]) for count in range(len(words) - 1, 0, -1)]
+    return next((line(short) for short in clauses + shorter if len(line(short)) <= _LONGEST_LINE), line(words[0]))
+
+
+def replace_in_tree(tree: Path, file: str, region_id: str, body: str, part: int | None = None) -> None:
+    """Put `body` (at column 0) into a region of a copied tree; the markers stay.
+
+    Raises:
+        InputError: no such region in the file, or several parts and `part` not given.
+    """
+    path = _in_copy(tree, file)
+    text = path.read_text(encoding="utf-8")
+    regions = find_regions(text, file)
+    chosen = [region for region in regions if region.id == region_id and part in (None, region.part)]
+    if len(chosen) != 1:
+        of_part = "" if part is None else f", part {part}"
+        raise InputError(f"{file}: expected one region {region_id}{of_part}, got {len(chosen)}; name the file and part")
+
+    def replaced(region: Region) -> list[str]:
+        lines = text.split("\n")
+        top, bottom = lines[region.line - 1 : region.line + 1], lines[region.end_line - 1]
+        return [*top, *indent_body(body, region.indent, f"{file}, new body of {region_id}"), bottom]
+
+    _write(path, rewrite(text, chosen, replaced))
+
+
+def patch_in_tree(tree: Path, file: str, old: str, new: str) -> None:
+    """Replace `old` by `new` in a file of a copied tree; `old` must occur exactly once."""
+    path = _in_copy(tree, file)
+    text = path.read_text(encoding="utf-8")
+    if text.count(old) != 1:
+        start = old.strip().split("\n")[0]
+        raise InputError(f"{file}: expected the text {start!r} of a patch once, got it {text.count(old)} times")
+    _write(path, text.replace(old, new))
+
+
+def _in_copy(tree: Path, file: str) -> Path:
+    path = (tree / file).resolve()
+    if tree.resolve() == ROOT:
+        raise InputError(f"{file}: expected a copy of the tree, got the source itself; copy it first")
+    if not path.is_relative_to(tree.resolve()) or not path.is_file():
+        raise InputError(f"{file}: expected a file inside {tree}, got none; check the path")
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_write(path) as file:
+        file.write(text)

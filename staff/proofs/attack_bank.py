@@ -1,0 +1,130 @@
+"""Reads the bank of attacks, and makes a submission of an entry. See staff/banks/attacks/README.md."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError
+from common.paths import ROOT
+from course.table import load_course
+from staff.grade.submissions import choose, clean_files, write_tree
+from staff.proofs.bank import BANKS
+
+PARTITION = "common/data_partition.py"
+TARGET = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"
+VICTIM_FILE = "common/schedule.py"  # solved in every attacker's tree: an honest task that is graded after the attack
+VICTIM = "tests/test_pipeline.py::test_the_schedule_is_as_short_as_it_can_be"
+WANTS = ("points", "secret", "running", "harm")
+WHOLE = ("course.toml", "pyproject.toml", "tests/conftest.py", "tests/test_task2b.py", "tests/test_pipeline.py")
+HONEST = """
+class Partition:
+    def __init__(self, data, index):
+        self.data, self.index = data, index
+
+    def __len__(self):
+        return len(self.index)
+
+    def __getitem__(self, index):
+        raise RuntimeError("not solved")
+
+"""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One attack: what it does, the defences it is made for, what it is after, and what is handed in.
+
+    `code` stands at the end of `file`: an unsolved Partition, or the clean or (`solved`) the solved file of that name.
+    `files` lie beside it. `named` are the names of hand-ins of a class, all with this content. `entries` are those of a
+    zip (or, with `folder`, of a folder) for staff/grade/unpack.py. `most_memory` is how many MiB graders and ranks may take
+    together; `limits` are fields of confine.Policy.
+    """
+
+    name: str
+    what: str
+    off: tuple[str, ...]
+    wants: str
+    code: str = ""
+    file: str = PARTITION
+    test: str = TARGET
+    solved: bool = False
+    files: dict[str, str] = field(default_factory=dict)
+    entries: tuple[tuple[str, str, str], ...] = ()
+    folder: bool = False
+    named: tuple[str, ...] = ()
+    limits: dict[str, int] = field(default_factory=dict)
+    most_memory: float = 3000.0
+    deadline: float = 240.0
+
+
+def load(names: Iterable[str] = (), folder: Path = BANKS / "attacks") -> list[Attack]:
+    """The attacks of these names, or all of them.
+
+    Raises:
+        InputError: what is no entry, and a name that the bank does not have.
+    """
+    found = [attack for path in sorted(folder.glob("*.toml")) for attack in _read(path)]
+    known = [attack.name for attack in found]
+    wanted = set(names)
+    if unknown := wanted - set(known):
+        raise InputError(f"expected attacks of the bank, got {min(unknown)!r}; it has {', '.join(known)}")
+    if twice := {name for name in known if known.count(name) > 1}:
+        raise InputError(f"{folder.name}: expected every name once, got {min(twice)!r} twice; rename one")
+    return [attack for attack in found if not wanted or attack.name in wanted]
+
+
+def _read(path: Path) -> list[Attack]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return [_attack(name, row) for name, row in table.items()]
+    except (tomllib.TOMLDecodeError, TypeError, KeyError) as error:
+        raise InputError(f"{path.name}: expected attacks as the README there says, got {error}") from error
+
+
+def _attack(name: str, row: dict[str, Any]) -> Attack:
+    entries = tuple((str(a), str(b), str(c)) for a, b, c in row.pop("entries", ()))
+    attack = Attack(name, off=tuple(row.pop("off")), entries=entries, named=tuple(row.pop("named", ())), **row)
+    if attack.wants not in WANTS or not (attack.code or attack.files or attack.entries):
+        raise KeyError(f"{name}: wants one of {', '.join(WANTS)}, and code, files or entries")
+    return attack
+
+
+def fill(text: str, places: Mapping[str, str]) -> str:
+    """The text with @NAME@ replaced by what stands there in this run."""
+    for name, value in places.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def hand_in(attack: Attack, folder: Path, places: Mapping[str, str]) -> None:
+    """Write what the attacker hands in."""
+    files = {name: text.lstrip("\n") for name, text in attack.files.items()}
+    if attack.code or attack.file == PARTITION:
+        files[attack.file] = _file(attack) + attack.code
+    files[VICTIM_FILE] = (ROOT / VICTIM_FILE).read_text()
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(fill(text, places))
+
+
+def _file(attack: Attack) -> str:
+    if attack.file == PARTITION:
+        return HONEST
+    if attack.solved:
+        return (ROOT / attack.file).read_text()
+    return clean_files()[attack.file].decode().replace("# TODO(cos598d)", "#")  # or it counts as not attempted
+
+
+def tree_of(submission: Path, tree: Path, believing: bool) -> None:
+    """What is graded of a hand-in; with `believing` all of it lies over the graders, as where these are sent out."""
+    course = load_course()
+    clean = clean_files()
+    if believing:
+        graders = [*WHOLE, *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("grader/**/*.py"))]
+        clean |= {name: (ROOT / name).read_bytes() for name in graders}
+        handed_in = {path.relative_to(submission).as_posix(): path for path in submission.rglob("*") if path.is_file()}
+        clean |= {name: path.read_bytes() for name, path in handed_in.items()}
+    taken = choose(submission, course)
+    write_tree(clean, taken, tree)

@@ -1,0 +1,68 @@
+"""Switches off, one by one, what keeps hand-ins of a class from each other: see staff/proofs/undefended.py."""
+
+import functools
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError
+from staff.grade import hand_ins, kept, own_texts, submissions, unpack, whole_class
+from staff.grade.submissions import Submission
+
+
+def switch_off(names: Iterable[str]) -> None:
+    """In the process of staff.grade, before it begins; names of walls are for the sandbox."""
+    walls = []
+    _same_process()
+    for name in names:
+        if name in SWITCHES:
+            SWITCHES[name]()
+        else:
+            walls.append(name)
+    _put(hand_ins, "run_graded", functools.partial(hand_ins.run_graded, off=walls))
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    setattr(owner, name, value)
+
+
+def _same_process() -> None:
+    """What reads a hand-in runs here, where it can be changed."""
+
+    def here(step: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
+        return step(*arguments)
+
+    for module in (whole_class, hand_ins):
+        _put(module, "run_apart", here)
+
+
+def _one_folder() -> None:
+    """Results of hand-ins lie beside the files of the class."""
+    _put(kept, "HAND_INS", ".")
+    _put(kept, "move_old_results", lambda out: None)
+
+
+def _names_as_cleaned() -> None:
+    def name_all(paths: Iterable[Path]) -> list[Submission]:
+        paths = list(paths)
+        names = [submissions._clean(path.stem if path.suffix == ".zip" else path.name) for path in paths]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InputError(f"{twice[0]!r} twice")
+        return [Submission(name, path) for name, path in zip(names, paths, strict=True)]
+
+    _put(whole_class, "name_all", name_all)
+
+
+def _long_names() -> None:
+    """Names of any length, and the system's whole message."""
+    _put(unpack, "LONGEST_PART", 1 << 20)
+    _put(unpack, "BROKEN", (zipfile.BadZipFile,))
+    _put(own_texts, "reason", str)
+
+
+SWITCHES: dict[str, Callable[[], None]] = {
+    "hand_ins": _one_folder,
+    "names": _names_as_cleaned,
+    "long_names": _long_names,
+}

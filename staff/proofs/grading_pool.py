@@ -1,0 +1,157 @@
+"""Worker processes that run graders on many trees, one after the other, with torch loaded once.
+
+A fresh pytest for every tree would spend most of its time on importing torch; here the zygote of the graders stays
+alive as long as the worker.
+"""
+
+import contextlib
+import ctypes
+import io
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from common.paths import ROOT, cache_dir
+from course.table import load_course
+from grader.inside.zygote import PR_SET_PDEATHSIG
+from grader.ranks.running import STARTER
+
+LIMIT = 300  # seconds for one tree: graders have deadlines of their own, so this ends a broken grader only
+
+
+class Test(NamedTuple):
+    """A grader: its node id for pytest, the student's file and region that it grades ("" if none), what it needs."""
+
+    id: str
+    file: str
+    region: str = ""
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a test said: passed, failed or skipped; the message of the first of its cases that failed."""
+
+    outcome: str
+    message: str = ""
+
+
+class Watch:
+    """A pytest plugin that keeps which tests there are, and what came of them, by the name of their function."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, Test] = {}
+        self.seen: dict[str, Seen] = {}
+        self.zygote: Any = None
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        regions = load_course().regions
+        for item in session.items:
+            if item.get_closest_marker("carried"):
+                continue  # it gives a warning, and grades nothing
+            mark = item.get_closest_marker("graded")
+            grades = (regions[mark.args[0]].file, mark.args[0], tuple(mark.kwargs.get("needs", ()))) if mark else ("",)
+            self.tests[_name(item.nodeid)] = Test(item.nodeid.split("[")[0], *grades)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = _name(report.nodeid)
+        known = self.seen.get(name, Seen("passed"))
+        if report.outcome != "passed" and known.outcome != "failed":
+            self.seen[name] = Seen(report.outcome, _message(report.longrepr))
+        elif report.when == "call":
+            self.seen.setdefault(name, Seen("passed"))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_unconfigure(self) -> None:
+        """Take the zygote out of the way before the graders' plugin ends it: the next tree needs one, too."""
+        self.zygote = STARTER.take()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.seen[report.nodeid] = Seen("failed", _message(report.longrepr))
+
+
+def _name(nodeid: str) -> str:
+    return nodeid.rpartition("::")[2].split("[")[0]
+
+
+def _message(longrepr: Any) -> str:
+    if isinstance(longrepr, tuple):  # (file, line, reason) of a skipped test
+        return str(longrepr[2])
+    crash = getattr(longrepr, "reprcrash", None)
+    return str(crash.message if crash else longrepr).strip()
+
+
+@contextlib.contextmanager
+def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """`count` workers, each with a zygote of its own; the cache of tiny models is shared."""
+    os.environ.setdefault("COS598D_CACHE", str(cache_dir("models").parent))  # spawned workers inherit it
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=die_with_parent) as pool:
+        try:
+            yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def die_with_parent() -> None:
+    """A worker whose parent is killed would wait for work for ever; with it ends its zygote."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def collect(task: str) -> dict[str, Test]:
+    """A task's graders, by the names of their functions."""
+    return _pytest(["--collect-only", "-m", load_course().tasks[task].marker, *grader_files()]).tests
+
+
+def grader_files() -> list[str]:
+    """The test files of the course's table and the ladder, as far as they are there."""
+    named = [file for task in load_course().tasks.values() for file in task.tests]
+    return [file for file in dict.fromkeys([*named, "tests/test_ladder.py"]) if (ROOT / file).exists()]
+
+
+def grade(tree: Path, tests: Sequence[str], seed: int) -> dict[str, Seen]:
+    """Run these tests (node ids) on the student's files in `tree`, with inputs drawn from `seed`."""
+    return _pytest(["--tree", str(tree), "--seed", str(seed), *tests]).seen
+
+
+def collect_all() -> dict[str, Test]:
+    """Every task's graders, by the names of their functions."""
+    return _pytest(["--collect-only", *grader_files()]).tests
+
+
+def grade_report(tree: Path, seed: int) -> list[dict[str, Any]]:
+    """Run every grader on the student's files in `tree`; the tests of report.json, with status and points."""
+    with tempfile.TemporaryDirectory(prefix="cos598d-report-") as folder:
+        report = Path(folder, "report.json")
+        _pytest(["--tree", str(tree), "--seed", str(seed), "--report", str(report), *grader_files()])
+        return json.loads(report.read_text())["tests"]
+
+
+def _pytest(arguments: list[str]) -> Watch:
+    """One pytest in this process, silent, and ended after LIMIT seconds."""
+    watch = Watch()
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(LIMIT)
+    try:
+        os.chdir(ROOT)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            pytest.main(["-q", "-p", "no:cacheprovider", "--tb=short", *arguments], plugins=[watch])
+    finally:
+        signal.alarm(0)
+        STARTER.put(watch.zygote)
+    return watch
+
+
+def _too_long(_signal: int, _frame: Any) -> None:
+    raise TimeoutError(f"the graders have not ended after {LIMIT} s")

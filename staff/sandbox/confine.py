@@ -1,0 +1,140 @@
+"""The walls of one rank: called in the freshly forked process, before any of the student's code is there.
+
+The zygote calls `confine` by its name (COS598D_CONFINE, see grader/inside/zygote.py). Which walls there are was found
+out before, by staff/sandbox/graded_run.py: one that cannot be built here raises, and the rank does not start.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from grader.inside.find import find_function
+from grader.wire.processes import PROBE
+from staff.sandbox import kernel, landlock, seccomp
+
+POLICY = "COS598D_POLICY"
+LOOPBACK = {"grader.probes.start:script"}  # starts processes that meet over gloo: needs internet sockets
+MIB = 1 << 20
+SHARED_MEMORY = Path("/dev/shm")
+READABLE = (
+    "/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf",
+    "/etc/host.conf", "/etc/gai.conf", "/etc/passwd", "/etc/localtime", "/etc/ssl", "/etc/fonts", "/sys/devices",
+    "/sys/class/net", "/sys/bus/pci/devices", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat",
+    "/proc/sys/kernel", "/dev/zero", "/dev/urandom", "/dev/random",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which walls stand, and how far apart; sizes in MiB, times in seconds of CPU."""
+
+    walls: tuple[str, ...]  # of staff.sandbox.graded_run.WALLS
+    uid: int  # whom a rank becomes where the wall "user" stands
+    tree: str
+    sockets: bool = False  # internet sockets may be made, though there is no network of the rank's own
+    memory: int = 2048  # address space a rank may take beyond what it is forked with
+    file: int = 32  # the largest file it may write
+    scratch: int = 64  # all its files, where it has a file system of its own
+    processes: int = 128  # of this user, threads included
+    cpu: int = 300
+    files: int = 512  # open at once
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def confine(rank: int, folder: str) -> None:
+    """Build the walls of os.environ's policy around this process. Raises OSError where one does not stand."""
+    policy = Policy(**json.loads(os.environ.pop(POLICY)))
+    probe = os.environ.pop(PROBE, "")
+    find_function(probe)  # with all it imports: behind the walls no file of the graders can be read
+    build(replace(policy, sockets=policy.sockets or probe in LOOPBACK), folder)
+
+
+def build(policy: Policy, folder: str) -> None:
+    """From the outermost wall to the innermost: each needs calls that a later one refuses."""
+    walls, sockets = policy.walls, policy.sockets or "network" in policy.walls
+    if "network" in walls or "scratch" in walls:
+        namespaces = kernel.NEW_NETWORK * ("network" in walls) | kernel.NEW_MOUNTS * ("scratch" in walls)
+        kernel.own_namespaces(namespaces)
+    if "scratch" in walls:
+        _own_scratch(policy, folder)
+    if "user" in walls:
+        os.chmod(os.path.dirname(folder), 0o711)
+        os.chown(folder, policy.uid, policy.uid)
+    if "limits" in walls:
+        set_limits(policy)
+    _drop_rights(policy)
+    os.environ["HOME"] = folder
+    kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # a change of the user has cleared it
+    kernel.prctl(kernel.NO_NEW_PRIVS, 1)
+    if "user" not in walls:  # where two walls keep others out, the supervisor may read how much memory this takes
+        kernel.prctl(kernel.DUMPABLE, int("landlock" in walls and "seccomp" in walls))
+    if "landlock" in walls:
+        shared = [SHARED_MEMORY] if "scratch" in walls else []
+        readable = [*READABLE, sys.prefix, sys.base_prefix, policy.tree]
+        landlock.restrict(readable, [folder, "/dev/null", *shared], tcp=sockets)
+    if "seccomp" in walls:
+        scoped = "landlock" in walls and landlock.version() >= 6
+        mine = "user" in walls or scoped  # others' processes are out of reach already
+        seccomp.install(sockets, None if mine else os.getpid())
+
+
+def _own_scratch(policy: Policy, folder: str) -> None:
+    """File systems of limited size in place of the rank's folder and of shared memory, seen by this rank alone."""
+    flags = kernel.NO_SUID | kernel.NO_DEVICES
+    for place in (folder, SHARED_MEMORY):
+        if Path(place).is_dir():
+            kernel.mount("scratch", place, "tmpfs", flags, f"size={policy.scratch}m,nr_inodes=2000,mode=1777")
+    os.chdir(folder)
+
+
+def set_limits(policy: Policy) -> None:
+    """What the kernel counts by itself. NPROC counts a user's threads everywhere, so it is set relative to them."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limits = {
+        resource.RLIMIT_AS: pages * resource.getpagesize() + policy.memory * MIB,
+        resource.RLIMIT_FSIZE: policy.file * MIB,
+        resource.RLIMIT_NPROC: policy.processes + _threads_counted(policy),
+        resource.RLIMIT_NOFILE: policy.files,
+        resource.RLIMIT_CPU: policy.cpu,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 8 * MIB,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    for kind, limit in limits.items():
+        _, hard = resource.getrlimit(kind)
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a file too large is an error to read about, not a death
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, this goes first
+
+
+def _threads_counted(policy: Policy) -> int:
+    """How many threads the kernel counts against this user before a rank starts any. None for a user who is nobody yet,
+    and none inside of a new user namespace, which has a count of its own since Linux 5.14."""
+    spaces = os.geteuid() != 0 and {"network", "scratch"} & set(policy.walls)
+    release = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
+    if "user" in policy.walls or (spaces and release >= (5, 14)):
+        return 0
+    total = 0
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                total += len(os.listdir(f"/proc/{name}/task"))
+    return total
+
+
+def _drop_rights(policy: Policy) -> None:
+    if "user" in policy.walls:
+        os.setgroups([])
+        os.setresgid(policy.uid, policy.uid, policy.uid)
+        os.setresuid(policy.uid, policy.uid, policy.uid)
+    elif os.geteuid() != 0 and ("network" in policy.walls or "scratch" in policy.walls):
+        kernel.drop_capabilities()

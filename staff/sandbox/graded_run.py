@@ -1,0 +1,263 @@
+"""Grades one submission behind the strongest walls this machine allows, and says which those are.
+
+    python -m staff.sandbox --probe     what holds here: lines for people, the last one JSON
+
+Walls, each built where it can be and named in every report:
+
+    user       each submission's ranks run as a user of their own (needs root), who can read and signal nobody
+    landlock   ranks read Python, the course's files and their own folder, and nothing else: no grader, solution,
+               hidden test, report or other submission; signals and tracing end at the rank as well
+    seccomp    calls that no lesson needs (ptrace, mount, other families of sockets, ...) are refused
+    network    a network of the rank's own, with nothing on it but itself; where that cannot be made, no sockets
+    scratch    file systems of limited size for what a rank writes, gone with it; where not, the supervisor counts
+    limits     address space, file size, processes, open files, CPU time, no core files
+    memory     nobody but root can look into the graders while they run (not dumpable)
+
+The graders' own process has a limit of memory, so a rank that sends too much ends its own grading and nothing else.
+
+Always there: the graders are in other processes than the ranks and take values from them, never verdicts; a clean
+environment; a copied tree; a deadline; a watch on memory; a sweep of all that is left. staff/attacks.py proves each.
+"""
+
+import argparse
+import functools
+import json
+import os
+import pwd
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT, cache_dir
+from staff.sandbox import kernel, landlock, seccomp
+
+CONFINING = ("user", "landlock", "seccomp", "network", "scratch", "limits", "memory")
+SECRETS = ("staff", "docs", "task*", "pipeline", "common/data_partition.py", "common/schedule.py", ".git")
+END_TIME = 60  # seconds beyond the deadline in which the supervisor must have swept and answered
+UIDS = range(20_000, 60_000)  # where a container maps only 65,536 users, these are among them
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of grading one submission; points and messages are in the report, if there is one.
+
+    `exit_code` is pytest's: 0 all passed, 1 some failed; 124 the deadline has passed; negative: killed by a signal.
+    `peak_pss_mb` is the largest sum over graders and ranks, looked at twice a second; `swept` counts processes that
+    had to be killed at the end; `output` is what pytest printed, for staff; `sandbox` says which walls stood.
+    """
+
+    exit_code: int
+    timed_out: bool
+    wall_s: float
+    peak_pss_mb: float
+    swept: int
+    output: str
+    sandbox: dict[str, Any] = field(default_factory=dict)
+
+
+def run_graded(
+    tree: Path,
+    report: Path,
+    *,
+    tests: Sequence[str],
+    seed: int | None,
+    deadline_s: float,
+    env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    off: Sequence[str] = (),
+    limits: Mapping[str, int] | None = None,
+) -> Outcome:
+    """Run `tests` (pytest's node ids, relative to the repository) on a copy of `tree`; blocks until all is swept.
+
+    May be called from several threads or processes at once. If the caller is killed, everything below dies. `env` is
+    added to a small environment of our own; `off` switches walls off by name, to prove that they are needed, and
+    `limits` are fields of confine.Policy. Nothing that a submission does raises here.
+
+    Raises:
+        InputError: `tree` is no folder.
+    """
+    if not Path(tree).is_dir():
+        raise InputError(f"{tree}: expected the folder of a submission's files, found none; unpack it first")
+    job = {
+        "tree": os.path.abspath(tree), "report": os.path.abspath(report), "tests": list(tests), "seed": seed,
+        "deadline_s": deadline_s, "options": list(options), "env": {}, "off": list(off), "limits": dict(limits or {}),
+    }  # fmt: skip
+    command = [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runpy; "
+               "runpy.run_module('staff.sandbox.supervisor', run_name='__main__')"]  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=(dict(os.environ) if "environment" in off else {}) | environment() | dict(env or {}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            said, errors = process.communicate(json.dumps(job).encode(), timeout=deadline_s + END_TIME)
+            return Outcome(**json.loads(said))
+        except (subprocess.TimeoutExpired, ValueError, TypeError):
+            process.kill()
+            _, errors = process.communicate()
+            text = errors.decode(errors="replace")[-2000:]
+            return Outcome(process.returncode or 70, False, deadline_s, 0.0, 0, f"the supervisor has died: {text}")
+        except BaseException:
+            process.kill()
+            raise
+
+
+def environment() -> dict[str, str]:
+    """All that graders and ranks are told of the outside: no token, no path of a home."""
+    kept = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "COS598D_SLOWNESS")
+    found = {name: os.environ[name] for name in kept if name in os.environ}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    cache = str(cache_dir("models").parent)
+    names = dict.fromkeys(("USER", "LOGNAME"), "student")  # there may be no name for the rank's user
+    return found | threads | names | {"COS598D_CACHE": cache, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@functools.cache
+def probe() -> dict[str, Any]:
+    """What holds on this machine, as JSON: wall -> whether it stands, and "level", one line that says so in words."""
+    root = os.geteuid() == 0
+    held: dict[str, Any] = {
+        "root": root,
+        "user": root and _in_child(_become_other),
+        "landlock": landlock.version() > 0,
+        "landlock_version": landlock.version(),
+        "seccomp": seccomp.available() and _in_child(lambda: seccomp.install(False, None)),
+        "network": _in_child(lambda: kernel.own_namespaces(kernel.NEW_NETWORK)),
+        "scratch": _in_child(_mount_scratch),
+        "limits": True,
+        "memory": True,
+    }
+    held["files"] = "landlock" if held["landlock"] else "modes" if root and not open_secrets() else "open"
+    return held | {"level": _level(held)}
+
+
+def _level(held: Mapping[str, Any]) -> str:
+    files = {"landlock": "files walled by Landlock", "modes": "files guarded by modes", "open": "FILES OPEN TO READ"}
+    return "; ".join(
+        [
+            "another user for each submission" if held["user"] else "same user as the graders",
+            files[held["files"]],
+            "no network" if held["network"] or held["seccomp"] else "NETWORK OPEN",
+            "calls filtered" if held["seccomp"] else "no filter of calls",
+            "scratch of limited size" if held["scratch"] else "scratch watched",
+        ]
+    )
+
+
+def _in_child(try_it: Callable[[], object]) -> bool:
+    """Whether something that cannot be taken back works, in a process that has only this to do."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            try_it()
+            code = 0
+        except BaseException:
+            pass  # the exit code says it
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _become_other() -> None:
+    make_interpreter_reachable()
+    uid = free_uid()
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    os.listdir(sys.base_prefix)
+    os.listdir(ROOT / "grader")
+
+
+def _mount_scratch() -> None:
+    kernel.own_namespaces(kernel.NEW_MOUNTS)
+    kernel.mount("scratch", tempfile.gettempdir(), "tmpfs", 0, "size=1m")
+
+
+def free_uid() -> int:
+    """A user id for one submission: that of no account, and of no other grader that runs now."""
+    taken = {entry.pw_uid for entry in pwd.getpwall()}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                taken.add(os.stat(f"/proc/{name}").st_uid)
+            except OSError:
+                continue
+    return random.SystemRandom().choice([uid for uid in UIDS if uid not in taken])
+
+
+def make_interpreter_reachable() -> None:
+    """As root, where Python lies in a folder closed to other users (/root): show it and the repository to our ranks.
+
+    In mounts of our own: an empty folder over the closed one, and in it again what Python is made of. Only where
+    Landlock hides the rest of it from the ranks.
+    """
+    if os.geteuid() != 0 or not landlock.version() or not (closed := closed_folders()):
+        return
+    wanted = [Path(sys.base_prefix), Path(sys.prefix), ROOT, Path(tempfile.gettempdir()), cache_dir("models").parent]
+    kernel.own_namespaces(kernel.NEW_MOUNTS)
+    for folder in closed:
+        inside = [path for path in wanted if folder in path.parents]
+        open_ones = [(path, os.open(path, os.O_PATH)) for path in dict.fromkeys(inside)]
+        kernel.mount("python", folder, "tmpfs", 0, "mode=755")
+        for path, descriptor in open_ones:
+            path.mkdir(parents=True, exist_ok=True)
+            kernel.mount(f"/proc/self/fd/{descriptor}", path, "", kernel.BIND | kernel.RECURSIVE)
+            os.close(descriptor)
+
+
+def closed_folders() -> list[Path]:
+    """The outermost folders above Python and the repository that other users may not pass through."""
+    closed = []
+    for place in (Path(sys.base_prefix), Path(sys.prefix), ROOT):
+        above = [folder for folder in reversed([place, *place.parents]) if not folder.stat().st_mode & 0o001]
+        closed += above[:1]
+    return list(dict.fromkeys(closed))
+
+
+def open_secrets() -> list[str]:
+    """What holds solutions or hidden tests and can be read by every user of the machine."""
+    found = [path for pattern in SECRETS for path in ROOT.glob(pattern)]
+    passable = all(folder.stat().st_mode & 0o001 for folder in (ROOT, *ROOT.parents))
+    return [str(path.relative_to(ROOT)) for path in found if passable and path.stat().st_mode & 0o004]
+
+
+def protect() -> list[str]:
+    """As root: close the secrets to all other users, for machines without Landlock. Returns what was closed."""
+    closed = open_secrets()
+    for name in closed:
+        path = ROOT / name
+        path.chmod(path.stat().st_mode & ~0o007)
+    return closed
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--probe", action="store_true", help="say which walls stand on this machine (the default)")
+    parser.add_argument("--protect", action="store_true", help="as root: close solutions and hidden tests to others")
+    options = parser.parse_args(argv)
+    if options.protect:
+        for name in protect():
+            print(f"closed to other users: {name}")
+    held = probe()
+    for name in ("user", "landlock", "seccomp", "network", "scratch", "limits", "memory"):
+        print(f"{name:10} {'stands' if held[name] else 'CANNOT BE BUILT HERE'}")
+    if held["files"] == "open":
+        print(f"ranks could read: {', '.join(open_secrets()[:5])}; as root, --protect closes them")
+    print(held["level"])
+    print(json.dumps(held))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

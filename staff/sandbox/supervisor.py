@@ -1,0 +1,259 @@
+"""Runs the graders on one submission, watches what that costs, and leaves nothing of it behind.
+
+    staff.sandbox.graded_run.run_graded      starts this module, one process per submission, and reads its last word
+      supervisor                  trusted: prepares, watches memory and time, sweeps; the subreaper of all below
+        pytest, forked from it    trusted: the graders; no student's code
+          zygote                  trusted: forks ranks (grader/inside/zygote.py)
+            ranks                 the student's code, behind the walls of staff/sandbox/confine.py
+
+Each dies with the one above it, so a kill -9 anywhere leaves nothing running.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from common.paths import ROOT
+from grader.wire.processes import CONFINE, descendants, kill_all
+from staff.sandbox import kernel
+from staff.sandbox.confine import MIB, POLICY, Policy
+from staff.sandbox.graded_run import CONFINING, free_uid, make_interpreter_reachable, probe
+from staff.sandbox.process_memory import below, bound_mb, pss_mb
+
+LOOK = 0.5  # seconds between two looks at the memory
+RECORD = 2.0  # seconds between two measurements for the record: each takes 70 ms of a processor
+MOST_OUTPUT = 20_000
+GRADERS_MEMORY = 1536  # MiB of address space for the graders' own process, which needs 200
+SPARE_FILES = 20_000  # in all ranks' folders, where these have no file systems of their own
+DEADLINE_CODE = 124
+NOT_FOR_RANKS = {"course.toml"}  # the graders read their own
+
+
+@dataclass
+class Job:
+    """What run_graded asks for; see there."""
+
+    tree: str
+    report: str
+    tests: list[str]
+    seed: int | None
+    deadline_s: float
+    options: list[str]
+    env: dict[str, str]
+    off: list[str] = field(default_factory=list)
+    limits: dict[str, int] = field(default_factory=dict)
+
+
+class Supervisor:
+    """One submission's run."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.peak, self.next_record = 0.0, 0.0
+        self.timed_out = False
+        self.swept: set[int] = set()
+        self.uid = free_uid()
+        self.record = probe()
+        self.wakeup = ChildEnded()
+
+    def run(self) -> dict[str, Any]:
+        """Everything from the preparation to the sweep; what came of it."""
+        start = time.monotonic()
+        kernel.prctl(kernel.SUBREAPER, 1)
+        if "user" not in self.job.off:
+            make_interpreter_reachable()
+        with tempfile.TemporaryDirectory(prefix="cos598d-grading-", ignore_cleanup_errors=True) as stage:
+            os.chmod(stage, 0o711)  # the ranks' folders lie in here, whose names nobody else can list
+            tree = Path(stage, "tree")
+            _copy_readable(Path(self.job.tree), tree)
+            policy = self._policy(tree)
+            output = open(Path(stage, "output"), "w+b")  # noqa: SIM115 (closed with the process)
+            os.chmod(output.name, 0o600)
+            pid = os.fork()
+            if pid == 0:
+                graders(self.job, policy, Path(stage), output.fileno())
+            try:
+                code = self._watch(pid, policy, Path(stage))
+            finally:
+                self._sweep()
+            output.seek(max(0, output.seek(0, os.SEEK_END) - MOST_OUTPUT))
+            said = output.read().decode(errors="replace")
+        return {
+            "exit_code": code,
+            "timed_out": self.timed_out,
+            "wall_s": round(time.monotonic() - start, 2),
+            "peak_pss_mb": round(self.peak, 1),
+            "swept": len(self.swept),
+            "output": said,
+            "sandbox": self.record | {"off": self.job.off} if self.job.off else self.record,
+        }
+
+    def _policy(self, tree: Path) -> Policy:
+        walls = tuple(wall for wall in CONFINING if self.record[wall] and wall not in self.job.off)
+        return Policy(walls, self.uid, str(tree), "network" in self.job.off, **self.job.limits)
+
+    def _watch(self, pid: int, policy: Policy, stage: Path) -> int:
+        """Wait for pytest, until the deadline; meanwhile kill ranks that together take too much."""
+        limit = time.monotonic() + self.job.deadline_s
+        while True:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > limit and "deadline" not in self.job.off:
+                self.timed_out = True
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return DEADLINE_CODE
+            self._look(pid, policy, stage)
+            self.wakeup.wait(LOOK)
+
+    def _look(self, pid: int, policy: Policy, stage: Path) -> None:
+        """Kill ranks that together take too much. Exact sizes are read if a bound is too much, or for the record."""
+        processes = {pid, *below(os.getpid())}
+        ranks = processes - self._trusted(pid)
+        may_be_too_much = sum(map(bound_mb, ranks)) > policy.memory
+        if may_be_too_much or time.monotonic() > self.next_record:
+            self.next_record = time.monotonic() + RECORD
+            sizes = {process: pss_mb(process) for process in processes}
+            self.peak = max(self.peak, sum(sizes.values()))
+            may_be_too_much = sum(sizes[process] for process in ranks) > policy.memory
+        if "watch" in self.job.off:
+            return
+        full = "scratch" not in policy.walls and folder_mb(stage) > policy.scratch * 8
+        if may_be_too_much or full:
+            for process in ranks:
+                with contextlib.suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+
+    def _trusted(self, pid: int) -> set[int]:
+        """pytest and its child, the zygote; all below that is a rank's."""
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        with contextlib.suppress(OSError):
+            return {pid, *map(int, children.read_text().split())}
+        return {pid}
+
+    def _sweep(self) -> None:
+        """Kill what is left: by name of the user, which no fork outruns, and all that has become a child of ours."""
+        if "sweep" in self.job.off:
+            return
+        self.swept = kill_all(lambda: descendants(os.getpid(), set()))
+        if self.record["user"] and "user" not in self.job.off:
+            kernel.kill_user(self.uid)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, 0):
+                pass
+
+
+class ChildEnded:
+    """Lets a loop sleep until a child has ended or some time has passed."""
+
+    def __init__(self) -> None:
+        self.readable, writable = socket.socketpair()
+        for end in (self.readable, writable):
+            end.setblocking(False)
+        self.writable = writable
+        signal.set_wakeup_fd(writable.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def wait(self, seconds: float) -> None:
+        self.readable.settimeout(seconds)
+        with contextlib.suppress(OSError):
+            self.readable.recv(4096)
+
+
+def graders(job: Job, policy: Policy, stage: Path, output: int) -> NoReturn:
+    """The forked child: pytest from the root of the repository, in an environment of its own making."""
+    code = 70
+    try:
+        signal.set_wakeup_fd(-1)
+        kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
+        if "memory" not in job.off:
+            kernel.no_core_of_mine()
+        _, hard = resource.getrlimit(
+            resource.RLIMIT_AS
+        )  # the zygote, which needs more, lifts the soft limit for itself
+        resource.setrlimit(resource.RLIMIT_AS, (GRADERS_MEMORY * MIB, hard))
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.environ[CONFINE], os.environ[POLICY] = "staff.sandbox.confine:confine", policy.to_json()
+        os.environ["TMPDIR"] = tempfile.tempdir = str(stage)
+        home = Path(policy.tree) if "files" in job.off else ROOT  # off: as if the hand-in were the repository
+        os.chdir(home)
+        sys.path[:0] = [str(home)] if home != ROOT else []
+        import pytest
+
+        if job.off:
+            from staff.proofs import undefended
+
+            undefended.switch_off(job.off)
+        seed = [] if job.seed is None else ["--seed", str(job.seed)]
+        fixed = ["-q", "-p", "no:cacheprovider"]
+        fixed += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)] if home == ROOT else []
+        tree = ["--tree", policy.tree, "--report", job.report]
+        code = int(pytest.main([*fixed, *tree, *seed, *job.options, *job.tests]))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _copy_readable(source: Path, target: Path) -> None:
+    """A copy of the tree that every user can read; no links, devices, hidden folders."""
+    for where, folders, names in os.walk(source):
+        folders[:] = [name for name in folders if name[0] not in "._" and not Path(where, name).is_symlink()]
+        here = target / Path(where).relative_to(source)
+        here.mkdir(mode=0o755)
+        here.chmod(0o755)
+        for name in sorted(set(names) - NOT_FOR_RANKS):
+            if stat.S_ISREG(Path(where, name).lstat().st_mode):
+                shutil.copyfile(Path(where, name), here / name)
+                (here / name).chmod(0o644)
+
+
+def folder_mb(folder: Path) -> float:
+    """What the files below a folder take, in MiB; counting ends where they are too many, and says infinitely much."""
+    total = 0.0
+    for count, size in enumerate(_sizes(folder)):
+        total += size / MIB
+        if count > SPARE_FILES:
+            return float("inf")
+    return total
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                yield os.lstat(os.path.join(where, name)).st_blocks * 512
+
+
+def main() -> None:
+    """Job as JSON on stdin, outcome as JSON on the last line of stdout."""
+    kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
+    job = Job(**json.load(sys.stdin))
+    word = os.dup(1)
+    os.dup2(2, 1)
+    outcome = Supervisor(job).run()
+    os.write(word, json.dumps(outcome).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    assert ctypes.sizeof(ctypes.c_void_p) == 8, "the filters are written for 64-bit machines"
+    main()

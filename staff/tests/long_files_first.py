@@ -1,0 +1,14 @@
+"""pytest -p staff.tests.long_files_first: files that start many processes run first, so that two workers end together."""
+
+import pytest
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with tests marked medium, slow or bank, then the others; the order inside a file stays."""
+    long = {
+        item.path
+        for item in items
+        if any(item.get_closest_marker(name) for name in ("medium", "proof", "slow", "bank"))
+    }
+    items.sort(key=lambda item: item.path not in long)

@@ -1,0 +1,121 @@
+"""Training time and tokens per second of a GPT-2 run, kept beside those of earlier runs and drawn beside them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from common.config import Gpt2Config
+from common.errors import InputError
+from common.figures import bars
+from common.paths import ROOT, atomic_write, shown
+from common.spread import mean_and_deviation
+from common.workers.watchdog import LOST_CONTACT
+
+FIGURES = ROOT / "submit_figures"
+
+
+def check_workers(processes: Sequence) -> None:
+    """Raises InputError unless all processes were started, were waited for and ended well."""
+    if not processes:
+        raise InputError("no worker was started (region 2b.9)")
+    if any(process.is_alive() for process in processes):
+        for worker in processes:
+            worker.terminate()
+        raise InputError("the script did not wait for its workers: join every process (region 2b.9)")
+    failed = [(rank, process.exitcode) for rank, process in enumerate(processes) if process.exitcode]
+    # A worker that only lost contact is not the one that failed first.
+    failed.sort(key=lambda failure: failure[1] == LOST_CONTACT)
+    if failed:
+        raise InputError("rank {} exited with code {}; see its message above".format(*failed[0]))
+
+
+def epoch_metrics(record: dict) -> dict[str, float]:
+    """One worker's mean and standard deviation over epochs of training time (s) and tokens per second.
+
+    The first epoch is dropped, since it warms caches up, unless there is no other.
+    """
+    config, steps = record["config"], record["steps_per_epoch"]
+    seconds = [iteration["seconds"] for iteration in record["iterations"]]
+    epochs = [seconds[i : i + steps] for i in range(0, len(seconds), steps)]
+    epochs = epochs[1:] or epochs
+    tokens = config["batch_size"] // record["world_size"] * config["model_max_length"]  # in one iteration
+    time, time_std = mean_and_deviation([sum(epoch) for epoch in epochs])
+    speed, speed_std = mean_and_deviation([len(epoch) * tokens / sum(epoch) for epoch in epochs])
+    return {
+        "training_time": time,
+        "training_time_std": time_std,
+        "tokens_per_second": speed,
+        "tokens_per_second_std": speed_std,
+    }
+
+
+def combine(workers: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Workers' times are averaged, their tokens per second add up; deviations likewise (taken as independent)."""
+    column = {name: np.array([worker[name] for worker in workers]) for name in workers[0]}
+    return {
+        "training_time": float(column["training_time"].mean()),
+        "training_time_std": float(column["training_time_std"].mean()),
+        "tokens_per_second": float(column["tokens_per_second"].sum()),
+        "tokens_per_second_std": float(np.sqrt((column["tokens_per_second_std"] ** 2).sum())),
+    }
+
+
+def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
+    """Read the records of a run, keep its metrics in submit_figures/ and draw both figures from all that are there."""
+    records = [json.loads((config.output_dir / f"rank{r}.json").read_text()) for r in range(config.world_size)]
+    workers = [epoch_metrics(record) for record in records]
+    for rank, worker in enumerate(workers):
+        print(f"rank {rank}: {_words(worker)}")
+    together = {
+        "workers": config.world_size,
+        "batch_size": config.batch_size,
+        "setting": _setting(config, records[0]),
+        **combine(workers),
+    }
+    print(f"{config.world_size} workers: {_words(together)}")
+    if config.n_epochs < 3:
+        print(
+            "only one epoch was measured; use --n_epochs 4 for a mean and standard deviation over three epochs, "
+            "since the first one warms up"
+        )
+    with atomic_write(figures / f"data_parallel_{config.world_size}.json") as file:
+        json.dump({**together, "per_worker": workers}, file, indent=1)
+    draw_scaling(figures)
+
+
+def _setting(config: Gpt2Config, record: dict) -> dict:
+    """What runs on other numbers of workers must share with this one for their metrics to be compared."""
+    return {
+        "model": Path(config.model_name_or_path).name,
+        "tokens per example": config.model_max_length,
+        "training examples": record["examples"]["train"],
+        "seed": config.seed,
+        "dropout": config.dropout,
+        "device": record["host"]["device"].split(":")[0],
+        "torch": record["versions"]["torch"],
+    }
+
+
+def draw_scaling(figures: Path) -> None:
+    """The two figures, one bar for each number of workers whose run is kept in `figures`."""
+    runs = sorted((json.loads(f.read_text()) for f in figures.glob("data_parallel_*.json")), key=lambda r: r["workers"])
+    names = [f"{run['workers']} worker{'s' * (run['workers'] > 1)}\nbatch {run['batch_size']}" for run in runs]
+    for metric, label in (
+        ("training_time", "training time per epoch (s)"),
+        ("tokens_per_second", "tokens per second, all workers"),
+    ):
+        values, errors = [run[metric] for run in runs], [run[f"{metric}_std"] for run in runs]
+        path = figures / f"data_parallel_{metric}.png"
+        bars(path, names, values, errors=errors, label=label, title="GPT-2, data parallel")
+        print(f"figure: {shown(path)}")
+
+
+def _words(metrics: dict) -> str:
+    """One epoch alone has no deviation to tell."""
+    time, speed = f"{metrics['training_time']:.3f}", f"{metrics['tokens_per_second']:.0f}"
+    if metrics["training_time_std"]:
+        time += f" +- {metrics['training_time_std']:.3f}"
+        speed += f" +- {metrics['tokens_per_second_std']:.0f}"
+    return f"training time {time} s per epoch, {speed} tokens per second"

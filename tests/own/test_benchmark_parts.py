@@ -1,0 +1,357 @@
+"""The benchmark without workers: arguments, configurations, phases, traces, byte formulas, data, tables."""
+
+import json
+import random
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from benchmark.engines.deepspeed_config import CONFIGS, deepspeed_config
+from benchmark.loop import Plan, rate_at
+from benchmark.measure.intervals import ratio
+from benchmark.measure.memory import counted, known, textbook
+from benchmark.measure.meter import Meter
+from benchmark.measure.payload import sent
+from benchmark.measure.profile import common, merge, read_trace
+from benchmark.measure.profile import without as spans_without
+from benchmark.names import MODELS
+from benchmark.run import without
+from benchmark.settings import parse
+from benchmark.strategies import STRATEGIES
+from benchmark.sweep import Run, plan, steps_for
+from benchmark.tables import read_runs, write_tables
+from benchmark.translation import load_pairs, read_pairs, sample_pairs
+from benchmark.workload import load_workload
+from common.errors import InputError
+from common.models.load import load_tokenizer
+from common.workers.process_group import Worker
+
+pytest.importorskip("tensorboard")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+# ------------------------------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch_size", "0"], "--batch_size: expected 1 or more, got 0"),
+        (["--strategy", "zero7"], "--strategy: expected one of single, dp, ddp"),
+        (["--model", "bert"], "--model: expected gpt2"),
+        (["--strategy", "single", "--workers", "2"], "--strategy single runs on one worker, got 2"),
+        (["--workers", "2", "--world_size", "4"], "--workers 2 contradicts a world size of 4"),
+        (["--precision", "fp16", "--no_cuda"], "--precision fp16 needs a GPU"),
+        (["--strategy", "dp", "--no_cuda"], "--strategy dp .* use ddp"),
+        (["--strategy", "pipeline", "--model", "t5-tiny"], "--strategy pipeline cuts GPT-2"),
+        (["--framework", "ddp", "--zero_stage", "2"], "go with --framework deepspeed"),
+        (["--framework", "deepspeed", "--offload"], "--offload needs --zero_stage 1, 2 or 3"),
+        (["--framework", "ddp", "--strategy", "fsdp"], "expected --strategy or --framework, got both"),
+        (["--data_dir", "nowhere"], "--data_dir: there is no folder nowhere"),
+        (["--bucket_mb", "0"], "--bucket_mb: expected a size in MiB above 0, or auto; got '0'"),
+        (["--bucket_mb", "large"], "--bucket_mb: expected a size in MiB above 0, or auto; got 'large'"),
+        (["--warmup_steps", "20", "--max_steps", "20"], "--warmup_steps: expected fewer than 20 steps"),
+    ],
+)
+def test_what_cannot_be_run_is_one_clear_line(words, message):
+    with pytest.raises(InputError, match=message):
+        parse(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "strategy"),
+    [
+        ([], "ddp"),
+        (["--framework", "none"], "single"),
+        (["--framework", "fsdp"], "fsdp"),
+        (["--framework", "deepspeed", "--zero_stage", "2", "--offload"], "zero2_offload"),
+    ],
+)
+def test_the_course_names_of_frameworks_lead_to_strategies(words, strategy):
+    if "deepspeed" in words:
+        pytest.importorskip("deepspeed")
+    assert parse(words)[0].strategy == strategy
+
+
+def test_a_deepspeed_file_for_another_world_size_is_refused(tmp_path):
+    pytest.importorskip("deepspeed")
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"train_batch_size": 64, "zero_optimization": {"stage": 2}}))
+
+    with pytest.raises(InputError, match=r"train_batch_size is 64 in the file, but 8 by the command line \(4 x 1 x 2 "):
+        parse(["--strategy", "zero2", "--workers", "2", "--deepspeed_config", str(file)])
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name.startswith("zero")])
+def test_what_must_be_equal_is_equal_in_every_deepspeed_configuration(strategy):
+    pytest.importorskip("deepspeed")
+    settings, _ = parse(["--strategy", strategy, "--max_grad_norm", "0", "--learning_rate", "3e-4"])
+
+    config = deepspeed_config(settings, strategy)
+
+    assert config["gradient_clipping"] == 0  # DeepSpeed would clip at 1.0 by itself
+    assert config["optimizer"]["params"]["lr"] == 3e-4
+    assert config["zero_optimization"]["stage"] == int(strategy[4])
+
+
+def test_there_is_a_configuration_file_for_each_deepspeed_strategy():
+    assert {file.stem for file in CONFIGS.glob("*.json")} == {name for name in STRATEGIES if name.startswith("zero")}
+
+
+def test_help_lists_every_strategy_and_every_model(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+
+    words = re.findall(r"[\w-]+", "".join(capsys.readouterr().out.split("usage:")[1:]))
+    assert not {*STRATEGIES, *MODELS} - set(words)
+
+
+def test_the_launcher_gets_the_command_line_without_the_number_of_workers():
+    assert without(["--workers", "2", "--model", "gpt2", "--workers=3"], "--workers") == ["--model", "gpt2"]
+
+
+# ------------------------------------------------------------------------------------- time
+
+
+def test_phases_add_up_to_the_steps_wall_time():
+    meter = Meter(Worker())
+    meter.begin()
+    for name in ("data", "forward", "backward", "backward", "optimizer"):
+        with meter.phase(name):
+            sum(range(1000))
+    meter.end()
+
+    step = meter.steps[0]
+
+    assert sum(value for name, value in step.items() if name != "wall") == pytest.approx(step["wall"])
+    assert all(value > 0 for value in step.values())
+
+
+def test_spans_are_merged_cut_and_taken_away():
+    assert merge([(5, 6), (0, 2), (1, 3)]) == [(0, 3), (5, 6)]
+    assert common([(0, 3), (5, 9)], [(2, 6)]) == [(2, 3), (5, 6)]
+    assert spans_without([(0, 10)], [(2, 3), (5, 20)]) == [(0, 2), (3, 5)]
+
+
+def test_communication_behind_arithmetic_is_not_exposed():
+    def event(name, begin, duration, category="cpu_op"):
+        return {"ph": "X", "name": name, "ts": begin, "dur": duration, "cat": category, "tid": 1}
+
+    events = [
+        event("phase:backward", 0, 100, "user_annotation"),
+        event("aten::mm", 0, 60),
+        event("gloo:all_reduce", 40, 50),  # 20 of it behind the product
+        {"ph": "i", "name": "[memory]", "args": {"Bytes": 700}},
+        {"ph": "i", "name": "[memory]", "args": {"Bytes": -300}},
+    ]
+
+    found = read_trace(events, steps=1)
+
+    assert found["communication_ms"] == pytest.approx(0.05)
+    assert found["exposed_ms"] == pytest.approx(0.03)
+    assert found["exposed_shares"] == {"backward": pytest.approx(0.3)}
+    assert found["growth_bytes"] == 700
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
+def test_every_step_is_dropped_or_timed_or_traced(count):
+    steps = Plan(0, count, dropped=2)
+
+    assert steps.dropped + steps.timed + steps.traced == count
+    assert steps.timed >= 1
+
+
+def test_the_rate_rises_and_falls_as_a_cosine():
+    settings = SimpleNamespace(warmup_steps=2, max_steps=10, learning_rate=1.0, cosine=True)
+
+    rates = [rate_at(settings, step) for step in range(10)]
+
+    assert rates[:3] == [0.5, 1.0, 1.0]
+    assert rates[6] == pytest.approx(0.5)
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+
+
+def test_the_ratio_of_a_measurement_to_its_double_is_two():
+    drawn = random.Random(0)
+    seconds = [drawn.uniform(1, 2) for _ in range(40)]
+
+    middle, low, high = ratio([2 * value for value in seconds], seconds)
+
+    assert (middle, low, high) == pytest.approx((2, 2, 2))
+
+
+# ------------------------------------------------------------------------------------- bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_out"),
+    [("all_reduce", 150), ("_reduce_scatter_base", 150), ("all_gather", 300), ("broadcast", 75), ("barrier", 0)],
+)
+def test_bytes_of_a_collective_of_100_bytes_on_4_workers(name, bytes_out):
+    assert sent(name, 100, workers=4) == bytes_out
+
+
+def test_nccl_scatters_with_half_of_gloos_bytes():
+    assert sent("reduce_scatter", 100, workers=4, backend="nccl") == 75
+
+
+@pytest.mark.parametrize(
+    ("strategy", "per_parameter"), [("ddp", 16), ("zero1", 10), ("zero2", 7), ("zero3", 4), ("fsdp", 4)]
+)
+def test_the_textbook_on_four_workers(strategy, per_parameter):
+    assert textbook(strategy, 1000, workers=4) == per_parameter * 1000
+
+
+def test_deepspeed_keeps_a_master_copy():
+    shapes = [torch.Size([1000, 200])]
+
+    assert known("zero1", shapes * 4, workers=4) == (4 + 16 / 4) * 800_000
+    assert known("zero1", shapes, workers=4) == (4 + 16 / 4) * 200_000 + 4 * 150_000  # one gradient, whole
+    assert known("zero1_offload", shapes, workers=4) == (4 + 20 / 4 + 8) * 200_000
+
+
+def test_shared_storages_are_counted_once():
+    shared = nn.Linear(10, 10, bias=False)
+    model = nn.Sequential(shared, nn.Linear(10, 10, bias=False))
+    model[1].weight = shared.weight
+    model(torch.ones(1, 10)).sum().backward()
+    engine = SimpleNamespace(bare=model, state=[torch.zeros(50), shared.weight.detach()[:5]])
+
+    assert counted(engine) == {"parameters": 400, "gradients": 400, "rest": 200, "total": 1000}
+
+
+# ------------------------------------------------------------------------------------- data
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_workers_share_the_examples_that_one_worker_would_take(world_size):
+    settings = SimpleNamespace(
+        model="gpt2-tiny", tokenizer_name="", data_dir=None, length=32, seed=1, accumulation=2, rank=0
+    )
+    workload = load_workload(settings)
+
+    def step(rank, size, world):
+        chosen = SimpleNamespace(**vars(settings) | {"rank": rank, "batch_size": size, "world_size": world})
+        chosen.examples_per_step = size * world * 2
+        batches = workload.batches(chosen, first_step=3)
+        return [next(batches)["input_ids"] for _ in range(2)]
+
+    alone = step(0, 4, 1)
+    shared = [step(rank, 4 // world_size, world_size) for rank in range(world_size)]
+
+    for micro in range(2):
+        assert torch.equal(torch.cat([share[micro] for share in shared]), alone[micro])
+
+
+def test_pairs_are_read_from_tsv_and_json_lines(tmp_path):
+    (tmp_path / "a.tsv").write_text("one\teins\n")
+    (tmp_path / "b.jsonl").write_text('{"translation": {"en": "two", "de": "zwei"}}\n{"source": "x", "target": "y"}\n')
+
+    assert read_pairs(tmp_path / "a.tsv") == [("one", "eins")]
+    assert read_pairs(tmp_path / "b.jsonl") == [("two", "zwei"), ("x", "y")]
+
+
+def test_a_line_that_is_no_pair_is_named(tmp_path):
+    (tmp_path / "a.tsv").write_text("one\teins\nonly one\n")
+
+    with pytest.raises(InputError, match=re.escape("a.tsv:2: expected a text, a tab and its translation")):
+        read_pairs(tmp_path / "a.tsv")
+
+
+def test_a_folder_without_pairs_is_said(tmp_path):
+    with pytest.raises(InputError, match="holds no translation pairs"):
+        load_pairs(tmp_path, None, 8)
+
+
+def test_padding_carries_no_loss():
+    train, validation = load_pairs(None, load_tokenizer("tiny", "t5"), 48)
+
+    item = train[0]
+
+    assert len(train) + len(validation) == len(sample_pairs()) == 900
+    assert item["input_ids"].shape == item["labels"].shape == (48,)
+    assert (item["labels"] == -100).any()
+
+
+# ------------------------------------------------------------------------------------- sweep
+
+
+def keep(folder: Path, run: Run, **values) -> None:
+    result = {
+        "step_ms": 10.0 * run.batch_size,
+        "samples_per_second": 100.0 * run.workers,
+        "steps": {"timed": 5},
+        "batch_size": run.batch_size,
+        "accumulation": 1,
+        "world_size": run.workers,
+        "wall_s": 5 * run.batch_size / 100,
+        "losses": [2.0, 1.0],
+        "memory": {"peak_live_tensors": 2_000_000},
+        "communication": {"total_ms": 1.0},
+    }
+    (folder / run.name).mkdir(parents=True)
+    (folder / run.name / "result.json").write_text(json.dumps(result | values))
+
+
+def test_the_tables_have_the_layout_of_the_profiling_project(tmp_path):
+    for batch in (1, 2):
+        keep(tmp_path, Run("zero2", "t5-tiny", batch, 2))
+        keep(tmp_path, Run("zero2_offload", "t5-tiny", batch, 2))
+    failed = tmp_path / Run("zero2", "t5-tiny", 4, 2).name
+    failed.mkdir()
+    (failed / "failure.json").write_text(json.dumps({"outcome": "OOM", "message": "out of memory"}))
+
+    write_tables(tmp_path)
+
+    assert (tmp_path / "latency.csv").read_text() == (
+        "optimization_level2,1,2,4\nt5-tiny,10.00,20.00,OOM\noptimization_level2_offload,1,2,4\nt5-tiny,10.00,20.00,\n"
+    )
+    assert (tmp_path / "mem.csv").read_text().startswith("optimization_level2,1,2,4\nt5-tiny,2.00,2.00,OOM\n")
+    assert (tmp_path / "throughput_t5-tiny.png").stat().st_size > 0
+
+
+def test_figures_that_cannot_be_true_are_flagged(tmp_path):
+    keep(tmp_path, Run("ddp", "gpt2", 4, 1))
+    keep(tmp_path, Run("ddp", "gpt2", 4, 2), samples_per_second=300.0, wall_s=1.0, losses=[1.0, 1.0])
+
+    flagged = write_tables(tmp_path)["flagged"]
+
+    assert len(flagged) == 3
+    assert "speed-up 3.00 is above the number of workers" in flagged[0]
+    assert "contradict 40 examples in 1.00 s" in flagged[1]
+    assert "the loss never changes" in flagged[2]
+
+
+def test_scaling_is_the_throughput_over_one_workers(tmp_path):
+    keep(tmp_path, Run("ddp", "gpt2", 4, 1))
+    keep(tmp_path, Run("ddp", "gpt2", 4, 2), wall_s=0.2)
+
+    write_tables(tmp_path)
+
+    assert (tmp_path / "scaling.csv").read_text() == "framework,model,batch_size,1,2\nddp,gpt2,4,1.000,2.000\n"
+
+
+def test_an_empty_folder_has_no_tables(tmp_path):
+    with pytest.raises(InputError, match="holds no runs"):
+        read_runs(tmp_path)
+
+
+def test_short_steps_are_measured_more_often(tmp_path):
+    keep(tmp_path, Run("ddp", "gpt2", 4, 2), step_ms=5.0)
+
+    assert steps_for(Run("ddp", "gpt2", 8, 2), tmp_path, seconds=2.0) == 200
+    assert steps_for(Run("ddp", "gpt2", 64, 2), tmp_path, seconds=2.0) == 20
+
+
+def test_one_process_strategies_are_planned_on_one_worker_only():
+    assert [run.workers for run in plan(["single", "ddp"], ["gpt2"], [1], [1, 2])] == [1, 1, 2]

@@ -1,0 +1,195 @@
+"""The solved bonus lessons on real gloo: the ring sums, the reducer averages and overlaps, both train as one worker."""
+
+import functools
+
+import pytest
+import torch
+
+from common.paths import ROOT
+from tests.own.warm import Script
+
+pytestmark = pytest.mark.medium
+
+SOME, OTHERS = (1, 3), (2, 4)  # numbers of workers: of make test, and of make bank as well
+SIZES = [*SOME, *(pytest.param(size, marks=pytest.mark.proof) for size in OTHERS)]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """kept(scene, world size) -> what each rank kept of a scene; beyond_runs.py runs once for SOME, once for OTHERS."""
+    folder = tmp_path_factory.mktemp("beyond")
+
+    @functools.cache
+    def run(sizes):
+        log = folder / f"log{sizes[0]}"
+        code = Script(ROOT / "tests/own/beyond_runs.py", (folder, *sizes), log).wait(timeout=360)
+        assert code == 0, log.read_text()
+
+    def read(scene, size):
+        run(SOME if size in SOME else OTHERS)
+        return [torch.load(folder / f"{scene}_{size}_{rank}.pt", weights_only=False) for rank in range(size)]
+
+    return read
+
+
+# --- the ring ---
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_ring_sums_what_all_reduce_sums_for_every_length_and_dtype(kept, size):
+    for rank in kept("ring_sums", size):
+        for length, dtype, ours, theirs in rank:
+            assert torch.equal(ours, theirs), f"{length} elements of {dtype}"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shape", ["number", "matrix", "transposed"])
+def test_the_ring_takes_any_shape_and_strides(kept, size, shape):
+    for rank in kept("ring_shapes", size):
+        ours, theirs = rank[shape]
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_reduce_scatter_leaves_the_sum_of_its_own_chunk_on_each_rank(kept, size):
+    for rank, halves in enumerate(kept("ring_halves", size)):
+        scattered = halves["scattered"]
+        begin = sum(scattered["lengths"][:rank])
+        assert sum(scattered["lengths"]) == 97
+        assert max(scattered["lengths"]) - min(scattered["lengths"]) <= 1
+        assert torch.equal(scattered["own"], scattered["sum"][begin : begin + scattered["lengths"][rank]])
+        assert scattered["views"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_gather_brings_every_rank_s_own_chunk_to_all(kept, size):
+    for halves in kept("ring_halves", size):
+        assert [chunk.tolist() for chunk in halves["gathered"]] == [[float(i)] * (3 + i % 2) for i in range(size)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_half_of_the_ring_sends_one_chunk_in_each_of_its_n_minus_1_rounds(kept, size):
+    everyone = kept("ring_halves", size)
+
+    for halves in everyone:
+        assert halves["scattered"]["sends"] == halves["sends"] == size - 1
+    assert sum(halves["scattered"]["bytes"] for halves in everyone) == (size - 1) * 97 * 4
+    assert sum(halves["bytes"] for halves in everyone) == (size - 1) * sum(3 + i % 2 for i in range(size)) * 4
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_ring_averages_the_gradients_of_every_dtype_and_leaves_missing_ones_alone(kept, size):
+    for rank in kept("ring_means", size):
+        for name, (got, expected) in rank.items():
+            assert (got is None) == (expected is None) == name.startswith(("frozen", "unused"))
+            if got is not None:
+                torch.testing.assert_close(got, expected)
+
+
+# --- the reducer ---
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("step", [0, 1, 2], ids=["first step", "two micro-batches", "third step"])
+def test_gradients_are_the_mean_over_all_ranks_for_tied_frozen_unused_and_double_parameters(kept, size, step):
+    for rank in kept("odd_steps", size):
+        for name, expected in rank["plain"][step].items():
+            got = rank["ours"][step][name]
+            if name.startswith("frozen"):
+                assert got is None
+            else:
+                zeros = torch.zeros_like(got)
+                torch.testing.assert_close(got, zeros if expected is None else expected, msg=lambda m, n=name: n + m)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parameters_stay_the_same_on_every_rank_and_equal_one_worker_s(kept, size):
+    everyone = kept("odd_steps", size)
+
+    for rank in everyone:
+        for name, parameter in rank["parameters"]["ours"].items():
+            assert torch.equal(parameter, everyone[0]["parameters"]["ours"][name])
+            torch.testing.assert_close(parameter, rank["parameters"]["plain"][name])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_buckets_leave_while_backward_runs_and_nothing_waits_before_its_end(kept, size):
+    for rank in kept("crossed_events", size):
+        _, second = rank["alike"]
+        assert second == [
+            ("ready", "a.weight"),
+            ("sent", "a.weight"),
+            ("ready", "b.weight"),
+            ("sent", "b.weight"),
+            ("ready", "c.weight"),
+            ("sent", "c.weight"),
+            ("backward", "ended"),
+            ("waited", "a.weight"),
+            ("waited", "b.weight"),
+            ("waited", "c.weight"),
+        ]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_first_step_goes_by_the_reversed_order_of_registration(kept, size):
+    for rank in kept("crossed_events", size):
+        first, _ = rank["alike"]
+        assert [name for kind, name in first if kind == "sent"] == ["c.weight", "b.weight", "a.weight"]
+        assert first.index(("sent", "c.weight")) > first.index(("ready", "c.weight"))
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_all_ranks_send_in_rank_0_s_order_even_if_their_gradients_become_ready_in_another_one(kept, size):
+    everyone = [rank["swapped"][1] for rank in kept("crossed_events", size)]
+
+    orders = [[name for kind, name in events if kind == "sent"] for events in everyone]
+    assert orders == [["a.weight", "b.weight", "c.weight"]] * size
+    ready = [name for kind, name in everyone[-1] if kind == "ready"]
+    assert ready == ["b.weight", "a.weight", "c.weight"]
+    assert everyone[-1].index(("sent", "b.weight")) < everyone[-1].index(("ready", "c.weight"))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_under_no_sync_nothing_is_sent_and_the_last_micro_batch_sends_every_bucket_once(kept, size):
+    for before, last, _ in kept("accumulated_events", size):
+        assert {kind for kind, _ in before} == {"ready"}
+        assert sorted(name for kind, name in last if kind == "sent") == ["a.weight", "b.weight", "c.weight"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_second_backward_before_finish_is_refused(kept, size):
+    for _, _, said in kept("accumulated_events", size):
+        assert "a second backward before finish(); use no_sync()" in said
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_kept_gradient_is_a_view_of_a_bucket_and_changes_in_the_next_step(kept, size):
+    for rank in kept("kept_gradients", size):
+        for name, (at_first, later, gradient) in rank.items():
+            assert torch.equal(later, gradient), name
+            assert not torch.equal(later, at_first), name
+
+
+# --- both ---
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("strategy", ["ring", "overlap"])
+def test_twenty_steps_of_gpt2_agree_with_one_worker(kept, size, strategy):
+    everyone = kept("trained", size)
+    losses, parameters = everyone[0]["single"]
+
+    mean = [sum(step) / size for step in zip(*(rank[strategy][0] for rank in everyone), strict=True)]
+    assert mean == pytest.approx(losses, abs=5e-6)
+    for rank in everyone:
+        for name, parameter in rank[strategy][1].items():
+            assert float((parameter - parameters[name]).abs().max()) <= 1e-5, name
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("strategy", ["ring", "overlap"])
+def test_after_twenty_steps_every_rank_holds_the_same_bits(kept, size, strategy):
+    everyone = [rank[strategy][1] for rank in kept("trained", size)]
+
+    for parameters in everyone:
+        assert all(torch.equal(parameter, everyone[0][name]) for name, parameter in parameters.items())

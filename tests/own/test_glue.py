@@ -1,0 +1,206 @@
+"""GLUE files as they really are, the cache of features, and the official metrics."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common.arguments import parse_glue_arguments
+from common.data.glue import TASKS, glue_metrics, load_glue, read_examples
+from common.errors import InputError
+from common.models.load import load_tokenizer
+
+RTE = TASKS["rte"]
+HEADER = "index\tsentence1\tsentence2\tlabel\n"
+
+
+def write(folder, name, text):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_a_field_with_one_double_quote_does_not_swallow_the_next_rows(tmp_path):
+    path = write(tmp_path, "t.tsv", HEADER + '0\ta "b\tc\tentailment\n1\td\te" f\tnot_entailment\n')
+
+    examples = read_examples(path, RTE)
+
+    assert [(e.text_a, e.text_b, e.label) for e in examples] == [('a "b', "c", 0), ("d", 'e" f', 1)]
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_column(tmp_path):
+    text = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tone\ttwo\n"
+
+    examples = read_examples(write(tmp_path, "t.tsv", text), TASKS["mrpc"])
+
+    assert [(e.text_a, e.text_b, e.label) for e in examples] == [("one", "two", 1)]
+
+
+def test_cola_has_no_header(tmp_path):
+    examples = read_examples(write(tmp_path, "t.tsv", "gj04\t1\t\tFine.\ngj04\t0\t*\tNot fine.\n"), TASKS["cola"])
+
+    assert [(e.text_a, e.text_b, e.label) for e in examples] == [("Fine.", None, 1), ("Not fine.", None, 0)]
+
+
+def test_a_line_separator_inside_a_sentence_does_not_end_the_row(tmp_path):
+    path = write(tmp_path, "t.tsv", HEADER + "0\ta\u2028b\u0085c\td\tentailment\r\n")
+
+    assert read_examples(path, RTE)[0].text_a == "a\u2028b\u0085c"
+
+
+def test_a_regression_label_is_a_number(tmp_path):
+    header = "\t".join(["index", "genre", "filename", "year", "old_index", "source1", "source2"])
+    text = f"{header}\tsentence1\tsentence2\tscore\n0\tg\tf\t2012\t1\tn\tn\tone\ttwo\t3.800\n"
+
+    assert read_examples(write(tmp_path, "t.tsv", text), TASKS["sts-b"])[0].label == 3.8
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (HEADER + "0\ta\tb\tentailment\n1\ta\n", ["t.tsv:3", "4 columns", "got 2"]),
+        (HEADER + "0\ta\tb\tperhaps\n", ["t.tsv:2", "'perhaps'", "not_entailment"]),
+        (HEADER, ["t.tsv", "empty"]),
+        ("", ["t.tsv:1", "sentence1"]),
+        (b"index\tsentence1\tsentence2\tlabel\n0\t\xff\tb\tentailment\n", ["t.tsv:2", "UTF-8", "0xff"]),
+        ("sentence\tlabel\ngood\t1\n", ["t.tsv:1", "sentence1", "--task_name"]),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_line(tmp_path, text, words):
+    with pytest.raises(InputError) as error:
+        read_examples(write(tmp_path, "t.tsv", text), RTE)
+
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_missing_file_says_how_to_get_it(tmp_path):
+    with pytest.raises(InputError, match=r"dev\.tsv: no such file; python download_glue_data\.py"):
+        read_examples(tmp_path / "dev.tsv", RTE)
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A configuration with a data folder of its own, and an empty cache beside the tiny model's."""
+    config = parse_glue_arguments("task1_single", ["--max_seq_length", "16"])
+    tokenizer = load_tokenizer(config.tokenizer_name, "bert")
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = [f"{i}\tAnna has sold the lamp{' .' * i}\tBen has it.\tentailment\n" for i in range(5)]
+    write(data, "train.tsv", HEADER + "".join(rows))
+    write(data, "dev.tsv", HEADER + rows[0])
+    return replace(config, data_dir=data), tokenizer
+
+
+def cached_files(tmp_path):
+    return sorted((tmp_path / "cache" / "features").glob("*/features.pt"))
+
+
+def test_an_item_is_what_the_model_takes(small):
+    config, tokenizer = small
+
+    item = load_glue(config, tokenizer).train[0]
+
+    assert {name: tuple(value.shape) for name, value in item.items()} == {
+        "input_ids": (16,),
+        "attention_mask": (16,),
+        "token_type_ids": (16,),
+        "labels": (),
+    }
+    assert tokenizer.decode(item["input_ids"]).startswith("[CLS] Anna has sold the lamp [SEP] Ben")
+
+
+def test_features_come_from_the_cache_the_second_time(small, tmp_path):
+    config, tokenizer = small
+    first = load_glue(config, tokenizer)
+
+    times = {path: path.stat().st_mtime_ns for path in cached_files(tmp_path)}
+    second = load_glue(config, tokenizer)
+
+    assert {path: path.stat().st_mtime_ns for path in cached_files(tmp_path)} == times
+    assert torch.equal(first.train.tensors[0], second.train.tensors[0])
+
+
+@pytest.mark.parametrize("change", ["length", "content"])
+def test_another_length_or_content_has_features_of_its_own(small, tmp_path, change):
+    config, tokenizer = small
+    load_glue(config, tokenizer)
+    before = len(cached_files(tmp_path))
+
+    if change == "length":
+        config = replace(config, max_seq_length=12)
+    else:
+        write(config.data_dir, "train.tsv", HEADER + "0\tother\ttext\tentailment\n")
+    data = load_glue(config, tokenizer)
+
+    assert len(cached_files(tmp_path)) > before
+    assert data.train.tensors[0].shape == ((5, 12) if change == "length" else (1, 16))
+
+
+def test_a_damaged_cache_is_made_again(small, tmp_path, capsys):
+    config, tokenizer = small
+    whole = load_glue(config, tokenizer)
+    for path in cached_files(tmp_path):
+        path.write_bytes(path.read_bytes()[:100])
+
+    again = load_glue(config, tokenizer)
+
+    assert capsys.readouterr().err.count("features.pt has changed); rebuilding it") == 2
+    assert torch.equal(again.train.tensors[0], whole.train.tensors[0])
+
+
+def test_the_cache_holds_plain_tensors(small, tmp_path):
+    load_glue(*small)
+
+    for path in cached_files(tmp_path):
+        assert set(torch.load(path, weights_only=True)) == {"input_ids", "attention_mask", "token_type_ids", "labels"}
+
+
+def test_accuracy_f1_and_mcc_of_a_small_table():
+    outputs = np.array([[0, 1], [0, 1], [1, 0], [1, 0], [0, 1]], dtype=float)  # predictions 1 1 0 0 1
+    labels = np.array([1, 0, 0, 0, 1])
+
+    mrpc = glue_metrics(TASKS["mrpc"], outputs, labels)
+    cola = glue_metrics(TASKS["cola"], outputs, labels)
+
+    assert mrpc == pytest.approx({"acc": 0.8, "f1": 0.8})
+    assert cola == pytest.approx({"mcc": 4 / 6})
+
+
+def test_correlations_with_ties_are_those_of_scipy():
+    from scipy.stats import pearsonr, spearmanr
+
+    draw = np.random.default_rng(3)
+    labels = draw.integers(0, 5, 50).astype(float)
+    outputs = (labels + draw.normal(size=50).round())[:, None]
+
+    metrics = glue_metrics(TASKS["sts-b"], outputs, labels)
+
+    assert metrics["pearson"] == pytest.approx(pearsonr(labels, outputs[:, 0])[0])
+    assert metrics["spearmanr"] == pytest.approx(spearmanr(labels, outputs[:, 0])[0])
+    assert metrics["corr"] == pytest.approx((metrics["pearson"] + metrics["spearmanr"]) / 2)
+
+
+REAL = Path(os.environ.get("COS598D_DATA", "/nonexistent")) / "glue"
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs real GLUE files: set COS598D_DATA to a folder that holds glue/")
+@pytest.mark.parametrize(
+    "task, folder, train, dev",
+    [
+        ("rte", "RTE", 2490, 277),
+        ("cola", "CoLA", 8551, 1043),
+        ("wnli", "WNLI", 635, 71),
+        ("sts-b", "STS-B", 5749, 1500),
+        ("sst-2", "SST-2", 67349, 872),
+        ("mrpc", "MRPC", 3667, 408),
+    ],
+)
+def test_real_files_have_all_their_rows(task, folder, train, dev):
+    counts = [len(read_examples(REAL / folder / f"{part}.tsv", TASKS[task])) for part in ("train", "dev")]
+
+    assert counts == [train, dev]

@@ -1,0 +1,61 @@
+"""The broker: reduce_scatter, all_to_all and all_gather into one tensor beside numpy, and the price of every call."""
+
+import numpy as np
+import pytest
+
+from tests.own.play import player
+
+pytestmark = pytest.mark.medium
+
+
+@pytest.fixture
+def play(tmp_path):
+    return player(tmp_path, 3)
+
+
+def test_sums_and_parts_are_those_that_numpy_computes(play):
+    source = """
+        def go(context):
+            context.join()
+            n, rank = context.world_size, context.rank
+            mine = torch.arange(12.0).view(6, 2) ** (rank + 1)
+            scattered, exchanged, gathered = torch.zeros(2, 2), torch.zeros(6, 2), torch.zeros(18, 2)
+            handles = [dist.reduce_scatter_tensor(scattered, mine, async_op=True)]
+            handles += [dist.all_to_all_single(exchanged, mine, async_op=True)]
+            handles += [dist.all_gather_into_tensor(gathered, mine, async_op=True)]
+            before = [float(t.abs().sum()) for t in (scattered, exchanged, gathered)]
+            for handle in handles:
+                handle.wait()
+            return before, scattered, exchanged, gathered
+    """
+    inputs = [np.arange(12.0).reshape(6, 2) ** (rank + 1) for rank in range(3)]
+
+    for rank, (before, scattered, exchanged, gathered) in enumerate(play(source).values):
+        part = slice(2 * rank, 2 * rank + 2)
+        assert before == [0, 0, 0]  # nothing arrives before wait()
+        np.testing.assert_array_equal(scattered, sum(inputs)[part])
+        np.testing.assert_array_equal(exchanged, np.concatenate([array[part] for array in inputs]))
+        np.testing.assert_array_equal(gathered, np.concatenate(inputs))
+
+
+def test_each_call_is_priced_by_the_fewest_bytes_that_it_needs(play):
+    source = """
+        def go(context):
+            context.join()
+            n, rank = context.world_size, context.rank
+            dist.all_reduce(torch.ones(6))
+            dist.reduce_scatter_tensor(torch.ones(2), torch.ones(6))
+            dist.all_gather_into_tensor(torch.ones(6), torch.ones(2))
+            dist.all_to_all_single(torch.ones(6), torch.ones(6))
+            ring = [dist.P2POp(dist.isend, torch.ones(5), (rank + 1) % n)]
+            ring += [dist.P2POp(dist.irecv, torch.ones(5), (rank - 1) % n)]
+            for transfer in dist.batch_isend_irecv(ring):
+                transfer.wait()
+            dist.barrier()
+    """
+
+    for rank in play(source).ranks:
+        prices = {call.name: call.price for call in rank.calls[1:]}
+        whole = 6 * 4 * 2 / 3  # (N-1)/N S
+        half = {name: pytest.approx(whole) for name in ("reduce_scatter", "all_gather", "all_to_all")}
+        assert prices == {"all_reduce": pytest.approx(2 * whole), **half, "send": 20, "recv": 0, "barrier": 0}

@@ -1,0 +1,301 @@
+"""The broker: what it says when the calls of the ranks do not fit together, or cannot be right."""
+
+import textwrap
+
+import pytest
+
+from grader import ranks
+from grader.verdicts import verdict_of
+from tests.own.play import player
+
+pytestmark = pytest.mark.medium
+
+
+@pytest.fixture
+def play(tmp_path):
+    return player(tmp_path, 3)
+
+
+# --- wrong calls ------------------------------------------------------------------------------------------------------
+
+
+def wrong(body):
+    """A source whose `go` joins and then does `body` with a gradient `g` of two elements on three ranks."""
+    start = "def go(context):\n    context.join()\n    rank, n, g = context.rank, context.world_size, torch.ones(2)\n"
+    return start + textwrap.indent(textwrap.dedent(body).strip(), "    ") + "\n"
+
+
+MISMATCHES = {
+    "shape": ("dist.all_reduce(torch.ones(2 + (rank == 1)))", ["shapes", "ranks 0, 2 call", "(2,)", "rank 1 calls"]),
+    "dtype": ("dist.all_reduce(g.double() if rank else g)", ["dtypes", "rank 0 calls", "float32", "float64"]),
+    "root": ("dist.reduce(g, min(rank, 1))", ["roots", "to rank 0", "ranks 1-2 call", "to rank 1"]),
+    "reduction": ("dist.all_reduce(g, dist.ReduceOp.AVG if rank == 2 else dist.ReduceOp.SUM)", ["SUM", "AVG"]),
+    "reduce_scatter": (
+        "dist.reduce_scatter_tensor(torch.ones(2 + (rank == 1)), torch.ones(3 * (2 + (rank == 1))))",
+        ["shapes", "ranks 0, 2 call reduce_scatter", "(2,)", "rank 1 calls", "(3,)"],
+    ),
+    "all_gather into one": (
+        "dist.all_gather_into_tensor(torch.ones(6).to(t := [torch.float32, torch.float64][rank // 2]), g.to(t))",
+        ["dtypes", "ranks 0-1 call all_gather", "rank 2 calls", "float64"],
+    ),
+    "all_to_all": (
+        "dist.all_to_all_single(torch.ones(6), torch.ones(6), None, [1, 2, 3] if rank == 1 else None)",
+        ["different sizes in all_to_all #1: rank 1 sends 1 elements to rank 0", "which expects 2 of it"],
+    ),
+    "group": (
+        "pair = dist.new_group([0, 2]); dist.all_reduce(torch.ones(1 + rank), group=pair)",
+        ["shapes", "rank 0 calls", "rank 2 calls", "in the group of ranks 0, 2"],
+    ),
+    "batch": (
+        "[w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, g, (rank + 1) % n), "
+        "dist.P2POp(dist.irecv, torch.ones(2 + (rank == 1)), (rank - 1) % n)])]",
+        ["shapes", "rank 0 calls send #1 to rank 1", "rank 1 calls recv #1 from rank 0", "(3,)"],
+    ),
+    "recv": ("dist.send(g, 1) if rank == 0 else dist.recv(torch.ones(3), 0) if rank == 1 else 0", ["shapes", "recv"]),
+}
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_a_mismatch_is_said_to_be_one(play, name):
+    body, words = MISMATCHES[name]
+
+    result = play(wrong(body))
+
+    assert result.outcome == "mismatch"
+    assert "task/run.py:7" in result.explain()
+    assert [word for word in words if word not in result.explain()] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("rank=0, world_size=3", "3 processes were started, and ranks 1-2 join as rank 0 of 3"),
+        ("rank=context.rank, world_size=4", "ranks 0-2 join|as rank 2 of 4"),
+        ("rank=context.rank, world_size=3, init_method=f'tcp://h:{context.rank + 1}'", "different addresses|h:1|h:3"),
+    ],
+)
+def test_ranks_that_would_not_meet_are_told_so(play, call, words):
+    method = "" if "init_method" in call else ", init_method='tcp://h:1'"
+    source = f"def go(context):\n    dist.init_process_group('gloo', {call}{method})\n"
+    if "world_size=4" in call:
+        words = "rank 0 joins as rank 0 of 4|rank 2 joins as rank 2 of 4"
+
+    result = play(source)
+
+    assert result.outcome == "mismatch"
+    assert [word for word in words.split("|") if word not in result.explain()] == []
+
+
+RAISED = {
+    "coalesced": ("dist.all_reduce_coalesced([g])", "all_reduce_coalesced is not served here"),
+    "one tensor n times": ("dist.gather(g, [torch.zeros(2)] * n if rank == 0 else None)", "more than once"),
+    "list on every rank": ("dist.gather(g, [torch.zeros(2) for _ in range(n)])", "ranks 1-2 raised ValueError"),
+    "scatter list on every rank": (
+        "dist.scatter(g, [torch.zeros(2) for _ in range(n)])",
+        "ranks 1-2 raised ValueError",
+    ),
+    "list too short": ("dist.gather(g, [g + 1, g + 2] if rank == 0 else None)", "3 in all, got 2"),
+    "other shape in the list": ("dist.scatter(g, [torch.zeros(1, 2)] * n if rank == 0 else None)", "(1, 2)"),
+    "holes": ("dist.all_reduce(torch.arange(6.0)[::2])", "holes"),
+    "average of integers": ("dist.all_reduce(torch.ones(2, dtype=int), dist.ReduceOp.AVG)", "floating point"),
+    "twice": ("context.join()", "twice"),
+    "no environment": ("dist.destroy_process_group(); dist.init_process_group('gloo')", "RANK, which is not set"),
+    "no port": (
+        "dist.destroy_process_group(); dist.init_process_group(init_method='tcp://h', rank=0)",
+        "tcp://HOST:PORT",
+    ),
+    "device_ids": ("torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1), device_ids=[0])", "ValueError"),
+    "unequal parts": ("dist.all_to_all_single(torch.ones(3), torch.ones(3), None, [1, 1])", "in the parts [1, 1]"),
+    "short input": ("dist.reduce_scatter_tensor(g, torch.ones(4))", "contiguous input of 3 times the output (2,)"),
+    "bitwise and": ("dist.all_reduce(torch.ones(2, dtype=int), dist.ReduceOp.BAND)", "ReduceOp is not served here"),
+    "recv from anybody": ("dist.recv(g)", "recv without a source is not served here"),
+}
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_a_call_that_one_rank_can_see_to_be_wrong_raises_in_its_line(play, name):
+    body, words = RAISED[name]
+
+    result = play(wrong(body))
+
+    assert result.outcome == "raised"
+    assert words in result.explain()
+    assert "(task/run.py:7)" in result.explain()
+
+
+@pytest.mark.parametrize(("name", "status"), [("one tensor n times", "wrong"), ("list too short", "crashed")])
+def test_what_gloo_would_do_without_an_error_is_called_wrong_and_not_crashed(play, name, status):
+    verdict = verdict_of(play(wrong(RAISED[name][0])), "2a.3")
+
+    assert verdict.status == status
+    assert RAISED[name][1] in str(verdict)
+
+
+@pytest.mark.parametrize(("region", "status"), [("1.2", "not attempted"), ("1.3", "skipped")])
+def test_a_todo_of_another_region_is_no_crash(play, region, status):
+    result = play("def go(context):\n    raise NotImplementedError('TODO 1.2: see the README')\n")
+
+    assert verdict_of(result, region).status == status
+
+
+def test_a_todo_that_names_no_region_is_not_attempted(play):
+    assert (
+        verdict_of(play("def go(context):\n    raise NotImplementedError('TODO')\n"), "1.2").status == "not attempted"
+    )
+
+
+@pytest.mark.parametrize("body", ["dist.all_reduce(g / n)", "dist.all_reduce(g, async_op=True)", "dist.reduce(g, 0)"])
+def test_a_call_without_effect_leaves_the_tensor_as_it_was(play, body):
+    result = play(wrong(body + "\nreturn g"))
+
+    assert result.values[1].tolist() == [1, 1]
+
+
+def test_all_reduce_returns_none_as_in_torch(play):
+    assert play(wrong("g = dist.all_reduce(g)\nreturn g")).values == [None] * 3
+
+
+# --- deadlocks --------------------------------------------------------------------------------------------------------
+
+DEADLOCKS = {
+    "other order": (
+        """
+        dist.gather(g, [g.clone() for _ in range(n)] if rank == 0 else None)
+        if rank == 0:
+            dist.scatter(g, [g] * n)
+        else:
+            dist.gather(g)
+        """,
+        "deadlock: rank 0 waits in scatter #2 (task/run.py:9); ranks 1-2 wait in gather #2 (:11)",
+    ),
+    "early return": (
+        "if rank == 2:\n    return\ndist.all_reduce(g)",
+        "deadlock: ranks 0-1 wait in all_reduce #1 (task/run.py:9); rank 2 has already returned",
+    ),
+    "one call too many": (
+        "dist.all_reduce(g)\nif rank == 1:\n    dist.barrier()",
+        "deadlock: rank 1 waits in barrier #2 (task/run.py:9); ranks 0, 2 have already returned",
+    ),
+    "only on rank 0": (
+        "if rank == 0:\n    dist.broadcast(g, 0)\ndist.barrier()",
+        "deadlock: rank 0 waits in broadcast #1 (task/run.py:8); ranks 1-2 wait in barrier #1 (:9)",
+    ),
+    "handle": (
+        "if rank:\n    return\ndist.all_reduce(g, async_op=True).wait()",
+        "deadlock: rank 0 waits in all_reduce #1 (task/run.py:9); ranks 1-2 have already returned",
+    ),
+    "send before recv": (
+        "if rank == 2:\n    return\ndist.send(g, 1 - rank)\ndist.recv(g, 1 - rank)",
+        "deadlock: rank 0 waits in send #1 to rank 1 (task/run.py:9); rank 1 waits in send #1 to rank 0 (:9); "
+        "rank 2 has already returned",
+    ),
+    "ring with two right neighbours": (
+        "to, of = (rank + 1) % n, (rank + 1) % n\n"
+        "[w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, g, to), dist.P2POp(dist.irecv, g, of)])]",
+        "deadlock: rank 0 waits in send #1 to rank 1 (task/run.py:8); rank 1 waits in send #1 to rank 2 (:8); "
+        "rank 2 waits in send #1 to rank 0 (:8)",
+    ),
+    "reduce_scatter and all_to_all": (
+        "t = torch.ones(3)\ndist.reduce_scatter_tensor(t[:1], t) if rank else dist.all_to_all_single(t, t)",
+        "deadlock: rank 0 waits in all_to_all #1 (task/run.py:8); ranks 1-2 wait in reduce_scatter #1 (:8)",
+    ),
+    "group": (
+        "pair = dist.new_group([0, 2])\ndist.barrier(group=pair if rank == 0 else None)",
+        "deadlock: rank 0 waits in barrier #1 in the group of ranks 0, 2 (task/run.py:8); "
+        "ranks 1-2 wait in barrier #1 (:8)",
+    ),
+    "recv of nothing": (
+        "if rank == 0:\n    dist.recv(g, 1)\nelse:\n    dist.barrier()",
+        "deadlock: rank 0 waits in recv #1 from rank 1 (task/run.py:8); ranks 1-2 wait in barrier #1 (:10)",
+    ),
+    "join": (
+        "dist.destroy_process_group()\nif rank == 1:\n    context.join()",
+        "deadlock: rank 1 waits in init_process_group #1 (task/run.py:9); ranks 0, 2 have already returned",
+    ),
+    "raise": (
+        "if rank == 1:\n    raise KeyError('p')\ndist.barrier()",
+        "rank 1 raised KeyError: 'p' (task/run.py:8); ranks 0, 2 wait in barrier #1 (:9)",
+    ),
+    "exit": (
+        "if rank == 1:\n    os._exit(3)\ndist.barrier()",
+        "rank 1 exited with code 3; ranks 0, 2 wait in barrier #1 (task/run.py:9)",
+    ),
+    "death": (
+        "if rank == 1:\n    os.kill(os.getpid(), 9)\ndist.barrier()",
+        "rank 1 was killed by SIGKILL; ranks 0, 2 wait in barrier #1 (task/run.py:9)",
+    ),
+    "collective in DDP": (
+        """
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        loss = ddp(g.view(1, 2)).sum()
+        if rank != 1:
+            loss.backward()
+        """,
+        "deadlock: ranks 0, 2 wait in all_reduce #4 (task/run.py:10); rank 1 has already returned",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEADLOCKS)
+def test_a_deadlock_is_told_with_rank_call_number_and_line(play, name):
+    body, expected = DEADLOCKS[name]
+
+    assert play(wrong(body)).explain() == expected
+
+
+def test_a_call_that_needs_a_rank_that_is_gone_is_hopeless_even_while_another_computes(play):
+    body = """
+        if rank == 2:
+            return
+        while rank == 1:
+            pass
+        dist.barrier()
+    """
+
+    text = play(wrong(body)).explain()
+
+    assert text.startswith("deadlock: rank 0 waits in barrier #1 (task/run.py:11); rank 1 was still running (:")
+    assert text.endswith("; rank 2 has already returned")
+
+
+def test_a_released_rank_that_swallows_the_error_does_not_pass(play):
+    body = """
+        if rank == 2:
+            return 1
+        try:
+            dist.all_reduce(g)
+        except RuntimeError:
+            pass
+        return 1
+    """
+
+    result = play(wrong(body))
+
+    assert [rank.outcome for rank in result.ranks] == ["stuck", "stuck", "returned"]
+    with pytest.raises(ranks.RunError, match="ranks 0-1 wait in all_reduce"):
+        _ = result.values
+
+
+def test_a_thread_that_still_works_keeps_a_rank_from_counting_as_stuck(play):
+    body = """
+        if rank == 2:
+            return
+        box = torch.zeros(1)
+        def answer():
+            dist.recv(box, 1)
+            pause.wait(0.2)  # the main threads of both ranks wait by now, and yet this thread goes on
+            dist.send(box + 1, 1, tag=5)
+        pause = threading.Event()
+        if rank == 0:
+            thread = threading.Thread(target=answer)
+            thread.start()
+            dist.recv(torch.zeros(1), 1, tag=9)
+            thread.join()
+        else:
+            dist.send(torch.ones(1), 0)
+            dist.recv(box, 0, tag=5)
+            dist.send(box, 0, tag=9)
+            return box
+    """
+
+    assert play(wrong(body)).values[1].tolist() == [2]

@@ -1,0 +1,134 @@
+"""Ranks: nothing of them is left, however they and those who started them end."""
+
+import fcntl
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from common.paths import ROOT
+from grader import ranks
+from tests.own.play import HEAD, player, wait_until
+
+pytestmark = pytest.mark.medium
+
+
+@pytest.fixture
+def play(tmp_path):
+    return player(tmp_path, 2)
+
+
+# Whoever still lives of a rank's processes holds its lock, since all of them have inherited the open file.
+LEFTOVERS = """
+    import fcntl
+
+    def leave(write):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.write(write, b".")
+                while True:
+                    time.sleep(10)
+            os._exit(0)
+
+    def hop():
+        if os.fork() == 0:
+            while True:                     # always another process: each lives for one fork
+                if os.fork():
+                    os._exit(0)
+
+    def go(context):
+        name = context.arguments["folder"] + f"/{context.rank}"
+        lock = open(name + ".lock", "w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        read, write = os.pipe()
+        leave(write)
+        hop()
+        subprocess.Popen(["sleep", "1000"], start_new_session=True, pass_fds=[lock.fileno()])
+        os.read(read, 1)
+        with open(name + ".ready", "w") as file:
+            file.write(os.getcwd())
+        if context.arguments.get("kill") == context.rank:
+            os.kill(os.getppid(), signal.SIGKILL)
+        while context.arguments.get("stay"):
+            time.sleep(10)
+"""
+
+
+def ready(folder):
+    return len(list(folder.glob("*.ready"))) == 2
+
+
+def alive(folder):
+    """The ranks of which a process is left."""
+    found = []
+    for path in folder.glob("*.lock"):
+        with open(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.append(path.stem)
+    return found
+
+
+def test_double_forks_new_sessions_and_hopping_processes_are_gone_afterwards(play, tmp_path):
+    result = play(LEFTOVERS, folder=str(tmp_path))
+
+    assert result.outcome == "returned"
+    assert result.left_running >= 4
+    assert ready(tmp_path)
+    assert alive(tmp_path) == []
+
+
+def test_a_rank_that_kills_its_parent_ends_this_run_only(play, tmp_path):
+    result = play(LEFTOVERS, folder=str(tmp_path), stay=True, kill=1)
+
+    assert [rank.outcome for rank in result.ranks] == ["killed", "killed"]
+    assert not Path((tmp_path / "1.ready").read_text()).exists()
+    wait_until(lambda: alive(tmp_path) == [])  # nobody is left to bury them: we cannot hear when they are quite dead
+    assert play("def go(context):\n    return 1\n").values == [1, 1]
+
+
+def test_an_interrupt_ends_all_ranks(play, tmp_path, monkeypatch):
+    def interrupt(run):
+        wait_until(lambda: ready(tmp_path))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grader.ranks.one_run.Run.result", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        play(LEFTOVERS, folder=str(tmp_path), stay=True)
+
+    assert alive(tmp_path) == []
+
+
+def test_ranks_are_gone_when_their_grader_is_killed(tmp_path):
+    program = f"""
+        import sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from grader import ranks
+        arguments = {{"file": "run.py", "function": "go", "folder": {str(tmp_path)!r}, "stay": True}}
+        ranks.run("grader.inside.context:call", 2, arguments, tree={str(tmp_path)!r}, deadline=1000)
+    """
+    (tmp_path / "run.py").write_text(HEAD + textwrap.dedent(LEFTOVERS))
+    grader = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])
+    wait_until(lambda: ready(tmp_path), 60)
+
+    assert alive(tmp_path) != []
+    grader.kill()
+    grader.wait()
+
+    wait_until(lambda: alive(tmp_path) == [])
+
+
+def test_higher_walls_are_built_before_any_student_code(play, monkeypatch):
+    monkeypatch.setenv("COS598D_CONFINE", "builtins:print")  # a wall that does no more than say its arguments
+    ranks.stop()
+    result = play("print('loaded')\ndef go(context):\n    return os.getcwd(), 'COS598D_CONFINE' in os.environ\n")
+
+    for rank in result.ranks:
+        folder, hook_is_known = rank.value
+        assert rank.stdout == f"{rank.rank} {folder}\nloaded\n"
+        assert not hook_is_known
+    ranks.stop()

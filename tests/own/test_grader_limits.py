@@ -1,0 +1,146 @@
+"""What one hand-in may cost its graders: memory, time, and texts that cannot be shown."""
+
+import json
+
+import pytest
+
+from course.table import load_course
+from grader import ranks, session
+from grader.grading import Grade
+from grader.plugin import LONGEST_MESSAGE, clip
+from grader.ranks.outcome import RankResult, Result
+from grader.session import Session
+from grader.verdicts import Deadlocked, verdict_of
+from grader.wire import values
+from tests.own.play import player
+
+COURSE = load_course()
+
+
+@pytest.fixture
+def play(tmp_path):
+    return player(tmp_path, 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end():
+    yield
+    ranks.stop()
+
+
+@pytest.fixture
+def small_limit(monkeypatch):
+    """8 MiB for a run: the real limit takes a busy machine long to reach."""
+    monkeypatch.setattr("grader.ranks.one_run.MAX_KEPT", 8 << 20)
+
+
+def test_values_of_all_ranks_together_have_a_limit(play, small_limit):
+    result = play("def go(context):\n    return torch.zeros(1 << 20)\n", 3)
+
+    assert result.outcome == "raised"
+    assert "more than the 8 MiB that a run may take" in result.explain()
+    assert sum(rank.value.nbytes for rank in result.ranks if rank.value is not None) <= 8 << 20
+
+
+def test_events_count_as_what_they_take_in_memory(play, small_limit):
+    source = """
+        def go(context):
+            context.spy(torch, "numel", "note", note=lambda _: {"pairs": [[]] * 50_000})
+            for _ in range(6):
+                torch.numel(torch.ones(1))
+    """
+
+    result = play(source)
+
+    assert "more than the 8 MiB" in result.explain()
+    assert len(result.ranks[0].events) < 6
+
+
+def test_what_a_collective_has_carried_is_free_again(play, small_limit):
+    source = """
+        def go(context):
+            context.join()
+            for _ in range(6):
+                dist.all_reduce(torch.ones(1 << 20))
+            return "done"
+    """
+
+    assert play(source).values == ["done"]
+
+
+def test_a_session_lets_the_oldest_runs_go(tmp_path, monkeypatch):
+    graded = Session(tmp_path, COURSE, 1)
+    large = Result([RankResult(0, "returned")], None, [], 1.0, size=session.MAX_KEPT // 2)
+    monkeypatch.setattr(ranks, "run", lambda *_, **__: large)
+
+    for number in range(5):
+        graded.run("grader.inside.context:call", 1, {"number": number})
+
+    assert sum(run.size for run in graded.runs.values()) <= session.MAX_KEPT
+
+
+def test_names_and_messages_of_any_length_come_clipped(play):
+    source = """
+        Long = type("X" * 900_000, (Exception,), {})
+
+        def go(context):
+            if context.rank:
+                raise Long("y" * 900_000)
+            return {"z" * 900_000: Long.__name__}
+    """
+
+    raised, returned = play(source, 2), play(source, 1)
+
+    assert len(raised.explain()) < 1000
+    ((key, value),) = returned.values[0].items()
+    assert len(key) < values.MAX_TEXT + 100 and len(value) < values.MAX_TEXT + 100
+    assert len(clip("x" * 10**6)) <= LONGEST_MESSAGE + 10
+
+
+def test_a_message_has_no_address_of_an_object():
+    assert clip("expected a list, got <generator object f at 0x7fd8597282d0>") == (
+        "expected a list, got <generator object f>"
+    )
+
+
+@pytest.mark.parametrize("text", ["return '\\\\udc80'", "return {'\\\\udc80': 1}", "raise ValueError('\\\\udc80')"])
+def test_a_lone_surrogate_in_any_text_of_a_rank_can_be_written(play, text):
+    result = play(f"def go(context):\n    {text}\n")
+
+    said = [str(result.ranks[0].value), result.explain()]
+    assert [line.encode() for line in said]
+
+
+def test_a_region_that_timed_out_once_is_not_waited_for_again(tmp_path, monkeypatch):
+    (tmp_path / "task1_single").mkdir()
+    (tmp_path / "task1_single/run_glue.py").write_text("# TODO(cos598d) 1.3: step\nloop()\n# END TODO 1.3\n")
+    limits = []
+
+    def run(probe, world_size, arguments, deadline, **_):
+        limits.append(deadline)
+        ended = RankResult(0, "deadline", where="task1_single/run_glue.py:2") if "train" in probe else None
+        return Result([ended or RankResult(0, "returned")], None, [], deadline)
+
+    monkeypatch.setattr(ranks, "run", run)
+    monkeypatch.setenv("COS598D_SLOWNESS", "3")
+    graded = Session(tmp_path, COURSE, 1)
+    for region in ("1.2", "1.2", "1.3", "1.4", "2a.1"):
+        Grade(graded, region, "test").session.run("grader.probes.train:glue", 1, {"number": len(limits)})
+
+    assert limits == [45.0, 6.0, 6.0, 6.0, 45.0][: len(limits)] or "1.3" not in COURSE.all_needs("1.4")
+    assert graded.timed_out >= {"1.2", "1.3"}, "the region of the test, and that of the line which never ended"
+
+
+def test_a_deadlock_is_named_once():
+    fault = type("Fault", (), {"kind": "deadlock", "text": "", "stuck": {}})()
+    result = Result([RankResult(0, "stuck", where="a.py:1")], fault, [], 1.0)
+
+    verdict = verdict_of(result, "2a.3")
+
+    assert isinstance(verdict, Deadlocked)
+    assert not str(verdict).startswith("deadlock")
+
+
+def test_a_message_of_values_is_json_whatever_it_holds():
+    assert json.dumps(values.clip("\ud800" * 20_000))
+    values.clip("\ud800").encode()

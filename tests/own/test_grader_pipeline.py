@@ -1,0 +1,245 @@
+"""The pipeline's graders themselves: what stands for a student's code, and that no verdict depends on timing."""
+
+import inspect
+import itertools
+import shutil
+from queue import SimpleQueue
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+from torch.utils.data import TensorDataset
+from transformers import BertForSequenceClassification, GPT2LMHeadModel
+
+from common import record
+from common.data import glue
+from common.models import load
+from common.paths import ROOT
+from common.schedule import _clock_cycles
+from common.workers import process_group
+from course.table import load_course
+from grader.checks.pipeline import compute, waits, whole
+from grader.grading import Grade, Session
+from grader.probes import bert
+from grader.probes.data import Data
+from grader.probes.pipeline import split, watched
+from grader.probes.pipeline.forward import ForwardStandIns
+from grader.probes.pipeline.pipe import GivenSplit
+from grader.probes.toys import Classifier, LanguageModel
+from grader.verdicts import Deadlocked, TimedOut, Wrong
+from pipeline.partition import _split_module
+from pipeline.pipe import Pipe
+from pipeline.worker import InQueue, Task
+
+COURSE = load_course()
+STAND_INS = {
+    "_split_module": (GivenSplit.split_module, _split_module),
+    "_clock_cycles": (ForwardStandIns.clock_cycles, _clock_cycles),
+    "Pipe.compute": (ForwardStandIns.compute, Pipe.compute),
+    "Task.compute": (watched.WatchedTask.compute, Task.compute),
+    "InQueue.put": (watched.WatchedInQueue.put, InQueue.put),
+    "SimpleQueue.get": (watched.WatchedOutQueue.get, SimpleQueue.get),
+    "SimpleQueue.get_nowait": (watched.WatchedOutQueue.get_nowait, SimpleQueue.get_nowait),
+    "SimpleQueue.empty": (watched.WatchedOutQueue.empty, SimpleQueue.empty),
+    "SimpleQueue.qsize": (watched.WatchedOutQueue.qsize, SimpleQueue.qsize),
+}
+# Queues the tasks of partition 0 ahead of time, and hands on whatever is ready: no clock cycle waits for another.
+AHEAD = """
+batches = list(x.split(self.split_size))
+for batch in batches:
+    self.in_queues[0].put(Task(partial(self.partitions[0], batch)))
+for i in range(len(batches)):
+    for j in range(len(self.partitions)):
+        success, result = self.out_queues[j].get()
+        if not success:
+            raise result[1]
+        batches[i] = result[1]
+        if j + 1 < len(self.partitions):
+            self.in_queues[j + 1].put(Task(partial(self.partitions[j + 1], batches[i])))
+return torch.cat(batches)
+"""
+
+
+def parameters(function):
+    """Name, kind and default of each, without self."""
+    listed = [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+    return [(name, default) for name, _, default in listed if name != "self"]
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_a_stand_in_can_be_called_as_what_it_replaces(name):
+    stand_in, original = STAND_INS[name]
+
+    assert parameters(stand_in) == parameters(original)
+
+
+@pytest.mark.parametrize(("stand_in", "original"), [
+    (Classifier.forward, BertForSequenceClassification.forward), (LanguageModel.forward, GPT2LMHeadModel.forward),
+    (Data.__getitem__, TensorDataset.__getitem__), (Data.__len__, TensorDataset.__len__),
+])  # fmt: skip
+def test_a_small_model_or_dataset_takes_nothing_that_the_real_one_does_not(stand_in, original):
+    known = dict(parameters(original))
+
+    assert set(dict(parameters(stand_in))) <= set(known)
+    assert all(known[name] == default for name, default in parameters(stand_in))
+
+
+def test_the_surroundings_of_a_script_can_be_called_as_the_real_ones(monkeypatch):
+    places = [(glue, "load_glue"), (process_group, "process_group"), (record, "Record")]
+    originals = [getattr(owner, name) for owner, name in places]
+    for owner, name in [*places, (load, "load_tokenizer")]:
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # undone at the end
+
+    bert._replace_surroundings(SimpleNamespace(arguments={}, event=print, own=lambda kind: kind, spy=lambda *_: None))
+
+    for (owner, name), original in zip(places, originals, strict=True):
+        assert [*inspect.signature(getattr(owner, name)).parameters] == [*inspect.signature(original).parameters]
+    for method in ("describe", "write"):
+        mine, original = getattr(record.Record, method), getattr(originals[2], method)
+        assert len(parameters(mine)) == len(parameters(original))
+
+
+# --- counting ---------------------------------------------------------------------------------------------------------
+
+
+def progress(put, done=(), taken=(), inside=(), waits_for=None):
+    """Progress after these events, each named by its queue."""
+    found = watched.Progress()
+    for counter, queues in ((found.put, put), (found.done, done), (found.taken, taken)):
+        counter.update(queues)
+    found.inside = {(number, j): j for number, j in enumerate(inside)}
+    found.waits_for = waits_for
+    return found
+
+
+def test_a_caller_whose_result_is_there_but_who_has_not_woken_up_is_not_waiting():
+    assert not progress(put=[0, 1], done=[0], inside=[1], waits_for=0).nobody_else_arrives()
+
+
+def test_nobody_arrives_any_more_once_the_caller_waits_for_a_stage_that_waits():
+    assert progress(put=[0], inside=[0], waits_for=0).nobody_else_arrives()
+
+
+def test_somebody_may_arrive_while_a_worker_has_a_task_and_is_not_inside_a_stage():
+    assert not progress(put=[0, 1], inside=[0], waits_for=0).nobody_else_arrives()
+
+
+def test_somebody_may_arrive_while_the_caller_does_not_wait():
+    assert not progress(put=[0], inside=[0]).nobody_else_arrives()
+
+
+def test_waiting_is_hopeless_when_all_tasks_are_done_and_none_is_left_to_collect():
+    assert progress(put=[0], done=[0]).hopeless(1)
+    assert not progress(put=[0], done=[0]).hopeless(0)
+    assert not progress(put=[0]).hopeless(1)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def grade(tmp_path):
+    """A function: the graders' view of pipe.py with another body for a region."""
+
+    def make(region, body):
+        for folder in ("common", "pipeline"):
+            shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        path = tmp_path / "pipeline/pipe.py"
+        before, rest = path.read_text().split(f"        # BEGIN SOLUTION {region}\n")
+        after = rest.split(f"        # END SOLUTION {region}\n")[1]
+        lines = "".join(f"        {line}\n" for line in body.strip().splitlines())
+        path.write_text(before + lines + after)
+        return Grade(Session(tmp_path, COURSE, seed=1), region, "test")
+
+    return make
+
+
+@pytest.mark.medium
+def test_a_pipe_that_queues_tasks_ahead_of_time_works_at_the_same_time_in_every_run(grade):
+    view = grade("p.3", AHEAD)
+
+    for _ in range(8):
+        whole.check_same_time(view)
+        view.session.runs.clear()
+
+
+@pytest.mark.medium
+def test_a_call_that_can_never_return_is_a_deadlock_long_before_the_deadline(grade, monkeypatch):
+    monkeypatch.setattr(waits, "DEADLINE", 3600.0)
+    view = grade("p.4", "for micro_batch, j in schedule:\n    self.out_queues[j].get()")
+
+    for check in (compute.check_results, compute.check_same_time, compute.check_errors):
+        with pytest.raises(Deadlocked, match="before any task was put"):
+            check(view)
+
+
+@pytest.mark.medium
+def test_only_one_run_waits_for_its_deadline_when_compute_never_returns(grade, monkeypatch):
+    monkeypatch.setattr(waits, "DEADLINE", 3.0)
+    view = grade("p.4", "while True:\n    pass")
+
+    for check in (
+        compute.check_results, compute.check_same_time, compute.check_workers,
+        compute.check_errors, whole.check_plain, whole.check_same_time,
+    ):  # fmt: skip
+        with pytest.raises(TimedOut, match="still running"):
+            check(view)
+
+    assert [result.outcome for result in view.session.runs.values()].count("deadline") == 1
+
+
+@pytest.mark.medium
+def test_partitions_that_work_in_turn_are_found_though_the_caller_polls(grade):
+    polls = """
+import queue
+
+for micro_batch, j in schedule:
+    self.in_queues[j].put(Task(partial(self.partitions[j], batches[micro_batch])))
+    while True:
+        try:
+            success, result = self.out_queues[j].get_nowait()
+            break
+        except queue.Empty:
+            pass
+    batches[micro_batch] = result[1]
+"""
+
+    with pytest.raises(Wrong, match="put all tasks of a clock cycle before you get the first result"):
+        compute.check_same_time(grade("p.4", polls))
+
+
+# --- what a rank sends is small ---------------------------------------------------------------------------------------
+
+
+def test_of_an_endless_schedule_of_endless_cycles_little_is_kept():
+    class Endless:
+        def __len__(self):
+            return 1
+
+        def __iter__(self):
+            return itertools.repeat((0, 0))
+
+    cycles = split._cycles(itertools.repeat(Endless()), 3, 2)
+
+    assert len(str(cycles)) < 1000
+
+
+def test_of_a_schedule_of_many_pairs_few_are_kept():
+    cycles = split._cycles([[(0, 0)] * 50] * 1000, 3, 2)
+
+    assert sum(len(cycle) for cycle in cycles if isinstance(cycle, list)) <= 3 * 2 + split.EXTRA_PAIRS
+
+
+def test_a_long_class_name_is_cut_in_the_rank():
+    strange = type("Long" * 225_000, (nn.Module,), {})()
+
+    assert len(split._kind(strange)) == split.MAX_NAME
+
+
+def test_regions_are_graded_after_those_they_build_on():
+    order = COURSE.in_order_of_needs()
+
+    assert sorted(order) == sorted(COURSE.regions)
+    for region, row in COURSE.regions.items():
+        assert all(order.index(need) < order.index(region) for need in row.needs)
+    assert order.index("p.4") < order.index("p.3")

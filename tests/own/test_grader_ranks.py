@@ -1,0 +1,212 @@
+"""Ranks: how each can end, what is captured of it, and what a rank is."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grader import ranks
+from grader.ranks.one_run import MAX_OUTPUT
+from tests.own.play import player
+
+
+@pytest.fixture
+def play(tmp_path):
+    return player(tmp_path, 2)
+
+
+# --- how a rank ends --------------------------------------------------------------------------------------------------
+
+ENDINGS = {
+    "raise": (
+        "def go(context):\n    raise NotImplementedError('TODO 1.2: do it')",
+        "raised",
+        "NotImplementedError: TODO",
+    ),
+    "error at import": ("import no_such_module", "raised", "ModuleNotFoundError"),
+    "error in syntax": ("def go(context:\n", "raised", "SyntaxError"),
+    "exit at import": ("sys.exit('bye')", "exited", "exited with code 1 by SystemExit: bye while loading task/run.py"),
+    "exit": ("def go(context):\n    sys.exit(4)", "exited", "exited with code 4"),
+    "hard exit": ("def go(context):\n    os._exit(0)", "exited", "exited with code 0"),
+    "signal": ("def go(context):\n    os.kill(os.getpid(), 9)", "killed", "killed by SIGKILL"),
+    "other signal": ("def go(context):\n    os.kill(os.getpid(), 40)", "killed", "killed by signal 40"),
+    "segmentation fault": (
+        "import faulthandler\ndef go(context):\n    faulthandler._sigsegv()",
+        "killed",
+        "SIGSEGV (task/run.py:6)",
+    ),
+    "lying message": (
+        "class E(Exception):\n    __str__ = None\ndef go(context):\n    raise E",
+        "raised",
+        "E: (its message",
+    ),
+    "no such function": ("", "raised", "has no attribute 'go'"),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_every_ending_of_a_rank_is_told_apart(play, name):
+    source, outcome, words = ENDINGS[name]
+
+    result = play(source)
+
+    assert [rank.outcome for rank in result.ranks] == [outcome, outcome]
+    assert result.outcome == outcome
+    assert words in result.explain()
+    with pytest.raises(ranks.RunError):
+        _ = result.values
+
+
+ENDLESS = {
+    "loop": "def go(context):\n    while True:\n        pass\n",
+    "sleep": "def go(context):\n    try:\n        time.sleep(1000)\n    finally:\n        os.kill(0, 0)\n",
+    "loop at import": "x = 0\nwhile True:\n    x += 1\n",
+    "swallows everything": "def go(context):\n    while True:\n        signal.pthread_sigmask(0, range(1, 9))\n",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_never_ends_is_ended_at_the_deadline_and_says_where_it_was(play, name):
+    result = play(ENDLESS[name], 1, deadline=0.5)
+
+    assert result.outcome == "deadline"
+    assert result.explain().startswith("the deadline of 0.5 s has passed: rank 0 was still running (task/run.py:")
+
+
+def test_one_rank_that_never_ends_is_not_confused_with_those_that_wait_for_it(play):
+    source = """
+        def go(context):
+            context.join()
+            if context.rank == 0:
+                while True:
+                    pass
+            dist.barrier()
+    """
+
+    text = play(source, deadline=1).explain()
+
+    assert "rank 0 was still running (task/run.py:7)" in text or "(task/run.py:8)" in text
+    assert "rank 1 waits in barrier #1 (" in text
+
+
+def test_a_failure_carries_the_students_lines_only(play):
+    source = """
+        def inner(x):
+            return torch.ones(2) @ torch.ones(3)
+
+        def go(context):
+            return inner(1)
+    """
+
+    error = play(source).ranks[1].error
+
+    lines = [(frame.file, frame.line, frame.function, frame.text) for frame in error.trace]
+    assert lines == [
+        ("task/run.py", 8, "go", "return inner(1)"),
+        ("task/run.py", 5, "inner", "return torch.ones(2) @ torch.ones(3)"),
+    ]
+    assert error.where == "task/run.py:5"
+
+
+def test_output_is_kept_up_to_a_limit_and_never_blocks_a_rank(play):
+    source = """
+        def go(context):
+            print("first", flush=True)
+            os.write(2, b"error\\xff")
+            for _ in range(300):
+                os.write(1, b"x" * 10_000)
+            return "done"
+    """
+
+    result = play(source)
+
+    assert result.values == ["done", "done"]
+    for rank in result.ranks:
+        assert rank.stdout.startswith("first\nxxx")
+        assert rank.stderr == "error\ufffd"
+        assert len(rank.stdout) == MAX_OUTPUT
+        assert rank.dropped == 6 + 3_000_000 - MAX_OUTPUT
+
+
+def test_what_was_printed_before_a_crash_is_there(play):
+    result = play("def go(context):\n    print('so far')\n    os.kill(os.getpid(), 9)\n")
+
+    assert [rank.stdout for rank in result.ranks] == ["so far\n", "so far\n"]
+
+
+# --- what a rank is ---------------------------------------------------------------------------------------------------
+
+
+def test_each_rank_is_a_process_with_one_thread_and_a_folder_of_its_own(play):
+    source = """
+        def go(context):
+            open("made", "w").close()
+            return [os.getpid(), os.getsid(0), os.getcwd(), os.listdir(), torch.get_num_threads(),
+                    len(os.listdir("/proc/self/task")), os.getcwd() == os.environ["TMPDIR"], sys.stdin.read()]
+    """
+
+    first, second = play(source).values
+
+    assert first[0] == first[1] != second[0]
+    assert first[2] != second[2]
+    assert first[3:] == [["made"], 1, 1, True, ""]
+    assert not Path(first[2]).exists()
+    assert first[0] != os.getpid()
+
+
+def test_the_tree_comes_first_and_stays_as_it_was(play, tmp_path):
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common/schedule.py").write_text("mine = 7")
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task/beside.py").write_text("beside = 8")
+
+    (tmp_path / "wave.py").write_text("mine = 9")  # the name of a module of Python's own
+
+    source = """
+        import beside, wave
+        from common.schedule import mine
+
+        def go(context):
+            return mine, beside.beside, wave.mine
+    """
+
+    assert play(source, 1).values == [[7, 8, 9]]
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_ranks_differ_where_separate_processes_differ(play):
+    source = """
+        import random
+        import numpy
+
+        def go(context):
+            parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(12)]
+            order = [next(i for i, p in enumerate(parameters) if p is q) for q in set(parameters)]
+            return [random.random(), numpy.random.rand(), order], torch.rand(1).item()
+    """
+
+    got = play(source, 4).values
+
+    for draws in zip(*(value[0] for value in got), strict=True):
+        assert len({str(draw) for draw in draws}) == 4
+    assert len({value[1] for value in got}) == 1  # torch starts from the same seed in every process
+
+
+def test_eight_ranks_run_and_nine_are_refused(play):
+    assert play("def go(context):\n    return context.rank\n", 8).values == list(range(8))
+    with pytest.raises(ValueError, match="from 1 to 8, got 9"):
+        play("def go(context):\n    pass\n", 9)
+
+
+def test_a_probe_sees_arguments_and_loads_fresh_modules(play):
+    source = """
+        count = 0
+
+        def go(context):
+            first, second = context.load("task/run.py"), context.load("task/run.py")
+            first.count = 5
+            return context.arguments["deep"]["x"].dtype == torch.float32, second.count, second.__name__ in sys.modules
+    """
+
+    assert play(source, 1, deep={"x": np.float32([1])}).values == [[True, 0, True]]

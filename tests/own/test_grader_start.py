@@ -1,0 +1,83 @@
+"""How little a graded run waits for: which test files pytest opens, and what the zygote has loaded before it forks."""
+
+import subprocess
+import sys
+
+import pytest
+
+from common.paths import ROOT
+from course.table import load_course
+from grader import ranks
+from grader.inside import preload
+from grader.selection import files_to_open
+
+COURSE = load_course()
+
+
+def opened(*options):
+    """The test files in which pytest found tests, before it selected any."""
+    code = "import sys, pytest; pytest.main(sys.argv[1:]); print(*sorted(m for m in sys.modules if 'test_' in m))"
+    command = [sys.executable, "-c", code, "-q", "--collect-only", "-p", "no:cacheprovider", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return [name.rpartition(".")[2] for name in done.stdout.splitlines()[-1].split() if name.startswith("tests.")]
+
+
+def test_a_region_opens_the_test_files_of_its_row_only():
+    assert opened("--region", "2a.3") == ["test_task2a"]
+
+
+def test_a_marker_opens_the_test_files_of_its_task_only():
+    assert opened("-m", "task2a or a4_2_1") == ["test_copies", "test_pipeline", "test_task2a"]
+
+
+def test_a_file_named_on_the_command_line_is_opened_though_another_region_is_asked_for():
+    assert opened("--region", "2a.3", "tests/test_task1.py") == ["test_task1"]
+
+
+@pytest.mark.parametrize("markers", ["not slow", "task2a and not slow", "medium", "task2a or medium", "not task2a"])
+def test_where_the_table_cannot_tell_every_file_is_opened(markers):
+    assert files_to_open(COURSE, None, markers) is None
+
+
+def test_every_region_of_the_table_opens_its_tests():
+    assert {id: files_to_open(COURSE, id, "") for id in COURSE.regions} == {
+        id: set(row.tests) for id, row in COURSE.regions.items()
+    }
+
+
+@pytest.fixture
+def fresh_zygote():
+    ranks.stop()
+    yield
+    ranks.stop()
+
+
+def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has_it(fresh_zygote, tmp_path):
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common/data_partition.py").write_text(
+        "import sys\nslow = {'transformers', 'transformers.modeling_utils'} & set(sys.modules)\n"
+        "if slow:\n    raise RuntimeError(f'loaded: {sorted(slow)}')\n"
+    )
+    (tmp_path / "run_glue.py").write_text((tmp_path / "common/data_partition.py").read_text())
+
+    alone = ranks.run("grader.inside.context:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
+    script = ranks.run("grader.inside.context:load", 1, {"file": "run_glue.py"}, tree=tmp_path)
+    again = ranks.run("grader.inside.context:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
+
+    assert alone.outcome == "returned"
+    assert "loaded: ['transformers'" in script.explain()
+    assert "loaded: ['transformers'" in again.explain()
+
+
+def test_a_probe_that_the_table_does_not_name_waits_for_everything():
+    assert set(preload.needs("grader.probes.bert:load_model", "task1_single/run_glue.py")) == set(preload.GROUPS)
+    assert set(preload.needs("grader.probes_new:anything", "")) == set(preload.GROUPS)
+
+
+def test_the_table_names_probes_and_files_that_exist():
+    modules = {name.partition(":")[0].replace(".", "/") for name in preload.PROBES}
+    named = {group for row in (*preload.PROBES.values(), *preload.FILES.values()) for group in row}
+
+    assert [name for name in modules if not (ROOT / f"{name}.py").is_file()] == []
+    assert [name for name in preload.FILES if not (ROOT / name).is_file()] == []
+    assert named <= set(preload.GROUPS)

@@ -1,0 +1,136 @@
+"""Values: what comes back from a rank is what it was, and what is no message is refused."""
+
+import numpy as np
+import pytest
+
+from grader.wire import values
+from tests.own.play import player
+
+
+@pytest.fixture
+def play(tmp_path):
+    return player(tmp_path, 2)
+
+
+def test_values_come_back_as_they_were(play):
+    source = """
+        def go(context):
+            return {
+                "plain": [None, True, 3, 2.5, float("inf"), "ä", {"deep": [[]]}, (1, 2)],
+                "scalar": torch.tensor(2.5), "empty": torch.zeros(0, 3), "bool": torch.tensor([True, False]),
+                "strided": torch.arange(6).view(2, 3).t(), "half": torch.tensor([1.5], dtype=torch.bfloat16),
+                "parameter": torch.nn.Parameter(torch.ones(2)), "array": context.arguments["x"] * 2,
+            }
+    """
+
+    got = play(source, 1, x=np.arange(4.0)).values[0]
+
+    assert got["plain"] == [None, True, 3, 2.5, float("inf"), "ä", {"deep": [[]]}, [1, 2]]
+    assert got["scalar"].shape == ()
+    assert got["empty"].shape == (0, 3)
+    assert got["bool"].tolist() == [True, False]
+    assert got["strided"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert got["half"].tolist() == [1.5]
+    assert got["parameter"].tolist() == [1, 1]
+    assert got["array"].tolist() == [0, 2, 4, 6]
+
+
+def test_a_tensor_subclass_cannot_lie_about_its_bytes(play):
+    source = """
+        class Liar(torch.Tensor):
+            shape = torch.Size([9])
+            dtype = torch.float64
+
+            @classmethod
+            def __torch_function__(cls, function, types, args=(), kwargs=None):
+                return torch.full((2,), 7.0)
+
+            def numpy(self):
+                return torch.full((2,), 7.0).numpy()
+
+        def go(context):
+            return torch.zeros(2).as_subclass(Liar)
+    """
+
+    value = play(source, 1).values[0]
+
+    assert value.dtype == np.float32
+    assert value.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("{1, 2}", "a set cannot be sent"),
+        ("{1: 2}", "strings as keys"),
+        ("torch.zeros(2, dtype=torch.complex64)", "complex64 cannot be sent"),
+        ("torch.ones(2, device='meta')", "on meta cannot be sent"),
+        ("torch.eye(2).to_sparse()", "no plain memory"),
+        ("torch.zeros(1).expand(1 << 27)", "64 MiB"),
+        ("'x' * (20 << 20)", "MiB of text"),
+        ("[a := [], a.append(a)]", "contains itself"),
+    ],
+)
+def test_a_value_that_cannot_be_sent_is_an_error_of_the_rank(play, value, words):
+    result = play(f"def go(context):\n    return {value}\n", 1)
+
+    assert result.outcome == "raised"
+    assert words in result.explain()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[3]", "[9]"),
+        ("[3]", "[-1]"),
+        ("[3]", "[1.5]"),
+        ("int64", "object"),
+        ("array", "pickle"),
+        (" 0]", " 8]"),
+        ("]", ""),
+    ],
+)
+def test_a_forged_message_is_refused(old, new):
+    good = values.pack({"a": np.arange(3)})
+    length, _ = values.LENGTHS.unpack_from(good)
+    header, body = good[values.LENGTHS.size :][:length].decode(), bytes(24)
+
+    assert values.unpack(header.encode(), body, values.to_array)["a"].tolist() == [0, 0, 0]
+    with pytest.raises(values.MessageError):
+        values.unpack(header.replace(old, new).encode(), body, values.to_array)
+
+
+def test_an_announcement_of_too_many_bytes_is_refused_at_once():
+    with pytest.raises(values.MessageError, match="announced"):
+        list(values.Frames().feed(values.LENGTHS.pack(1 << 31, 0)))
+
+
+def test_a_message_arrives_whole_whatever_the_pieces_are():
+    frames, data = values.Frames(), values.pack([1, np.ones(2)]) + values.pack("next")
+
+    got = [message for byte in data for message in frames.feed(bytes([byte]))]
+
+    assert got[0][0] == 1
+    assert got[0][1].tolist() == [1, 1]
+    assert got[1] == "next"
+
+
+def test_a_rank_that_writes_to_the_graders_line_itself_is_not_believed(play):
+    source = """
+        import socket
+
+        def go(context):
+            for fd in range(3, 64):
+                try:
+                    line = socket.socket(fileno=os.dup(fd))
+                    line.send(bytes([0, 0, 0, 2, 0, 0, 0, 0]) + b"[]")
+                    line.detach()
+                except OSError:
+                    pass
+            return "right"
+    """
+
+    result = play(source, 1)
+
+    assert result.outcome == "raised"
+    assert "MessageError" in result.explain()

@@ -1,0 +1,419 @@
+"""Models and tokenizers by name: `tiny`, a folder, the hub; and what is said when a name is not right."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertForSequenceClassification,
+)
+
+from common.data import sample_data
+from common.errors import InputError
+from common.models.load import KINDS, load_tokenizer, model_path
+from common.paths import ROOT
+from tests.own.hub_server import hub_server
+from tests.own.model_copies import copy_of_tiny, in_shards
+
+MODEL_CLASSES = {
+    "bert": AutoModelForSequenceClassification,
+    "gpt2": AutoModelForCausalLM,
+    "t5": AutoModelForSeq2SeqLM,
+}
+ENGLISH = 'The 3 U.S. senators\' e-mail (2004) said: "100% of AIDS cases — café, naïve — fell by $1.5m"; why?'
+SHARED_TOKENIZERS = Path(os.environ.get("COS598D_DATA", "")) / "tokenizers"
+needs_shared_tokenizers = pytest.mark.skipif(
+    not os.environ.get("COS598D_DATA") or not SHARED_TOKENIZERS.is_dir(),
+    reason="COS598D_DATA names no folder with tokenizers/bert-base-cased and tokenizers/gpt2",
+)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A function that gives a folder of this test's own with some files of the tiny model."""
+
+    def copy_files(kind, *names):
+        return copy_of_tiny(kind, tmp_path / f"{kind}-copy", *names)
+
+    return copy_files
+
+
+def write_vocabulary(folder, *pieces):
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces]) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tiny_model_is_a_folder_that_from_pretrained_reads_without_a_warning(kind, recwarn, capfd):
+    folder = model_path("tiny", kind)
+
+    model = MODEL_CLASSES[kind].from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {file.name for file in Path(folder).iterdir()}
+    assert AutoConfig.from_pretrained(folder).model_type == kind
+    assert model.get_input_embeddings().num_embeddings == len(tokenizer)
+    assert not recwarn.list
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tiny_model_has_the_architectures_own_parameter_names_and_computes_a_finite_loss(kind):
+    model, tokenizer = MODEL_CLASSES[kind].from_pretrained(model_path("tiny", kind)), load_tokenizer("tiny", kind)
+    batch = tokenizer(ENGLISH, return_tensors="pt")
+    labels = torch.tensor([1]) if kind == "bert" else batch["input_ids"]
+
+    loss = model(**batch, labels=labels).loss
+
+    block = {"bert": "bert.encoder.layer.0.", "gpt2": "transformer.h.0.", "t5": "decoder.block.0."}[kind]
+    assert any(name.startswith(block) for name, _ in model.named_parameters())
+    assert torch.isfinite(loss)
+
+
+def test_only_the_classification_head_is_new_and_two_seeds_make_two_heads():
+    heads, encoders = [], []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = BertForSequenceClassification.from_pretrained(model_path("tiny", "bert"))
+        heads.append(model.classifier.weight)
+        encoders.append(torch.cat([p.flatten() for p in model.bert.parameters()]))
+
+    assert not torch.equal(*heads)
+    assert torch.equal(*encoders)
+
+
+def test_the_tiny_bert_has_the_dropout_of_bert():
+    config = AutoConfig.from_pretrained(model_path("tiny", "bert"))
+
+    assert config.hidden_dropout_prob == config.attention_probs_dropout_prob == 0.1
+
+
+MAKE_AND_HASH = """
+import hashlib, pathlib
+from common.models.load import KINDS, model_path
+files = [file for kind in KINDS for file in sorted(pathlib.Path(model_path("tiny", kind)).iterdir())]
+made = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
+"""
+
+
+@pytest.mark.medium
+def test_every_process_makes_the_same_models_and_tokenizers_byte_for_byte(tmp_path, monkeypatch):
+    here: dict = {}
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "here"))
+    exec(MAKE_AND_HASH, here)
+
+    environment = {**os.environ, "COS598D_CACHE": str(tmp_path / "there"), "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-c", MAKE_AND_HASH + "print(made)"]
+    there = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True).stdout.decode()
+
+    assert there.strip() == str(here["made"])
+
+
+def test_making_the_tiny_models_leaves_the_callers_random_numbers_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path))
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+
+    for kind in KINDS:
+        model_path("tiny", kind)
+
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_a_run_that_was_stopped_while_making_a_model_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path))
+    with monkeypatch.context() as broken:
+        broken.setattr("common.cache.os.replace", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model_path("tiny", "bert")
+    left = [file.name for file in (tmp_path / "models").iterdir() if file.suffix != ".lock"]
+
+    assert left == []
+    assert (Path(model_path("tiny", "bert")) / "config.json").is_file()
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_every_word_of_the_entailment_sample_is_one_piece():
+    tokenizer = load_tokenizer("tiny", "bert")
+    pairs = sample_data.entailment_pairs(400, random.Random(1))
+
+    lengths = {len(tokenizer(text, claim)["input_ids"]) for text, claim, _ in pairs}
+
+    assert lengths == {len("[CLS] Anna has sold the lamp and maybe Ben has found the boat today . [SEP]".split()) + 7}
+
+
+def test_the_tiny_bert_tokenizer_reads_english_keeps_case_and_has_every_printable_ascii_character():
+    tokenizer = load_tokenizer("tiny", "bert")
+    printable = "".join(chr(code) for code in range(33, 127))
+
+    assert tokenizer.unk_token_id not in tokenizer(ENGLISH + " " + printable)["input_ids"]
+    assert tokenizer.decode(tokenizer("US us")["input_ids"], skip_special_tokens=True) == "US us"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_the_tiny_byte_level_tokenizers_write_any_text_with_at_most_two_thousand_tokens(kind):
+    tokenizer = load_tokenizer("tiny", kind)
+    text = ENGLISH + " \u2028 日本語 \u0085\n  two  spaces"
+
+    assert len(tokenizer) <= 2000
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+    assert tokenizer.eos_token_id is not None
+
+
+def test_the_tiny_t5_tokenizer_ends_a_text_and_pads():
+    tokenizer = load_tokenizer("tiny", "t5")
+
+    batch = tokenizer(["one", "one two three four"], padding=True)
+
+    assert batch["input_ids"][1][-1] == tokenizer.eos_token_id
+    assert batch["input_ids"][0][-1] == tokenizer.pad_token_id == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copied_model_folder_gives_its_own_path_and_its_own_tokenizer(kind, copy):
+    folder = copy(kind)
+
+    assert model_path(str(folder), kind) == str(folder)
+    assert load_tokenizer(str(folder), kind)(ENGLISH) == load_tokenizer("tiny", kind)(ENGLISH)
+
+
+def test_a_lone_vocabulary_keeps_case_unless_asked_to_lower(tmp_path):
+    folder = str(write_vocabulary(tmp_path / "v", "Hello", "hello"))
+
+    assert load_tokenizer(folder, "bert").tokenize("Hello") == ["Hello"]
+    assert load_tokenizer(folder, "bert", lower_case=True).tokenize("Hello") == ["hello"]
+
+
+def test_an_uncased_model_lowers_without_being_asked(tmp_path):
+    folder = write_vocabulary(tmp_path / "v", "Hello", "hello")
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}')
+
+    assert load_tokenizer(str(folder), "bert").tokenize("Hello") == ["hello"]
+
+
+def test_a_tokenizer_file_that_keeps_case_is_believed_without_further_settings(copy):
+    folder = copy("bert", "tokenizer.json")
+
+    assert load_tokenizer(str(folder), "bert").tokenize("The the") == ["The", "the"]
+
+
+def test_a_lone_vocabulary_with_merges_is_a_gpt2_tokenizer(copy, tmp_path):
+    model = json.loads((copy("gpt2") / "tokenizer.json").read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in model["merges"]))
+
+    tokenizer = load_tokenizer(str(tmp_path), "gpt2")
+
+    assert tokenizer(ENGLISH) == load_tokenizer("tiny", "gpt2")(ENGLISH)
+    assert tokenizer.eos_token == "<|endoftext|>"
+
+
+@needs_shared_tokenizers
+def test_the_published_vocabularies_give_the_published_numbers():
+    bert = load_tokenizer(str(SHARED_TOKENIZERS / "bert-base-cased"), "bert")
+    gpt2 = load_tokenizer(str(SHARED_TOKENIZERS / "gpt2"), "gpt2")
+
+    assert bert("Hello")["input_ids"] == [101, 8667, 102]
+    assert len(bert) == 28_996
+    assert gpt2("Hello world")["input_ids"] == [15496, 995]
+    assert len(gpt2) == 50_257
+
+
+def test_a_folder_that_is_not_a_model_names_the_missing_file(copy):
+    folder = copy("bert", "tokenizer.json")
+    with pytest.raises(InputError, match=r"bert-copy is not a model: it has no config\.json"):
+        model_path(str(folder), "bert")
+
+    shutil.copy(Path(model_path("tiny", "bert")) / "config.json", folder)
+    with pytest.raises(InputError, match=r"it has no model\.safetensors"):
+        model_path(str(folder), "bert")
+
+
+def test_weights_that_were_cut_off_are_seen_before_the_run_starts(copy):
+    folder = copy("bert")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged"):
+        model_path(str(folder), "bert")
+
+
+def test_a_model_of_another_kind_is_refused(copy):
+    with pytest.raises(InputError, match=r"expected a model of type bert, .* holds gpt2"):
+        model_path(str(copy("gpt2")), "bert")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\udcff"])
+def test_a_config_that_is_not_json_is_named(copy, content):
+    folder = copy("bert")
+    (folder / "config.json").write_bytes(content.encode(errors="surrogateescape"))
+
+    with pytest.raises(InputError, match=r"config\.json"):
+        model_path(str(folder), "bert")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/no/such/folder", "a/b/c", "two words"])
+def test_what_looks_like_a_path_is_not_looked_up_on_the_hub(name):
+    for look_up in (model_path, load_tokenizer):
+        with pytest.raises(InputError, match="there is no folder"):
+            look_up(name, "bert")
+
+
+@pytest.mark.parametrize(
+    "file, content, kind, words",
+    [
+        ("notes.txt", "", "bert", r"expected tokenizer\.json, or vocab\.txt"),
+        ("vocab.json", "{}", "gpt2", r"expected tokenizer\.json, or vocab\.json and merges\.txt"),
+        ("vocab.txt", "", "bert", r"expected a vocabulary with \[UNK\]"),
+        ("tokenizer.json", "{", "bert", r"tokenizer\.json is not JSON"),
+        ("tokenizer.json", "{}", "gpt2", "cannot read the tokenizer"),
+    ],
+)
+def test_a_folder_without_a_readable_tokenizer_says_what_was_expected(tmp_path, file, content, kind, words):
+    (tmp_path / file).write_text(content)
+
+    with pytest.raises(InputError, match=words) as error:
+        load_tokenizer(str(tmp_path), kind)
+
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A function that sets the hub's address, for this test only and with an empty hub cache."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.setattr(huggingface_hub.constants, name, str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+    def use(address):
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+    return use
+
+
+def _head_of_a_hub_model(name):
+    torch.manual_seed(0)
+    model = BertForSequenceClassification.from_pretrained(model_path(name, "bert"))
+    return model(**load_tokenizer(name, "bert")(ENGLISH, return_tensors="pt")).logits[0].tolist()
+
+
+def test_a_hub_model_is_fetched_once_and_then_needs_no_hub(copy, hub):
+    expected = pytest.approx(_head_of_a_hub_model("tiny"), abs=1e-6)  # where weights lie decides on the last digit
+    with hub_server({"someone/small-bert": copy("bert")}) as address:
+        hub(address)
+        with_hub = _head_of_a_hub_model("someone/small-bert")
+    without_hub = _head_of_a_hub_model("someone/small-bert")
+
+    assert with_hub == expected
+    assert without_hub == expected
+
+
+def test_a_tokenizer_that_the_hub_has_as_a_vocabulary_only_keeps_case(tmp_path, hub):
+    folder = write_vocabulary(tmp_path / "v", "Hello", "hello")
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    with hub_server({"someone/old-bert": folder}) as address:
+        hub(address)
+
+        tokenizer = load_tokenizer("someone/old-bert", "bert")
+
+    assert tokenizer.tokenize("Hello") == ["Hello"]
+
+
+def test_a_hub_model_in_several_files_is_fetched_before_the_run_starts(copy, hub):
+    expected = pytest.approx(_head_of_a_hub_model("tiny"), abs=1e-6)  # where weights lie decides on the last digit
+    with hub_server({"someone/large-bert": in_shards(copy("bert"))}) as address:
+        hub(address)
+        model_path("someone/large-bert", "bert")
+        load_tokenizer("someone/large-bert", "bert")
+
+    assert _head_of_a_hub_model("someone/large-bert") == expected
+
+
+def test_a_damaged_copy_of_a_hub_model_says_what_to_copy_or_to_delete(copy, hub):
+    with hub_server({"someone/small-bert": copy("bert")}) as address:
+        hub(address)
+        folder = Path(model_path("someone/small-bert", "bert"))
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(content[:-100])
+
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged .*; copy it again, or delete .*small-bert to"):
+        model_path("someone/small-bert", "bert")
+
+
+def test_a_copy_of_a_hub_model_without_weights_is_one_line_offline(copy, hub, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.utils._http, "time", SimpleNamespace(sleep=lambda _: None))  # 23 s of retries
+    with hub_server({"someone/small-bert": copy("bert")}) as address:
+        hub(address)
+        folder = Path(model_path("someone/small-bert", "bert"))
+    (folder / "model.safetensors").unlink()
+
+    with pytest.raises(InputError, match=r"model\.safetensors of someone/small-bert cannot be fetched .*copy"):
+        model_path("someone/small-bert", "bert")
+
+
+def test_a_name_that_the_hub_does_not_know_says_so(hub):
+    with hub_server({}) as address:
+        hub(address)
+        with pytest.raises(InputError, match="no hub model is called someone/no-such-bert; check the name"):
+            model_path("someone/no-such-bert", "bert")
+
+
+def test_offline_a_hub_name_says_how_to_go_on_without_the_hub(hub, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+    with pytest.raises(InputError, match=r"the hub cannot be asked .* give --model_name_or_path its path, or use tiny"):
+        model_path("bert-base-cased", "bert")
+
+
+@pytest.mark.medium
+def test_a_hub_that_takes_the_connection_and_never_answers_is_asked_once(hub):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hub(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(InputError, match="the hub cannot be asked"):
+            model_path("bert-base-cased", "bert")
+
+        silent.setblocking(False)
+        questions = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                with silent.accept()[0] as connection:
+                    questions.append(connection.recv(4096))
+
+    # The library may ask one of its own, once per machine; of the model there is one question only.
+    assert sum(question.startswith(b"HEAD /bert-base-cased/") for question in questions) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+def test_fine_tuning_the_tiny_bert_on_the_sample_learns_the_task_whatever_the_seed(seed, tmp_path):
+    command = [sys.executable, "task1_single/run_glue.py", "--seed", str(seed), "--output_dir", str(tmp_path / "run")]
+
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
+
+    record = json.loads((tmp_path / "run" / "rank0.json").read_text())
+    assert record["evaluations"][-1]["metrics"]["acc"] >= 0.90

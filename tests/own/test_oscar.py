@@ -1,0 +1,289 @@
+"""Our own tests of common/data/oscar.py: loading token blocks, what is said of a damaged folder, and the command."""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerFast
+
+from common import cache
+from common.data import oscar, token_map
+from common.data.oscar import load_blocks
+from common.data.tokenise import fingerprint
+from common.errors import InputError
+from common.paths import ROOT, locked
+from tests.own.token_blocks import TEXTS, bpe, documents_of, make
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return bpe(300)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_items_are_consecutive_blocks_of_int64_ids(tmp_path, tokenizer):
+    make(tmp_path / "out", tokenizer)
+    ids = [token for document in documents_of(tmp_path / "out", "train") for token in document]
+
+    data = load_blocks(tmp_path / "out", tokenizer)
+
+    assert (data.block_size, data.vocab_size) == (8, 300)
+    assert (data.train[0].shape, data.train[0].dtype) == ((8,), torch.int64)
+    assert torch.cat(list(data.train)).tolist() == ids[: len(ids) // 8 * 8]
+    assert len(data.validation) > 0
+
+
+def test_a_loader_stacks_the_blocks(tmp_path, tokenizer):
+    make(tmp_path / "out", tokenizer)
+
+    batch = next(iter(DataLoader(load_blocks(tmp_path / "out", tokenizer).train, batch_size=3)))
+
+    assert batch.shape == (3, 8)
+
+
+def test_one_folder_serves_any_block_size(tmp_path, tokenizer):
+    make(tmp_path / "out", tokenizer)
+    by_eight, by_five = (load_blocks(tmp_path / "out", tokenizer, size).train for size in (8, 5))
+
+    assert torch.cat(list(by_eight))[:100].tolist() == torch.cat(list(by_five))[:100].tolist()
+    assert by_five[0].shape == (5,)
+
+
+def test_blocks_longer_than_the_text_are_an_error(tmp_path, tokenizer):
+    make(tmp_path / "out", tokenizer)
+
+    with pytest.raises(InputError, match=r"train.bin: expected at least one block of 100000 tokens, found \d+ tokens"):
+        load_blocks(tmp_path / "out", tokenizer, 100_000)
+
+
+def test_a_split_without_documents_is_empty(tmp_path, tokenizer):
+    make(tmp_path / "out", tokenizer, validation=0.0)
+
+    assert len(load_blocks(tmp_path / "out", tokenizer).validation) == 0
+
+
+def truncate_the_map(folder: Path) -> None:
+    os.truncate(folder / "train.bin", (folder / "train.bin").stat().st_size - 2)
+
+
+def change_the_map(folder: Path) -> None:
+    data = (folder / "train.bin").read_bytes()
+    (folder / "train.bin").write_bytes(data[:-2] + b"\1\0")
+
+
+def change(**entries):
+    def in_manifest(folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps(manifest | entries))
+
+    return in_manifest
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (truncate_the_map, r"train.bin: expected \d+ bytes \(manifest.json\), found \d+"),
+        (change_the_map, r"train.bin: is not the file that manifest.json describes"),
+        (lambda folder: (folder / "validation.bin").unlink(), r"validation.bin: cannot be read"),
+        (lambda folder: (folder / "manifest.json").unlink(), r"manifest.json: not found"),
+        (lambda folder: (folder / "manifest.json").write_text('{"version": 1,'), r"manifest.json: cannot be read"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), r"manifest.json: its entries are missing or"),
+        (change(version=99), r"manifest.json: expected version 1, found 99"),
+        (change(dtype="uint32"), r"manifest.json: its entries are missing or contradict each other"),
+        (change(dtype="float"), r"manifest.json: its entries are missing or contradict each other"),
+        (change(block_size=16), r"manifest.json: its entries are missing or contradict each other"),
+        (change(block_size="8"), r"manifest.json: its entries are missing or contradict each other"),
+        (change(train={}), r"manifest.json: its entries are missing or contradict each other"),
+        (change(more=1), r"manifest.json: its entries are missing or contradict each other"),
+        (change(vocab_size=17), r"manifest.json: the text was tokenised with"),
+    ],
+)
+def test_a_damaged_folder_is_an_error_that_names_file_and_remedy(tmp_path, tokenizer, damage, message):
+    make(tmp_path / "out", tokenizer)
+    damage(tmp_path / "out")
+
+    with pytest.raises(InputError, match=f"out/{message}.*python -m common.data.oscar") as caught:
+        load_blocks(tmp_path / "out", tokenizer)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_the_end_of_a_long_map_is_checked_too(tmp_path, tokenizer):
+    make(tmp_path / "out", tokenizer, TEXTS * 200)
+    assert (tmp_path / "out" / "train.bin").stat().st_size > 2 * token_map.END_BYTES
+    change_the_map(tmp_path / "out")
+
+    with pytest.raises(InputError, match=r"train.bin: is not the file"):
+        load_blocks(tmp_path / "out", tokenizer)
+
+
+def test_another_tokenizer_is_an_error_that_names_both(tmp_path, tokenizer):
+    make(tmp_path / "out", tokenizer)
+
+    with pytest.raises(InputError, match=r"manifest.json: .*\(300 tokens\).*\(280 tokens\).*the same tokenizer"):
+        load_blocks(tmp_path / "out", bpe(280))
+
+
+@pytest.mark.parametrize(
+    "change", [('"<|endoftext|>"', '"<|end|>"'), ('prefix_space":false', 'prefix_space":true')], ids=str
+)
+def test_tokenizers_of_equal_size_differ_in_a_word_or_in_what_they_do(tokenizer, change):
+    serialised = tokenizer.backend_tokenizer.to_str()
+    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(serialised.replace(*change)))
+
+    assert len(other) == len(tokenizer)
+    assert fingerprint(other) != fingerprint(tokenizer)
+
+
+def test_a_saved_tokenizer_has_the_same_fingerprint(tmp_path, tokenizer):
+    tokenizer.save_pretrained(tmp_path / "saved")
+
+    again = PreTrainedTokenizerFast.from_pretrained(tmp_path / "saved")
+
+    assert fingerprint(again) == fingerprint(tokenizer)
+
+
+def test_a_slow_tokenizer_is_refused():
+    with pytest.raises(InputError, match="expected a fast tokenizer"):
+        fingerprint(SimpleNamespace(name_or_path="slow"))
+
+
+def text_folder(path: Path) -> Path:
+    path.mkdir()
+    (path / "part_1.txt").write_text("\r\n".join(TEXTS))
+    return path
+
+
+def cached(cache: Path) -> list[Path]:
+    return [path for path in (cache / "oscar").iterdir() if path.is_dir()]
+
+
+def test_a_folder_of_text_is_tokenised_once(tmp_path, tokenizer, own_cache, capsys):
+    config = SimpleNamespace(data_dir=text_folder(tmp_path / "text"), model_max_length=16)
+
+    first, second = (load_blocks(config, tokenizer) for _ in range(2))
+
+    assert first.train[0].shape == (16,)
+    assert torch.equal(first.train[0], second.train[0])
+    assert len(cached(own_cache)) == 1
+    assert capsys.readouterr().err.count("tokenised") == 1
+
+
+def test_changed_text_is_tokenised_again(tmp_path, tokenizer, own_cache):
+    text = text_folder(tmp_path / "text")
+    load_blocks(text, tokenizer, 8)
+
+    changed = (text / "part_1.txt").read_bytes().replace(b"the", b"THE")  # of equal size
+    (text / "part_1.txt").write_bytes(changed)
+    data = load_blocks(text, tokenizer, 8)
+
+    assert tokenizer.decode(data.train[0]).startswith("THE")
+    assert len(cached(own_cache)) == 2
+
+
+def test_a_damaged_cache_is_made_again(tmp_path, tokenizer, own_cache):
+    text = text_folder(tmp_path / "text")
+    expected = load_blocks(text, tokenizer, 8).train[0]
+    (folder,) = cached(own_cache)
+    truncate_the_map(folder)
+
+    assert torch.equal(load_blocks(text, tokenizer, 8).train[0], expected)
+
+
+def test_of_several_ranks_one_tokenises_and_the_others_wait(tmp_path, tokenizer, capfd, monkeypatch):
+    text = text_folder(tmp_path / "text")
+    fork = multiprocessing.get_context("fork")
+    all_here = fork.Barrier(4)
+
+    def meet_then_lock(path):  # the worst case: every rank has seen that there is nothing
+        all_here.wait(timeout=60)
+        return locked(path)
+
+    monkeypatch.setattr(cache, "locked", meet_then_lock)
+    ranks = [fork.Process(target=load_blocks, args=(text, tokenizer, 8)) for _ in range(4)]
+
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(timeout=60)
+
+    assert [rank.exitcode for rank in ranks] == [0] * 4
+    assert capfd.readouterr().err.count("tokenised") == 1
+
+
+def test_without_a_data_folder_the_embedded_sample_is_used(tokenizer):
+    data = load_blocks(SimpleNamespace(data_dir=None, model_max_length=64), tokenizer)
+
+    assert data.train[0].shape == (64,)
+    assert len(data.validation) > 0
+
+
+@pytest.fixture
+def saved(tmp_path, tokenizer) -> Path:
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def test_the_command_makes_a_folder_that_can_be_loaded(tmp_path, tokenizer, saved, capsys):
+    arguments = f"--input {text_folder(tmp_path / 'text')} --output {tmp_path / 'out'} --tokenizer {saved} --size 1KB"
+
+    oscar.main([*arguments.split(), "--block_size", "16", "--validation", "0.2"])
+    oscar.main([*arguments.split(), "--block_size", "16", "--validation", "0.2"])
+
+    data = load_blocks(tmp_path / "out", tokenizer)
+    assert (data.block_size, len(data.train) > 0, len(data.validation) > 0) == (16, True, True)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first in second
+    assert second.endswith("(made earlier from the same input)")
+    assert token_map.read_manifest(tmp_path / "out").text_bytes <= 1000
+
+
+def test_the_command_replaces_a_folder_only_when_told_to(tmp_path, saved):
+    arguments = f"--input {text_folder(tmp_path / 'text')} --output {tmp_path / 'out'} --tokenizer {saved}".split()
+    oscar.main([*arguments, "--block_size", "16"])
+
+    with pytest.raises(InputError, match="--overwrite"):
+        oscar.main([*arguments, "--block_size", "8"])
+    oscar.main([*arguments, "--block_size", "8", "--overwrite"])
+
+    assert token_map.read_manifest(tmp_path / "out").block_size == 8
+
+
+@pytest.mark.parametrize("size, message", [("1B", "--size"), ("nonsense", "expected a number of bytes")])
+def test_the_command_refuses_a_size_that_is_none_or_too_small(tmp_path, saved, size, message):
+    arguments = f"--input {text_folder(tmp_path / 'text')} --output {tmp_path / 'out'} --tokenizer {saved}".split()
+
+    with pytest.raises(InputError, match=message):
+        oscar.main([*arguments, "--size", size])
+
+
+@pytest.mark.parametrize("arguments", ["--output out", "--input a --hub en --output out", "--input a"])
+def test_the_command_needs_one_source_and_an_output(arguments):
+    with pytest.raises(SystemExit, match="2"):
+        oscar.main(arguments.split())
+
+
+@pytest.mark.medium
+def test_the_command_says_in_one_line_what_is_wrong(tmp_path, saved):
+    (tmp_path / "en.jsonl").write_text('{"content": "a"}\n{oops\n')
+    command = f"-m common.data.oscar --input {tmp_path / 'en.jsonl'} --output {tmp_path / 'out'} --tokenizer {saved}"
+
+    run = subprocess.run([sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True)
+
+    assert run.returncode == 2
+    assert run.stderr.splitlines()[-1].startswith(f"error: {tmp_path / 'en.jsonl'}, line 2: expected one JSON object")
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "out").exists()

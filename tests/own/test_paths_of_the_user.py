@@ -1,0 +1,128 @@
+"""Whatever is wrong with a path on the command line, a command ends with one line that names it."""
+
+import importlib
+import os
+import shlex
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+from common.errors import exit_on_input_error
+from common.paths import ROOT
+
+pytestmark = pytest.mark.medium
+
+
+def missing(path: Path) -> None:
+    """Nothing is there."""
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def below_a_file(path: Path) -> None:
+    path.parent.rmdir()
+    path.parent.write_text("a file where a folder should be")
+
+
+def file(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe no text at all \x00")
+
+
+NOT_A_FILE = [missing, folder, link_to_itself, below_a_file]
+NOT_A_FOLDER = [missing, file, link_to_itself, below_a_file]
+NOT_TO_BE_MADE = [file, link_to_itself, below_a_file]
+
+# module, its command line with PATH where the user's path is, what can be wrong with it
+COMMANDS = [
+    ("common.data.oscar", "--tokenizer tiny --output OUT --input PATH", [*NOT_A_FILE, file]),
+    ("common.data.oscar", "--tokenizer tiny --input README.md --output PATH", [file, below_a_file]),
+    ("common.data.oscar", "--input README.md --output OUT --tokenizer PATH", [*NOT_A_FOLDER, folder]),
+    ("task4_traffic.counters", "--interface lo --read PATH", [*NOT_A_FILE, file]),
+    ("task4_traffic.counters", "--interface lo --seconds 0.1 --output PATH", [folder, link_to_itself, below_a_file]),
+    ("task4_traffic.compare", "PATH", [*NOT_A_FOLDER, folder]),
+    ("benchmark.tables", "PATH", [*NOT_A_FOLDER, folder]),
+    ("benchmark.run", "--strategy zero2 --output_dir OUT --deepspeed_config PATH", [*NOT_A_FILE, file]),
+    ("benchmark.run", "--output_dir OUT --model PATH", [*NOT_A_FOLDER, folder]),
+    ("benchmark.run", "--model t5-tiny --output_dir OUT --data_dir PATH", [*NOT_A_FOLDER, folder]),
+    ("benchmark.run", "--output_dir PATH", NOT_TO_BE_MADE),
+    ("benchmark.sweep", "--output_dir PATH", NOT_TO_BE_MADE),
+    ("submit", "report --runs PATH", NOT_A_FOLDER),
+    ("submit", "pack --netid ab1234 --name 'First Last' --no-grading --runs PATH", NOT_A_FOLDER),
+    ("submit", "pack --netid ab1234 --name 'First Last' --no-grading --out PATH", [folder, *NOT_TO_BE_MADE]),
+    ("task2b_allreduce.run_gpt2", "--output_dir PATH", NOT_TO_BE_MADE),
+    ("staff.handout", "--out PATH", NOT_TO_BE_MADE),
+    ("staff.grade", "PATH --out OUT", [missing, link_to_itself, below_a_file]),
+    ("staff.grade", "docs --out PATH", NOT_TO_BE_MADE),
+    ("staff.proofs.class_of_submissions", "--out PATH", [folder, *NOT_TO_BE_MADE]),
+    ("staff.proofs.class_check", "PATH OUT", [*NOT_A_FOLDER, folder]),
+    ("staff.gradescope.build", "--out PATH", [folder, below_a_file]),
+    ("download_glue_data", "--data_dir PATH --mirror http://127.0.0.1:9", NOT_TO_BE_MADE),
+]
+for script in (
+    "task1_single/run_glue",
+    "task2a_gather_scatter/run_glue",
+    "task2b_allreduce/run_glue",
+    "task3_ddp/run_glue",
+    "task4_traffic/run_glue",
+):
+    module = script.replace("/", ".")
+    COMMANDS += [
+        (module, "--output_dir OUT --model_name_or_path tiny --data_dir PATH", [*NOT_A_FOLDER, folder]),
+        (module, "--output_dir OUT --model_name_or_path PATH", [*NOT_A_FOLDER, folder]),
+        (module, "--output_dir PATH", NOT_TO_BE_MADE),
+    ]
+for module in ("task3_ddp.run_gpt2", "pipeline.run_gpt2"):
+    COMMANDS += [
+        (module, "--output_dir OUT --model_name_or_path tiny --data_dir PATH", [*NOT_A_FOLDER, folder]),
+        (module, "--output_dir OUT --model_name_or_path PATH", [*NOT_A_FOLDER, folder]),
+        (module, "--output_dir OUT --tokenizer_name PATH", [*NOT_A_FOLDER, folder]),
+        (module, "--output_dir PATH", NOT_TO_BE_MADE),
+    ]
+CASES = [
+    pytest.param(module, words, wrong, id=f"{module} {words} {wrong.__name__}")
+    for module, words, all_wrong in COMMANDS
+    for wrong in all_wrong
+]
+
+
+@pytest.fixture
+def one_line(tmp_path, monkeypatch, capfd):
+    """Run a module's main() with a path that is wrong; what it printed as its error."""
+
+    def run(module: str, words: str, path: Path) -> str:
+        flags = [{"PATH": str(path), "OUT": str(tmp_path / "out")}.get(word, word) for word in shlex.split(words)]
+        monkeypatch.setattr(sys, "argv", [module, *flags])
+        monkeypatch.chdir(ROOT)
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            exit_on_input_error(importlib.import_module(module).main)
+        said = capfd.readouterr().err
+        assert ended.value.code == 2, said
+        assert "Traceback" not in said
+        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        return line
+
+    with mock.patch.dict(os.environ):  # a script that joins chooses its interface there
+        yield run
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("module, words, wrong", CASES)
+def test_a_wrong_path_is_one_line_that_names_it(one_line, tmp_path, module, words, wrong):
+    if module == "benchmark.run":
+        pytest.importorskip("tensorboard", reason="needs the benchmark's packages: python install.py benchmark")
+    path = tmp_path / "here" / "wrong"
+    path.parent.mkdir()
+    wrong(path)
+
+    assert str(path.parent) in one_line(module, words, path)

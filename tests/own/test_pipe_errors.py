@@ -1,0 +1,113 @@
+"""Our own tests of what the Pipe does with errors and wrong input."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from common.errors import InputError
+from pipeline.pipe import Pipe
+from tests.own.processes import wait_for
+from tests.own.stages import Fail, labelled, mlp, no_worker_is_left, worker_threads
+
+__all__ = ["no_worker_is_left"]  # a fixture for every test here
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_what_a_layer_raises_arrives_as_it_was_raised_and_the_pipe_still_works(stage):
+    layers: list[nn.Module] = [nn.Identity(), nn.Identity(), nn.Identity()]
+    layers[stage] = Fail("forward", at=1)
+    piped = Pipe(labelled(*layers), 1)
+
+    with pytest.raises(LookupError, match="the layer's own words") as raised:
+        piped(torch.arange(4.0).unsqueeze(1))
+
+    assert raised.traceback[-1].frame.code.name == "forward"
+    good = torch.arange(2.0, 6).unsqueeze(1)
+    assert torch.equal(piped(good), good)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_what_a_backward_raises_arrives_at_loss_backward_and_the_pipe_still_works(stage):
+    layers: list[nn.Module] = [nn.Identity(), nn.Identity(), nn.Identity()]
+    layers[stage] = Fail("backward", at=1)
+    piped = Pipe(labelled(*layers), 1)
+    y = piped(torch.arange(4.0).unsqueeze(1).requires_grad_())
+
+    with pytest.raises(LookupError, match="the layer's own words"):
+        y.sum().backward()
+
+    good = torch.arange(2.0, 6).unsqueeze(1).requires_grad_()
+    piped(good).sum().backward()
+    assert good.grad.sum() == 4
+
+
+def test_after_errors_only_the_workers_of_the_pipe_are_left():
+    piped = Pipe(labelled(nn.Identity(), Fail("forward", at=0)), 1)
+
+    for _ in range(3):
+        with pytest.raises(LookupError):
+            piped(torch.zeros(3, 1))
+    gc.collect()  # the tracebacks can hold the old queues
+
+    wait_for(lambda: len(worker_threads()) == 2, "the old workers to end")
+
+
+def test_a_second_backward_through_one_output_is_refused():
+    piped = Pipe(labelled(nn.Linear(2, 2), nn.Linear(2, 2)), 1)
+    y = piped(torch.randn(2, 2)).sum()
+    y.backward()
+
+    with pytest.raises(RuntimeError, match="one backward"):
+        y.backward()
+
+
+def test_a_second_backward_after_retain_graph_adds_the_same_gradients_again():
+    piped = Pipe(labelled(*mlp()), 2)
+    x = torch.randn(5, 6, requires_grad=True)
+    y = piped(x).square().sum()
+
+    y.backward(retain_graph=True)
+    once = [x.grad.clone(), *(parameter.grad.clone() for parameter in piped.parameters())]
+    y.backward()
+
+    for tensor, gradient in zip([x, *piped.parameters()], once, strict=True):
+        torch.testing.assert_close(tensor.grad, 2 * gradient)
+
+
+def test_a_parameter_shared_between_two_partitions_is_refused_by_name():
+    shared = nn.Linear(2, 2)
+
+    with pytest.raises(InputError, match=r"partition 0 \(0\.weight\) and in partition 1 \(0\.weight\)"):
+        Pipe(labelled(shared, shared))
+
+
+def test_a_parameter_used_twice_in_one_partition_is_fine():
+    shared = nn.Linear(2, 2)
+
+    Pipe(labelled(nn.Sequential(shared, shared), nn.Linear(2, 2)), 1)(torch.randn(2, 2)).sum().backward()
+
+    assert shared.weight.grad is not None
+
+
+@pytest.mark.parametrize("split_size", [0, -1, 2.5])
+def test_a_split_size_that_is_no_number_of_examples_is_refused(split_size):
+    with pytest.raises(InputError, match="split_size"):
+        Pipe(labelled(nn.Linear(2, 2)), split_size)
+
+
+def test_an_empty_module_and_an_input_that_is_no_batch_are_refused():
+    with pytest.raises(InputError, match="at least one layer"):
+        Pipe(nn.Sequential())
+    with pytest.raises(InputError, match="got tuple"):
+        Pipe(labelled(nn.Linear(2, 2)))((torch.ones(2, 2),))
+
+
+def test_a_stage_that_hands_on_no_tensor_is_named():
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    with pytest.raises(TypeError, match="partition 0 to hand on one tensor, got tuple"):
+        Pipe(labelled(Pair(), nn.Linear(2, 2)))(torch.ones(2, 2))

@@ -1,0 +1,144 @@
+"""Our own tests of pipeline/run_gpt2.py, its figures, and the pipeline over processes."""
+
+import importlib.util
+import itertools
+import json
+import socket
+import sys
+
+import pytest
+import torch
+
+from common.paths import ROOT
+from pipeline import mode_comparison
+from pipeline.timeline import Trace
+from tests.own.stages import no_worker_is_left
+from tests.own.warm import Script
+
+__all__ = ["no_worker_is_left"]  # a fixture for every test here
+
+
+@pytest.fixture
+def run_gpt2(tmp_path, monkeypatch):
+    """Runs the script in this process; returns the folder of its record."""
+    spec = importlib.util.spec_from_file_location("run_gpt2", ROOT / "pipeline" / "run_gpt2.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(mode_comparison, "FOLDER", tmp_path / "figures")
+    threads = torch.get_num_threads()
+
+    def run(mode, *flags):
+        folder = tmp_path / mode
+        common = ["--max_steps", "3", "--batch_size", "10", "--model_max_length", "16", "--dropout", "0", "--no_cuda"]
+        argv = ["run_gpt2.py", "--model_parallel_mode", mode, "--output_dir", str(folder), *common, *flags]
+        monkeypatch.setattr(sys, "argv", argv)
+        script.main()
+        torch.set_num_threads(threads)
+        return folder
+
+    return run
+
+
+def losses(folder):
+    return [float(line) for line in (folder / "loss_0.txt").read_text().split()]
+
+
+def test_all_modes_train_alike_and_leave_record_trace_and_figures(run_gpt2, tmp_path):
+    folders = {mode: run_gpt2(mode, "--n_chunk", "3") for mode in ("none", "model_parallel", "pipeline_parallel")}
+
+    expected = losses(folders["none"])
+    assert len(expected) == 3
+    for folder in folders.values():
+        assert losses(folder) == pytest.approx(expected, abs=1e-5)
+        assert (folder / "trace.png").exists()
+        assert len(json.loads((folder / "rank0.json").read_text())["iterations"]) == 3
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
+        "pipeline_metrics.json",
+        "pipeline_tokens_per_second.png",
+        "pipeline_training_time.png",
+    ]
+
+
+def test_n_chunk_is_the_number_of_micro_batches(run_gpt2):
+    trace = Trace.load(run_gpt2("pipeline_parallel", "--n_chunk", "4") / "trace.json")  # ceil(10 / 4) = 3 examples each
+
+    assert {(box.partition, box.micro_batch) for box in trace.boxes} == {(j, i) for j in range(2) for i in range(4)}
+
+
+def test_the_trace_of_model_parallel_shows_one_partition_at_a_time(run_gpt2):
+    trace = Trace.load(run_gpt2("model_parallel") / "trace.json")
+
+    boxes = sorted(trace.boxes, key=lambda box: box.begin)
+    assert [(box.phase, box.partition) for box in boxes] == [
+        *[("forward", 0)] * 2,
+        *[("forward", 1)] * 2,
+        *[("backward", 1)] * 2,
+        *[("backward", 0)] * 2,
+    ]
+    assert all(before.end <= after.begin for before, after in itertools.pairwise(boxes))
+
+
+def test_metrics_leave_the_first_epoch_out():
+    class Timed:
+        steps_per_epoch = 2
+
+        def as_dict(self):
+            return {"iterations": [{"seconds": seconds} for seconds in (9, 9, 1, 2, 2, 3)]}
+
+    class Config:
+        batch_size, model_max_length = 5, 8
+
+    metrics = mode_comparison.epoch_metrics(Config(), Timed())
+
+    assert metrics["training_time"] == {"mean": 4, "std": pytest.approx(2**0.5)}
+    assert metrics["tokens_per_second"]["mean"] == pytest.approx((80 / 3 + 80 / 5) / 2)
+
+
+PROCESS = """
+import sys, torch
+from transformers import GPT2Config
+from pipeline.distributed import PipelinedProcesses, join_pipeline
+from pipeline.model_parallel import GPT2LMHeadModelParallel
+torch.set_num_threads(1)
+rank, world_size, port = map(int, sys.argv[1:])
+config = GPT2Config(n_layer=4, n_embd=16, n_head=2, vocab_size=50, n_positions=16, embd_pdrop=0.0, attn_pdrop=0.0,
+                    resid_pdrop=0.0, bos_token_id=0, eos_token_id=0)
+join_pipeline("127.0.0.1", port, world_size, rank, "gloo")
+for schedule in ("gpipe", "1f1b", "interleaved"):
+    torch.manual_seed(0)
+    plain, spread = GPT2LMHeadModelParallel(config), GPT2LMHeadModelParallel(config)
+    spread.load_state_dict(plain.state_dict())
+    processes = PipelinedProcesses(spread, schedule, 4, torch.device("cpu"))
+    for _ in range(2):  # gradients add up, as usual
+        tokens = torch.randint(0, 50, (8, 10))
+        loss, wanted = processes.forward_backward(tokens), plain(tokens, labels=tokens).loss
+        wanted.backward()
+        torch.testing.assert_close(loss, wanted.detach())
+    for max_norm in (float("inf"), 0.1):
+        processes.clip_gradients(None, max_norm)
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
+        mine = set(processes.parameters)
+        here = [(a, b) for a, b in zip(plain.parameters(), spread.parameters()) if b in mine]
+        assert len(here) == len(processes.parameters)
+        for a, b in here:
+            torch.testing.assert_close(b.grad, a.grad, rtol=1e-4, atol=1e-6)
+    print(schedule, len(here))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.medium
+def test_over_processes_loss_and_every_gradient_are_those_of_the_plain_model(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    (tmp_path / "process.py").write_text(PROCESS)
+    logs = [tmp_path / f"log{rank}" for rank in range(2)]
+    ranks = [Script(tmp_path / "process.py", (rank, 2, port), log) for rank, log in enumerate(logs)]
+
+    codes = [rank.wait(timeout=120) for rank in ranks]
+
+    for code, log in zip(codes, logs, strict=True):
+        assert code == 0, log.read_text()
+        schedules = [line.split()[0] for line in log.read_text().splitlines() if line.endswith(tuple("0123456789"))]
+        assert schedules == ["gpipe", "1f1b", "interleaved"]

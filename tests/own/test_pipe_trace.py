@@ -1,0 +1,61 @@
+"""Our own tests of traces: recorded, saved, read back, drawn."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from common.errors import InputError
+from pipeline.pipe import Pipe
+from pipeline.timeline import Trace
+from tests.own.stages import labelled, mlp, no_worker_is_left
+
+__all__ = ["no_worker_is_left"]  # a fixture for every test here
+
+
+def test_a_trace_has_a_box_for_every_forward_and_backward_and_reads_back(tmp_path):
+    piped = Pipe(labelled(*mlp()), 2)
+    piped.trace = Trace()
+
+    piped(torch.randn(8, 6)).sum().backward()
+    piped.trace.save(tmp_path / "trace.json")
+    read = Trace.load(tmp_path / "trace.json")
+
+    boxes = {(box.phase, box.partition, box.micro_batch) for box in read.boxes}
+    assert boxes == {(phase, j, i) for phase in ("forward", "backward") for j in range(3) for i in range(4)}
+    assert len(read.boxes) == 24
+    assert read.duration == pytest.approx(piped.trace.duration, abs=1e-6)
+    assert 0 < read.bubble < 1
+    assert read.speedup == pytest.approx((1 - read.bubble) * 3)
+
+
+def test_a_trace_is_in_chromes_format(tmp_path):
+    piped = Pipe(labelled(nn.Linear(2, 2), nn.Linear(2, 2)), 1)
+    piped.trace = Trace()
+    piped(torch.randn(2, 2))
+    piped.trace.save(tmp_path / "trace.json")
+
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+    complete = [event for event in events if event["ph"] == "X"]
+    assert sorted(event["name"] for event in complete) == ["F0", "F0", "F1", "F1"]
+    assert all({"name", "cat", "ts", "dur", "pid", "tid"} <= event.keys() for event in complete)
+    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["partition 0", "partition 1"]
+
+
+def test_a_trace_is_drawn(tmp_path):
+    piped = Pipe(labelled(nn.Linear(2, 2), nn.Linear(2, 2)), 1)
+    piped.trace = Trace()
+    piped(torch.randn(2, 2)).sum().backward()
+
+    piped.trace.draw(tmp_path / "trace.png", "two stages")
+
+    assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path):
+    (tmp_path / "other.json").write_text("[]")
+
+    with pytest.raises(InputError, match="expected a trace"):
+        Trace.load(tmp_path / "other.json")

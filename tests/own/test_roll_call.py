@@ -1,0 +1,115 @@
+"""Before the group is joined: every mistake in starting the workers is a sentence, on every worker."""
+
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+
+from common.arguments import parse_glue_arguments
+from common.errors import InputError
+from common.workers.roll_call import call_the_roll
+
+
+@pytest.fixture
+def config():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    flags = ["--world_size", "3", "--local_rank", "0", "--master_port", str(port), "--join_seconds", "20"]
+    return parse_glue_arguments("task2a_gather_scatter", flags)
+
+
+def start(*configs):
+    """Call the roll once per configuration, in threads; what each was told, in the order given ("" is all well)."""
+    told = [""] * len(configs)
+
+    def work(number, config):
+        try:
+            call_the_roll(config)
+        except InputError as error:
+            told[number] = str(error)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in enumerate(configs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    return told
+
+
+def test_all_workers_go_on_when_all_are_there(config):
+    assert start(*(replace(config, rank=rank) for rank in (2, 0, 1))) == ["", "", ""]
+
+
+def test_the_port_is_free_afterwards(config):
+    start(*(replace(config, rank=rank) for rank in range(3)))
+
+    socket.create_server(("127.0.0.1", config.master_port)).close()
+
+
+def test_a_missing_rank_is_named_on_every_worker(config):
+    config = replace(config, join_seconds=1.0)
+
+    told = start(replace(config, rank=0), replace(config, rank=2, join_seconds=20.0))
+
+    assert all("rank 1 of 3 did not come within 1 s" in message for message in told)
+
+
+def test_a_rank_that_is_started_twice_is_named(config):
+    told = start(replace(config, rank=0), replace(config, rank=1), replace(config, rank=1))
+
+    assert all("rank 1 was started twice" in message for message in told)
+
+
+def test_different_world_sizes_are_both_named(config):
+    told = start(replace(config, rank=0), replace(config, rank=1, world_size=4))
+
+    assert all("rank 1 at 127.0.0.1 has --world_size 4, rank 0 has 3" in message for message in told)
+
+
+def test_different_scripts_are_named(config):
+    told = start(replace(config, rank=0), replace(config, rank=1, task="task3_ddp"))
+
+    assert all("runs task3_ddp, rank 0 runs task2a_gather_scatter" in message for message in told)
+
+
+def test_a_port_that_is_taken_says_so(config):
+    with socket.create_server(("127.0.0.1", config.master_port)):
+        (message,) = start(config)
+
+    assert str(config.master_port) in message
+    assert "another --master_port" in message
+
+
+def test_a_master_that_cannot_be_reached_is_named_with_its_address(config):
+    (message,) = start(replace(config, rank=1, join_seconds=0.5))
+
+    assert f"rank 1 cannot reach rank 0 at 127.0.0.1:{config.master_port} within 0.5 s" in message
+
+
+def test_an_address_of_another_machine_is_refused_on_rank_0(config):
+    (message,) = start(replace(config, master_ip="192.0.2.1"))
+
+    assert "--master_ip must be an address of the machine on which rank 0 runs" in message
+
+
+def test_what_is_not_a_worker_is_ignored(config):
+    def knock():
+        for _ in range(200):
+            try:
+                with socket.create_connection(("127.0.0.1", config.master_port), timeout=5) as stranger:
+                    stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                    return
+            except ConnectionRefusedError:
+                threading.Event().wait(0.05)
+
+    stranger = threading.Thread(target=knock)
+    stranger.start()
+    first = threading.Thread(target=call_the_roll, args=(config,))
+    first.start()
+    stranger.join()
+
+    assert start(replace(config, rank=1), replace(config, rank=2)) == ["", ""]
+    first.join(timeout=30)
+    assert not first.is_alive()

@@ -1,0 +1,190 @@
+"""The embedded data: right in shape, the same on every machine, and not to be solved without reading both sentences."""
+
+import csv
+import hashlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import pytest
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+
+from common.data import sample_data
+from common.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """{"train": [(sentence1, sentence2, label), ...], "dev": ...} as the files have them."""
+    return {half: _read(sample_data.glue_sample_dir() / f"{half}.tsv") for half in ("train", "dev")}
+
+
+@pytest.fixture(scope="module")
+def records():
+    """The records of the OSCAR sample, one per line that ends at \\n."""
+    text = sample_data.oscar_sample_file().read_bytes().decode()
+    return [json.loads(line) for line in text.removesuffix("\n").split("\n")]
+
+
+def _read(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    assert list(rows[0]) == ["index", "sentence1", "sentence2", "label"]
+    assert [int(row["index"]) for row in rows] == list(range(len(rows)))
+    return [(row["sentence1"], row["sentence2"], row["label"]) for row in rows]
+
+
+def test_there_are_enough_pairs_and_both_labels_are_equally_frequent(pairs):
+    assert len(pairs["train"]) >= 640
+    assert len(pairs["dev"]) >= 160
+    for half in pairs.values():
+        labels = [label for _, _, label in half]
+        assert labels.count("entailment") == labels.count("not_entailment") == len(half) // 2
+
+
+def test_no_text_of_the_training_set_is_in_the_dev_set(pairs):
+    train, dev = ({text for text, _, _ in pairs[half]} for half in ("train", "dev"))
+
+    assert not train & dev
+
+
+def test_the_label_says_whether_the_statement_is_what_the_text_is_sure_of(pairs):
+    for text, claim, label in pairs["train"] + pairs["dev"]:
+        sure = [part for part in text.removesuffix(" today.").split(" and ") if not part.lower().startswith("maybe ")]
+        assert len(sure) == 1, text
+        assert (claim == f"{sure[0]}.") == (label == "entailment"), (text, claim)
+
+
+def _first(text, claim):
+    return text
+
+
+def _second(text, claim):
+    return claim
+
+
+def _both(text, claim):
+    return f"{text} {claim}"
+
+
+@pytest.mark.parametrize("view", [_first, _second, _both])
+@pytest.mark.parametrize(
+    "features",
+    [{}, {"binary": True}, {"analyzer": str.split, "binary": True}, {"ngram_range": (1, 2), "binary": True}],
+    ids=["word counts", "word presence", "presence of words with their punctuation", "bigram presence"],
+)
+def test_neither_sentence_alone_nor_a_bag_of_words_of_both_decides_the_label(pairs, view, features):
+    vectorizer = CountVectorizer(lowercase=False, **features)
+    texts = {half: [view(text, claim) for text, claim, _ in pairs[half]] for half in pairs}
+    labels = {half: [label for _, _, label in pairs[half]] for half in pairs}
+
+    classifier = LogisticRegression(max_iter=1000).fit(vectorizer.fit_transform(texts["train"]), labels["train"])
+    accuracy = classifier.score(vectorizer.transform(texts["dev"]), labels["dev"])
+
+    print(f"logistic regression on {view.__name__[1:]} {features}: dev accuracy {accuracy:.3f}")
+    assert accuracy <= 0.60
+
+
+def test_every_word_of_a_statement_stands_in_its_text_whichever_the_label(pairs):
+    for text, claim, _ in pairs["train"] + pairs["dev"]:
+        assert set(claim.rstrip(".").split()) < set(text.rstrip(".").split())
+
+
+def test_a_record_has_the_shape_of_oscar_23_01(records):
+    for record in records:
+        assert list(record) == ["content", "warc_headers", "metadata"]
+        assert isinstance(record["content"], str)
+        assert all(isinstance(value, str) for value in record["warc_headers"].values())
+        metadata = record["metadata"]
+        assert set(metadata) == {
+            "identification",
+            "harmful_pp",
+            "tlsh",
+            "quality_warnings",
+            "categories",
+            "sentence_identifications",
+        }
+        assert set(metadata["identification"]) == {"label", "prob"}
+        assert metadata["harmful_pp"] is None or isinstance(metadata["harmful_pp"], float)
+        assert metadata["tlsh"] is None or isinstance(metadata["tlsh"], str)
+        assert len(metadata["sentence_identifications"]) == record["content"].count("\n") + 1
+
+
+def test_the_text_is_long_enough_and_has_the_oddities_of_real_pages(records):
+    contents = [record["content"] for record in records]
+    everything = "".join(contents)
+
+    assert 200_000 < len(everything) < 1_000_000
+    assert "\u2028" in everything
+    assert "\u0085" in everything
+    assert "é" in everything
+    assert "" in contents
+    assert len(contents) > len(set(contents))
+    assert {len(content) < 12 for content in contents} == {True, False}
+
+
+def test_a_reader_that_splits_lines_at_u2028_breaks_on_the_sample(records):
+    text = sample_data.oscar_sample_file().read_text(encoding="utf-8")
+
+    assert len(text.splitlines()) > len(records)
+
+
+def _digests(cache, **environment):
+    """SHA-256 of the three files, made anew by a process of its own."""
+    code = (
+        "import hashlib, random\n"
+        "random.seed(); before = random.getstate()\n"
+        "from common import sample_data\n"
+        "folder = sample_data.glue_sample_dir()\n"
+        "files = [folder / 'train.tsv', folder / 'dev.tsv', sample_data.oscar_sample_file()]\n"
+        "assert random.getstate() == before\n"
+        "print([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])\n"
+    )
+    environment = {**os.environ, "COS598D_CACHE": str(cache), **environment}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True)
+    return done.stdout.decode().strip()
+
+
+def test_every_process_makes_the_same_bytes_whatever_its_hash_seed_and_random_state(tmp_path):
+    folder = sample_data.glue_sample_dir()
+    files = [folder / "train.tsv", folder / "dev.tsv", sample_data.oscar_sample_file()]
+    here = str([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
+
+    made = [_digests(tmp_path / seed, PYTHONHASHSEED=seed, PYTHONUTF8="0", LC_ALL="C") for seed in ("1", "2")]
+
+    assert made == [here, here]
+
+
+def _make_when_told(start, results):
+    start.wait()
+    results.put((sample_data.glue_sample_dir() / "dev.tsv").read_bytes())
+
+
+def test_ranks_that_start_together_on_an_empty_cache_all_read_whole_files(tmp_path, monkeypatch):
+    expected = (sample_data.glue_sample_dir() / "dev.tsv").read_bytes()
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path))
+    context = multiprocessing.get_context("fork")
+    start, results = context.Event(), context.Queue()
+    ranks = [context.Process(target=_make_when_told, args=(start, results)) for _ in range(4)]
+
+    for rank in ranks:
+        rank.start()
+    start.set()
+    read = [results.get(timeout=60) for _ in ranks]
+    for rank in ranks:
+        rank.join(timeout=60)
+
+    assert read == [expected] * 4
+
+
+def test_files_of_an_interrupted_run_are_completed(tmp_path, monkeypatch):
+    expected = (sample_data.glue_sample_dir() / "dev.tsv").read_bytes()
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path))
+    sample_data.glue_sample_dir().joinpath("dev.tsv").unlink()  # as if stopped between the two files
+
+    folder = sample_data.glue_sample_dir()
+
+    assert folder.joinpath("dev.tsv").read_bytes() == expected

@@ -1,0 +1,217 @@
+"""submit.py pack: what goes into the archive and under which name, what stays out, and that nothing is replaced."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from common.errors import InputError
+from common.paths import ROOT
+from course.table import load_course
+from handin.pack import archive_name, collect, pack, points_table, run_graders
+from handin.student import make_student
+from handin.write_report import build_report
+from tests.own.run_records import write_ladder
+
+COURSE = load_course()
+ADA = make_student("ab1234", "First Last")
+CODE = sorted({region.file for region in COURSE.regions.values()})
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A student's folder with runs, code in every home file, and a report."""
+    folder = tmp_path_factory.mktemp("student")
+    write_ladder(folder / "runs")
+    for name in CODE:
+        write(folder, name, f"# {name}\n")
+    return folder, build_report(folder, COURSE, ADA)
+
+
+def write(folder: Path, name: str, text: str = "x = 1\n") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_code_lies_in_the_folders_that_the_course_asks_for(tree):
+    files = collect(*_with_report(tree)).files
+
+    assert files["task2a/run_glue.py"] == b"# task2a_gather_scatter/run_glue.py\n"
+    assert {"task1/run_glue.py", "task2b/run_gpt2.py", "task3/run_glue.py", "task4/expected.py"} <= set(files)
+    assert {"pipeline/pipe.py", "common/schedule.py", "common/data_partition.py"} <= set(files)
+    assert {"report.md", "ab1234_First_Last.pdf", "figures/times.png"} <= set(files)
+
+
+def _with_report(tree, points=None):
+    folder, report = tree
+    return folder, COURSE, report, points
+
+
+def test_every_region_has_a_home_in_the_archive():
+    assert archive_name("task3_ddp/run_gpt2.py", COURSE) == "task3/run_gpt2.py"
+    assert archive_name("common/schedule.py", COURSE) == "common/schedule.py"
+
+
+@pytest.mark.parametrize(
+    "name, text, why",
+    [
+        ("task1_single/model.safetensors", "weights", "no code"),
+        ("task1_single/gradients.pth", "weights", "no code"),
+        ("task2b_allreduce/train.tsv", "data", "no code"),
+        ("pipeline/.secret.py", "x", "hidden"),
+        ("task3_ddp/big.txt", "x" * 1_000_001, "1.0 MB"),
+    ],
+)
+def test_data_and_weights_are_left_out_and_named(tree, name, text, why):
+    path = write(tree[0], name, text)
+    contents = collect(*_with_report(tree))
+    path.unlink()
+
+    assert archive_name(name, COURSE) not in contents.files
+    assert len(contents.left_out) == 1
+    assert contents.left_out[0].startswith(f"{name} ({why}")
+
+
+def test_a_link_is_left_out_and_named(tree, tmp_path):
+    link = tree[0] / "task1_single" / "link.py"
+    link.symlink_to(write(tmp_path, "secret.py"))
+    contents = collect(*_with_report(tree))
+    link.unlink()
+
+    assert contents.left_out == ["task1_single/link.py (a link)"]
+
+
+def test_runs_caches_and_what_the_course_gives_are_not_in_it(tree):
+    for name in ("course/table.py", "tests/test_x.py", "task1_single/__pycache__/run_glue.pyc", "glue_data/RTE/a.py"):
+        write(tree[0], name)
+
+    files = collect(*_with_report(tree)).files
+
+    assert not [name for name in files if "runs" in name or "cache" in name or "course" in name or "glue_data" in name]
+
+
+def test_a_home_file_that_is_not_there_is_named(tree):
+    path = tree[0] / "pipeline/pipe.py"
+    path.rename(path.with_suffix(".bak"))
+    missing = collect(*_with_report(tree)).missing
+    path.with_suffix(".bak").rename(path)
+
+    assert "pipeline/pipe.py is not in the archive: its points cannot be given" in missing
+
+
+def test_what_the_report_misses_is_said_again(tree):
+    assert any(what.startswith("figure submit_figures/") for what in collect(*_with_report(tree)).missing)
+
+
+@pytest.mark.medium
+def test_packed_twice_the_archives_are_the_same_byte_for_byte(tree, tmp_path):
+    folder, _ = tree
+    for path in folder.rglob("*.py"):
+        path.chmod(0o755)
+    first, second = tmp_path / "a.zip", tmp_path / "b.zip"
+
+    pack(folder, COURSE, ADA, lambda: build_report(folder, COURSE, ADA), first, grade=False)
+    for path in folder.rglob("*.py"):
+        path.chmod(0o600)
+        os.utime(path, (1, 1))
+    pack(folder, COURSE, ADA, lambda: build_report(folder, COURSE, ADA), second, grade=False)
+
+    assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as archive:
+        assert archive.testzip() is None
+        assert {info.external_attr >> 16 for info in archive.infolist()} == {stat.S_IFREG | 0o644}
+
+
+def test_an_archive_that_exists_is_not_replaced(tree, tmp_path):
+    archive = write(tmp_path, "a.zip", "precious")
+
+    with pytest.raises(InputError, match="exists already and is not replaced"):
+        pack(tree[0], COURSE, ADA, lambda: tree[1], archive, grade=False)
+
+    assert archive.read_text() == "precious"
+
+
+def test_points_are_in_it_without_messages_that_differ_from_run_to_run(tree):
+    test = {"id": "t::a", "task": "1", "region": "1.2", "status": "passed", "points": 3, "max_points": 3}
+    report = {"score": 3, "max_score": 3, "tests": [test | {"message": "drawn 0.123"}]}
+
+    points = json.loads(collect(*_with_report(tree, report)).files["points.json"])
+
+    assert points["score"] == 3
+    assert "message" not in points["tests"][0]
+
+
+def test_the_table_of_points_says_which_regions_are_open():
+    tests = [
+        {"id": "a", "task": "1", "region": "1.1", "status": "passed", "points": 3, "max_points": 3},
+        {"id": "b", "task": "1", "region": "1.2", "status": "wrong", "points": 0, "max_points": 3},
+    ]
+
+    lines = points_table({"score": 3, "max_score": 6, "tests": tests}, COURSE)
+
+    assert lines[0].split()[:4] == ["task1", "3", "of", "13"]
+    assert "1.2 wrong; 1.3 has no grader here" in lines[0]
+    assert lines[-2].split() == ["together", "3", "of", "100"]
+
+
+def test_bonus_points_stand_below_the_sum_and_are_no_part_of_it():
+    test = {"id": "a", "task": "b", "region": "b.1", "status": "passed", "points": 4, "max_points": 4}
+
+    lines = points_table({"score": 0, "max_score": 0, "bonus": 4, "max_bonus": 4, "tests": [test]}, COURSE)
+
+    assert lines[-2].split() == ["together", "0", "of", "100"]
+    assert lines[-1].startswith("beyond       4 of  15  bonus, on top of these; b.2 has no grader here")
+
+
+@pytest.fixture
+def graded_tree(tmp_path):
+    """A folder with graders that take no time, run by the real plugin."""
+    write(tmp_path, "conftest.py", f"import sys\nsys.path.append({str(ROOT)!r})\npytest_plugins = ['grader.plugin']\n")
+    return tmp_path
+
+
+@pytest.mark.medium
+def test_the_graders_are_run_once_and_give_their_points(graded_tree):
+    text = "import pytest\n\n@pytest.mark.graded('1.1', points=3)\ndef test_a(): pass\n\n"
+    write(graded_tree, "tests/test_a.py", text + "@pytest.mark.graded('1.2', points=3)\ndef test_b(): assert False\n")
+    write(graded_tree, "tests/test_other.py", "raise SystemExit('not a grader')\n")
+
+    report = run_graders(graded_tree, COURSE)
+
+    assert (report["score"], [test["status"] for test in report["tests"]]) == (3, ["passed", "crashed"])
+
+
+@pytest.mark.medium
+def test_graders_that_cannot_run_are_an_error_that_shows_what_they_said(graded_tree):
+    write(graded_tree, "tests/test_a.py", "import nowhere_to_be_found  # graded(\n")
+
+    with pytest.raises(InputError, match="nowhere_to_be_found") as error:
+        run_graders(graded_tree, COURSE)
+
+    assert "--no-grading" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["pack", "--netid", "ab1"], "--name"),
+        (["pack", "--netid", "a/b", "--name", "A B"], "error: --netid: expected letters and digits"),
+        (["report", "--netid", "ab1"], "error: give both --netid and --name"),
+        (["carry", "--into", "task9"], "error: expected a task, one of task1"),
+        ([], "carry"),
+    ],
+)
+def test_a_wrong_command_line_is_said_in_one_line(words, said):
+    done = subprocess.run(
+        [sys.executable, "submit.py", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )  # fmt: skip
+
+    assert done.returncode == 2
+    assert said in done.stderr

@@ -1,0 +1,392 @@
+"""submit.py report: numbers with the runs they came from, what is missing, what cannot be, and the student's words."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from common.errors import InputError
+from course.table import load_course
+from handin.gpt2_runs import FIGURES
+from handin.pictures import Pictures
+from handin.sections import Findings
+from handin.student import make_student, remembered
+from handin.words import read_words, seal
+from handin.write_report import ASKS, build_report, summary, write_markdown
+from tests.own.run_records import change, write_ladder, write_run
+
+COURSE = load_course()
+ADA = make_student("ab1234", "First Last")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A student's folder with all runs that the course asks for."""
+    write_ladder(tmp_path / "runs")
+    write_gpt2(tmp_path / "submit_figures")
+    return tmp_path
+
+
+def write_gpt2(folder, **changes):
+    setting = {"model": "tiny", "seed": 42}
+    rows = {
+        1: {"training_time": 2.0, "tokens_per_second": 1000.0, "batch_size": 64},
+        2: {"training_time": 1.1, "tokens_per_second": 1800.0, "batch_size": 128},
+    }
+    folder.mkdir(exist_ok=True)
+    for workers, row in rows.items():
+        deviations = {"training_time_std": 0.01, "tokens_per_second_std": 10.0}
+        row = {"workers": workers, "setting": setting, **row, **deviations, **(changes if workers == 2 else {})}
+        (folder / f"data_parallel_{workers}.json").write_text(json.dumps(row))
+    write_modes(folder, 3.0, 2.0)
+    for name in FIGURES:
+        Image.effect_noise((60, 40), 50).save(folder / name)
+
+
+def write_modes(folder, model_parallel, pipeline_parallel, tokens=300.0):
+    """Both modes of the pipeline, by the seconds of an epoch; tokens: of an epoch of pipeline_parallel."""
+    modes = {
+        mode: {
+            "setting": ["tiny", 32, 64],
+            "training_time": {"mean": seconds, "std": 0.01},
+            "tokens_per_second": {"mean": count / seconds, "std": 1.0},
+        }
+        for mode, seconds, count in (
+            ("model_parallel", model_parallel, 300.0),
+            ("pipeline_parallel", pipeline_parallel, tokens),
+        )
+    }
+    (folder / "pipeline_metrics.json").write_text(json.dumps(modes))
+
+
+def build(tree):
+    """The report as text, its findings and what the command prints."""
+    report = build_report(tree, COURSE, ADA)
+    return report.markdown.read_text(), report.findings, "\n".join(summary(report, tree))
+
+
+def read(tree, words=None):
+    """The report's text and findings without drawing anything, which takes a second."""
+    findings = Findings()
+    text = write_markdown(tree, COURSE, ADA, tree / "runs", words or {}, findings, Pictures(tree))
+    return text, findings
+
+
+def doubts(tree):
+    return "\n".join(read(tree)[1].doubts)
+
+
+def write_words(tree, room, words):
+    path = tree / "report" / "report.md"
+    begin = f"<!-- your words: {room} -->\n"
+    path.write_text(path.read_text().replace(begin, f"{begin}{words}\n"))
+
+
+def section(text, head):
+    return text.partition(f"## {head}\n")[2].partition("\n## ")[0]
+
+
+def test_it_has_what_the_course_asks_for(tree):
+    text, findings, _ = build(tree)
+
+    assert "| 1 one worker | 0.700000 | 0.699000 |" in section(text, "Task 1: losses and metric")
+    assert "| 2 | 0.6000 |" in section(text, "Task 1: losses and metric")
+    times = section(text, "Time per iteration of tasks 2a, 2b and 3")
+    assert "| 2a gather + scatter | 4 | 39 | 0.2001\u00a0±\u00a0" in times
+    assert "| 2.00 | 41 gather, 41 scatter | 1.75 | `runs/task2a_gather_scatter` |" in times
+    assert "| 3 DDP | 4 | 0.1000\u00a0±" in section(text, "Scalability")
+    assert all(f"](figures/{name})" in text and (tree / "report/figures" / name).is_file() for name in FIGURES)
+    assert findings.doubts == []
+
+
+def test_a_number_names_the_run_it_came_from_and_that_run_its_setting(tree):
+    text, _ = read(tree)
+
+    assert "| `runs/task3_ddp` | yes | 4/4 | tiny-bert-v2 | embedded sample | 64 | 42 | 40 | laptop, cpu |" in text
+
+
+def test_the_mean_leaves_the_first_iteration_out_and_takes_forty(tree):
+    write_run(tree / "runs/task3_ddp", "task3_ddp", 4, steps=200, per_epoch=13)
+    record = json.loads((tree / "runs/task3_ddp/rank0.json").read_text())
+    for number, step in enumerate(record["iterations"]):
+        step["seconds"] = 99.0 if number == 0 else 2.0 if number < 40 else 77.0
+    (tree / "runs/task3_ddp/rank0.json").write_text(json.dumps(record))
+
+    assert "| 3 DDP | 4 | 39 | 2.0000" in read(tree)[0]
+
+
+def test_without_any_run_everything_is_missing_and_nothing_is_invented(tmp_path):
+    text, findings, said = build(tmp_path)
+
+    assert "0." not in section(text, "Task 1: losses and metric")
+    commands = "\n".join(command for _, command in findings.missing)
+    assert "python task1_single/run_glue.py" in commands
+    assert "task2a_gather_scatter/run_glue.py --max_steps 40" in commands
+    assert "python task2b_allreduce/run_gpt2.py --n_epochs 4 --world_size 1 --batch_size 64" in commands
+    assert "--model_parallel_mode pipeline_parallel" in commands
+    assert "submit_figures/pipeline_training_time.png" in said
+
+
+def test_a_damaged_figure_counts_as_missing(tree):
+    name = "pipeline_tokens_per_second.png"
+    (tree / "submit_figures" / name).write_bytes((tree / "submit_figures" / name).read_bytes()[:500])
+
+    text, findings = read(tree)
+
+    assert any(f"{name} (it is damaged)" in what for what, _ in findings.missing)
+    assert f"(figures/{name})" not in text
+
+
+def test_words_are_kept_when_the_report_is_built_again(tree):
+    path = tree / "report" / "report.md"
+    path.parent.mkdir()
+    path.write_text(seal(read(tree)[0]))
+    for room in ASKS:
+        write_words(tree, room, f"My **words** on {room}.\n\n- a | b\n")
+    write_run(tree / "runs/task3_ddp", "task3_ddp", 4, seconds=0.05)
+
+    text, findings, said = build(tree)
+
+    assert all(f"My **words** on {room}.\n\n- a | b" in text for room in ASKS)
+    assert "| 0.0500\u00a0±\u00a0" in text
+    assert not any("your own words" in what for what, _ in findings.missing)
+    assert "it is kept as" not in said
+
+
+@pytest.mark.medium
+def test_built_again_from_the_same_both_files_are_the_same(tree):
+    build(tree)
+    write_words(tree, "reasons", "Latency.")
+    build(tree)
+    first = {path.name: path.read_bytes() for path in (tree / "report").iterdir() if path.is_file()}
+
+    build(tree)
+
+    assert {path.name: path.read_bytes() for path in (tree / "report").iterdir() if path.is_file()} == first
+    assert set(first) == {"report.md", "ab1234_First_Last.pdf"}
+
+
+def test_a_report_that_was_changed_outside_of_the_rooms_is_kept(tree):
+    path = tree / "report" / "report.md"
+    path.parent.mkdir()
+    text = seal(read(tree)[0]).replace("## Scalability\n", "## Scalability\n\nMine, in the wrong place.\n")
+    path.write_text(text)
+
+    _, _, said = build(tree)
+
+    assert "kept as report/report.old1.md" in said
+    assert (tree / "report/report.old1.md").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        ("<!-- end of your words: reasons -->", "", "end of your words: reasons -->' above this line"),
+        ("<!-- your words: reasons -->", "", "'reasons' ends and has not begun"),
+        ("<!-- your words: reasons -->", "<!-- your words: task1 -->", "'task1' is here for the second time"),
+        ("<!-- end of your words: gpt2 -->", "", "below, got the file's end"),
+    ],
+)
+def test_a_damaged_room_stops_the_build_and_nothing_is_overwritten(tree, old, new, said):
+    path = tree / "report" / "report.md"
+    path.parent.mkdir()
+    damaged = seal(read(tree)[0]).replace(old, new)
+    path.write_text(damaged)
+
+    with pytest.raises(InputError, match=r"report/report.md:\d+: ") as error:
+        build(tree)
+
+    assert said in str(error.value)
+    assert path.read_text() == damaged
+
+
+def test_words_of_a_room_that_no_longer_exists_are_kept_at_the_end(tree):
+    text, _ = read(tree, {"thanks": "To all."})
+
+    assert "To all." in section(text, "Further notes")
+    assert read_words(text, "report.md")["thanks"] == "To all."
+
+
+def test_the_student_is_remembered(tree):
+    assert remembered(read(tree)[0]) == ADA
+
+
+def test_a_speed_up_above_the_number_of_workers_is_flagged(tree):
+    write_run(tree / "runs/task1_single", "task1_single", seconds=0.9)
+
+    assert "speed-up 9.00 of runs/task3_ddp over runs/task1_single is above 4" in doubts(tree)
+
+
+def test_a_speed_up_inside_the_noise_is_flagged(tree):
+    write_run(tree / "runs/task3_ddp", "task3_ddp", 4, seconds=0.3001)
+
+    text, findings = read(tree)
+
+    assert "of runs/task3_ddp over runs/task1_single is inside the noise" in "\n".join(findings.doubts)
+    assert "| 1.00 | inside the noise |" in section(text, "Scalability")
+
+
+def test_a_metric_that_never_changes_is_flagged(tree):
+    write_run(tree / "runs/task1_single", "task1_single", seconds=0.3, accuracies=(0.53, 0.53, 0.53))
+
+    assert "runs/task1_single: on the dev set acc 0.53 after each of 3 epochs" in doubts(tree)
+
+
+def test_a_validation_loss_of_gpt2_that_never_changes_is_flagged(tree):
+    folder = write_run(
+        tree / "runs/task2b_allreduce_gpt2", "task2b_allreduce", 2, n_epochs=3, batch_size=128, model_max_length=64
+    )
+    change(folder / "rank0.json", evaluations=[{"epoch": e, "metrics": {"loss": 6.5}} for e in (1, 2, 3)])
+
+    assert "on the dev set loss 6.5 after each of 3 epochs" in doubts(tree)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"seed": 7}, "seed 42 against 7"),
+        ({"per_gpu_train_batch_size": 8}, "total batch 64 against 32"),
+        ({"max_seq_length": 128}, "tokens per example 32 against 128"),
+    ],
+)
+def test_runs_that_were_made_otherwise_are_not_compared(tree, options, said):
+    write_run(tree / "runs/task3_ddp", "task3_ddp", 4, **options)
+
+    text, findings = read(tree)
+    said_all = "\n".join(findings.doubts)
+
+    assert f"no speed-up of runs/task3_ddp over runs/task1_single: {said}" in said_all
+    assert f"times of runs/task2a_gather_scatter and runs/task3_ddp are not comparable: {said}" in said_all
+    assert f"losses of runs/task1_single and runs/task3_ddp are not comparable: {said}" in said_all
+    assert "| – | not comparable | `runs/task3_ddp` |" in section(text, "Scalability")
+
+
+def test_runs_of_another_version_of_torch_are_not_compared(tree):
+    for rank in range(4):
+        change(tree / f"runs/task3_ddp/rank{rank}.json", versions={"torch": "2.9.0"})
+
+    assert "no speed-up of runs/task3_ddp over runs/task1_single: torch 2.13.0+cpu against 2.9.0" in doubts(tree)
+
+
+def test_losses_that_should_be_equal_and_are_not_are_flagged(tree):
+    write_run(tree / "runs/task2b_allreduce", "task2b_allreduce", 4, seconds=0.15, losses=[0.69] * 39 + [0.68])
+
+    assert "the first five losses of runs/task1_single and runs/task2b_allreduce differ by up to 0.01" in doubts(tree)
+
+
+def test_fewer_iterations_than_forty_are_flagged(tree):
+    write_run(tree / "runs/task3_ddp", "task3_ddp", 4, steps=12)
+
+    assert "runs/task3_ddp: 12 iterations, the course asks for 40" in doubts(tree)
+
+
+def test_a_machine_that_did_something_else_meanwhile_is_flagged(tree):
+    record = json.loads((tree / "runs/task3_ddp/rank0.json").read_text())
+    for step in record["iterations"][20:]:
+        step["seconds"] *= 2
+    (tree / "runs/task3_ddp/rank0.json").write_text(json.dumps(record))
+
+    assert "runs/task3_ddp: its iterations took 0.1010 s in the first half and 0.2000 s in the second" in doubts(tree)
+
+
+def test_a_missing_rank_is_named_and_the_loss_says_how_many_ranks_it_is_of(tree):
+    (tree / "runs/task2a_gather_scatter/rank3.json").unlink()
+
+    text, findings = read(tree)
+
+    assert any("rank3.json of 4 workers is missing" in doubt for doubt in findings.doubts)
+    assert "| 2a gather + scatter (3 of 4 ranks) |" in text
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"tokens_per_second": 2500.0, "training_time": 0.8}, "2.50 times as fast is above 2"),
+        ({"tokens_per_second": 1010.0, "training_time": 2.0}, "1.01 is inside the noise"),
+        ({"batch_size": 64}, "not comparable, the batch of one worker is 32 against 64"),
+        ({"setting": {"model": "tiny", "seed": 7}}, "not comparable, seed 42 against 7"),
+        ({"training_time": 0.3}, "540 tokens against 2000"),
+        ({"tokens_per_second": "many"}, "data_parallel_2.json was written by another version"),
+        ({"batch_size": 0}, "data_parallel_2.json was written by another version"),
+        ({"setting": None}, "not comparable, one of them was written by another version"),
+    ],
+)
+def test_gpt2_metrics_that_cannot_be_are_flagged(tree, changes, said):
+    write_gpt2(tree / "submit_figures", **changes)
+
+    assert said in doubts(tree)
+
+
+@pytest.mark.parametrize(
+    "modes, said",
+    [
+        ((3.0, 1.4), "2.14 times as fast is above 2"),
+        ((3.0, 3.001), "1.00 is inside the noise"),
+        ((3.0, 2.0, 150.0), "tokens per second x time of an epoch is 150 tokens against 300"),
+    ],
+)
+def test_a_speed_up_of_the_pipeline_that_cannot_be_is_flagged(tree, modes, said):
+    write_modes(tree / "submit_figures", *modes)
+
+    assert f"pipeline_parallel against model_parallel: {said}" in doubts(tree)
+
+
+def test_half_written_gpt2_metrics_are_named(tree):
+    (tree / "submit_figures/data_parallel_1.json").write_text('{"workers": 1')
+    (tree / "submit_figures/pipeline_metrics.json").write_text("[]")
+
+    said = doubts(tree)
+
+    assert "submit_figures/data_parallel_1.json is half written or damaged" in said
+    assert "submit_figures/pipeline_metrics.json is half written or damaged" in said
+
+
+def test_the_students_lines_for_a_region_are_in_it(tree):
+    lines = ['"""A script."""', "# TODO(cos598d) 1.2: go on", "mine = 1", "# END TODO 1.2"]
+    (tree / "task1_single").mkdir()
+    (tree / "task1_single/run_glue.py").write_text("\n".join([*lines, ""]))
+
+    text, findings = read(tree)
+
+    assert "#### 1.2 backward (`task1_single/run_glue.py`)\n\n```python\nmine = 1\n```" in text
+    assert ("regions 1.1, 1.3, 1.4 are not solved", "pytest --hint 1.1") in findings.missing
+
+
+@pytest.mark.parametrize(
+    "netid, name", [("ab-1", "First Last"), ("../x", "A B"), ("ab1", "Ada"), ("ab1", "1 2"), ("", "")]
+)
+def test_a_name_that_makes_no_file_name_is_an_error(netid, name):
+    with pytest.raises(InputError, match=r"--netid|--name"):
+        make_student(netid, name)
+
+
+def test_names_with_accents_and_more_words_make_file_names():
+    assert make_student("ab1", "José  María O'Neill-Łuk").stem == "ab1_José_María_ONeill-Łuk"
+
+
+def places(value, path=()):
+    """The path of everything in a record, containers included."""
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+@pytest.mark.parametrize("odd", [None, "x", -1, 0, [], {}, float("inf"), [{}], True])
+def test_whatever_stands_in_a_record_the_report_is_written(tmp_path, odd):
+    folder = write_run(tmp_path / "runs/task1_single", "task1_single", steps=3, per_epoch=1)
+    write_run(tmp_path / "runs/task3_ddp", "task3_ddp", 2, steps=3, per_epoch=1)
+    good = (folder / "rank0.json").read_text()
+    for place in places(json.loads(good)):
+        record = json.loads(good)
+        inner = record
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = odd
+        (folder / "rank0.json").write_text(json.dumps(record))
+
+        text, _ = read(tmp_path)
+
+        assert "## Scalability" in text, place

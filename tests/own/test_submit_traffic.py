@@ -1,0 +1,100 @@
+"""Task 4 in the report, and the report on a run that was really made."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import task4_traffic.compare
+from common.paths import ROOT
+from course.table import load_course
+from handin.pictures import Pictures
+from handin.sections import Findings
+from handin.write_report import write_markdown
+from tests.own.run_records import write_run
+from tests.own.warm import Script
+
+
+def read(tree):
+    findings = Findings()
+    text = write_markdown(tree, load_course(), None, tree / "runs", {}, findings, Pictures(tree))
+    return text.partition("\n## Network traffic\n")[2].partition("\n## ")[0], "\n".join(findings.doubts)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Task 4 with two batch sizes."""
+    for batch in (64, 32):
+        folder = tmp_path / f"runs/task4_{batch}"
+        write_run(folder, "task4_traffic", 4, per_gpu_train_batch_size=batch // 4)
+    return tmp_path
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Stands for task4_traffic.compare.read_run, which calls a student's lines; observed bytes can be changed."""
+    kept = SimpleNamespace(steps_per_epoch=10, batch=64, world_size=4, tensors=41, tensor_bytes=2e6)
+    kept.expected, kept.framing = SimpleNamespace(sent=3e6), SimpleNamespace(sent=1e5)
+    kept.observed = SimpleNamespace(sent=3.1e6)
+    monkeypatch.setattr(task4_traffic.compare, "read_run", lambda folder: kept)
+    return kept
+
+
+def test_traffic_stands_in_a_row_for_each_batch_size(tree, measured):
+    text, doubts = read(tree)
+
+    assert "| 64 | 4 | 41 | 2.000 | 10 | 30.00 | 31.00 | 31.00 | 1.000 | `runs/task4_64` |" in text
+    assert "`runs/task4_32`" in text
+    assert "traffic" not in doubts
+
+
+def test_much_more_traffic_than_expected_is_flagged(tree, measured):
+    measured.observed.sent = 6.2e6
+
+    assert "runs/task4_64: 2.00 times as much traffic was observed as expected" in read(tree)[1]
+
+
+def test_traffic_of_runs_on_other_numbers_of_workers_is_not_comparable(tree, measured):
+    write_run(tree / "runs/task4_16", "task4_traffic", 2, per_gpu_train_batch_size=8)
+
+    assert "traffic of runs/task4_64 and runs/task4_16 is not comparable: 4 workers against 2" in read(tree)[1]
+
+
+def test_traffic_that_cannot_be_expected_yet_is_named(tree, monkeypatch):
+    def unsolved(folder):
+        raise NotImplementedError("TODO 4.2")
+
+    monkeypatch.setattr(task4_traffic.compare, "read_run", unsolved)
+
+    text, doubts = read(tree)
+
+    assert "Not measured" in text
+    assert "runs/task4_64: no traffic can be expected (NotImplementedError: TODO 4.2)" in doubts
+
+
+def test_a_run_without_its_traffic_file_is_named(tree):
+    assert "traffic_0.json" in read(tree)[1]
+
+
+def test_without_task_4_nothing_is_missing(tmp_path):
+    text, doubts = read(tmp_path)
+
+    assert "Not measured: see `task4_traffic/README.md`" in text
+    assert "task4" not in doubts
+
+
+@pytest.mark.medium
+def test_a_run_that_was_really_made_can_be_read(tmp_path):
+    folder = tmp_path / "runs" / "task1_single"
+    flags, log = ("--max_steps", 3, "--no_cuda", "--output_dir", folder), tmp_path / "log"
+    code = Script(ROOT / "task1_single/run_glue.py", flags, log).wait(timeout=240)
+    if "NotImplementedError" in log.read_text():
+        pytest.skip("task 1 is not solved yet")
+    assert code == 0, log.read_text()
+
+    findings = Findings()
+    text = write_markdown(tmp_path, load_course(), None, tmp_path / "runs", {}, findings, Pictures(tmp_path))
+
+    losses = (folder / "loss_0.txt").read_text().split()
+    assert f"| 1 one worker | {float(losses[0]):.6f} | {float(losses[1]):.6f} |" in text
+    assert "runs/task1_single: 3 iterations, the course asks for 40" in findings.doubts
+    assert not [doubt for doubt in findings.doubts if "version" in doubt or "damaged" in doubt]

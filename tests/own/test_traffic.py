@@ -1,0 +1,304 @@
+"""task4_traffic beside its lesson: counters, files of dstat and dool, the record's windows, the comparison."""
+
+import json
+import os
+import resource
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.launch import free_port
+from common.errors import InputError
+from common.paths import ROOT
+from task4_traffic.compare import check_comparable, observed_by_dstat, plot_epochs, plot_over_time, ratios, read_run
+from task4_traffic.counters import HEAD, Counter, Sample, rates, read_counters, read_kernel, volume
+from task4_traffic.dstat import read_dstat, split_runs
+from task4_traffic.traffic import plain
+from tests.own.processes import wait_for
+from tests.own.warm import Script
+
+KERNEL_TEXT = """Inter-|   Receive             |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo:  100  2  0  0  0  0  0  0  100  2  0  0  0  0  0  0
+  eth0:{received}  7  0  0  0  0  0  0  {sent}  8  0  0  0  0  0  0
+"""
+
+
+def kernel_file(path: Path, received: int, sent: int) -> Path:
+    path.write_text(KERNEL_TEXT.format(received=received, sent=sent))
+    return path
+
+
+# --------------------------------------------------------------------------------------- the kernel's counters
+
+
+def test_interfaces_are_read_also_without_a_blank_after_the_colon():
+    counted = read_kernel(KERNEL_TEXT.format(received=5_000_000_000, sent=6))
+
+    assert counted == {"lo": (100, 100, 2, 2), "eth0": (5_000_000_000, 6, 7, 8)}
+
+
+def test_a_mark_is_in_the_file_at_once_and_a_file_cut_off_in_a_line_is_read(tmp_path):
+    kernel = kernel_file(tmp_path / "dev", 10, 20)
+    counter = Counter("eth0", tmp_path / "c.csv", kernel=kernel, per_second=0.001)
+    kernel_file(kernel, 40, 70)
+
+    counter.mark("window 1 begins")
+
+    whole = read_counters(tmp_path / "c.csv")
+    counter.stop()
+    assert [(sample.received, sample.sent, sample.event) for sample in whole] == [
+        (10, 20, "start"),
+        (40, 70, "window 1 begins"),
+    ]
+    text = (tmp_path / "c.csv").read_text()
+    (tmp_path / "cut.csv").write_text(text[: text.rindex(",") - 4])
+    assert len(read_counters(tmp_path / "cut.csv")) == 2
+
+
+def test_an_interface_that_is_not_there_is_named_with_those_that_are(tmp_path):
+    with pytest.raises(InputError, match="expected one of eth0, lo; got 'eth7'"):
+        Counter("eth7", tmp_path / "c.csv", kernel=kernel_file(tmp_path / "dev", 1, 1))
+
+
+@pytest.mark.medium
+def test_readings_come_ten_times_a_second_and_cost_under_a_hundredth_of_a_core(tmp_path):
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    begin = time.monotonic()
+    counter = Counter("eth0", tmp_path / "c.csv", kernel=kernel_file(tmp_path / "dev", 1, 1))
+    wait_for(lambda: len(counter.samples) > 20, "twenty readings")
+    counter.stop()
+
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cores = (after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime) / (time.monotonic() - begin)
+    gaps = [b.time - a.time for a, b in zip(counter.samples, counter.samples[1:], strict=False)]
+    assert sorted(gaps)[len(gaps) // 2] >= 0.09  # not more often; under load it may be later
+    assert cores < 0.05  # wait_for's own polling included; docs/measurements.md has the counter alone
+
+
+def test_a_volume_between_readings_is_interpolated_and_one_outside_is_refused():
+    samples = [Sample(10.0, 0, 0), Sample(11.0, 100, 200), Sample(12.0, 100, 600)]
+
+    assert volume(samples, 10.5, 11.5) == (50.0, 300.0)
+    with pytest.raises(InputError, match="start the counting earlier"):
+        volume(samples, 9.0, 11.0)
+
+
+def test_a_mark_beside_a_regular_reading_makes_no_peak():
+    samples = [Sample(0.0, 0, 0), Sample(0.1, 0, 100), Sample(0.1001, 0, 200), Sample(0.2, 0, 300)]
+
+    assert [round(sent) for _, _, sent in rates(samples)] == [1000, 2000]
+
+
+# ---------------------------------------------------------------------------------- files of dstat and dool
+
+DSTAT = """"Dstat 0.7.{minor} CSV output"
+"Author:","A. Nobody",,,,"URL:","http://example.org/"
+"Host:","node0",,,,"User:","student"
+"Cmdline:","dstat -t --net -N eth1,total --output t.csv {delay}",,,,"Date:","31 Dec 2025 23:59:58 UTC"
+{blank}"system","net/eth1",,"net/total",
+"time","recv","send","recv","send"
+"""
+
+
+def dstat_file(path: Path, rows: list[str], minor: int = 4, delay: str = "1") -> Path:
+    head = DSTAT.format(minor=minor, delay=delay, blank="\n" if minor < 3 else "")
+    path.write_text(head + "\n".join(rows) + "\n")
+    return path
+
+
+def moved(samples: list[Sample]) -> tuple[int, int, float]:
+    return samples[-1].received, samples[-1].sent, samples[-1].time - samples[0].time
+
+
+def test_rates_are_added_up_over_their_seconds_and_the_first_row_is_not_of_this_run(tmp_path):
+    rows = ["31-12 23:59:58,99999,99999,1,1", "31-12 23:59:59,100,10,101,11", "01-01 00:00:00,200.500,20,201,21"]
+
+    (run_,) = read_dstat(dstat_file(tmp_path / "t.csv", rows), "eth1")
+
+    assert moved(run_) == (300, 30, 2.0)
+
+
+def test_a_delay_of_two_seconds_doubles_each_row(tmp_path):
+    rows = ["31-12 23:59:58,0,0,0,0", "01-01 00:00:00,100,10,1,1", "01-01 00:00:02,100,10,1,1"]
+
+    (run_,) = read_dstat(dstat_file(tmp_path / "t.csv", rows, delay="2"), "eth1")
+
+    assert moved(run_) == (400, 40, 4.0)
+
+
+def test_old_versions_with_a_blank_line_and_a_number_of_rows_are_read(tmp_path):
+    rows = ["31-12 23:59:58,0,0,0,0", "31-12 23:59:59,100,10,7,8"]
+
+    (run_,) = read_dstat(dstat_file(tmp_path / "t.csv", rows, minor=2, delay="1 60"), "total")
+
+    assert moved(run_) == (7, 8, 1.0)
+
+
+def test_a_clock_that_skips_a_second_and_repeats_the_next_counts_no_second_twice(tmp_path):
+    clock = ["23:59:50", "23:59:51", "23:59:53", "23:59:53"]
+
+    (run_,) = read_dstat(dstat_file(tmp_path / "t.csv", [f"31-12 {time},100,10,1,1" for time in clock]), "eth1")
+
+    assert moved(run_) == (300, 30, 3.0)
+
+
+def test_rows_that_are_missing_are_seen_by_the_clock(tmp_path):
+    rows = ["31-12 23:59:50,0,0,0,0", "31-12 23:59:55,100,10,1,1"]
+
+    (run_,) = read_dstat(dstat_file(tmp_path / "t.csv", rows), "eth1")
+
+    assert moved(run_) == (500, 50, 5.0)
+
+
+def test_appended_runs_are_kept_apart_and_a_row_cut_off_is_left_out(tmp_path):
+    first = dstat_file(tmp_path / "a", ["31-12 23:59:58,0,0,0,0", "31-12 23:59:59,100,10,1,1"]).read_text()
+    second = dstat_file(tmp_path / "b", ["31-12 23:59:58,0,0,0,0", "31-12 23:59:59,5,6,1,1", "01-01 00:0"]).read_text()
+    (tmp_path / "t.csv").write_text(first + second)
+
+    runs = read_dstat(tmp_path / "t.csv", "eth1")
+
+    assert [moved(found)[:2] for found in runs] == [(100, 10), (5, 6)]
+
+
+DOOL = """"dool 1.3.1 CSV output"
+"Host:","node0",,,,"User:","student"
+"Cmdline:","dool --net -N eth1 {flags}--output t.csv 1",,,,"Date:","31 Dec 2025 23:59:58 UTC"
+"net/eth1",
+"net/eth1:recv","net/eth1:send"
+0,0
+800,80
+800,80
+"""
+
+
+@pytest.mark.parametrize(("flags", "received"), [("", 200), ("--bytes ", 1600)])
+def test_dool_writes_bits_unless_told_otherwise_and_needs_no_time_column(tmp_path, flags, received):
+    (tmp_path / "t.csv").write_text(DOOL.format(flags=flags))
+
+    (run_,) = read_dstat(tmp_path / "t.csv", "eth1")
+
+    assert moved(run_) == (received, received // 10, 2.0)
+    shown = datetime.fromtimestamp(run_[0].time)
+    assert (shown.year, shown.month, shown.second) == (2025, 12, 58)
+
+
+def test_an_interface_without_a_column_and_a_file_of_something_else_are_said(tmp_path):
+    (tmp_path / "t.csv").write_text(DOOL.format(flags=""))
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+
+    with pytest.raises(InputError, match="expected the interface 'lo' in it, got eth1"):
+        read_dstat(tmp_path / "t.csv", "lo")
+    with pytest.raises(InputError, match=r"expected rows of dstat --output or dool --output, found none"):
+        read_dstat(tmp_path / "x.csv")
+
+
+def test_real_files_are_read_whole():
+    folder = Path(os.environ.get("COS598D_DATA", "/nowhere")) / "dstat"
+    files = sorted(folder.glob("*.csv"))
+    if not files:
+        pytest.skip("COS598D_DATA names no folder with real files of dstat and dool")
+
+    for file in files:
+        (only,) = split_runs(file.read_text())
+        assert len(only.rows) == len(file.read_text().splitlines()) - 6
+        for interface in ("total",):
+            (found,) = read_dstat(file, interface)
+            assert found[-1].time - found[0].time == pytest.approx(len(found) - 1, abs=1.5)
+            assert found[-1].sent > 0
+
+
+# ------------------------------------------------------------------------------------- record and comparison
+
+
+def test_an_entry_may_hold_a_shape_and_a_dtype_as_a_tensor_gives_them():
+    tensor = torch.zeros(2, 3)
+    entry = {"shape": tensor.shape, "dtype": tensor.dtype, "elements": tensor.numel(), "bytes": torch.tensor(24)}
+
+    kept = json.loads(json.dumps(plain(entry)))
+
+    assert kept == {"shape": [2, 3], "dtype": "torch.float32", "elements": 6, "bytes": 24}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A real run on two workers here, and one in bf16."""
+    made = {}
+    for dtype in ("fp32", "bf16"):
+        folder = tmp_path_factory.mktemp(dtype) / "run"
+        flags = ["--do_train", "--max_steps", "4", "--per_gpu_train_batch_size", "8", "--grad_dtype", dtype]
+        flags += ["--output_dir", folder, "--master_port", free_port(), "--world_size", "2", "--local_rank"]
+        script, logs = ROOT / "task4_traffic/run_glue.py", [folder.parent / f"log{rank}.txt" for rank in range(2)]
+        workers = [Script(script, [*flags, rank], log) for rank, log in enumerate(logs)]
+        assert [worker.wait(600) for worker in workers] == [0, 0], logs[0].read_text() + logs[1].read_text()
+        made[dtype] = folder
+    return made
+
+
+@pytest.mark.medium
+def test_a_run_keeps_its_tensors_its_window_and_its_framing(folders):
+    traffic = json.loads((folders["fp32"] / "traffic_1.json").read_text())
+
+    assert [window["iterations"] for window in traffic["windows"]] == [4]
+    assert [group["iterations"] for group in traffic["sent"]] == [4]
+    assert len(traffic["sent"][0]["tensors"]) == traffic["framing"]["messages"] == 41
+    header = (folders["fp32"] / "counters_1.csv").read_text().splitlines()[0]
+    assert tuple(header.split(",")) == HEAD
+
+
+@pytest.mark.medium
+def test_half_the_precision_sends_half_the_bytes(folders):
+    full, half = (read_run(folders[dtype]) for dtype in ("fp32", "bf16"))
+
+    assert half.tensor_bytes * 2 == full.tensor_bytes
+    assert half.observed.sent < 0.7 * full.observed.sent
+
+
+@pytest.mark.medium
+def test_on_the_loopback_interface_the_sum_over_all_workers_is_expected(folders):
+    found = read_run(folders["fp32"])
+
+    assert found.expected.sent == 2 * found.tensor_bytes  # 2(N-1)/N S, twice
+    assert ratios(found)[0] > 1  # how much more depends on what else uses lo at the same time
+    assert found.epoch.sent == found.expected.sent * found.steps_per_epoch
+
+
+@pytest.mark.medium
+def test_both_plots_are_written(folders, tmp_path):
+    plot_over_time(tmp_path / "a.png", folders["fp32"], 0)
+    plot_epochs(tmp_path / "b.png", [read_run(folders["fp32"])])
+
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("a.png", "b.png"))
+
+
+@pytest.mark.medium
+def test_dstat_is_compared_with_the_kernel_in_the_same_window(folders, tmp_path):
+    (window,) = json.loads((folders["fp32"] / "traffic_0.json").read_text())["windows"]
+    rows = [f"{window['begin'] - 1 + n:.3f},800,80" for n in range(int(window["end"] - window["begin"]) + 4)]
+    head = DOOL.format(flags="--epoch ").splitlines()[:3]
+    text = [*head, '"epoch","net/eth1",', '"epoch","net/eth1:recv","net/eth1:send"', *rows]
+    (tmp_path / "t.csv").write_text("\n".join(text) + "\n")
+
+    words = observed_by_dstat(tmp_path / "t.csv", "eth1", folders["fp32"], 0)
+
+    seconds = window["end"] - window["begin"]
+    assert f"{10 * seconds:,.0f} bytes sent and {100 * seconds:,.0f} received" in words
+
+
+def test_runs_of_different_world_sizes_are_not_compared():
+    class Two:
+        name, world_size = "a", 2
+
+    class Four:
+        name, world_size = "b", 4
+
+    with pytest.raises(InputError, match="a has 2, b has 4"):
+        check_comparable([Two, Four])  # type: ignore[list-item]
+
+
+def test_a_folder_of_another_task_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"expected rank0.json of a run of task4_traffic"):
+        read_run(tmp_path)
