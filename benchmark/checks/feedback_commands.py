@@ -27,7 +27,7 @@ LIGHT = (
     script("submit.py", "report --netid ab1234"),
     script("download_glue_data.py", "--tasks nothing"),
     script("task4_traffic/counters.py", "--read no_such_file"),
-    module("common.data.oscar", "--input README.md --output no_such_folder --size lots"),
+    script("prepare_oscar.py", "--input README.md --output no_such_folder --size lots"),
     module("benchmark.sweep", "--workers 0"),
     module("benchmark.tables", "no_such_folder"),
     module("staff.handout", "--with nothing"),

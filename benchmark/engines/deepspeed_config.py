@@ -11,7 +11,7 @@ from typing import Any
 
 from common.errors import InputError
 
-CONFIGS = Path(__file__).with_name("configs")
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 BETAS = [0.9, 0.999]
 
 

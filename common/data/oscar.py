@@ -1,14 +1,10 @@
-"""OSCAR text as blocks of GPT-2 tokens: tokenised once, then mapped into memory at every start. Also a command:
+"""OSCAR text as blocks of GPT-2 tokens: tokenised once, then mapped into memory at every start.
 
-    python -m common.data.oscar --input en_meta/ --size 100MB --output oscar-100MB
-    python -m common.data.oscar --input notes.txt more.jsonl.zst --tokenizer tiny --block_size 128 --output notes
-    python -m common.data.oscar --hub en --output oscar-100MB
-
-`--data_dir oscar-100MB` of the GPT-2 scripts then trains on it. What is read: common/data/oscar_text.py; what is written:
-common/data/token_map.py. One document of every twenty (--validation 0.05) goes to validation, the same ones in every run.
+`--data_dir oscar-100MB` of the GPT-2 scripts trains on a folder that prepare_oscar.py has made. What is read:
+common/data/oscar_text.py; what is written: common/data/token_map.py. One document of every twenty (--validation 0.05)
+goes to validation, the same ones in every run.
 """
 
-import argparse
 import hashlib
 import json
 import sys
@@ -17,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from common.cache import cached
-from common.data.oscar_text import HUB_FILES, LimitedText, find_files, hub_documents, parse_size, read_documents
+from common.data.oscar_text import LimitedText, find_files, read_documents
 from common.data.sample_data import oscar_sample_file
 from common.data.token_map import SPLITS, VERSION, Manifest, open_stream, read_manifest
-from common.data.tokenise import fingerprint, make_request, name_of, tokenise, write_blocks
-from common.errors import InputError, exit_on_input_error
+from common.data.tokenise import fingerprint, make_request, name_of, write_blocks
+from common.errors import InputError
 from common.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -56,7 +52,7 @@ def load_blocks(source: HasData | str | Path, tokenizer: Any, block_size: int | 
     """Training and validation text for a run, in blocks of T tokens.
 
     Args:
-        source: a run's configuration, or a path. A folder made by `python -m common.data.oscar` is mapped. Any other folder
+        source: a run's configuration, or a path. A folder made by `python prepare_oscar.py` is mapped. Any other folder
             or file is taken as text: its first 100 MB are tokenised into the cache, once; of several ranks one does
             it and the others wait. A configuration whose data_dir is None means the embedded sample.
         tokenizer: a fast Hugging Face tokenizer with an end-of-text token.
@@ -92,7 +88,7 @@ def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer: Any) -> None:
         raise InputError(
             f"{folder / 'manifest.json'}: the text was tokenised with {manifest.tokenizer} ({manifest.vocab_size} "
             f"tokens), this run's tokenizer is {name_of(tokenizer)} ({len(tokenizer)} tokens); use the same "
-            "tokenizer, or tokenise the text again: python -m common.data.oscar --tokenizer"
+            "tokenizer, or tokenise the text again: python prepare_oscar.py --tokenizer"
         )
 
 
@@ -125,48 +121,3 @@ def summary(manifest: Manifest) -> str:
         f"{train.tokens} tokens for training ({train.blocks} blocks of {manifest.block_size}), "
         f"{held_out.tokens} for validation ({held_out.blocks} blocks)"
     )
-
-
-def main(argv: list[str] | None = None) -> None:
-    arguments = _parse(argv)
-    size = parse_size(arguments.size)
-    from common.models.load import load_tokenizer  # here: it loads transformers, and a wrong flag is reported first
-
-    tokenizer = load_tokenizer(arguments.tokenizer, "gpt2")
-    if arguments.hub:
-        documents = hub_documents(arguments.hub)
-        sources = [{"name": HUB_FILES.format(language=arguments.hub), "bytes": None, "modified": None}]
-    else:
-        files = find_files(arguments.input)
-        documents, sources = read_documents(files), describe(files)
-    manifest, is_new = tokenise(
-        documents,
-        sources,
-        tokenizer,
-        arguments.output,
-        size=size,
-        block_size=arguments.block_size,
-        validation=arguments.validation,
-        overwrite=arguments.overwrite,
-    )
-    print(f"{arguments.output}: {summary(manifest)}" + ("" if is_new else " (made earlier from the same input)"))
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m common.data.oscar", description=__doc__.split(". Also")[0])
-    add = parser.add_argument
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--input", nargs="+", type=Path, help="files or folders: .jsonl or text, also .zst or .gz")
-    source.add_argument("--hub", metavar="LANGUAGE", help="stream OSCAR 23.01 from the hub, for instance: en")
-    add("--output", type=Path, required=True, help="folder to make")
-    add("--size", default="100MB", help="how much text to read at most: 100MB, 64KiB, 250000 or all (default: 100MB)")
-    names = ("--tokenizer", "--tokenizer_name")  # the second as the task scripts call it
-    add(*names, default="gpt2", help="gpt2, tiny, another hub name or a folder (default: gpt2)")
-    add("--block_size", type=int, default=BLOCK_SIZE, help=f"tokens in a training block (default: {BLOCK_SIZE})")
-    add("--validation", type=float, default=VALIDATION, help=f"fraction of the documents (default: {VALIDATION})")
-    add("--overwrite", action="store_true", help="replace token blocks that were made from something else")
-    return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    exit_on_input_error(main)

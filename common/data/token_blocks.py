@@ -1,4 +1,4 @@
-"""Training blocks over a stream of token ids; apart from common/data/token_map.py, which its command uses without torch."""
+"""Training blocks over a stream of token ids; apart from token_map.py, which its command uses without torch."""
 
 import numpy as np
 import torch

@@ -21,7 +21,7 @@ DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 SPLITS = ("train", "validation")
 FILES = {"train.bin", "validation.bin", "manifest.json"}
 END_BYTES = 1 << 16
-MAKE_AGAIN = "make it again with python -m common.data.oscar --overwrite"
+MAKE_AGAIN = "make it again with python prepare_oscar.py --overwrite"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Documents to a folder of token blocks, in batches, with a fast tokenizer; the command for it is common/data/oscar.py."""
+"""Documents to a folder of token blocks, in batches, with a fast tokenizer; the command is prepare_oscar.py."""
 
 import contextlib
 import hashlib

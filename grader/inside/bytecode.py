@@ -36,7 +36,7 @@ class CompiledFiles:
 
     def _sources(self) -> Iterable[Path]:
         for folder in FOLDERS:
-            for path in sorted(Path(self.root, folder).glob("*.py")):
+            for path in sorted(Path(self.root, folder).rglob("*.py")):
                 if path.relative_to(self.root).as_posix() not in self.pieces:
                     yield path
 

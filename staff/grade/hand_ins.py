@@ -1,8 +1,8 @@
 """Grades one submission after the other into DIR/hand_ins/NAME; see staff/grade/kept.py for what is written there.
 
 Reports have no times in them, so that equal submissions get equal reports. What is read of a hand-in is read in
-processes of their own (staff/grade/apart.py), and each step has a deadline: a hand-in that hangs one of them gets a report
-that says so, and costs nobody else anything.
+processes of their own (staff/grade/apart.py), and each step has a deadline: a hand-in that hangs one of them gets a
+report that says so, and costs nobody else anything.
 """
 
 import json
@@ -34,7 +34,13 @@ from staff.sandbox.graded_run import probe, run_graded
 DEADLINE = 600.0  # seconds for the graders of one submission; single tests have shorter ones of their own
 OPEN_TIME = 120.0  # seconds to unpack a hand-in, which has at most 64 MiB
 PAGE_TIME = 60.0  # seconds to read the graders' report, and again to make the student's page
-GRADERS = ("course.toml", "common/*.py", "grader/**/*.py", "tests/conftest.py")  # and the tests: what decides on points
+GRADERS = (
+    "course.toml",
+    "common/**/*.py",
+    "course/*.py",
+    "grader/**/*.py",
+    "tests/conftest.py",
+)  # and the tests: what decides on points
 PACKAGES = ("torch", "transformers", "numpy", "pytest")
 
 

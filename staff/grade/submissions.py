@@ -20,7 +20,7 @@ from staff.grade.unpack import unpack
 from staff.handout.regions import strip
 
 # What the graders look for in a tree.
-TREE = ("course.toml", "common/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
+TREE = ("course.toml", "common/**/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
 STAFF_ONLY = b"# === staff only"
 LONGEST_NAME = 80  # characters; at most twice as many bytes
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from common.errors import InputError, exit_on_input_error
+from common.errors import InputError
 from common.paths import ROOT
 from grader.wire.processes import descendants, kill_all
 from staff.grade.apart import Unfinished, run_apart
@@ -101,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m staff.grade", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("submissions", nargs="+", type=Path, metavar="SUBMISSION", help="a folder or a zip")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for results, old and new")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="submissions at a time")
@@ -119,7 +121,3 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     if os.path.realpath(options.out) == str(ROOT) or options.out.is_file():
         raise InputError(f"--out {options.out}: expected a folder for results, got something else; name a new one")
     return options
-
-
-if __name__ == "__main__":
-    exit_on_input_error(main)

@@ -21,7 +21,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import InputError, exit_on_input_error
+from common.errors import InputError
 from common.paths import ROOT, atomic_write
 from course.table import Course, files_matching, load_course
 from staff.handout.leaks import find_leaks
@@ -212,7 +212,9 @@ def _write_zip(files: dict[str, bytes], archive: Path, folder: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m staff.handout", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--out", type=Path, default=ROOT / "dist" / "handout", help="folder to build; NAME.zip beside it"
     )
@@ -231,7 +233,3 @@ def main() -> None:
     }
     print(f"{arguments.out} and {archive.name}: {summary['files']} files, {summary['regions']} regions to solve")
     print(json.dumps(summary))
-
-
-if __name__ == "__main__":
-    exit_on_input_error(main)

@@ -38,8 +38,8 @@ class Attack:
 
     `code` stands at the end of `file`: an unsolved Partition, or the clean or (`solved`) the solved file of that name.
     `files` lie beside it. `named` are the names of hand-ins of a class, all with this content. `entries` are those of a
-    zip (or, with `folder`, of a folder) for staff/grade/unpack.py. `most_memory` is how many MiB graders and ranks may take
-    together; `limits` are fields of confine.Policy.
+    zip (or, with `folder`, of a folder) for staff/grade/unpack.py. `most_memory` is how many MiB graders and ranks may
+    take together; `limits` are fields of confine.Policy.
     """
 
     name: str

@@ -20,7 +20,7 @@ from staff.handout.regions import patch_in_tree, replace_in_tree
 BANKS = ROOT / "staff" / "banks"
 KINDS = ("mistakes", "variants")
 # What the graders look for in a tree.
-GRADED = ("course.toml", "common/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
+GRADED = ("course.toml", "common/**/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError, exit_on_input_error
+from common.errors import InputError
 from common.paths import ROOT, cache_dir
 from staff.sandbox import kernel, landlock, seccomp
 
@@ -243,7 +243,9 @@ def protect() -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m staff.sandbox", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--probe", action="store_true", help="say which walls stand on this machine (the default)")
     parser.add_argument("--protect", action="store_true", help="as root: close solutions and hidden tests to others")
     options = parser.parse_args(argv)
@@ -257,7 +259,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"ranks could read: {', '.join(open_secrets()[:5])}; as root, --protect closes them")
     print(held["level"])
     print(json.dumps(held))
-
-
-if __name__ == "__main__":
-    exit_on_input_error(main)

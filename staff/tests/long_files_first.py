@@ -1,4 +1,4 @@
-"""pytest -p staff.tests.long_files_first: files that start many processes run first, so that two workers end together."""
+"""pytest -p staff.tests.long_files_first: files that start many processes run first: both workers end together."""
 
 import pytest
 

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
+import prepare_oscar
 from common import cache
-from common.data import oscar, token_map
+from common.data import token_map
 from common.data.oscar import load_blocks
 from common.data.tokenise import fingerprint
 from common.errors import InputError
@@ -115,7 +116,7 @@ def test_a_damaged_folder_is_an_error_that_names_file_and_remedy(tmp_path, token
     make(tmp_path / "out", tokenizer)
     damage(tmp_path / "out")
 
-    with pytest.raises(InputError, match=f"out/{message}.*python -m common.data.oscar") as caught:
+    with pytest.raises(InputError, match=f"out/{message}.*python prepare_oscar.py") as caught:
         load_blocks(tmp_path / "out", tokenizer)
 
     assert "\n" not in str(caught.value)
@@ -240,8 +241,8 @@ def saved(tmp_path, tokenizer) -> Path:
 def test_the_command_makes_a_folder_that_can_be_loaded(tmp_path, tokenizer, saved, capsys):
     arguments = f"--input {text_folder(tmp_path / 'text')} --output {tmp_path / 'out'} --tokenizer {saved} --size 1KB"
 
-    oscar.main([*arguments.split(), "--block_size", "16", "--validation", "0.2"])
-    oscar.main([*arguments.split(), "--block_size", "16", "--validation", "0.2"])
+    prepare_oscar.main([*arguments.split(), "--block_size", "16", "--validation", "0.2"])
+    prepare_oscar.main([*arguments.split(), "--block_size", "16", "--validation", "0.2"])
 
     data = load_blocks(tmp_path / "out", tokenizer)
     assert (data.block_size, len(data.train) > 0, len(data.validation) > 0) == (16, True, True)
@@ -253,11 +254,11 @@ def test_the_command_makes_a_folder_that_can_be_loaded(tmp_path, tokenizer, save
 
 def test_the_command_replaces_a_folder_only_when_told_to(tmp_path, saved):
     arguments = f"--input {text_folder(tmp_path / 'text')} --output {tmp_path / 'out'} --tokenizer {saved}".split()
-    oscar.main([*arguments, "--block_size", "16"])
+    prepare_oscar.main([*arguments, "--block_size", "16"])
 
     with pytest.raises(InputError, match="--overwrite"):
-        oscar.main([*arguments, "--block_size", "8"])
-    oscar.main([*arguments, "--block_size", "8", "--overwrite"])
+        prepare_oscar.main([*arguments, "--block_size", "8"])
+    prepare_oscar.main([*arguments, "--block_size", "8", "--overwrite"])
 
     assert token_map.read_manifest(tmp_path / "out").block_size == 8
 
@@ -267,19 +268,19 @@ def test_the_command_refuses_a_size_that_is_none_or_too_small(tmp_path, saved, s
     arguments = f"--input {text_folder(tmp_path / 'text')} --output {tmp_path / 'out'} --tokenizer {saved}".split()
 
     with pytest.raises(InputError, match=message):
-        oscar.main([*arguments, "--size", size])
+        prepare_oscar.main([*arguments, "--size", size])
 
 
 @pytest.mark.parametrize("arguments", ["--output out", "--input a --hub en --output out", "--input a"])
 def test_the_command_needs_one_source_and_an_output(arguments):
     with pytest.raises(SystemExit, match="2"):
-        oscar.main(arguments.split())
+        prepare_oscar.main(arguments.split())
 
 
 @pytest.mark.medium
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path, saved):
     (tmp_path / "en.jsonl").write_text('{"content": "a"}\n{oops\n')
-    command = f"-m common.data.oscar --input {tmp_path / 'en.jsonl'} --output {tmp_path / 'out'} --tokenizer {saved}"
+    command = f"prepare_oscar.py --input {tmp_path / 'en.jsonl'} --output {tmp_path / 'out'} --tokenizer {saved}"
 
     run = subprocess.run([sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True)
 

@@ -43,9 +43,9 @@ NOT_TO_BE_MADE = [file, link_to_itself, below_a_file]
 
 # module, its command line with PATH where the user's path is, what can be wrong with it
 COMMANDS = [
-    ("common.data.oscar", "--tokenizer tiny --output OUT --input PATH", [*NOT_A_FILE, file]),
-    ("common.data.oscar", "--tokenizer tiny --input README.md --output PATH", [file, below_a_file]),
-    ("common.data.oscar", "--input README.md --output OUT --tokenizer PATH", [*NOT_A_FOLDER, folder]),
+    ("prepare_oscar", "--tokenizer tiny --output OUT --input PATH", [*NOT_A_FILE, file]),
+    ("prepare_oscar", "--tokenizer tiny --input README.md --output PATH", [file, below_a_file]),
+    ("prepare_oscar", "--input README.md --output OUT --tokenizer PATH", [*NOT_A_FOLDER, folder]),
     ("task4_traffic.counters", "--interface lo --read PATH", [*NOT_A_FILE, file]),
     ("task4_traffic.counters", "--interface lo --seconds 0.1 --output PATH", [folder, link_to_itself, below_a_file]),
     ("task4_traffic.compare", "PATH", [*NOT_A_FOLDER, folder]),

@@ -1,4 +1,4 @@
-"""Our own tests of common/data/tokenise.py: what a folder of token blocks holds, and which folder is kept or replaced."""
+"""Our own tests of common/data/tokenise.py: what a folder of blocks holds, and which folder is kept or replaced."""
 
 import json
 import multiprocessing

@@ -1,0 +1,1 @@
+"""Models by name, and the tiny ones that are made here."""
