@@ -1,6 +1,6 @@
 """Which test files pytest opens: with --region, or with -m and the course's markers, only those that can hold a match.
 
-The table in course.toml says which files these are. Files in other folders, and files named on the command line, are
+The table in course.toml says which files these are. Files of other folders, and files named on the command line, are
 opened in any case; the selection of single tests is not made here.
 """
 
@@ -40,7 +40,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if wanted is None or collection_path.suffix != ".py" or collection_path.name == "conftest.py":
         return None
     folders = {(ROOT / file).parent for file in wanted}
-    other = collection_path.parent in folders and collection_path not in {ROOT / file for file in wanted}
+    other = not folders.isdisjoint(collection_path.parents) and collection_path not in {ROOT / file for file in wanted}
     return True if other else None
 
 

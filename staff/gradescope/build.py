@@ -23,12 +23,13 @@ from staff.grade.submissions import clean_files
 STARTED = (
     "staff.gradescope.gradescope_run",
     "staff.gradescope.classroom50",
-    "staff.sandbox",
+    "staff.sandbox.__main__",
     "staff.sandbox.supervisor",
     "staff.sandbox.confine",
 )
 SCRIPTS = ("setup.sh", "run_autograder", "autograder.py")  # at the root of the zip
-OTHERS = ("grader/**/*.py", "tests/conftest.py", "pyproject.toml", "requirements.txt", "constraints.txt", "install.py",
+OTHERS = ("grader/**/*.py", "course/*.py", "tests/conftest.py", "pyproject.toml",
+          "requirements.txt", "constraints.txt", "install.py",
           "staff/grade/templates/*", "staff/hidden/*")  # fmt: skip
 TIME = (2020, 1, 1, 0, 0, 0)  # of every file; a zip cannot say "none"
 

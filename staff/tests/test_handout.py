@@ -432,7 +432,8 @@ for script in sys.argv[1:]:  # in one process, which loads torch once
 
 def test_the_command_prints_a_line_of_json_and_exits_with_2_on_a_problem(tmp_path):
     shutil.copytree(ROOT / "staff", tmp_path / "staff", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "common", tmp_path / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("common", "course"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     run = [sys.executable, "-m", "staff.handout", "--out", str(tmp_path / "out")]
 
     without_table = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)

@@ -46,7 +46,7 @@ ELSEWHERE = {
     r"make (test|bank|check|verify|setup|handout|gradescope)\b|try_zip\.sh": "the tests themselves",
     r"staff\.mistakes": "test_every_mistake_is_caught_by_name_every_variant_passes_and_no_test_passes_all_mistakes",
     r"staff\.attacks": "test_no_attack_gains_anything",
-    r"staff\.(class_of_submissions|grade|class_check)": "test_a_class_is_graded_as_it_must_be",
+    r"staff\.(proofs\.class_of_submissions|grade|proofs\.class_check)": "test_a_class_is_graded_as_it_must_be",
     r"staff\.both_sides": "test_the_last_region_of_task_2a_from_both_sides",
     r"staff\.repeat": "test_equal_submissions_get_equal_reports",
 }
@@ -83,7 +83,8 @@ def test_every_row_is_needed():
 
 def test_every_check_of_the_benchmark_is_run():
     checks = [path for path in (ROOT / "benchmark" / "checks").glob("*.py") if "__main__" in path.read_text()]
-    tests = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("**/tests/test_*.py"))
+    files = [*ROOT.glob("staff/tests/test_*.py"), *ROOT.glob("tests/own/test_*.py")]
+    tests = "".join(path.read_text(encoding="utf-8") for path in files)
     started = [path.stem for path in checks if re.search(rf'checks\.{path.stem}(", "| )--quick', tests)]
 
     assert [path.stem for path in checks if path.stem not in started] == ["network_rank"]  # by network

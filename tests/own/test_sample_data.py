@@ -137,7 +137,7 @@ def _digests(cache, **environment):
     code = (
         "import hashlib, random\n"
         "random.seed(); before = random.getstate()\n"
-        "from common import sample_data\n"
+        "from common.data import sample_data\n"
         "folder = sample_data.glue_sample_dir()\n"
         "files = [folder / 'train.tsv', folder / 'dev.tsv', sample_data.oscar_sample_file()]\n"
         "assert random.getstate() == before\n"
