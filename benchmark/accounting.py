@@ -21,12 +21,14 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmark.arguments import parse
 from benchmark.measure.environment import environment
 from benchmark.measure.memory import counted, known, textbook
 from benchmark.measure.payload import Payload
 from benchmark.run import prepare, without
-from benchmark.settings import STARTER_REPORTS, Settings, join, parse, reports, start_workers
+from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
+from benchmark.workers import STARTER_REPORTS, join, reports, start_workers
 from benchmark.workload import Workload, load_workload
 from cluster.launch import free_port
 from common.errors import InputError, exit_on_input_error

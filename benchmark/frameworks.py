@@ -144,7 +144,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Run], list[str]]:
 
 def validation_flags(model: str, examples: int, workers: int, more: list[str]) -> list[str]:
     """Validation on the same examples for any number of workers: its batches are as large as those of training."""
-    from benchmark.settings import parse as parse_run  # here: it loads torch, and the flags are checked before
+    from benchmark.arguments import parse as parse_run  # here: it loads torch, and the flags are checked before
     from benchmark.workload import load_workload
 
     settings, _ = parse_run(["--model", model, "--strategy", "single", *more])

@@ -16,12 +16,14 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also starts as a script, under torchrun
 
+from benchmark.arguments import parse
 from benchmark.log import Log
 from benchmark.loop import train
 from benchmark.measure.result import assemble, table
-from benchmark.settings import Settings, join, parse, reports, start_workers
+from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from benchmark.translation import bleu
+from benchmark.workers import join, reports, start_workers
 from benchmark.workload import Workload, load_workload
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write

@@ -132,7 +132,7 @@ def model_shapes(name: str) -> "list[Size]":
     import torch  # here, with all that needs it: the flags are checked before it is loaded
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from benchmark.settings import parse as parse_run
+    from benchmark.arguments import parse as parse_run
     from benchmark.workload import load_workload
 
     settings, _ = parse_run(["--model", name, "--strategy", "single"])

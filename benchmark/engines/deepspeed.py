@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.engines.deepspeed_config import deepspeed_config
-from benchmark.strategies import Engine
+from benchmark.engines.engine import Engine
+from benchmark.settings import Settings
 from common.errors import InputError
 from common.optim import weight_decay_groups
 from common.paths import cache_dir, locked
@@ -40,19 +41,24 @@ OLD_LOCK_SECONDS = 60
 class DeepSpeed(Engine):
     """A DeepSpeedEngine: it wraps the model, makes the optimizer, clips and steps by itself."""
 
-    def __init__(self, stage: int, offload: bool, settings: Any, worker: Worker, model: nn.Module) -> None:
+    def __init__(self, stage: int, offload: bool, settings: Settings, worker: Worker, model: nn.Module) -> None:
         self.settings, self.worker, self.stage, self.offload = settings, worker, stage, offload
-        name = f"zero{stage}" + ("_offload" if offload else "")
+        self.name = f"zero{stage}" + ("_offload" if offload else "")
         os.environ.setdefault("LOCAL_RANK", str(worker.device.index or 0))
-        self.model, self.optimizer, _, _ = deepspeed.initialize(
-            model=model,
-            model_parameters=weight_decay_groups(model, settings.weight_decay),
-            config=deepspeed_config(settings, name),
-            dist_init_required=False,
-        )
+        self.model = self.wrap(model)
         self.bare = self.model.module
         self.half = contextlib.nullcontext  # type: ignore[method-assign]  # its weights are in half precision already
-        self._check(name)
+        self._check(self.name)
+
+    def wrap(self, model: nn.Module) -> Any:
+        """A DeepSpeedEngine, which makes the optimizer as well."""
+        engine, self.optimizer, _, _ = deepspeed.initialize(
+            model=model,
+            model_parameters=weight_decay_groups(model, self.settings.weight_decay),
+            config=deepspeed_config(self.settings, self.name),
+            dist_init_required=False,
+        )
+        return engine
 
     def _check(self, name: str) -> None:
         """What the command line promised is what DeepSpeed will do; an InputError if not."""

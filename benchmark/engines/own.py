@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from benchmark.engines.bucket_size import bucket_bytes, measure
+from benchmark.engines.engine import Engine
 from benchmark.measure.payload import sent
-from benchmark.strategies import Engine
 from common.paths import ROOT
 
 LESSONS = ROOT / "beyond"

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmark.strategies import BETAS, Engine
+from benchmark.engines.engine import BETAS, Engine
+from benchmark.settings import Settings
 from common.errors import InputError
 from common.optim import weight_decay_groups
 from common.workers.process_group import Worker
@@ -23,7 +24,7 @@ from pipeline.model_parallel import GPT2LMHeadModelParallel
 class Pipeline(Engine):
     """One stage on each worker, schedule 1F1B; as many micro-batches as examples of a worker, at most four a stage."""
 
-    def __init__(self, settings: Any, worker: Worker, model: Any) -> None:
+    def __init__(self, settings: Settings, worker: Worker, model: Any) -> None:
         parallel = GPT2LMHeadModelParallel(model.config)
         parallel.load_state_dict(model.state_dict())
         parallel.train()
@@ -40,6 +41,9 @@ class Pipeline(Engine):
         names = {id(p): n for n, p in self.bare.named_parameters()}
         self.own = {names[id(p)]: p for p in self.processes.parameters}
         self.model = self.bare = self.parts  # the other stages go with the last reference to the whole model
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model
 
     def make_optimizer(self) -> Any:
         groups = weight_decay_groups(self.parts, self.settings.weight_decay)

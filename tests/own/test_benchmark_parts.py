@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmark.arguments import parse
 from benchmark.engines.deepspeed_config import CONFIGS, deepspeed_config
 from benchmark.loop import Plan, rate_at
 from benchmark.measure.intervals import ratio
@@ -20,7 +21,6 @@ from benchmark.measure.profile import common, merge, read_trace
 from benchmark.measure.profile import without as spans_without
 from benchmark.names import MODELS
 from benchmark.run import without
-from benchmark.settings import parse
 from benchmark.strategies import STRATEGIES
 from benchmark.sweep import Run, plan, steps_for
 from benchmark.tables import read_runs, write_tables

@@ -1,0 +1,126 @@
+"""The flags of benchmark.run, and what is wrong with them."""
+
+import argparse
+import importlib.util
+import os
+from pathlib import Path
+
+import torch
+
+from benchmark.names import MODELS, STRATEGIES
+from benchmark.settings import Settings
+from common.arguments import add_common_flags, finish
+from common.errors import InputError
+from common.flags import Parser, check_at_least, fill, only_fields
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+FRAMEWORKS = ("none", "dp", "ddp", "fsdp", "deepspeed")
+
+
+def parse(argv: list[str], command: str = "run", about: str | None = None) -> tuple[Settings, int | None]:
+    """The settings, and how many workers are to be started with them; None where this process is one of them already.
+
+    `command` is the module of benchmark/ whose flags these are, `about` its help.
+    Raises InputError for anything that cannot be run.
+    """
+    given = vars(_parser(command, about or __doc__).parse_args(argv))
+    given["strategy"] = _strategy(given)
+    if given["strategy"] not in STRATEGIES:
+        raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {given['strategy']!r}")
+    is_rank = given["local_rank"] != -1 or "RANK" in os.environ
+    workers, world_size = given["workers"], given["world_size"] or int(os.environ.get("WORLD_SIZE", 0))
+    if workers is not None and world_size and workers != world_size:
+        raise InputError(f"--workers {workers} contradicts a world size of {world_size}; leave --workers out")
+    if not is_rank:
+        given["world_size"], given["local_rank"] = workers or world_size or 1, 0
+    given["model_name_or_path"] = given["model_name_or_path"] or given["model"]
+    fill(given, "learning_rate", 1e-4)
+    fill(given, "dropout", 0.0)
+    given["overwrite_output_dir"] |= given["resume"]
+    if given["max_steps"] == -1:
+        given["max_steps"] = 20
+    check_at_least(given, 1, "batch_size", "accumulation", "max_steps", "eval_batches")
+    check_at_least(given, 0, "eval_every", "checkpoint_every", "dropped")
+    check_at_least(given, 8, "length")
+    given["bucket_mb"] = _bucket_mb(given["bucket_mb"])
+    finish(f"benchmark/{Path(given['model']).name}-{given['strategy']}", given)
+    if given["model"] not in MODELS and not (Path(given["model"]) / "config.json").is_file():
+        raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {given['model']!r}")
+    if given["precision"] == "fp16" and (given["no_cuda"] or not torch.cuda.is_available()):
+        raise InputError("--precision fp16 needs a GPU that PyTorch can see; use bf16 or fp32 here")
+    if given["warmup_steps"] >= given["max_steps"]:
+        raise InputError(f"--warmup_steps: expected fewer than {given['max_steps']} steps, got {given['warmup_steps']}")
+    for package in ["tensorboard", *(["wandb"] if given["wandb"] else [])]:
+        if not importlib.util.find_spec(package):
+            raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
+    settings = Settings(**only_fields(Settings, given))
+    from benchmark.strategies import why_not  # here: it loads every strategy's library
+
+    if reason := why_not(settings):
+        raise InputError(reason)
+    return settings, None if is_rank else given["world_size"]
+
+
+def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=f"python -m benchmark.{command}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_common_flags(parser)
+    add = parser.add_argument
+    add("--strategy", help=f"{', '.join(STRATEGIES)} (default: ddp)")
+    add("--framework", choices=FRAMEWORKS, help="the same in other words, with --zero_stage and --offload")
+    add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")
+    add("--offload", action="store_true", help="with --framework deepspeed and stages 1 to 3")
+    add("--model", default="gpt2-tiny", help=f"{', '.join(MODELS)}, or a folder (default: gpt2-tiny)")
+    add("--workers", type=int, help="start so many workers here (default: 1)")
+    add("--batch_size", type=int, default=4, help="examples of one worker in one forward (4)")
+    add("--accumulation", type=int, default=1, help="forwards and backwards for one optimizer step (1)")
+    add("--length", type=int, default=64, help="tokens of an example (64)")
+    add("--precision", choices=PRECISIONS, default="fp32", help="fp32")
+    add("--deepspeed_config", type=Path, help="a DeepSpeed file of your own")
+    add("--cosine", action="store_true", help="let the learning rate fall as a cosine, not stay where it is")
+    add("--eval_every", type=int, default=0, help="validate after every so many steps (default: at the end)")
+    add("--eval_batches", type=int, default=8, help="how many batches a validation takes (8)")
+    add("--checkpoint_every", type=int, default=0, help="keep a checkpoint after every so many steps")
+    add("--resume", action="store_true", help="go on from the last checkpoint in --output_dir")
+    add("--save", action="store_true", help="save the trained model in Hugging Face's format")
+    add("--dropped", type=int, default=2, help="steps at the beginning that are not measured (2)")
+    add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
+    add("--bucket_mb", default="4", help="own_overlap: MiB in a bucket of gradients, or auto: measured and chosen (4)")
+    add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
+    return parser
+
+
+def _bucket_mb(word: str) -> float | None:
+    if word == "auto":
+        return None
+    try:
+        size = float(word)
+    except ValueError:
+        size = 0.0
+    if not 0 < size <= 2**20:
+        raise InputError(f"--bucket_mb: expected a size in MiB above 0, or auto; got {word!r}")
+    return size
+
+
+def _strategy(given: dict) -> str:
+    """The strategy's name, also from --framework, --zero_stage and --offload."""
+    framework = given["framework"]
+    if framework is None:
+        if given["zero_stage"] is not None or given["offload"]:
+            raise InputError(
+                "--zero_stage and --offload go with --framework deepspeed; or say --strategy zero2_offload"
+            )
+        return given["strategy"] or "ddp"
+    if given["strategy"]:
+        raise InputError("expected --strategy or --framework, got both; leave one out")
+    if framework != "deepspeed":
+        if given["zero_stage"] is not None or given["offload"]:
+            raise InputError(f"--zero_stage and --offload go with --framework deepspeed, got {framework}")
+        return "single" if framework == "none" else framework
+    if given["offload"] and not given["zero_stage"]:
+        raise InputError("--offload needs --zero_stage 1, 2 or 3: stage 0 keeps everything where it is")
+    return f"zero{given['zero_stage'] or 0}" + ("_offload" if given["offload"] else "")

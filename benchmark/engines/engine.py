@@ -1,0 +1,111 @@
+"""What every strategy is to the training loop: forward, backward, step, validate, save and load.
+
+engine = STRATEGIES["fsdp"](settings, worker, model)
+loss = engine.forward(batch); engine.backward(loss, last=True); engine.step(rate)
+"""
+
+import contextlib
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from benchmark.settings import Settings
+from benchmark.workload import summary, validation_sums
+from common.optim import weight_decay_groups
+from common.workers.process_group import Worker
+
+# FSDP and DeepSpeed call collectives by their old names; thousands of lines would hide the one that matters.
+warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+
+BETAS = (0.9, 0.999)
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Engine(ABC):
+    """A model and AdamW, spread over the workers in some way; `wrap` says how. The rest is that of one worker alone:
+    a strategy changes what it does differently, and nothing else."""
+
+    autocasts = True  # half precision by autocast: weights stay fp32, operations choose
+
+    def __init__(self, settings: Settings, worker: Worker, model: nn.Module) -> None:
+        self.settings, self.worker = settings, worker
+        self.bare = model.to(worker.device)
+        self.model: Any = self.wrap(self.bare)
+        self.optimizer: Any = self.make_optimizer()
+        self.scaler = torch.amp.GradScaler(worker.device.type, enabled=settings.precision == "fp16")
+
+    @abstractmethod
+    def wrap(self, model: nn.Module) -> Any:
+        """The model as forward calls it: nn.Module, DistributedDataParallel, ... (B, T) token ids -> .loss, .logits."""
+
+    def make_optimizer(self) -> Any:
+        groups = weight_decay_groups(self.model, self.settings.weight_decay)
+        return torch.optim.AdamW(groups, lr=self.settings.learning_rate, eps=self.settings.adam_epsilon, betas=BETAS)
+
+    def half(self) -> contextlib.AbstractContextManager:
+        half = HALF.get(self.settings.precision)
+        enabled = half is not None and self.autocasts
+        return torch.autocast(self.worker.device.type, dtype=half, enabled=enabled)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        with self.half():
+            return self.model(**batch).loss
+
+    def backward(self, loss: Tensor, last: bool) -> Tensor:
+        """Gradients of a micro-batch; with the `last` one of a step they are averaged over the workers. The loss."""
+        self.scaler.scale(loss / self.settings.accumulation).backward()
+        return loss.detach()
+
+    def step(self, rate: float) -> None:
+        """Clip, update at learning rate `rate`, forget the gradients."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if self.settings.max_grad_norm:
+            self.scaler.unscale_(self.optimizer)
+            self.clip(self.settings.max_grad_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def clip(self, norm: float) -> None:
+        clip_grad_norm_(self.bare.parameters(), norm)
+
+    def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
+        """Loss, perplexity and accuracy; every worker validates on the same batches."""
+        self.model.eval()
+        total, right, tokens = 0.0, 0, 0
+        with torch.no_grad(), self.half():
+            for batch in self.worker.batches(batches):
+                found = validation_sums(self.validated()(**batch).logits, batch, kind)
+                total, right, tokens = total + found[0], right + found[1], tokens + found[2]
+        self.model.train()
+        return summary(total, right, tokens)
+
+    def validated(self) -> nn.Module:
+        return self.model
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """All parameters by the model's own names, gathered on the first worker's CPU; {} on the others."""
+        return {name: p.detach().cpu() for name, p in self.bare.named_parameters()} if self.worker.is_first else {}
+
+    def unrecorded_bytes(self) -> float:
+        """Bytes a worker sends in a step that torch's flight recorder does not see (mean over the workers)."""
+        return 0.0
+
+    def save(self, folder: Path) -> None:
+        """This worker's part of a checkpoint, into a folder that all workers share."""
+        state = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}
+        if self.worker.is_first:  # all workers hold the same
+            torch.save(state | {"scaler": self.scaler.state_dict()}, folder / "state.pt")
+
+    def load(self, folder: Path) -> None:
+        state = torch.load(folder / "state.pt", map_location=self.worker.device)
+        self.bare.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])

@@ -1,0 +1,57 @@
+"""FSDP2 (Zhao et al. 2023) behind the benchmark's Engine."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from benchmark.engines.engine import HALF, Engine
+
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+class FSDP(Engine):
+    """fully_shard: every parameter, gradient and optimizer state is cut by its first dimension over the workers."""
+
+    autocasts = False
+
+    def wrap(self, model: nn.Module) -> Any:
+        half = HALF.get(self.settings.precision)
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
+        mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
+        for module in blocks(model):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    def backward(self, loss: Tensor, last: bool) -> Tensor:
+        self.model.set_requires_gradient_sync(last)
+        return super().backward(loss, last)
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        full: Any = get_model_state_dict(self.bare, options=FULL)  # a collective; {} on all but the first worker
+        return full
+
+    def save(self, folder: Path) -> None:
+        model, optimizer = get_state_dict(self.bare, self.optimizer)
+        dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+
+    def load(self, folder: Path) -> None:
+        model, optimizer = get_state_dict(self.bare, self.optimizer)
+        dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+        set_state_dict(self.bare, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The model's layers: what is gathered, used and given up again as one piece."""
+    named = ("GPT2Block", "T5Block", "GPT2BlockCustom")
+    return [module for module in model.modules() if type(module).__name__ in named]
