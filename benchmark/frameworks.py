@@ -19,7 +19,7 @@ import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from benchmark.sweep import Run, sweep
+from benchmark.sweep import SweepRun, sweep
 from benchmark.sweep import parse as parse_sweep
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT, atomic_write
@@ -29,7 +29,7 @@ SAME = 1e-4  # validation losses in fp32 that differ by more are not of the same
 
 
 @dataclass(frozen=True)
-class Row:
+class FrameworkRow:
     """One framework on one number of workers; None for what was not measured. Times are those of the timed steps."""
 
     model: str
@@ -46,16 +46,16 @@ class Row:
     perplexity: float | None
 
 
-def row_of(run: Run, results: dict[Run, dict]) -> Row:
+def row_of(run: SweepRun, results: dict[SweepRun, dict]) -> FrameworkRow:
     """A run's figures, and its throughput over that of one worker."""
     found = results[run]
     examples = run.batch_size * run.workers
-    one = results.get(Run(run.strategy, run.model, examples, 1), {})
-    single = results.get(Run("single", run.model, examples, 1), {})
+    one = results.get(SweepRun(run.strategy, run.model, examples, 1), {})
+    single = results.get(SweepRun("single", run.model, examples, 1), {})
     speed, steps = found.get("samples_per_second"), found.get("steps", {}).get("timed", 0)
     seconds = {name: _scaled(found.get("communication", {}).get(f"{name}_ms"), steps) for name in ("total", "exposed")}
     validation = (found.get("evaluations") or [{}])[-1]
-    return Row(
+    return FrameworkRow(
         model=Path(run.model).name,
         framework=run.strategy,
         workers=run.workers,
@@ -79,7 +79,7 @@ def _scaled(milliseconds: float | None, steps: int) -> float | None:
     return None if milliseconds is None else milliseconds * steps / 1e3
 
 
-def disagreements(rows: list[Row]) -> list[str]:
+def disagreements(rows: list[FrameworkRow]) -> list[str]:
     """Frameworks whose validation loss is not that of the first row of the same model."""
     found = []
     for row in rows:
@@ -94,12 +94,12 @@ def disagreements(rows: list[Row]) -> list[str]:
     return found
 
 
-def csv_rows(rows: list[Row]) -> list[list[str]]:
-    names = [field.name for field in fields(Row)]
+def csv_rows(rows: list[FrameworkRow]) -> list[list[str]]:
+    names = [field.name for field in fields(FrameworkRow)]
     return [names, *([_cell(value) for value in asdict(row).values()] for row in rows)]
 
 
-def markdown(rows: list[Row]) -> str:
+def markdown(rows: list[FrameworkRow]) -> str:
     """The same as a table; a dash stands for what was not measured."""
     head, *body = csv_rows(rows)
     lines = [[name.replace("_", " ") for name in head], ["---"] * len(head)]
@@ -113,7 +113,7 @@ def _cell(value: object) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Run], list[str]]:
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str]]:
     """The flags as a sweep knows them, the runs and what is handed on; raises InputError before anything is run."""
     own, more = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
     parser = argparse.ArgumentParser(prog="python -m benchmark.frameworks", description=__doc__, allow_abbrev=False)
@@ -152,7 +152,7 @@ def validation_flags(model: str, examples: int, workers: int, more: list[str]) -
     return ["--eval_batches", str(workers * max(1, min(VALIDATION_STEPS, there)))]
 
 
-def kept(run: Run, folder: Path) -> dict:
+def kept(run: SweepRun, folder: Path) -> dict:
     """What a run has left: its result, its failure, or nothing."""
     for name in ("result.json", "failure.json"):
         if (folder / run.name / name).exists():
@@ -161,7 +161,7 @@ def kept(run: Run, folder: Path) -> dict:
     return {}
 
 
-def check_kept(runs: list[Run], given: argparse.Namespace) -> None:
+def check_kept(runs: list[SweepRun], given: argparse.Namespace) -> None:
     """Raises InputError if the folder holds a run of another length: its times cannot stand beside the others'."""
     for run in runs:
         steps = sum(kept(run, given.output_dir).get("steps", {}).values())
@@ -172,7 +172,7 @@ def check_kept(runs: list[Run], given: argparse.Namespace) -> None:
             )
 
 
-def write(rows: list[Row], folder: Path) -> None:
+def write(rows: list[FrameworkRow], folder: Path) -> None:
     with atomic_write(folder / "frameworks.csv") as file:
         csv.writer(file, lineterminator="\n").writerows(csv_rows(rows))
     with atomic_write(folder / "frameworks.md") as file:

@@ -34,7 +34,7 @@ LEAST_STEPS, MOST_STEPS = 6, 400
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepRun:
     """One combination; batch_size is that of one worker."""
 
     strategy: str
@@ -47,22 +47,22 @@ class Run:
         return f"{Path(self.model).name}-{self.strategy}-b{self.batch_size}-w{self.workers}"
 
 
-def plan(strategies: list[str], models: list[str], batch_sizes: list[int], workers: list[int]) -> list[Run]:
+def plan(strategies: list[str], models: list[str], batch_sizes: list[int], workers: list[int]) -> list[SweepRun]:
     """All combinations, small batches first: their step times tell how many steps the larger ones need."""
-    found = [Run(s, m, b, w) for m, s, w, b in product(models, strategies, workers, sorted(batch_sizes))]
+    found = [SweepRun(s, m, b, w) for m, s, w, b in product(models, strategies, workers, sorted(batch_sizes))]
     return [run for run in found if run.workers == 1 or run.strategy not in ("single", "dp")]
 
 
-def steps_for(run: Run, folder: Path, seconds: float) -> int:
+def steps_for(run: SweepRun, folder: Path, seconds: float) -> int:
     """Steps that take about `seconds`, judged by the run with half the batch; 20 where nothing is known."""
-    before = folder / Run(run.strategy, run.model, run.batch_size // 2, run.workers).name / "result.json"
+    before = folder / SweepRun(run.strategy, run.model, run.batch_size // 2, run.workers).name / "result.json"
     if not before.exists():
         return 20
     expected = json.loads(before.read_text()).get("step_ms", 100.0) * 2 / 1e3
     return max(LEAST_STEPS, min(MOST_STEPS, int(seconds / expected)))
 
 
-def predicted_bytes(run: Run, shapes: "list[Size]") -> float:
+def predicted_bytes(run: SweepRun, shapes: "list[Size]") -> float:
     """What will at least be needed on this machine: parameters, gradients and optimizer of all its workers."""
     from benchmark.measure.memory import known, textbook
 
@@ -71,8 +71,8 @@ def predicted_bytes(run: Run, shapes: "list[Size]") -> float:
     return one * run.workers
 
 
-def execute(run: Run, folder: Path, steps: int, more: list[str], memory_gb: float) -> dict:
-    """Run one combination; its result, or {"outcome": "OOM" or "error", "message": ...}. Raises nothing."""
+def execute(run: SweepRun, folder: Path, steps: int, more: list[str], memory_gb: float) -> dict:
+    """SweepRun one combination; its result, or {"outcome": "OOM" or "error", "message": ...}. Raises nothing."""
     place = folder / run.name
     command = [sys.executable, "-m", "benchmark.run", "--strategy", run.strategy, "--model", run.model]
     command += ["--batch_size", str(run.batch_size), "--workers", str(run.workers), "--max_steps", str(steps)]
@@ -95,7 +95,7 @@ def keep_failure(place: Path, failure: dict) -> dict:
     return failure
 
 
-def sweep(runs: list[Run], given: argparse.Namespace, more: list[str]) -> list[str]:
+def sweep(runs: list[SweepRun], given: argparse.Namespace, more: list[str]) -> list[str]:
     """Everything that is not there yet; the lines of what went wrong."""
     failures = []
     bar = tqdm(runs, desc="sweep")
@@ -116,7 +116,7 @@ def sweep(runs: list[Run], given: argparse.Namespace, more: list[str]) -> list[s
     return failures
 
 
-def attempt(run: Run, given: argparse.Namespace, more: list[str]) -> dict:
+def attempt(run: SweepRun, given: argparse.Namespace, more: list[str]) -> dict:
     if given.skip_predicted_oom:
         available = given.memory_gb * 1e9 * run.workers or psutil.virtual_memory().available
         needed = predicted_bytes(run, model_shapes(run.model))
@@ -142,7 +142,7 @@ def model_shapes(name: str) -> "list[Size]":
         return [parameter.shape for parameter in auto.from_config(workload.config).parameters()]
 
 
-def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Run], list[str]]:
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str]]:
     """The flags, the combinations and what is handed on; raises InputError before anything is run."""
     own, more = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
     parser = argparse.ArgumentParser(prog="python -m benchmark.sweep", description=__doc__, allow_abbrev=False)

@@ -30,7 +30,7 @@ tasks 2a and 2b send one for every parameter. Bandwidth shows with a network and
 
 
 @dataclass(frozen=True)
-class Row:
+class Rung:
     """One task's line of the table. Losses are means over the workers."""
 
     name: str
@@ -89,11 +89,11 @@ def run(task: str, workers: int, given: argparse.Namespace) -> None:
         raise InputError(f"{task} ended with exit code {done.returncode}: {errors[0].replace('error: ', '', 1)}")
 
 
-def read_row(task: str, name: str, workers: int) -> Row:
+def read_row(task: str, name: str, workers: int) -> Rung:
     """The line of one task, from the records of all its workers."""
     records = [json.loads((ROOT / "runs" / task / f"rank{rank}.json").read_text()) for rank in range(workers)]
     losses = [[step["loss"] for step in record["iterations"]] for record in records]
-    return Row(
+    return Rung(
         name,
         [sum(step) / workers for step in zip(*losses, strict=True)],
         records[0]["evaluations"][-1]["metrics"]["acc"] if records[0]["evaluations"] else None,
@@ -108,7 +108,7 @@ def bytes_handed_over(record: dict) -> float:
     return sum(entry["bytes"] for entry in record["collectives"]) / len(record["iterations"])
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[Rung]) -> str:
     """All rows; times also as multiples of the last one, DDP."""
     head = f"{'task':<20} {'first five losses (mean of workers)':<45} {'acc':>6} {'s/iter':>8} {'x DDP':>6}"
     lines = ["", head + f" {'MB handed in: rank 0':>20} {'others':>8}"]

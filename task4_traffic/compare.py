@@ -25,7 +25,7 @@ SHOWN_ITERATIONS = 5  # in the plot over time
 
 
 @dataclass(frozen=True)
-class Run:
+class TrafficRun:
     """What one rank of a run has kept. Bytes are those of one iteration on average, on this rank's interface."""
 
     name: str
@@ -43,7 +43,7 @@ class Run:
     steps_per_epoch: int
 
 
-def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Run:
+def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> TrafficRun:
     """One rank's figures. Raises InputError for a folder that is not task 4's."""
     record, traffic = read_json(folder, f"rank{rank}.json"), read_json(folder, f"traffic_{rank}.json")
     iterations = sum(window["iterations"] for window in traffic["windows"])
@@ -60,7 +60,7 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Run:
     expected = Traffic(sum(part.sent for part in each), sum(part.received for part in each))
     batch = record["config"]["per_gpu_train_batch_size"]
     examples = record["examples"]["train"]
-    return Run(
+    return TrafficRun(
         name=folder.name,
         rank=rank,
         world_size=n,
@@ -91,7 +91,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         raise InputError(f"{folder}: expected {name} of a run of task4_traffic/run_glue.py ({error})") from None
 
 
-def table(runs: list[Run]) -> str:
+def table(runs: list[TrafficRun]) -> str:
     """One row per run, bytes that this rank sends; ratios are observed over expected."""
     head = f"{'batch':>5} {'tensors':>7} {'S':>11} {'iterations':>10} {'expected/epoch':>15} {'framing':>12}"
     lines = [f"{head} {'observed/epoch':>15} {'/ payload':>9} {'/ with framing':>14}"]
@@ -105,12 +105,12 @@ def table(runs: list[Run]) -> str:
     return "\n".join(lines)
 
 
-def ratios(run: Run) -> tuple[float, float]:
+def ratios(run: TrafficRun) -> tuple[float, float]:
     """Sent bytes, observed over expected: payload alone, and with the calibrated framing."""
     return run.observed.sent / run.expected.sent, run.observed.sent / (run.expected.sent + run.framing.sent)
 
 
-def check_comparable(runs: list[Run]) -> None:
+def check_comparable(runs: list[TrafficRun]) -> None:
     sizes = {run.world_size for run in runs}
     if len(sizes) > 1:
         words = ", ".join(f"{run.name} has {run.world_size}" for run in runs)
@@ -140,7 +140,7 @@ def plot_over_time(path: Path, folder: Path, rank: int) -> None:
         axes.legend(loc="upper center", ncols=3)
 
 
-def plot_epochs(path: Path, runs: list[Run]) -> None:
+def plot_epochs(path: Path, runs: list[TrafficRun]) -> None:
     """Bytes sent in an epoch against the batch size: expected payload with framing on top, and observed."""
     with figure(path) as axes:
         places = list(range(len(runs)))

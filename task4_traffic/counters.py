@@ -15,27 +15,18 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from common.errors import InputError, exit_on_input_error
+from task4_traffic.dstat import read_dstat
+from task4_traffic.sample import Sample
 
 PER_SECOND = 10
 # This process's network namespace. /sys/class/net may show another one.
 KERNEL = Path("/proc/self/net/dev")
 HEAD = ("time", "received_bytes", "sent_bytes", "received_packets", "sent_packets", "event")
-
-
-class Sample(NamedTuple):
-    """One reading: seconds since 1970; bytes and packets since some beginning; what happened then, or ""."""
-
-    time: float
-    received: int
-    sent: int
-    received_packets: int = 0
-    sent_packets: int = 0
-    event: str = ""
 
 
 def read_kernel(text: str) -> dict[str, tuple[int, int, int, int]]:
@@ -162,8 +153,6 @@ def main() -> None:
     parser.add_argument("--read", type=Path, help="do not count: add up a file of dstat or dool instead")
     given = parser.parse_args()
     if given.read:
-        from task4_traffic.dstat import read_dstat
-
         for number, run in enumerate(read_dstat(given.read, given.interface), 1):
             first, last = run[0], run[-1]
             print(

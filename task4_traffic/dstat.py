@@ -15,14 +15,14 @@ from datetime import datetime
 from pathlib import Path
 
 from common.errors import InputError
-from task4_traffic.counters import Sample
+from task4_traffic.sample import Sample
 
 ROW_TIMES = ("%d-%m %H:%M:%S", "%b-%d %H:%M:%S", "%d/%m %H:%M:%S", "%Y-%m-%d %H:%M:%S")
 DATES = ("%d %b %Y %H:%M:%S", "%Y-%m-%d %H:%M:%S")
 
 
 @dataclass
-class Run:
+class ToolRun:
     """One run of the tool in a file."""
 
     tool: str  # dstat or dool
@@ -65,15 +65,15 @@ def read_dstat(path: Path, interface: str = "total") -> list[list[Sample]]:
     return [samples(run, interface, path) for run in runs]
 
 
-def split_runs(text: str) -> Iterator[Run]:
+def split_runs(text: str) -> Iterator[ToolRun]:
     """Cut a file into its runs. A row that was cut off (the tool was killed while it wrote) is left out."""
-    run: Run | None = None
+    run: ToolRun | None = None
     for row in csv.reader(text.splitlines()):
         first = row[0] if row else ""
         if title := re.match(r"(dstat|dool) \S+ CSV output", first, re.IGNORECASE):
             if run:
                 yield run
-            run = Run(title[1].lower())
+            run = ToolRun(title[1].lower())
         elif run is None or not row or first in ("Author:", "Host:"):
             continue
         elif first == "Cmdline:":
@@ -89,7 +89,7 @@ def split_runs(text: str) -> Iterator[Run]:
         yield run
 
 
-def samples(run: Run, interface: str, path: Path) -> list[Sample]:
+def samples(run: ToolRun, interface: str, path: Path) -> list[Sample]:
     """Counters as the kernel would have shown them at every row's time, from 0 at the first row."""
     received, sent = columns(run, interface, path)
     times = row_times(run)
@@ -102,7 +102,7 @@ def samples(run: Run, interface: str, path: Path) -> list[Sample]:
     return found
 
 
-def columns(run: Run, interface: str, path: Path) -> tuple[int, int]:
+def columns(run: ToolRun, interface: str, path: Path) -> tuple[int, int]:
     """Which columns hold the interface's rates. A group's name stands only above its first column."""
     groups, current = [], ""
     for group in run.groups:
@@ -118,7 +118,7 @@ def columns(run: Run, interface: str, path: Path) -> tuple[int, int]:
     return by_name["recv"], by_name["send"]
 
 
-def row_times(run: Run) -> list[float]:
+def row_times(run: ToolRun) -> list[float]:
     """Seconds since 1970 of every row.
 
     From the column `epoch` or `time` where there is one. dstat's clock column has whole seconds and sometimes skips
@@ -137,7 +137,7 @@ def row_times(run: Run) -> list[float]:
     return times
 
 
-def _clock(run: Run) -> list[float] | None:
+def _clock(run: ToolRun) -> list[float] | None:
     """The clock column in seconds since 1970; the year is the header's."""
     if "epoch" in run.names:
         place = run.names.index("epoch")

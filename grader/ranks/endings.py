@@ -1,15 +1,12 @@
 """How a rank has ended, from its last word, its exit code and what its guard has noted."""
 
 import re
-from typing import TYPE_CHECKING
 
 from grader.ranks.broker import Broker
 from grader.ranks.outcome import Failure, Frame, RankResult
+from grader.ranks.peer import Peer
 from grader.tampering import Flag
 from grader.wire.call_sites import student_file
-
-if TYPE_CHECKING:
-    from grader.ranks.one_run import Seat
 
 LEFT_EARLY = "leaves with exit code {} before its run has ended"
 NOT_OURS = 70  # the exit code of a rank that could not even start
@@ -18,30 +15,30 @@ MAX_MESSAGE = 4000  # characters of an exception's message
 MAX_TRACE = 20  # frames of a traceback, the innermost ones
 
 
-def rank_result(seat: "Seat", broker: Broker, tree: str, unfinished: bool, in_time: bool) -> RankResult:
+def rank_result(peer: Peer, broker: Broker, tree: str, unfinished: bool, in_time: bool) -> RankResult:
     """What a rank came to. Stuck comes first: what a released rank did with its error is of no interest."""
     fault = broker.fault
-    result = RankResult(seat.rank, "stopped", stdout=seat.stdout.text(), stderr=seat.stderr.text())
-    result.dropped = seat.stdout.dropped + seat.stderr.dropped
-    result.events = broker.events[seat.rank]
-    result.flags = [*seat.flags, *noted(seat.notes.text(), tree)]
+    result = RankResult(peer.rank, "stopped", stdout=peer.stdout.text(), stderr=peer.stderr.text())
+    result.dropped = peer.stdout.dropped + peer.stderr.dropped
+    result.events = broker.events[peer.rank]
+    result.flags = [*peer.flags, *noted(peer.notes.text(), tree)]
     for call in result.calls:
-        call.waited = call.identity not in seat.never_waited
-    if fault and seat.rank in fault.stuck:
-        result.outcome, result.call = "stuck", fault.stuck[seat.rank]
-    elif seat.ending == "raised" and seat.error:
-        result.outcome = "raised" if seat.error.code is None else "exited"
-        result.error, result.code, result.where = seat.error, seat.error.code or 0, seat.error.where
-    elif seat.ending and (fault or not unfinished):
-        result.outcome, result.value = "returned", seat.value
+        call.waited = call.identity not in peer.never_waited
+    if fault and peer.rank in fault.stuck:
+        result.outcome, result.call = "stuck", fault.stuck[peer.rank]
+    elif peer.ending == "raised" and peer.error:
+        result.outcome = "raised" if peer.error.code is None else "exited"
+        result.error, result.code, result.where = peer.error, peer.error.code or 0, peer.error.where
+    elif peer.ending and (fault or not unfinished):
+        result.outcome, result.value = "returned", peer.value
     else:
-        result.where = innermost(seat.stack.text(), tree)
-        if not unfinished and seat.code is not None:
-            result.outcome, result.code = "killed" if seat.code < 0 else "exited", abs(seat.code)
+        result.where = innermost(peer.stack.text(), tree)
+        if not unfinished and peer.code is not None:
+            result.outcome, result.code = "killed" if peer.code < 0 else "exited", abs(peer.code)
             if result.outcome == "exited" and result.code != NOT_OURS:
                 result.flags.append(Flag("", 0, LEFT_EARLY.format(result.code)))
         elif not in_time:
-            result.outcome, result.call = "deadline", broker.stuck_call(seat.rank)
+            result.outcome, result.call = "deadline", broker.stuck_call(peer.rank)
     if result.call:
         result.where = result.call.where
     return result

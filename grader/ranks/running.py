@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from common.paths import ROOT
-from grader.ranks.one_run import Run
+from grader.ranks.one_run import RankRun
 from grader.ranks.outcome import RankResult, Result, RunError
 from grader.ranks.zygote_process import ZygoteProcess
 
@@ -90,7 +90,7 @@ class Starter:
         assert self.zygote is not None
         self.zygote.wait_until_ready()
         try:
-            with contextlib.closing(Run(self.zygote, job, world_size, deadline, keep_payloads)) as current:
+            with contextlib.closing(RankRun(self.zygote, job, world_size, deadline, keep_payloads)) as current:
                 return current.result()
         except BaseException:
             self.stop()  # whatever state the zygote was in, its end takes all ranks with it

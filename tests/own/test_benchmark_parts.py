@@ -22,7 +22,7 @@ from benchmark.measure.profile import without as spans_without
 from benchmark.names import MODELS
 from benchmark.run import without
 from benchmark.strategies import STRATEGIES
-from benchmark.sweep import Run, plan, steps_for
+from benchmark.sweep import SweepRun, plan, steps_for
 from benchmark.tables import read_runs, write_tables
 from benchmark.translation import load_pairs, read_pairs, sample_pairs
 from benchmark.workload import load_workload
@@ -286,7 +286,7 @@ def test_padding_carries_no_loss():
 # ------------------------------------------------------------------------------------- sweep
 
 
-def keep(folder: Path, run: Run, **values) -> None:
+def keep(folder: Path, run: SweepRun, **values) -> None:
     result = {
         "step_ms": 10.0 * run.batch_size,
         "samples_per_second": 100.0 * run.workers,
@@ -305,9 +305,9 @@ def keep(folder: Path, run: Run, **values) -> None:
 
 def test_the_tables_have_the_layout_of_the_profiling_project(tmp_path):
     for batch in (1, 2):
-        keep(tmp_path, Run("zero2", "t5-tiny", batch, 2))
-        keep(tmp_path, Run("zero2_offload", "t5-tiny", batch, 2))
-    failed = tmp_path / Run("zero2", "t5-tiny", 4, 2).name
+        keep(tmp_path, SweepRun("zero2", "t5-tiny", batch, 2))
+        keep(tmp_path, SweepRun("zero2_offload", "t5-tiny", batch, 2))
+    failed = tmp_path / SweepRun("zero2", "t5-tiny", 4, 2).name
     failed.mkdir()
     (failed / "failure.json").write_text(json.dumps({"outcome": "OOM", "message": "out of memory"}))
 
@@ -321,8 +321,8 @@ def test_the_tables_have_the_layout_of_the_profiling_project(tmp_path):
 
 
 def test_figures_that_cannot_be_true_are_flagged(tmp_path):
-    keep(tmp_path, Run("ddp", "gpt2", 4, 1))
-    keep(tmp_path, Run("ddp", "gpt2", 4, 2), samples_per_second=300.0, wall_s=1.0, losses=[1.0, 1.0])
+    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 1))
+    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 2), samples_per_second=300.0, wall_s=1.0, losses=[1.0, 1.0])
 
     flagged = write_tables(tmp_path)["flagged"]
 
@@ -333,8 +333,8 @@ def test_figures_that_cannot_be_true_are_flagged(tmp_path):
 
 
 def test_scaling_is_the_throughput_over_one_workers(tmp_path):
-    keep(tmp_path, Run("ddp", "gpt2", 4, 1))
-    keep(tmp_path, Run("ddp", "gpt2", 4, 2), wall_s=0.2)
+    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 1))
+    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 2), wall_s=0.2)
 
     write_tables(tmp_path)
 
@@ -347,10 +347,10 @@ def test_an_empty_folder_has_no_tables(tmp_path):
 
 
 def test_short_steps_are_measured_more_often(tmp_path):
-    keep(tmp_path, Run("ddp", "gpt2", 4, 2), step_ms=5.0)
+    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 2), step_ms=5.0)
 
-    assert steps_for(Run("ddp", "gpt2", 8, 2), tmp_path, seconds=2.0) == 200
-    assert steps_for(Run("ddp", "gpt2", 64, 2), tmp_path, seconds=2.0) == 20
+    assert steps_for(SweepRun("ddp", "gpt2", 8, 2), tmp_path, seconds=2.0) == 200
+    assert steps_for(SweepRun("ddp", "gpt2", 64, 2), tmp_path, seconds=2.0) == 20
 
 
 def test_one_process_strategies_are_planned_on_one_worker_only():

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from benchmark.frameworks import check_kept, csv_rows, disagreements, markdown, parse, row_of, validation_flags
-from benchmark.sweep import Run
+from benchmark.sweep import SweepRun
 from common.errors import InputError
 from tests.own.processes import run as run_python
 
@@ -21,7 +21,11 @@ def result(speed: float, loss: float, **values) -> dict:
     } | values
 
 
-SINGLE, ONE, TWO = Run("single", "gpt2-tiny", 8, 1), Run("ddp", "gpt2-tiny", 8, 1), Run("ddp", "gpt2-tiny", 4, 2)
+SINGLE, ONE, TWO = (
+    SweepRun("single", "gpt2-tiny", 8, 1),
+    SweepRun("ddp", "gpt2-tiny", 8, 1),
+    SweepRun("ddp", "gpt2-tiny", 4, 2),
+)
 RESULTS = {SINGLE: result(100.0, 2.0), ONE: result(80.0, 2.0), TWO: result(120.0, 2.0)}
 
 

@@ -96,7 +96,7 @@ def test_an_interrupt_ends_all_ranks(play, tmp_path, monkeypatch):
         wait_until(lambda: ready(tmp_path))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("grader.ranks.one_run.Run.result", interrupt)
+    monkeypatch.setattr("grader.ranks.one_run.RankRun.result", interrupt)
     with pytest.raises(KeyboardInterrupt):
         play(LEFTOVERS, folder=str(tmp_path), stay=True)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from grader import ranks
-from grader.ranks.one_run import MAX_OUTPUT
+from grader.ranks.peer import MAX_OUTPUT
 from tests.own.play import player
 
 

@@ -14,7 +14,7 @@ from grader.ranks.phrases import short
 
 
 @dataclass(frozen=True)
-class Setting:
+class PipeSetting:
     """Batches that one pipe is called with in turn. `shape`: what the last partition makes of its result."""
 
     split_size: int
@@ -27,19 +27,19 @@ class Setting:
 
 # Even, with a rest, larger than the batch, small before large, one partition and one micro-batch.
 SETTINGS = (
-    Setting(2, 2, (8,)),
-    Setting(3, 3, (7, 6)),
-    Setting(8, 2, (5,)),
-    Setting(4, 2, (3, 9)),
-    Setting(1, 1, (3,)),
-    Setting(5, 1, (1, 2)),
+    PipeSetting(2, 2, (8,)),
+    PipeSetting(3, 3, (7, 6)),
+    PipeSetting(8, 2, (5,)),
+    PipeSetting(4, 2, (3, 9)),
+    PipeSetting(1, 1, (3,)),
+    PipeSetting(5, 1, (1, 2)),
 )
 # Outputs of other shapes than their inputs: no second dimension at all, one more, and from whole numbers.
 SHAPES = (
-    Setting(2, 2, (4, 5), shape="flat"),
-    Setting(3, 2, (6,), features=(3, 2), shape="deep"),
-    Setting(2, 3, (6,), features=(2, 2)),
-    Setting(2, 2, (5,), dtype="int64", shape="flat"),
+    PipeSetting(2, 2, (4, 5), shape="flat"),
+    PipeSetting(3, 2, (6,), features=(3, 2), shape="deep"),
+    PipeSetting(2, 3, (6,), features=(2, 2)),
+    PipeSetting(2, 2, (5,), dtype="int64", shape="flat"),
 )
 
 
@@ -47,7 +47,7 @@ SHAPES = (
 class Call:
     """One call of forward, and what was seen. `first`: it is the first of its pipe."""
 
-    setting: Setting
+    setting: PipeSetting
     batch: np.ndarray
     seen: dict[str, Any]
     first: bool
@@ -71,7 +71,7 @@ def numbered(draw: np.random.Generator, size: int, features: tuple[int, ...] = (
     return batch
 
 
-def forwards(grade: Grade, settings: tuple[Setting, ...] = SETTINGS, last: str = "cpu") -> Iterator[Call]:
+def forwards(grade: Grade, settings: tuple[PipeSetting, ...] = SETTINGS, last: str = "cpu") -> Iterator[Call]:
     """Every call of every setting; see probes_pipeline_forward. All tests of p.3 look at the same runs."""
     draw = np.random.default_rng(grade.seed)
     for setting in settings:

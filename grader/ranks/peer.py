@@ -1,0 +1,77 @@
+"""One rank as the grader sees it: its connection, what it prints, and what is known of its end."""
+
+import os
+import socket
+from typing import Any
+
+from grader.ranks.outcome import Failure
+from grader.tampering import Flag
+from grader.wire import values
+from grader.wire.processes import PER_RANK
+from grader.wire.signatures import Opener, new_keys
+
+MAX_OUTPUT = 100_000  # bytes kept of each rank's stdout, and as many of its stderr
+
+
+class Output:
+    """What a rank writes to one pipe: the beginning is kept, the rest counted."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.kept, self.dropped = fd, bytearray(), 0
+        os.set_blocking(fd, False)
+
+    def read(self) -> bool:
+        """Take what is there; False when there is nothing, now or for good."""
+        try:
+            data = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        room = MAX_OUTPUT - len(self.kept)
+        self.kept += data[:room]
+        self.dropped += len(data[room:])
+        return bool(data)
+
+    def text(self) -> str:
+        return self.kept.decode(errors="replace")
+
+
+class Peer:
+    """One rank, seen from here: its line, its output, and what is known of its end."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.line, self.theirs = socket.socketpair()
+        self.line.setblocking(False)
+        pipes = [os.pipe() for _ in range(PER_RANK - 1)]
+        self.stdout, self.stderr, self.stack, self.notes = (Output(read) for read, _ in pipes)
+        self.their_fds = [self.theirs.fileno(), *(write for _, write in pipes)]
+        self.keys = new_keys()
+        self.frames = values.Frames(check=Opener(self.keys).open)
+        self.mine: Any = None  # what only this rank starts with, for when it asks
+        self.later: dict[str, Any] = {}  # what it is given one by one; when it asked is noted among its events
+        self.outgoing = bytearray()
+        self.listening = True
+        self.ending = ""  # its last word: "returned" or "raised"
+        self.value: Any = None
+        self.error: Failure | None = None
+        self.never_waited: list[int] = []
+        self.code: int | None = None  # exit code once it has ended, negative for a signal
+        self.flags: list[Flag] = []
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return self.stdout, self.stderr, self.stack, self.notes
+
+    def give_away(self) -> None:
+        """Their ends now belong to the zygote."""
+        self.theirs.close()
+        for fd in self.their_fds[1:]:
+            os.close(fd)
+        self.their_fds = []
+
+    def close(self) -> None:
+        if self.their_fds:
+            self.give_away()
+        self.line.close()
+        for output in self.outputs:
+            os.close(output.fd)

@@ -1,0 +1,45 @@
+"""What the layout promises, computed from the code."""
+
+from pathlib import Path
+
+import pytest
+
+from common.paths import ROOT
+from staff.proofs.code_measures import cycles, measure
+
+MOST_FILES = 16  # .py files directly in one package
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return measure(ROOT)
+
+
+def test_no_package_is_a_long_flat_list(measured):
+    assert {package: count for package, (count, _) in measured.packages.items() if count > MOST_FILES} == {}
+
+
+def test_no_modules_import_each_other_in_a_circle(measured):
+    assert measured.cycles == []
+
+
+def test_at_most_two_classes_share_a_name(measured):
+    assert {name: files for name, files in measured.class_names.items() if len(files) > 2} == {}
+
+
+def test_a_circle_of_imports_is_found():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
+def test_what_is_counted_is_what_is_there(tmp_path: Path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/first.py").write_text("from typing import Any\n\n\nclass Run:\n    x: Any\n")
+    (tmp_path / "one/second.py").write_text("import one.first\n\n\nclass Run:\n    pass\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_x.py").write_text("import one.first\n")
+
+    found = measure(tmp_path)
+
+    assert found.packages == {"one": (2, 10)}
+    assert found.class_names == {"Run": ["one/first.py", "one/second.py"]}
+    assert found.uses_of_any == 1
