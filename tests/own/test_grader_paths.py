@@ -72,3 +72,23 @@ def test_a_name_that_is_no_parameter_is_refused():
 def test_nothing_is_close_to_numbers_whose_norm_is_infinite():
     assert not reference.close(np.zeros(2), np.ones(2), float("inf"))
     assert not reference.close(np.zeros(2), np.full(2, 1e200), 1.0)
+
+
+def test_ranks_that_do_not_average_move_by_their_own_clipped_gradients_however_small():
+    """A limit far below the norm: the factor of clipping is no mistake of the rank's, with the mean or without it."""
+    events, limit = [], 0.01 * reference.norm(FIRST)
+    for rows in (slice(0, 2), slice(2, 4)):
+        own = reference.classifier(WEIGHTS, IDS[rows], LABELS[rows])[1]
+        told = [
+            ("forward", {"first": IDS[rows, 0].tolist(), "training": True, "grad": True, "noise": 0.5}),
+            ("step", {"grads": reference.clipped(own, limit), "params": {}, "rate": RATE, "remembered": 0}),
+            ("stepped", {"params": {}}),
+        ]
+        events.append([Event(name, "", "", data) for name, data in told])
+    ranks = [RankResult(rank, "returned", events=mine) for rank, mine in enumerate(events)]
+    setting = Setting("classifier", WEIGHTS, [IDS, IDS], [LABELS, LABELS], 4, 1, RATE, limit)
+
+    moved = moved_by(Training(None, Result(ranks, None, [], 1.0), setting))
+
+    right = reference.clipped(FIRST, limit)
+    assert all(np.allclose(moved[name], right[name], atol=1e-3 * limit) for name in FIRST)

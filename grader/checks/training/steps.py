@@ -97,7 +97,8 @@ class Training:
         for rank, gradient in own.items():
             latest = self.gradient(steps[rank].latest, rank, number)[1]
             piled = [parameters.added(new, self._used[rank]) for new in (mean, gradient)]
-            candidates = [reference.clipped(mean, self.setting.limit), mean, gradient, latest, *piled]
+            limited = [reference.clipped(one, self.setting.limit) for one in (mean, gradient)]
+            candidates = [*limited, mean, gradient, latest, *piled]
             self._used[rank] = parameters.used(steps[rank], candidates, max(reference.norm(mean), SMALL))
         for rank, paths in enumerate(self._paths):
             weights = paths[number]
