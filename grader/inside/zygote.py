@@ -22,7 +22,6 @@ from typing import NoReturn
 from grader.inside import audit, preload
 from grader.inside.bytecode import CompiledFiles
 from grader.inside.find import ROOT, find_function
-from grader.inside.large_pages import use_large_pages
 from grader.inside.printing import Stream
 from grader.wire import values
 from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, PROBE, descendants, kill_all
@@ -30,7 +29,6 @@ from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, PROBE, descendan
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 UNKNOWN = -1  # number of processes
 COUNT_PAUSE = 0.02  # seconds between two looks at the processes that ranks have started
-MANY = 40  # ranks since the last time: as many will follow, and large pages cost the time of 60 forks
 
 
 def confine(rank: int, folder: str) -> None:
@@ -63,7 +61,6 @@ class Zygote:
         self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
         self.folder = ""
         self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once, and how many were seen
-        self.forked = 0  # ranks since the memory was put on large pages
         self.loaded = {preload.FIRST}
         self.probe_modules: set[str] = set()
         self.before = audit.before()
@@ -108,10 +105,6 @@ class Zygote:
         self._load(request["probe"], request["file"])
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
-        self.forked += size
-        if self.forked > MANY:
-            self.forked = 0
-            use_large_pages()
         for rank in range(size):
             folder = os.path.join(self.folder, f"rank{rank}")
             os.mkdir(folder)
