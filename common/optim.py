@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
+from transformers.optimization import get_linear_schedule_with_warmup
 
 from common.config import RunConfig
 from common.errors import InputError
@@ -27,15 +28,9 @@ def build_optimizer(config: RunConfig, model: nn.Module, steps_per_epoch: int) -
     total, warmup = total_steps(config, steps_per_epoch), config.warmup_steps
     if warmup and warmup >= total:
         raise InputError(f"--warmup_steps: expected fewer than the run's {total} steps, got {warmup}")
-
-    def share_of_rate(step: int) -> float:
-        if step < warmup:
-            return step / warmup
-        return max(0.0, (total - step) / max(1, total - warmup))
-
     groups = weight_decay_groups(model, config.weight_decay)
     optimizer = AdamW(groups, lr=config.learning_rate, eps=config.adam_epsilon)
-    return optimizer, LambdaLR(optimizer, share_of_rate)
+    return optimizer, get_linear_schedule_with_warmup(optimizer, warmup, total)
 
 
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:

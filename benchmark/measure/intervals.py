@@ -3,26 +3,33 @@
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.stats import bootstrap
 
 RESAMPLES = 2000
+Samples = Sequence[float] | np.ndarray
 
 
-def interval(samples: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+def interval(samples: Samples) -> tuple[float, float, float]:
     """Median, and its bootstrap 95 % interval (Efron 1979: resample with replacement, take percentiles)."""
     values = np.asarray(samples, dtype=float)
-    draws = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
-    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
-    return float(np.median(values)), float(low), float(high)
+    if len(values) == 1:
+        return (float(values[0]),) * 3  # nothing to resample
+    found = bootstrap((values,), np.median, n_resamples=RESAMPLES, method="percentile", rng=0).confidence_interval
+    return float(np.median(values)), float(found.low), float(found.high)
 
 
-def ratio(left: Sequence[float] | np.ndarray, right: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+def ratio(left: Samples, right: Samples) -> tuple[float, float, float]:
     """Ratio of the medians of two measurements taken in the same rounds, and its bootstrap 95 % interval.
 
     Rounds are resampled as pairs: what disturbed both in one round stays together.
     """
-    pairs = np.stack([np.asarray(left, dtype=float), np.asarray(right, dtype=float)], axis=1)
-    rounds = np.random.default_rng(0).integers(len(pairs), size=(RESAMPLES, len(pairs)))
-    medians = np.median(pairs[rounds], axis=1)  # (resamples, 2)
-    low, high = np.percentile(medians[:, 0] / medians[:, 1], [2.5, 97.5])
-    middle = np.median(pairs, axis=0)
-    return float(middle[0] / middle[1]), float(low), float(high)
+    pairs = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
+    middle = float(_ratio_of_medians(*pairs))
+    if len(pairs[0]) == 1:
+        return middle, middle, middle
+    found = bootstrap(pairs, _ratio_of_medians, paired=True, n_resamples=RESAMPLES, method="percentile", rng=0)
+    return middle, float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def _ratio_of_medians(left: np.ndarray, right: np.ndarray, axis: int = -1) -> np.ndarray:
+    return np.median(left, axis=axis) / np.median(right, axis=axis)

@@ -204,31 +204,21 @@ def _fingerprint(tokenizer) -> str:
 
 def glue_metrics(task: GlueTask, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """The task's official metrics. `outputs`: (N, classes) scores, or (N, 1) for a regression task."""
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef  # slow to import
+    from scipy.stats import pearsonr, spearmanr  # slow to import
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
     predictions = outputs[:, 0] if task.is_regression else outputs.argmax(axis=1)
     compute = {
         "acc": accuracy_score,
         "f1": f1_score,
         "mcc": matthews_corrcoef,
-        "pearson": _pearson,
-        "spearmanr": lambda y, p: _pearson(_ranks(y), _ranks(p)),
+        "pearson": lambda y, p: pearsonr(y, p).statistic,
+        "spearmanr": lambda y, p: spearmanr(y, p).statistic,
     }
-    metrics = {name: float(compute[name](labels, predictions)) for name in task.metrics}
+    if task.is_regression and (np.ptp(labels) == 0 or np.ptp(predictions) == 0):
+        metrics = dict.fromkeys(task.metrics, 0.0)  # no correlation: a model that learns nothing scores nothing
+    else:
+        metrics = {name: float(compute[name](labels, predictions)) for name in task.metrics}
     if task.is_regression:
         metrics["corr"] = sum(metrics.values()) / 2  # the number by which the GLUE board ranks STS-B
     return metrics
-
-
-def _pearson(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson's correlation; 0 where one side is constant, so that a model which learns nothing scores nothing."""
-    if np.ptp(x) == 0 or np.ptp(y) == 0:
-        return 0.0
-    return float(np.corrcoef(x, y)[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1; equal values share the mean of their ranks, as Spearman's correlation wants it."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return ((last - counts + 1 + last) / 2)[inverse]

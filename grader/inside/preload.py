@@ -18,6 +18,7 @@ GROUPS = {
     # What a task script imports at its top, directly or through common/: 0.8 s.
     "scripts": (
         "transformers.modeling_outputs",
+        "transformers.optimization",
         "huggingface_hub.errors",
         "multiprocessing.synchronize",
         "psutil",
@@ -35,7 +36,6 @@ GROUPS = {
         "transformers.models.gpt2.tokenization_gpt2",
         "transformers.models.auto.modeling_auto",
         "transformers.models.auto.tokenization_auto",
-        "transformers.optimization",
         "sklearn.metrics",
     ),
 }
