@@ -13,10 +13,10 @@ from common.paths import ROOT
 from course.table import load_course
 
 
-def carry(given: argparse.Namespace) -> None:
+def carry(arguments: argparse.Namespace) -> None:
     from handin.carry import carry, summary
 
-    print("\n".join(summary(carry(ROOT, load_course(), given.into, given.force))))
+    print("\n".join(summary(carry(ROOT, load_course(), arguments.into, arguments.force))))
 
 
 def check_runs(folder: Path | None) -> None:
@@ -24,34 +24,34 @@ def check_runs(folder: Path | None) -> None:
         raise InputError(f"--runs: there is no folder {folder}; name the folder that holds the records of your runs")
 
 
-def report(given: argparse.Namespace) -> None:
-    if (given.netid is None) != (given.name is None):
+def report(arguments: argparse.Namespace) -> None:
+    if (arguments.netid is None) != (arguments.name is None):
         raise InputError('give both --netid and --name "First Last", or neither')
     from handin.student import make_student
     from handin.write_report import build_report, summary
 
-    student = make_student(given.netid, given.name) if given.netid else None
-    check_runs(given.runs)
-    print("\n".join(summary(build_report(ROOT, load_course(), student, given.runs), ROOT)))
+    student = make_student(arguments.netid, arguments.name) if arguments.netid else None
+    check_runs(arguments.runs)
+    print("\n".join(summary(build_report(ROOT, load_course(), student, arguments.runs), ROOT)))
 
 
-def pack(given: argparse.Namespace) -> None:
+def pack(arguments: argparse.Namespace) -> None:
     from handin.pack import pack
     from handin.student import make_student
     from handin.write_report import build_report
 
-    course, student = load_course(), make_student(given.netid, given.name)
-    check_runs(given.runs)
-    archive = (given.out or ROOT / "dist" / f"{student.stem}.zip").absolute()
-    if not given.no_grading:
+    course, student = load_course(), make_student(arguments.netid, arguments.name)
+    check_runs(arguments.runs)
+    archive = (arguments.out or ROOT / "dist" / f"{student.stem}.zip").absolute()
+    if not arguments.no_grading:
         print("running the graders once, some minutes at most", flush=True)
     lines = pack(
         ROOT,
         course,
         student,
-        build=lambda: build_report(ROOT, course, student, given.runs),
+        build=lambda: build_report(ROOT, course, student, arguments.runs),
         archive=archive,
-        grade=not given.no_grading,
+        grade=not arguments.no_grading,
     )
     print("\n".join(lines))
 
@@ -79,8 +79,8 @@ def main() -> None:
     command.add_argument("--no-grading", action="store_true", help="do not run the graders")
     command.set_defaults(run=pack)
 
-    given = parser.parse_args()
-    given.run(given)
+    arguments = parser.parse_args()
+    arguments.run(arguments)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ import torch
 
 from benchmark.names import MODELS, STRATEGIES
 from benchmark.settings import Settings
-from common.arguments import add_common_flags, finish
+from common.arguments import add_common_flags, complete
 from common.errors import InputError
-from common.flags import Parser, check_at_least, fill, only_fields
+from common.flags import Parser, check_at_least, only_fields, set_default
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 FRAMEWORKS = ("none", "dp", "ddp", "fsdp", "deepspeed")
@@ -23,42 +23,44 @@ def parse(argv: list[str], command: str = "run", about: str | None = None) -> tu
     `command` is the module of benchmark/ whose flags these are, `about` its help.
     Raises InputError for anything that cannot be run.
     """
-    given = vars(_parser(command, about or __doc__).parse_args(argv))
-    given["strategy"] = _strategy(given)
-    if given["strategy"] not in STRATEGIES:
-        raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {given['strategy']!r}")
-    is_rank = given["local_rank"] != -1 or "RANK" in os.environ
-    workers, world_size = given["workers"], given["world_size"] or int(os.environ.get("WORLD_SIZE", 0))
+    arguments = vars(_parser(command, about or __doc__).parse_args(argv))
+    arguments["strategy"] = _strategy(arguments)
+    if arguments["strategy"] not in STRATEGIES:
+        raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {arguments['strategy']!r}")
+    is_rank = arguments["local_rank"] != -1 or "RANK" in os.environ
+    workers, world_size = arguments["workers"], arguments["world_size"] or int(os.environ.get("WORLD_SIZE", 0))
     if workers is not None and world_size and workers != world_size:
         raise InputError(f"--workers {workers} contradicts a world size of {world_size}; leave --workers out")
     if not is_rank:
-        given["world_size"], given["local_rank"] = workers or world_size or 1, 0
-    given["model_name_or_path"] = given["model_name_or_path"] or given["model"]
-    fill(given, "learning_rate", 1e-4)
-    fill(given, "dropout", 0.0)
-    given["overwrite_output_dir"] |= given["resume"]
-    if given["max_steps"] == -1:
-        given["max_steps"] = 20
-    check_at_least(given, 1, "batch_size", "accumulation", "max_steps", "eval_batches")
-    check_at_least(given, 0, "eval_every", "checkpoint_every", "dropped")
-    check_at_least(given, 8, "length")
-    given["bucket_mb"] = _bucket_mb(given["bucket_mb"])
-    finish(f"benchmark/{Path(given['model']).name}-{given['strategy']}", given)
-    if given["model"] not in MODELS and not (Path(given["model"]) / "config.json").is_file():
-        raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {given['model']!r}")
-    if given["precision"] == "fp16" and (given["no_cuda"] or not torch.cuda.is_available()):
+        arguments["world_size"], arguments["local_rank"] = workers or world_size or 1, 0
+    arguments["model_name_or_path"] = arguments["model_name_or_path"] or arguments["model"]
+    set_default(arguments, "learning_rate", 1e-4)
+    set_default(arguments, "dropout", 0.0)
+    arguments["overwrite_output_dir"] |= arguments["resume"]
+    if arguments["max_steps"] == -1:
+        arguments["max_steps"] = 20
+    check_at_least(arguments, 1, "batch_size", "accumulation", "max_steps", "eval_batches")
+    check_at_least(arguments, 0, "eval_every", "checkpoint_every", "dropped")
+    check_at_least(arguments, 8, "length")
+    arguments["bucket_mb"] = _bucket_mb(arguments["bucket_mb"])
+    complete(f"benchmark/{Path(arguments['model']).name}-{arguments['strategy']}", arguments)
+    if arguments["model"] not in MODELS and not (Path(arguments["model"]) / "config.json").is_file():
+        raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {arguments['model']!r}")
+    if arguments["precision"] == "fp16" and (arguments["no_cuda"] or not torch.cuda.is_available()):
         raise InputError("--precision fp16 needs a GPU that PyTorch can see; use bf16 or fp32 here")
-    if given["warmup_steps"] >= given["max_steps"]:
-        raise InputError(f"--warmup_steps: expected fewer than {given['max_steps']} steps, got {given['warmup_steps']}")
-    for package in ["tensorboard", *(["wandb"] if given["wandb"] else [])]:
+    if arguments["warmup_steps"] >= arguments["max_steps"]:
+        raise InputError(
+            f"--warmup_steps: expected fewer than {arguments['max_steps']} steps, got {arguments['warmup_steps']}"
+        )
+    for package in ["tensorboard", *(["wandb"] if arguments["wandb"] else [])]:
         if not importlib.util.find_spec(package):
             raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
-    settings = Settings(**only_fields(Settings, given))
+    settings = Settings(**only_fields(Settings, arguments))
     from benchmark.strategies import why_not  # here: it loads every strategy's library
 
     if reason := why_not(settings):
         raise InputError(reason)
-    return settings, None if is_rank else given["world_size"]
+    return settings, None if is_rank else arguments["world_size"]
 
 
 def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
@@ -106,21 +108,21 @@ def _bucket_mb(word: str) -> float | None:
     return size
 
 
-def _strategy(given: dict) -> str:
+def _strategy(arguments: dict) -> str:
     """The strategy's name, also from --framework, --zero_stage and --offload."""
-    framework = given["framework"]
+    framework = arguments["framework"]
     if framework is None:
-        if given["zero_stage"] is not None or given["offload"]:
+        if arguments["zero_stage"] is not None or arguments["offload"]:
             raise InputError(
                 "--zero_stage and --offload go with --framework deepspeed; or say --strategy zero2_offload"
             )
-        return given["strategy"] or "ddp"
-    if given["strategy"]:
+        return arguments["strategy"] or "ddp"
+    if arguments["strategy"]:
         raise InputError("expected --strategy or --framework, got both; leave one out")
     if framework != "deepspeed":
-        if given["zero_stage"] is not None or given["offload"]:
+        if arguments["zero_stage"] is not None or arguments["offload"]:
             raise InputError(f"--zero_stage and --offload go with --framework deepspeed, got {framework}")
         return "single" if framework == "none" else framework
-    if given["offload"] and not given["zero_stage"]:
+    if arguments["offload"] and not arguments["zero_stage"]:
         raise InputError("--offload needs --zero_stage 1, 2 or 3: stage 0 keeps everything where it is")
-    return f"zero{given['zero_stage'] or 0}" + ("_offload" if given["offload"] else "")
+    return f"zero{arguments['zero_stage'] or 0}" + ("_offload" if arguments["offload"] else "")

@@ -126,19 +126,25 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str
     add("--steps", type=int, default=24, help="of which 2 are dropped and 2 are traced (24)")
     add("--retry", action="store_true", help="run again what failed")
     add("--output_dir", default=str(ROOT / "runs" / "benchmark" / "frameworks"))
-    given = parser.parse_args(own)
-    words = ["--models", given.models, "--strategies", given.strategies, "--workers", given.workers]
-    words += ["--steps", str(given.steps), "--output_dir", given.output_dir, *(["--retry"] if given.retry else [])]
+    arguments = parser.parse_args(own)
+    words = ["--models", arguments.models, "--strategies", arguments.strategies, "--workers", arguments.workers]
+    words += [
+        "--steps",
+        str(arguments.steps),
+        "--output_dir",
+        arguments.output_dir,
+        *(["--retry"] if arguments.retry else []),
+    ]
     settings, combinations, _ = parse_sweep([*words, "--batch_sizes", "1"])
-    examples = given.examples_per_step
+    examples = arguments.examples_per_step
     for count in sorted({run.workers for run in combinations}):
         if examples < 1 or examples % count:
             raise InputError(
                 f"--examples_per_step: expected a multiple of {count}, the number of workers; got {examples}, "
                 f"take for example {count * max(1, examples // count)}"
             )
-    if given.steps < 1:
-        raise InputError(f"--steps: expected 1 or more, got {given.steps}")
+    if arguments.steps < 1:
+        raise InputError(f"--steps: expected 1 or more, got {arguments.steps}")
     return settings, [replace(run, batch_size=examples // run.workers) for run in combinations], more
 
 
@@ -161,13 +167,13 @@ def kept(run: SweepRun, folder: Path) -> dict:
     return {}
 
 
-def check_kept(runs: list[SweepRun], given: argparse.Namespace) -> None:
+def check_kept(runs: list[SweepRun], arguments: argparse.Namespace) -> None:
     """Raises InputError if the folder holds a run of another length: its times cannot stand beside the others'."""
     for run in runs:
-        steps = sum(kept(run, given.output_dir).get("steps", {}).values())
-        if steps not in (0, given.steps):
+        steps = sum(kept(run, arguments.output_dir).get("steps", {}).values())
+        if steps not in (0, arguments.steps):
             raise InputError(
-                f"--steps: {given.output_dir / run.name} holds a run of {steps} steps, expected {given.steps}; "
+                f"--steps: {arguments.output_dir / run.name} holds a run of {steps} steps, expected {arguments.steps}; "
                 "delete the folder, or name another with --output_dir"
             )
 
@@ -180,18 +186,18 @@ def write(rows: list[FrameworkRow], folder: Path) -> None:
 
 
 def main() -> None:
-    given, runs, more = parse(sys.argv[1:])
-    given.output_dir.mkdir(parents=True, exist_ok=True)
-    check_kept(runs, given)
+    arguments, runs, more = parse(sys.argv[1:])
+    arguments.output_dir.mkdir(parents=True, exist_ok=True)
+    check_kept(runs, arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     failures = []
     for model, count in dict.fromkeys((run.model, run.workers) for run in runs):
         some = [run for run in runs if (run.model, run.workers) == (model, count)]
         flags = validation_flags(model, some[0].batch_size * count, count, more)
-        failures += sweep(some, given, [*flags, *more])
-    results = {run: kept(run, given.output_dir) for run in runs}
+        failures += sweep(some, arguments, [*flags, *more])
+    results = {run: kept(run, arguments.output_dir) for run in runs}
     rows = [row_of(run, results) for run in runs if "outcome" not in results[run]]
-    write(rows, given.output_dir)
+    write(rows, arguments.output_dir)
     flagged = disagreements(rows)
     said = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in flagged)]
     print("\n".join([markdown(rows), *said]))

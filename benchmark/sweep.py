@@ -95,36 +95,36 @@ def keep_failure(place: Path, failure: dict) -> dict:
     return failure
 
 
-def sweep(runs: list[SweepRun], given: argparse.Namespace, more: list[str]) -> list[str]:
+def sweep(runs: list[SweepRun], arguments: argparse.Namespace, more: list[str]) -> list[str]:
     """Everything that is not there yet; the lines of what went wrong."""
     failures = []
     bar = tqdm(runs, desc="sweep")
     for run in bar:
         bar.set_postfix_str(run.name)
-        place = given.output_dir / run.name
+        place = arguments.output_dir / run.name
         if (place / "result.json").exists():
             continue
         old = place / "failure.json"
-        if old.exists() and not given.retry:
+        if old.exists() and not arguments.retry:
             outcome = json.loads(old.read_text())
         else:
             old.unlink(missing_ok=True)
-            outcome = attempt(run, given, more)
+            outcome = attempt(run, arguments, more)
         if "outcome" in outcome:
             failures.append(f"{run.name}: {outcome['outcome']}: {outcome['message']}")
             tqdm.write(failures[-1], file=sys.stderr)
     return failures
 
 
-def attempt(run: SweepRun, given: argparse.Namespace, more: list[str]) -> dict:
-    if given.skip_predicted_oom:
-        available = given.memory_gb * 1e9 * run.workers or psutil.virtual_memory().available
+def attempt(run: SweepRun, arguments: argparse.Namespace, more: list[str]) -> dict:
+    if arguments.skip_predicted_oom:
+        available = arguments.memory_gb * 1e9 * run.workers or psutil.virtual_memory().available
         needed = predicted_bytes(run, model_shapes(run.model))
         if needed > available:
             words = f"predicted: {needed / 1e9:.1f} GB for weights and optimizer alone, {available / 1e9:.1f} available"
-            return keep_failure(given.output_dir / run.name, {"outcome": "OOM", "message": words})
-    steps = given.steps or steps_for(run, given.output_dir, given.seconds)
-    return execute(run, given.output_dir, steps, more, given.memory_gb)
+            return keep_failure(arguments.output_dir / run.name, {"outcome": "OOM", "message": words})
+    steps = arguments.steps or steps_for(run, arguments.output_dir, arguments.seconds)
+    return execute(run, arguments.output_dir, steps, more, arguments.memory_gb)
 
 
 def model_shapes(name: str) -> "list[Size]":
@@ -158,29 +158,29 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str
     add("--skip_predicted_oom", action="store_true", help="do not try what cannot fit")
     add("--retry", action="store_true", help="run again what failed")
     add("--output_dir", type=Path, default=ROOT / "runs" / "benchmark" / "sweep")
-    given = parser.parse_args(own)
-    given.output_dir = given.output_dir.absolute()
-    strategies = list(STRATEGIES) if given.strategies == "all" else given.strategies.split(",")
+    arguments = parser.parse_args(own)
+    arguments.output_dir = arguments.output_dir.absolute()
+    strategies = list(STRATEGIES) if arguments.strategies == "all" else arguments.strategies.split(",")
     for name in strategies:
         if name not in STRATEGIES:
             raise InputError(f"--strategies: expected names among {', '.join(STRATEGIES)}; got {name!r}")
-    for name in given.models.split(","):
+    for name in arguments.models.split(","):
         if name not in MODELS and not (Path(name) / "config.json").is_file():
             raise InputError(f"--models: expected {', '.join(MODELS)} or folders; got {name!r}")
     numbers = {}
     for flag in ("batch_sizes", "workers"):
-        words = getattr(given, flag).split(",")
+        words = getattr(arguments, flag).split(",")
         if not all(word.isdecimal() and int(word) > 0 for word in words):
-            raise InputError(f"--{flag}: expected numbers from 1 on, such as 1,2,4; got {getattr(given, flag)!r}")
+            raise InputError(f"--{flag}: expected numbers from 1 on, such as 1,2,4; got {getattr(arguments, flag)!r}")
         numbers[flag] = [int(word) for word in words]
-    return given, plan(strategies, given.models.split(","), numbers["batch_sizes"], numbers["workers"]), more
+    return arguments, plan(strategies, arguments.models.split(","), numbers["batch_sizes"], numbers["workers"]), more
 
 
 def main() -> None:
-    given, runs, more = parse(sys.argv[1:])
-    os.makedirs(given.output_dir, exist_ok=True)
-    failures = sweep(runs, given, more)
-    result = write_tables(given.output_dir)
+    arguments, runs, more = parse(sys.argv[1:])
+    os.makedirs(arguments.output_dir, exist_ok=True)
+    failures = sweep(runs, arguments, more)
+    result = write_tables(arguments.output_dir)
     print(json.dumps({"runs": len(runs), "failures": failures, **result}))
 
 

@@ -16,7 +16,7 @@ STARTER_REPORTS = "COS598D_STARTER_REPORTS"  # in the environment of workers tha
 
 def join(config: RunConfig) -> None:
     """The process group of a run; waits until all workers are there."""
-    os.environ["LOCAL_RANK"] = str(config.node_rank)  # DeepSpeed and torch's own launcher look for it
+    os.environ["LOCAL_RANK"] = str(config.rank_on_node)  # DeepSpeed and torch's own launcher look for it
     address = f"tcp://{config.master_ip}:{config.master_port}"
     dist.init_process_group(config.backend, init_method=address, rank=config.rank, world_size=config.world_size)
 

@@ -50,11 +50,11 @@ def main() -> None:
         parser.add_argument(flag, type=int, required=True)
     parser.add_argument("--megabytes", type=int, default=32, help="size of the tensor (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="how often (%(default)s)")
-    given = parser.parse_args()
-    place = (given.master_ip, given.master_port, given.world_size, given.local_rank)
-    speed = measure(*place, given.megabytes, given.rounds)
-    if given.local_rank == 0:
-        print(f"{given.megabytes} MB from each to the next of {given.world_size} workers, Mbit/s: {speed:.0f}")
+    arguments = parser.parse_args()
+    place = (arguments.master_ip, arguments.master_port, arguments.world_size, arguments.local_rank)
+    speed = measure(*place, arguments.megabytes, arguments.rounds)
+    if arguments.local_rank == 0:
+        print(f"{arguments.megabytes} MB from each to the next of {arguments.world_size} workers, Mbit/s: {speed:.0f}")
 
 
 if __name__ == "__main__":

@@ -230,37 +230,37 @@ def parse(argv: list[str]) -> tuple[Plan, argparse.Namespace]:
     parser.add_argument("--shell", metavar="NODE", help="open a shell on this node, for instance node2")
     parser.add_argument("--plan", action="store_true", help="print the commands instead of running them")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run on each node; {rank} is replaced")
-    given = parser.parse_args(argv)
-    given.command = given.command[1:] if given.command[:1] == ["--"] else given.command
-    if not 1 <= given.nodes <= MAX_NODES:
-        raise InputError(f"--nodes: expected 1 to {MAX_NODES}, got {given.nodes}")
-    if given.rate != "none":
-        bits_per_second(given.rate)
-    if given.delay and not re.fullmatch(r"\d+(\.\d+)?(us|ms|s)", given.delay):
-        raise InputError(f"--delay: expected a number with us, ms or s such as 1ms; got {given.delay!r}")
-    names = [f"node{node}" for node in range(given.nodes)]
-    if given.shell is not None and given.shell not in names:
-        raise InputError(f"--shell: expected one of {', '.join(names)}; got {given.shell!r}")
-    if not (given.command or given.shell or given.plan):
+    arguments = parser.parse_args(argv)
+    arguments.command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not 1 <= arguments.nodes <= MAX_NODES:
+        raise InputError(f"--nodes: expected 1 to {MAX_NODES}, got {arguments.nodes}")
+    if arguments.rate != "none":
+        bits_per_second(arguments.rate)
+    if arguments.delay and not re.fullmatch(r"\d+(\.\d+)?(us|ms|s)", arguments.delay):
+        raise InputError(f"--delay: expected a number with us, ms or s such as 1ms; got {arguments.delay!r}")
+    names = [f"node{node}" for node in range(arguments.nodes)]
+    if arguments.shell is not None and arguments.shell not in names:
+        raise InputError(f"--shell: expected one of {', '.join(names)}; got {arguments.shell!r}")
+    if not (arguments.command or arguments.shell or arguments.plan):
         raise InputError("no command given; for instance: python -m cluster.emulate -- ping -c 3 10.10.1.1")
-    given.shell = names.index(given.shell) if given.shell else None
-    return Plan(given.nodes, given.rate, given.delay, given.control), given
+    arguments.shell = names.index(arguments.shell) if arguments.shell else None
+    return Plan(arguments.nodes, arguments.rate, arguments.delay, arguments.control), arguments
 
 
 def main() -> None:
     argv = sys.argv[1:]
     os.environ["PATH"] = search_path()
-    plan, given = parse(argv)
-    if given.plan:
-        shown = [*commands(plan), *(rank_command(plan, rank, given.command).words for rank in range(plan.nodes))]
+    plan, arguments = parse(argv)
+    if arguments.plan:
+        shown = [*commands(plan), *(rank_command(plan, rank, arguments.command).words for rank in range(plan.nodes))]
         print(shlex.join(namespaces()))
         print("\n".join(shlex.join(command) for command in shown if command))
     elif os.environ.pop(INSIDE, "") and os.getpid() == 1:  # the first process of its own namespaces, and no other
-        sys.exit(inside(plan, given.shell, given.command))
+        sys.exit(inside(plan, arguments.shell, arguments.command))
     elif reason := why_not():
         raise InputError(reason)
     else:
-        sys.exit(run_inside(argv, interactive=given.shell is not None))
+        sys.exit(run_inside(argv, interactive=arguments.shell is not None))
 
 
 if __name__ == "__main__":

@@ -50,35 +50,47 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--random_bert", choices=SIZES, help="a larger model, with random weights, instead of tiny")
     parser.add_argument("flags", nargs="*", help="after --: flags of run_glue.py, given to every task")
-    given = parser.parse_args()
-    n = given.nodes or given.workers
-    if n < 2 or given.batch % n:
-        raise InputError(f"expected 2 or more workers that divide --batch {given.batch}, got {n}")
-    if given.random_bert:
-        given.flags += ["--model_name_or_path", str(random_bert(given.random_bert))]
+    arguments = parser.parse_args()
+    n = arguments.nodes or arguments.workers
+    if n < 2 or arguments.batch % n:
+        raise InputError(f"expected 2 or more workers that divide --batch {arguments.batch}, got {n}")
+    if arguments.random_bert:
+        arguments.flags += ["--model_name_or_path", str(random_bert(arguments.random_bert))]
     rows = []
     for task, name in zip(TASKS, NAMES, strict=True):
         workers = 1 if task == TASKS[0] else n
-        print(f"--- task {name}: {workers} worker{'s' * (workers > 1)}, {given.iterations} iterations", flush=True)
-        run(task, workers, given)
+        print(f"--- task {name}: {workers} worker{'s' * (workers > 1)}, {arguments.iterations} iterations", flush=True)
+        run(task, workers, arguments)
         rows.append(read_row(task, name, workers))
     print(table(rows))
-    print(f"{n} nodes, links of {given.rate}: the time above one worker's is mostly bytes." if given.nodes else WHY)
+    print(
+        f"{n} nodes, links of {arguments.rate}: the time above one worker's is mostly bytes."
+        if arguments.nodes
+        else WHY
+    )
     path = ROOT / "runs" / "ladder.png"
-    title = f"{n} workers, batch {given.batch}" + (f", {given.rate}" if given.nodes else "")
+    title = f"{n} workers, batch {arguments.batch}" + (f", {arguments.rate}" if arguments.nodes else "")
     names = [row.name.replace(" ", "\n", 1) for row in rows]
     bars(path, names, [row.seconds * 1000 for row in rows], label="time per iteration (ms)", title=title)
     print(f"bar chart: {path.relative_to(ROOT)}")
 
 
-def run(task: str, workers: int, given: argparse.Namespace) -> None:
+def run(task: str, workers: int, arguments: argparse.Namespace) -> None:
     """Run one task as a student would. Its losses are in its record, so only what goes wrong is shown here."""
-    batch = str(given.batch // workers)
-    flags = ["--max_steps", str(given.iterations), "--per_gpu_train_batch_size", batch, "--dropout", "0", *given.flags]
+    batch = str(arguments.batch // workers)
+    flags = [
+        "--max_steps",
+        str(arguments.iterations),
+        "--per_gpu_train_batch_size",
+        batch,
+        "--dropout",
+        "0",
+        *arguments.flags,
+    ]
     command = [sys.executable, f"{task}/run_glue.py", *flags]
-    if workers > 1 and given.nodes:
+    if workers > 1 and arguments.nodes:
         place = ["--master_ip", "10.10.1.1", "--world_size", str(workers), "--local_rank", "{rank}"]
-        nodes = ["--nodes", str(workers), "--rate", given.rate]
+        nodes = ["--nodes", str(workers), "--rate", arguments.rate]
         command = [sys.executable, "-m", "cluster.emulate", *nodes, "--", *command, *place]
     elif workers > 1:
         command = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--", *command[1:]]

@@ -54,18 +54,18 @@ def parse(argv: list[str] | None = None) -> tuple[Launch, bool]:
     for flag in WORKER_FLAGS:
         parser.add_argument(flag, help="found if not given, here or behind the script")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its flags")
-    given = parser.parse_args(argv)
-    script = given.script[1:] if given.script[:1] == ["--"] else given.script
-    hosts = [host.strip() for host in given.hosts.split(",") if host.strip()]
+    arguments = parser.parse_args(argv)
+    script = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
+    hosts = [host.strip() for host in arguments.hosts.split(",") if host.strip()]
     for flag in WORKER_FLAGS:
-        before = getattr(given, flag.removeprefix("--"))
+        before = getattr(arguments, flag.removeprefix("--"))
         if before is not None and flag_value(script, flag) is None:
             script = [*script, flag, before]
     _check_script(script, local=not hosts)
-    workers = _count_workers(given.workers, flag_value(script, "--world_size"), hosts)
-    ssh = shlex.split(given.ssh)
+    workers = _count_workers(arguments.workers, flag_value(script, "--world_size"), hosts)
+    ssh = shlex.split(arguments.ssh)
     script = _with_defaults(script, workers, hosts, ssh)
-    return Launch(script, workers, hosts, ssh, given.folder, given.python), given.plan
+    return Launch(script, workers, hosts, ssh, arguments.folder, arguments.python), arguments.plan
 
 
 def flag_value(words: list[str], flag: str) -> str | None:

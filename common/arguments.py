@@ -12,7 +12,7 @@ import torch
 
 from common.config import BeyondConfig, GlueConfig, Gpt2Config, RunConfig, TrafficConfig
 from common.errors import InputError
-from common.flags import Parser, check_at_least, fill, only_fields, true_or_false, whole_number
+from common.flags import Parser, check_at_least, only_fields, set_default, true_or_false, whole_number
 from common.paths import ROOT
 
 GLUE_TASKS = ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli", "mnli-mm", "qnli", "rte", "wnli")
@@ -29,9 +29,9 @@ def parse_worker_arguments(task: str, argv: list[str] | None = None) -> RunConfi
     parser = Parser(description=task, allow_abbrev=False)
     add_common_flags(parser)
     parser.set_defaults(model_name_or_path="", learning_rate=1.0)  # nothing is loaded, nothing learns
-    given = vars(parser.parse_args(argv))
-    finish(task, given)
-    return RunConfig(**only_fields(RunConfig, given))
+    arguments = vars(parser.parse_args(argv))
+    complete(task, arguments)
+    return RunConfig(**only_fields(RunConfig, arguments))
 
 
 def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> TrafficConfig:
@@ -55,31 +55,31 @@ def _glue_parser(task: str) -> argparse.ArgumentParser:
 
 def _glue_arguments(parser: argparse.ArgumentParser, task: str, argv: list[str] | None) -> dict:
     """What was given, defaults filled in, and checked."""
-    given = vars(parser.parse_args(argv))
-    sample = given["data_dir"] is None
+    arguments = vars(parser.parse_args(argv))
+    sample = arguments["data_dir"] is None
     # The sample is made so that a tiny model can learn it in seconds: that needs a larger learning rate than BERT's.
-    fill(given, "model_name_or_path", "tiny" if sample else "bert-base-cased")
-    fill(given, "learning_rate", SAMPLE_GLUE["learning_rate"] if sample else 5e-5)
-    fill(given, "num_train_epochs", SAMPLE_GLUE["epochs"] if sample else 3)
-    fill(given, "max_seq_length", SAMPLE_GLUE["max_seq_length"] if sample else 128)
-    if not (given["do_train"] or given["do_eval"]):
-        given["do_train"] = given["do_eval"] = True
-    finish(task, given)
-    fill(given, "per_gpu_train_batch_size", max(1, 64 // given["world_size"]))
-    given["task_name"] = given["task_name"].lower()
-    if given["task_name"] not in GLUE_TASKS:
-        raise InputError(f"--task_name: expected one of {', '.join(GLUE_TASKS)}; got {given['task_name']!r}")
-    check_at_least(given, 1, "per_gpu_train_batch_size", "per_gpu_eval_batch_size", "num_train_epochs")
-    check_at_least(given, 8, "max_seq_length")
-    _find_model(given, "bert")
-    return given
+    set_default(arguments, "model_name_or_path", "tiny" if sample else "bert-base-cased")
+    set_default(arguments, "learning_rate", SAMPLE_GLUE["learning_rate"] if sample else 5e-5)
+    set_default(arguments, "num_train_epochs", SAMPLE_GLUE["epochs"] if sample else 3)
+    set_default(arguments, "max_seq_length", SAMPLE_GLUE["max_seq_length"] if sample else 128)
+    if not (arguments["do_train"] or arguments["do_eval"]):
+        arguments["do_train"] = arguments["do_eval"] = True
+    complete(task, arguments)
+    set_default(arguments, "per_gpu_train_batch_size", max(1, 64 // arguments["world_size"]))
+    arguments["task_name"] = arguments["task_name"].lower()
+    if arguments["task_name"] not in GLUE_TASKS:
+        raise InputError(f"--task_name: expected one of {', '.join(GLUE_TASKS)}; got {arguments['task_name']!r}")
+    check_at_least(arguments, 1, "per_gpu_train_batch_size", "per_gpu_eval_batch_size", "num_train_epochs")
+    check_at_least(arguments, 8, "max_seq_length")
+    _find_model(arguments, "bert")
+    return arguments
 
 
 def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: int = 1) -> Gpt2Config:
     """The command line of a run_gpt2.py; `world_size` is the default of a script that starts its own workers."""
-    given = vars(_gpt2_parser(task, world_size).parse_args(argv))
-    _check_gpt2(task, given, world_size)
-    return Gpt2Config(**only_fields(Gpt2Config, given))
+    arguments = vars(_gpt2_parser(task, world_size).parse_args(argv))
+    _check_gpt2(task, arguments, world_size)
+    return Gpt2Config(**only_fields(Gpt2Config, arguments))
 
 
 def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
@@ -88,12 +88,12 @@ def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
     add = parser.add_argument
     add("--strategy", choices=("ring", "overlap"), default="ring", help="which lesson averages the gradients (ring)")
     add("--bucket_mb", type=float, default=4.0, help="overlap: MiB in a bucket of gradients at most (4)")
-    given = vars(parser.parse_args(argv))
-    if not 0 < given["bucket_mb"] <= 2**20:
-        raise InputError(f"--bucket_mb: expected a size in MiB, above 0, got {given['bucket_mb']}")
-    given["bucket_bytes"] = int(given["bucket_mb"] * 2**20)
-    _check_gpt2(f"beyond_{given['strategy']}", given)
-    return BeyondConfig(**only_fields(BeyondConfig, given))
+    arguments = vars(parser.parse_args(argv))
+    if not 0 < arguments["bucket_mb"] <= 2**20:
+        raise InputError(f"--bucket_mb: expected a size in MiB, above 0, got {arguments['bucket_mb']}")
+    arguments["bucket_bytes"] = int(arguments["bucket_mb"] * 2**20)
+    _check_gpt2(f"beyond_{arguments['strategy']}", arguments)
+    return BeyondConfig(**only_fields(BeyondConfig, arguments))
 
 
 def _gpt2_parser(task: str, world_size: int = 1) -> argparse.ArgumentParser:
@@ -107,36 +107,36 @@ def _gpt2_parser(task: str, world_size: int = 1) -> argparse.ArgumentParser:
     return parser
 
 
-def _check_gpt2(task: str, given: dict, world_size: int = 1) -> None:
-    """Fill in the defaults of a run_gpt2.py, and check; changes `given`. The record goes to runs/<task>."""
-    sample = given["data_dir"] is None
-    fill(given, "model_name_or_path", "tiny" if sample else "gpt2")
-    fill(given, "learning_rate", SAMPLE_GPT2["learning_rate"] if sample else 1e-4)
-    fill(given, "model_max_length", SAMPLE_GPT2["model_max_length"] if sample else 128)
+def _check_gpt2(task: str, arguments: dict, world_size: int = 1) -> None:
+    """Fill in the defaults of a run_gpt2.py, and check; changes `arguments`. The record goes to runs/<task>."""
+    sample = arguments["data_dir"] is None
+    set_default(arguments, "model_name_or_path", "tiny" if sample else "gpt2")
+    set_default(arguments, "learning_rate", SAMPLE_GPT2["learning_rate"] if sample else 1e-4)
+    set_default(arguments, "model_max_length", SAMPLE_GPT2["model_max_length"] if sample else 128)
     if world_size > 1:
-        if given["local_rank"] != -1 or "RANK" in os.environ:
+        if arguments["local_rank"] != -1 or "RANK" in os.environ:
             raise InputError(
                 "this script starts its workers itself, on this machine: leave --local_rank and torchrun out, or use "
                 "task3_ddp/run_gpt2.py"
             )
-        fill(given, "world_size", world_size)
-        given["local_rank"] = 0
-        fill(given, "master_port", int(os.environ.get("MASTER_PORT", COURSE_PORT)))
-    if given["schedule"] != "threads" and given["model_parallel_mode"] == "model_parallel":
-        raise InputError(f"--schedule {given['schedule']} is a pipeline; leave --model_parallel_mode out")
-    schedule = "" if given["schedule"] == "threads" else f"_{given['schedule']}"  # its run is another one
-    finish(f"{task}_gpt2" if task.startswith("task") else task + schedule, given)
-    given["task"] = task
-    check_at_least(given, 1, "batch_size", "n_epochs", "n_chunk")
-    check_at_least(given, 8, "model_max_length")
-    if given["batch_size"] % given["world_size"]:
-        total, workers = given["batch_size"], given["world_size"]
+        set_default(arguments, "world_size", world_size)
+        arguments["local_rank"] = 0
+        set_default(arguments, "master_port", int(os.environ.get("MASTER_PORT", COURSE_PORT)))
+    if arguments["schedule"] != "threads" and arguments["model_parallel_mode"] == "model_parallel":
+        raise InputError(f"--schedule {arguments['schedule']} is a pipeline; leave --model_parallel_mode out")
+    schedule = "" if arguments["schedule"] == "threads" else f"_{arguments['schedule']}"  # its run is another one
+    complete(f"{task}_gpt2" if task.startswith("task") else task + schedule, arguments)
+    arguments["task"] = task
+    check_at_least(arguments, 1, "batch_size", "n_epochs", "n_chunk")
+    check_at_least(arguments, 8, "model_max_length")
+    if arguments["batch_size"] % arguments["world_size"]:
+        total, workers = arguments["batch_size"], arguments["world_size"]
         advice = max(workers, total - total % workers)
         raise InputError(
             f"--batch_size: total batch size {total} does not divide over {workers} workers; "
             f"use a multiple of {workers}, for example {advice}"
         )
-    _find_model(given, "gpt2")
+    _find_model(arguments, "gpt2")
 
 
 PORT = 6585
@@ -211,38 +211,39 @@ def _add_gpt2_flags(parser: argparse.ArgumentParser, task: str) -> None:
         add("--schedule", choices=schedules, help="threads, or one process for each stage and its order of work")
 
 
-def finish(run_name: str, given: dict) -> None:
-    """Everything about workers, output and optimizer that GLUE and GPT-2 have in common; changes `given`."""
-    given["task"] = run_name
-    given["max_steps"] = max(0, given["max_steps"])
-    _place_worker(given, os.environ)
-    check_at_least(given, 0, "weight_decay", "max_grad_norm", "warmup_steps", "seed")
+def complete(run_name: str, arguments: dict) -> None:
+    """Everything about workers, output and optimizer that GLUE and GPT-2 have in common; changes `arguments`."""
+    arguments["task"] = run_name
+    arguments["max_steps"] = max(0, arguments["max_steps"])
+    _place_worker(arguments, os.environ)
+    check_at_least(arguments, 0, "weight_decay", "max_grad_norm", "warmup_steps", "seed")
     for name in ("learning_rate", "adam_epsilon", "join_seconds", "hang_seconds"):
-        if not given[name] > 0:
-            raise InputError(f"--{name}: expected a number above 0, got {given[name]}")
-    if given["dropout"] is not None and not 0 <= given["dropout"] < 1:
-        raise InputError(f"--dropout: expected a probability from 0 to below 1, got {given['dropout']}")
-    if given["data_dir"] is not None and not given["data_dir"].is_dir():
-        raise InputError(f"--data_dir: there is no folder {given['data_dir']}; leave the flag out for the sample data")
-    named = given["output_dir"] is not None
-    given["output_dir"] = (given["output_dir"] or ROOT / "runs" / run_name).absolute()
-    if given["rank"] == 0:
-        _check_output(given["output_dir"], may_have_files=not named or given["overwrite_output_dir"])
+        if not arguments[name] > 0:
+            raise InputError(f"--{name}: expected a number above 0, got {arguments[name]}")
+    if arguments["dropout"] is not None and not 0 <= arguments["dropout"] < 1:
+        raise InputError(f"--dropout: expected a probability from 0 to below 1, got {arguments['dropout']}")
+    if arguments["data_dir"] is not None and not arguments["data_dir"].is_dir():
+        folder = arguments["data_dir"]
+        raise InputError(f"--data_dir: there is no folder {folder}; leave the flag out for the sample data")
+    named = arguments["output_dir"] is not None
+    arguments["output_dir"] = (arguments["output_dir"] or ROOT / "runs" / run_name).absolute()
+    if arguments["rank"] == 0:
+        _check_output(arguments["output_dir"], may_have_files=not named or arguments["overwrite_output_dir"])
 
 
-def _place_worker(given: dict, environment: Mapping[str, str]) -> None:
+def _place_worker(arguments: dict, environment: Mapping[str, str]) -> None:
     """Rank, world size, master and device, from the flags or from torchrun's environment."""
     under_torchrun = "RANK" in environment and "WORLD_SIZE" in environment
     if under_torchrun:
-        fill(given, "world_size", int(environment["WORLD_SIZE"]))
-        fill(given, "master_ip", environment.get("MASTER_ADDR"))
-        fill(given, "master_port", int(environment.get("MASTER_PORT", PORT)))
-        if given["local_rank"] == -1:
-            given["local_rank"] = int(environment["RANK"])
-    fill(given, "world_size", 1)
-    fill(given, "master_ip", "127.0.0.1")
-    fill(given, "master_port", PORT)
-    rank, world_size = given["local_rank"], given["world_size"]
+        set_default(arguments, "world_size", int(environment["WORLD_SIZE"]))
+        set_default(arguments, "master_ip", environment.get("MASTER_ADDR"))
+        set_default(arguments, "master_port", int(environment.get("MASTER_PORT", PORT)))
+        if arguments["local_rank"] == -1:
+            arguments["local_rank"] = int(environment["RANK"])
+    set_default(arguments, "world_size", 1)
+    set_default(arguments, "master_ip", "127.0.0.1")
+    set_default(arguments, "master_port", PORT)
+    rank, world_size = arguments["local_rank"], arguments["world_size"]
     if world_size not in WORLD_SIZES:
         raise InputError(f"--world_size: expected {WORLD_SIZES[0]} to {WORLD_SIZES[-1]} workers, got {world_size}")
     if rank == -1 and world_size == 1:
@@ -250,25 +251,26 @@ def _place_worker(given: dict, environment: Mapping[str, str]) -> None:
     if not 0 <= rank < world_size:
         came = "it was not given" if rank == -1 else f"got {rank}"
         raise InputError(f"--local_rank: expected 0 to {world_size - 1} with --world_size {world_size}; {came}")
-    if not 1023 < given["master_port"] < 65536:
-        raise InputError(f"--master_port: expected 1024 to 65535 (lower ones need root), got {given['master_port']}")
-    on_gpu = torch.cuda.is_available() and not given["no_cuda"]
-    if given["backend"] == "nccl" and not on_gpu:
+    if not 1023 < arguments["master_port"] < 65536:
+        port = arguments["master_port"]
+        raise InputError(f"--master_port: expected 1024 to 65535 (lower ones need root), got {port}")
+    on_gpu = torch.cuda.is_available() and not arguments["no_cuda"]
+    if arguments["backend"] == "nccl" and not on_gpu:
         raise InputError("--backend nccl needs an NVIDIA GPU that PyTorch can see; use --backend gloo on CPUs")
-    given["backend"] = given["backend"] or ("nccl" if on_gpu else "gloo")
-    given["rank"] = rank
-    given["node_rank"] = int(environment.get("LOCAL_RANK", rank)) if under_torchrun else rank
+    arguments["backend"] = arguments["backend"] or ("nccl" if on_gpu else "gloo")
+    arguments["rank"] = rank
+    arguments["rank_on_node"] = int(environment.get("LOCAL_RANK", rank)) if under_torchrun else rank
 
 
-def _find_model(given: dict, kind: str) -> None:
+def _find_model(arguments: dict, kind: str) -> None:
     """Names become paths here, so that a wrong one is reported before any worker joins."""
     from common.models.load import model_path  # here: it loads transformers, and hello.py has no model
 
-    model = given["model_name_or_path"] = model_path(given["model_name_or_path"], kind)
-    given["tokenizer_name"] = given["tokenizer_name"] or model
-    if "config_name" in given:
-        named = given["config_name"]
-        given["config_name"] = model_path(named, kind, weights=False) if named else model
+    model = arguments["model_name_or_path"] = model_path(arguments["model_name_or_path"], kind)
+    arguments["tokenizer_name"] = arguments["tokenizer_name"] or model
+    if "config_name" in arguments:
+        named = arguments["config_name"]
+        arguments["config_name"] = model_path(named, kind, weights=False) if named else model
 
 
 def _check_output(folder: Path, may_have_files: bool) -> None:

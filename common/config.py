@@ -28,7 +28,7 @@ class RunConfig:
     master_port: int
     world_size: int
     rank: int
-    node_rank: int  # which of this machine's workers this is: chooses the GPU
+    rank_on_node: int  # which of this machine's workers this is: chooses the GPU
     backend: str
     join_seconds: float
     hang_seconds: float

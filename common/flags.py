@@ -34,17 +34,17 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (--help lists the flags)\n")
 
 
-def fill(given: dict, name: str, default: object) -> None:
+def set_default(arguments: dict, name: str, default: object) -> None:
     """Give `name` its default if the user left it out."""
-    if given[name] is None:
-        given[name] = default
+    if arguments[name] is None:
+        arguments[name] = default
 
 
-def only_fields(kind: type, given: dict) -> dict:
-    return {field.name: given[field.name] for field in fields(kind)}
+def only_fields(kind: type, arguments: dict) -> dict:
+    return {field.name: arguments[field.name] for field in fields(kind)}
 
 
-def check_at_least(given: dict, least: int, *names: str) -> None:
+def check_at_least(arguments: dict, least: int, *names: str) -> None:
     for name in names:
-        if not given[name] >= least:
-            raise InputError(f"--{name}: expected {least} or more, got {given[name]}")
+        if not arguments[name] >= least:
+            raise InputError(f"--{name}: expected {least} or more, got {arguments[name]}")

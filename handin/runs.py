@@ -24,7 +24,7 @@ SLOTS = {
     "task4": ("task4_traffic", "glue"),
     "pipeline": ("pipeline", "gpt2"),
 }
-_OWN_OF_A_RANK = {"rank", "node_rank", "output_dir", "overwrite_output_dir", "master_ip", "master_port", "data_dir"}
+_OWN_OF_A_RANK = {"rank", "rank_on_node", "output_dir", "overwrite_output_dir", "master_ip", "master_port", "data_dir"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,17 +30,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--region", nargs="*", default=list(COURSE.regions), help="default: all")
     parser.add_argument("--seed", type=int, default=random.randrange(2**30))
     parser.add_argument("--workers", type=int, default=2)
-    given = parser.parse_args(argv)
-    if unknown := set(given.region) - set(COURSE.regions):
+    arguments = parser.parse_args(argv)
+    if unknown := set(arguments.region) - set(COURSE.regions):
         raise InputError(f"--region: expected some of {', '.join(COURSE.regions)}; got {min(unknown)}")
-    with worker_processes(given.workers) as pool:
+    with worker_processes(arguments.workers) as pool:
         tests = pool.submit(collect_all).result()
-        opened = [pool.submit(statuses, set(COURSE.regions) - {id}, given.seed) for id in given.region]
-        solved = [pool.submit(statuses, with_needs(id, tests), given.seed) for id in given.region]
-        right = {"regions": len(given.region), "open": 0, "solved": 0}
-        for id, future in zip(given.region, opened, strict=True):
+        opened = [pool.submit(statuses, set(COURSE.regions) - {id}, arguments.seed) for id in arguments.region]
+        solved = [pool.submit(statuses, with_needs(id, tests), arguments.seed) for id in arguments.region]
+        right = {"regions": len(arguments.region), "open": 0, "solved": 0}
+        for id, future in zip(arguments.region, opened, strict=True):
             right["open"] += show(f"{id} open", wrong_when_open(id, tests, future.result()))
-        for id, future in zip(given.region, solved, strict=True):
+        for id, future in zip(arguments.region, solved, strict=True):
             right["solved"] += show(f"{id} solved", wrong_when_solved(with_needs(id, tests), tests, future.result()))
     print(json.dumps(right))
     sys.exit(0 if right["open"] == right["solved"] == right["regions"] else 1)

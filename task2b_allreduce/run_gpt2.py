@@ -104,7 +104,7 @@ def work(rank, config):
 
 def run_worker(rank, config):
     """One worker, from joining to its record."""
-    config = replace(config, rank=rank, node_rank=rank)
+    config = replace(config, rank=rank, rank_on_node=rank)
     with process_group(config, lambda config: setup(config.rank, config.world_size, config.backend)) as worker:
         set_seed(config.seed)  # the same on every worker: all must start from the same weights
         tokenizer = load_tokenizer(config.tokenizer_name, "gpt2")

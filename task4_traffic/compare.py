@@ -190,15 +190,15 @@ def main() -> None:
     parser.add_argument("--dstat", type=Path, help="a file of dstat or dool that covers the first of the runs")
     parser.add_argument("--interface", default="total", help="which column of that file (%(default)s)")
     parser.add_argument("--output", type=Path, default=Path("runs"), help="folder for the plots (%(default)s)")
-    given = parser.parse_args()
-    runs = [read_run(folder, given.rank) for folder in given.runs]
+    arguments = parser.parse_args()
+    runs = [read_run(folder, arguments.rank) for folder in arguments.runs]
     check_comparable(runs)
-    print(f"bytes that rank {given.rank} of {runs[0].world_size} sends; S: bytes of all tensors of an iteration\n")
+    print(f"bytes that rank {arguments.rank} of {runs[0].world_size} sends; S: bytes of all tensors of an iteration\n")
     print(table(runs))
-    if given.dstat:
-        print(observed_by_dstat(given.dstat, given.interface, given.runs[0], given.rank))
-    over_time, epochs = given.output / "traffic_over_time.png", given.output / "traffic_per_epoch.png"
-    plot_over_time(over_time, given.runs[0], given.rank)
+    if arguments.dstat:
+        print(observed_by_dstat(arguments.dstat, arguments.interface, arguments.runs[0], arguments.rank))
+    over_time, epochs = arguments.output / "traffic_over_time.png", arguments.output / "traffic_per_epoch.png"
+    plot_over_time(over_time, arguments.runs[0], arguments.rank)
     plot_epochs(epochs, runs)
     print(f"\nplots: {over_time} {epochs}")
 

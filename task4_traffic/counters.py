@@ -151,9 +151,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("traffic.csv"), help="where to write (%(default)s)")
     parser.add_argument("--seconds", type=float, help="stop after so long (default: at Ctrl-C)")
     parser.add_argument("--read", type=Path, help="do not count: add up a file of dstat or dool instead")
-    given = parser.parse_args()
-    if given.read:
-        for number, run in enumerate(read_dstat(given.read, given.interface), 1):
+    arguments = parser.parse_args()
+    if arguments.read:
+        for number, run in enumerate(read_dstat(arguments.read, arguments.interface), 1):
             first, last = run[0], run[-1]
             print(
                 f"run {number}: {last.time - first.time:.1f} s, {last.received - first.received:,} bytes received,",
@@ -161,15 +161,15 @@ def main() -> None:
             )
             print(f"{last.sent - first.sent:,} sent")
         return
-    counter = Counter(given.interface, given.output)
+    counter = Counter(arguments.interface, arguments.output)
     try:
-        threading.Event().wait(given.seconds)
+        threading.Event().wait(arguments.seconds)
     except KeyboardInterrupt:
         print()
     counter.stop()
     first, last = counter.samples[0], counter.samples[-1]
-    print(f"{given.interface}: {last.received - first.received:,} bytes received, {last.sent - first.sent:,} sent")
-    print(f"{len(counter.samples)} readings in {given.output}")
+    print(f"{arguments.interface}: {last.received - first.received:,} bytes received, {last.sent - first.sent:,} sent")
+    print(f"{len(counter.samples)} readings in {arguments.output}")
 
 
 if __name__ == "__main__":

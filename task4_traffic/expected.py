@@ -128,14 +128,15 @@ def main() -> None:
         "--examples", type=int, default=2560, help="in the training set (%(default)s: the sample; RTE: 2490)"
     )
     parser.add_argument("--grad_dtype", choices=DTYPES, default="fp32")
-    given = parser.parse_args()
-    if given.world_size < 2:
-        raise InputError(f"--world_size: expected 2 or more, got {given.world_size}: one worker sends nothing")
-    size = gradient_bytes(example_model(given.model_name_or_path), DTYPES[given.grad_dtype])
+    arguments = parser.parse_args()
+    if arguments.world_size < 2:
+        raise InputError(f"--world_size: expected 2 or more, got {arguments.world_size}: one worker sends nothing")
+    size = gradient_bytes(example_model(arguments.model_name_or_path), DTYPES[arguments.grad_dtype])
     print(
-        f"{size:,} bytes of gradients per iteration as {given.grad_dtype}; {given.world_size} workers; all in bytes\n"
+        f"{size:,} bytes of gradients per iteration as {arguments.grad_dtype}; {arguments.world_size} workers; "
+        "all in bytes\n"
     )
-    print(table(size, given.world_size, given.examples))
+    print(table(size, arguments.world_size, arguments.examples))
 
 
 if __name__ == "__main__":

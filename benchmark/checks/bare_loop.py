@@ -81,13 +81,13 @@ def main() -> None:
     parser.add_argument("--max_steps", type=int, default=0)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--quick", action="store_true", help="3 steps of the tiny model on the embedded sample")
-    given = vars(parser.parse_args())
-    if given.pop("quick"):
+    arguments = vars(parser.parse_args())
+    if arguments.pop("quick"):
         sample = {"data_dir": glue_sample_dir(), "model_name_or_path": model_path("tiny", "bert")}
-        given |= {**sample, "max_seq_length": 64, "max_steps": 3}
-    elif not (given["data_dir"] and given["model_name_or_path"]):
+        arguments |= {**sample, "max_seq_length": 64, "max_steps": 3}
+    elif not (arguments["data_dir"] and arguments["model_name_or_path"]):
         raise InputError("expected --data_dir and --model_name_or_path, or --quick")
-    losses, accuracies = run(*given.values())
+    losses, accuracies = run(*arguments.values())
     print("first losses:", " ".join(f"{loss:.6f}" for loss in losses[:5]))
     print(json.dumps({"losses": losses, "accuracies": accuracies}))
 

@@ -128,15 +128,15 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="smallest sizes, in seconds; bounds on time are not judged"
     )
-    given = parser.parse_args()
-    if given.quick:
-        given.rounds, given.workers, given.models = 3, "2", "tiny"
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds, arguments.workers, arguments.models = 3, "2", "tiny"
     result: dict[str, dict] = {}
     steady = True
-    for workers in given.workers.split(","):
-        for name in given.models.split(","):
-            seconds = measure(name, int(workers), given.rounds)
-            print(f"\n{name}, {workers} workers, {given.rounds} rounds: ms per step (median), ratio to DDP [95 %]")
+    for workers in arguments.workers.split(","):
+        for name in arguments.models.split(","):
+            seconds = measure(name, int(workers), arguments.rounds)
+            print(f"\n{name}, {workers} workers, {arguments.rounds} rounds: ms per step (median), ratio to DDP [95 %]")
             row = result.setdefault(workers, {}).setdefault(name, {})
             for column, strategy in enumerate(NAMES):
                 ratios = seconds[:, column] / seconds[:, DDP]
@@ -147,7 +147,7 @@ def main() -> None:
                 print(f"  {strategy:<20} {median:8.1f}   {row[strategy]:6.2f} [{low:.2f}, {high:.2f}]", flush=True)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     print(json.dumps(result))
-    sys.exit(0 if steady or given.quick else 1)
+    sys.exit(0 if steady or arguments.quick else 1)
 
 
 if __name__ == "__main__":

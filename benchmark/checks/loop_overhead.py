@@ -88,17 +88,17 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="smallest sizes, in seconds; bounds on time are not judged"
     )
-    given = parser.parse_args()
-    if given.quick:
-        given.rounds, given.steps = 2, 3
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds, arguments.steps = 2, 3
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--do_train", "--max_steps", str(given.steps), "--output_dir", folder]
+        flags = ["--do_train", "--max_steps", str(arguments.steps), "--output_dir", folder]
         config, task = parse_glue_arguments("task1_single", flags), load_task()
         data = load_glue(config, load_tokenizer(config.tokenizer_name, "bert"))
         set_seed(config.seed)
         model = task.load_model(config)
         rounds = []
-        for number in range(given.rounds + 1):
+        for number in range(arguments.rounds + 1):
             runs = [
                 lambda: house(task, config, copy.deepcopy(model), data),
                 lambda: bare(config, copy.deepcopy(model), data),
@@ -112,11 +112,11 @@ def main() -> None:
             equal = first[1] == second[1]
     ratios = sorted(one / other for one, other in rounds)
     ratio = statistics.median(ratios)
-    milliseconds = [statistics.median(column) / given.steps * 1e3 for column in zip(*rounds, strict=True)]
+    milliseconds = [statistics.median(column) / arguments.steps * 1e3 for column in zip(*rounds, strict=True)]
     print(f"task script {milliseconds[0]:.2f} ms, bare loop {milliseconds[1]:.2f} ms per iteration (medians)")
     print(f"ratio of each round: median {ratio:.4f}, from {ratios[0]:.4f} to {ratios[-1]:.4f}; losses equal: {equal}")
     print(json.dumps({"ratio": ratio, "rounds": len(ratios), "losses_equal": equal, "torch": torch.__version__}))
-    sys.exit(not (equal and (given.quick or ratio <= LIMIT)))
+    sys.exit(not (equal and (arguments.quick or ratio <= LIMIT)))
 
 
 if __name__ == "__main__":

@@ -145,21 +145,21 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="smallest sizes, in seconds; bounds on time are not judged"
     )
-    given = parser.parse_args()
-    if given.quick:
-        given.nodes, given.steps, given.ladder_steps = "2", 3, 2
-    parts, nodes = given.parts.split(","), [int(n) for n in given.nodes.split(",")]
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.nodes, arguments.steps, arguments.ladder_steps = "2", 3, 2
+    parts, nodes = arguments.parts.split(","), [int(n) for n in arguments.nodes.split(",")]
     if unknown := set(parts) - set(PARTS):
         raise InputError(f"--parts: expected some of {', '.join(PARTS)}; got {min(unknown)!r}")
     found: dict[str, Any] = {}
     for part in ("tiny", "large", "bert"):
         if part in parts:
-            on = [4] if part == "bert" and not given.quick else nodes
-            found[part] = traffic(part, on, given.steps if part == "tiny" else 3, given.quick)
+            on = [4] if part == "bert" and not arguments.quick else nodes
+            found[part] = traffic(part, on, arguments.steps if part == "tiny" else 3, arguments.quick)
     if "rate" in parts:
-        found["rate"] = rate(nodes, given.quick)
+        found["rate"] = rate(nodes, arguments.quick)
     if "ladder" in parts:
-        found["ladder"] = [ladder(given.ladder_steps, given.quick)]
+        found["ladder"] = [ladder(arguments.ladder_steps, arguments.quick)]
     holds = all(row["holds"] for rows in found.values() for row in rows)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}; all bounds hold: {holds}")
     print(json.dumps({**found, "holds": holds}))

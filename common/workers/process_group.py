@@ -87,7 +87,7 @@ def choose_device(config: RunConfig) -> torch.device:
     """A GPU for each worker of this machine, dealt out in turn; the CPU where there is none."""
     if config.no_cuda or not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", config.node_rank % torch.cuda.device_count())
+    device = torch.device("cuda", config.rank_on_node % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 

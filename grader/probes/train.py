@@ -36,8 +36,8 @@ def make_config(context: Context, kind: str, **given: Any) -> Any:
     """A GlueConfig or Gpt2Config for this rank."""
     from common import config as configs
 
-    # Every worker on a machine of its own: there node_rank is 0 for all of them.
-    place = {"task": "graded", "world_size": context.world_size, "rank": context.rank, "node_rank": 0}
+    # Every worker on a machine of its own: there rank_on_node is 0 for all of them.
+    place = {"task": "graded", "world_size": context.world_size, "rank": context.rank, "rank_on_node": 0}
     values = DEFAULTS | place | given
     config = getattr(configs, kind)
     return config(**{field.name: values[field.name] for field in fields(config)})

@@ -26,7 +26,7 @@ def make_record(
         "world_size": world_size,
         "config": {
             "task": task, "model_name_or_path": "/anywhere/tiny-bert-v2", "data_dir": None, "learning_rate": 0.001,
-            "dropout": 0.0, "seed": 42, "max_steps": 40, "world_size": world_size, "rank": rank, "node_rank": rank,
+            "dropout": 0.0, "seed": 42, "max_steps": 40, "world_size": world_size, "rank": rank, "rank_on_node": rank,
             "task_name": "rte", "max_seq_length": 32, "per_gpu_train_batch_size": 64 // world_size,
             "num_train_epochs": 3, **config,
         },

@@ -44,7 +44,7 @@ def test_torchrun_environment_replaces_the_flags(monkeypatch):
 
     config = glue()
 
-    assert (config.rank, config.world_size, config.node_rank) == (5, 8, 1)
+    assert (config.rank, config.world_size, config.rank_on_node) == (5, 8, 1)
     assert (config.master_ip, config.master_port) == ("10.10.1.1", 7000)
 
 
