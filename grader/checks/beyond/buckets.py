@@ -25,7 +25,12 @@ def cases(grade: Grade) -> list[Case]:
     ]
     found += [(sizes, "float64", 8 * 70), ([5, 5, 5], "bfloat16", 20)]
     listed = [{"sizes": s, "dtypes": [dtype] * len(s), "bucket_bytes": limit} for s, dtype, limit in found]
-    return [*listed, {"sizes": sizes, "dtypes": mixed, "bucket_bytes": 200}]
+    small = {"sizes": [2, 3, 2, 4], "dtypes": ["float32", "float64", "bfloat16", "float32"], "bucket_bytes": 200}
+    return [
+        *listed,
+        small,
+        {"sizes": sizes, "dtypes": mixed, "bucket_bytes": 200},
+    ]  # of `small`, all would fit into one
 
 
 def check_buckets(grade: Grade) -> None:
