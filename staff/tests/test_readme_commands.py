@@ -28,7 +28,8 @@ FIRST = (
     "diff",
     "staff/gradescope/",
 )
-READMES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md")])
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md"), ROOT / "docs" / "faq.md"]
+READMES = sorted(path.relative_to(ROOT).as_posix() for path in DOCUMENTS)
 
 # What a test does not run as it stands there, and why; what is in brackets runs it in another form.
 ELSEWHERE = {
