@@ -1,6 +1,7 @@
 """Three small programs to begin with: join n workers, send a tensor from one to another, all_reduce it.
 
-All workers run this same file; what differs is their rank. Start them all at once,
+All workers run this file; only their rank differs. The program needs region 2a.1: solve it after task 1 in
+task2a_gather_scatter/run_glue.py, then run `python submit.py carry`, which copies your lines here. Start all workers,
 
     python -m cluster.launch --workers 4 -- cluster/hello.py --step all
 
@@ -29,10 +30,10 @@ STEPS = ("join", "send", "all_reduce")
 
 
 def join(config):
-    """[1] Meet the other workers: returns when all config.world_size of them have called it.
+    """[1] Connect to the other workers; returns when all config.world_size of them have called it.
 
-    Rank 0 listens on config.master_ip:config.master_port; every other rank connects there and learns how to reach the
-    rest. config.rank is 0 to world_size-1, config.backend is "gloo" on CPUs and "nccl" on GPUs.
+    Rank 0 listens on config.master_ip:config.master_port. Every other rank connects there and gets the addresses of
+    the rest. config.rank is 0 to world_size-1, config.backend is "gloo" on CPUs and "nccl" on GPUs.
 
     2a.1  Join the process group at tcp://master_ip:master_port, with the backend, size and rank of `config`.
     """
@@ -47,20 +48,30 @@ def join(config):
     # END SOLUTION 2a.1
 
 
+def join_or_explain(config):
+    """Call join; while region 2a.1 is open, say in the error where to solve it."""
+    try:
+        join(config)
+    except NotImplementedError as error:
+        home = "solve it in task2a_gather_scatter/run_glue.py, then `python submit.py carry` copies it here"
+        error.args = (f"{error}; {home}",)
+        raise
+
+
 def send(worker):
-    """[2] Point to point: rank 0 sends a (3,) tensor to rank 1; the other ranks have no part in it."""
+    """[2] Point to point: rank 0 sends a (3,) tensor to rank 1; the other ranks do nothing."""
     if worker.rank == 0:
         tensor = torch.tensor([1.0, 2.0, 3.0], device=worker.device)
-        dist.send(tensor, dst=1)  # may return before rank 1 asks for it: small tensors wait in a buffer
+        dist.send(tensor, dst=1)  # may return before rank 1 asks for it: a small tensor waits in a buffer
         print(f"rank 0 sent {tensor.tolist()}")
     elif worker.rank == 1:
-        tensor = torch.zeros(3, device=worker.device)  # only the numbers travel: shape and dtype must be known here
+        tensor = torch.zeros(3, device=worker.device)  # only the numbers are sent: rank 1 must know shape and dtype
         dist.recv(tensor, src=0)  # waits for rank 0, for as long as it takes
         print(f"rank 1 received {tensor.tolist()}")
 
 
 def all_reduce(worker):
-    """[3] Collective: every rank gives a (2,) tensor and gets the sum of all, in the same place."""
+    """[3] Collective: every rank passes a (2,) tensor, which is replaced by the sum over all ranks."""
     tensor = torch.tensor([worker.rank + 1.0, 10.0 * (worker.rank + 1)], device=worker.device)
     mine = tensor.tolist()
     dist.all_reduce(tensor)  # every rank waits here for every other: all must call it, in the same order
@@ -77,8 +88,8 @@ def main():
     config = parse_worker_arguments("hello", others)
     steps = STEPS if own.step == "all" else (own.step,)
     if "send" in steps and config.world_size < 2:
-        raise InputError("--step send: expected --world_size 2 or more, got 1: there must be somebody to send to")
-    with process_group(config, join) as worker:  # nothing else works before the join
+        raise InputError("--step send: expected --world_size 2 or more, got 1: rank 0 needs a rank to send to")
+    with process_group(config, join_or_explain) as worker:  # nothing else works before this
         print(f"rank {worker.rank} of {worker.world_size} has joined, on {socket.gethostname()}")
         if "send" in steps:
             send(worker)

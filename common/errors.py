@@ -37,7 +37,7 @@ def exit_on_input_error(main: Callable[..., None], *arguments: object) -> None:
             raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{os.path.relpath(frame.filename)}:{frame.lineno}"
-        hint = f"`python -m pytest --hint {region[1]}` helps to begin"
+        hint = f"run `python -m pytest --hint {region[1]}` for a hint"
         print(
             f"error: region {region[1]} is not written yet, {where}: {type(error).__name__}: {error}; {hint}",
             file=sys.stderr,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cluster import hello
 from tests.own.processes import run
 
 PROGRAM = (
@@ -17,7 +18,7 @@ PROGRAM = (
             "NotImplementedError('TODO 2a.3: gather; see README.md')",
             1,
             "error: region 2a.3 is not written yet, <string>:3: NotImplementedError: TODO 2a.3: gather; see README.md; "
-            "`python -m pytest --hint 2a.3` helps to begin",
+            "run `python -m pytest --hint 2a.3` for a hint",
         ),
     ],
 )
@@ -34,3 +35,13 @@ def test_every_other_error_is_seen_whole(error):
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
     assert error.replace("('", ": ").replace("')", "") in done.stderr
+
+
+def test_an_open_hello_says_where_to_solve_its_region_and_what_copies_it(monkeypatch):
+    def open_region(config):
+        raise NotImplementedError("TODO 2a.1: join; see README.md")
+
+    monkeypatch.setattr(hello, "join", open_region)
+
+    with pytest.raises(NotImplementedError, match=r"TODO 2a\.1: join.*task2a_gather_scatter/run_glue\.py.*carry"):
+        hello.join_or_explain(None)
