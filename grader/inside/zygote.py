@@ -24,28 +24,28 @@ from grader.inside.bytecode import CompiledFiles
 from grader.inside.find import ROOT, find_function
 from grader.inside.printing import Stream
 from grader.wire import values
-from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, PROBE, descendants, kill_all
+from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kill_all
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 UNKNOWN = -1  # number of processes
 COUNT_PAUSE = 0.02  # seconds between two looks at the processes that ranks have started
 
 
-def confine(rank: int, folder: str) -> None:
+def confine(rank: int, folder: str, probe: str) -> None:
     """The walls of a freshly forked rank, before any student code runs in it.
 
     Here: a session of its own, death together with the zygote, no core files, a folder of its own. Harder walls
     (another user, limits, seccomp) belong to the function named by COS598D_CONFINE, called last, with the same
-    arguments; if it raises, the rank does not start.
+    arguments and the policy that follows its name; if it raises, the rank does not start.
     """
     os.setsid()
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(folder)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    hook = os.environ.pop(CONFINE, "")
-    if hook:
-        find_function(hook)(rank, folder)
+    function, _, policy = os.environ.pop(CONFINE, "").partition(" ")
+    if function:
+        find_function(function)(rank, folder, probe, policy)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -100,7 +100,6 @@ class Zygote:
     def run(self, request: dict) -> None:
         """Fork the ranks. Each gets a temporary folder and its descriptors, which came along with the request."""
         size = request["world_size"]
-        os.environ[PROBE] = request["probe"]
         _, fds, _, _ = socket.recv_fds(self.control, 1, PER_RANK * size)
         self._load(request["probe"], request["file"])
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
@@ -110,7 +109,8 @@ class Zygote:
             os.mkdir(folder)
             pid = os.fork()
             if pid == 0:
-                become_rank(rank, folder, self.before, self.compiled, *fds[PER_RANK * rank : PER_RANK * (rank + 1)])
+                mine = fds[PER_RANK * rank : PER_RANK * (rank + 1)]
+                become_rank(rank, folder, request["probe"], self.before, self.compiled, *mine)
             self.ranks[pid] = rank
         for fd in fds:
             os.close(fd)
@@ -186,7 +186,7 @@ class Zygote:
 
 
 def become_rank(
-    rank: int, folder: str, before: audit.Before, compiled: CompiledFiles,
+    rank: int, folder: str, probe: str, before: audit.Before, compiled: CompiledFiles,
     line: int, stdout: int, stderr: int, stack: int, notes: int,
 ) -> NoReturn:  # fmt: skip
     """The forked child: nothing of the zygote's is left open, and it never returns into the zygote's loop."""
@@ -206,7 +206,7 @@ def become_rank(
         sys.stdout, sys.stderr = Stream(1, "stdout"), Stream(2, "stderr")
         faulthandler.enable(file=stack, all_threads=False)  # where a segmentation fault happened
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-        confine(rank, folder)
+        confine(rank, folder, probe)
         from grader.inside.context import run_probe
 
         run_probe(socket.socket(fileno=line), notes, before, compiled)

@@ -188,10 +188,12 @@ class RankRun:
         try:
             self._keep(peer)
             match message["kind"]:
-                case _ if peer.ending:
+                case kind if peer.ending and kind in ("returned", "raised"):
                     raise MessageError("a message after the last one")
                 case kind if (kind in ("returned", "raised")) != (peer.frames.signed_by == ENDING):
                     raise MessageError(f"a message of the kind {kind} with the signature of another")
+                case _ if peer.ending:
+                    pass  # a worker thread was still at it when the main thread ended: too late to count
                 case "call":
                     self.broker.post(peer.rank, message)
                 case "wait":

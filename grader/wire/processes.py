@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-CONFINE = "COS598D_CONFINE"  # "package.module:function", called in every rank before any student code
-PROBE = "COS598D_PROBE"  # tells that function which probe this is: one of them needs a network
+CONFINE = "COS598D_CONFINE"  # "package.module:function policy": builds the walls of every rank, see inside/zygote.py
 KILL_TIME = 5  # seconds a killed process may take to be gone: one that the kernel holds must not hold us
 PER_RANK = 5  # descriptors: the connection to the grader, stdout, stderr, stack, notes of the guard
 

@@ -93,7 +93,7 @@ def _sealed(
     note: Callable[[str, str], None], ours: frozenset[int], getframe: Any, ident: Any, sign: Any, pack: Any,
 ) -> Sealer:  # fmt: skip
     """What it uses are its own locals: exchanging a name in a module changes nothing here."""
-    number, wire, folder = 0, GRADER + "wire.py", GRADER
+    number, wire, folder = 0, GRADER + "wire/connection.py", GRADER
     main, look, made, by_hand = ident(), strange_frame, list[type](), asks_by_hand
     answer: Exception | None = None
     while True:

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from common.paths import ROOT
 from grader.wire.processes import CONFINE, descendants, kill_all
 from staff.sandbox import kernel
-from staff.sandbox.confine import MIB, POLICY, Policy
+from staff.sandbox.confine import MIB, Policy
 from staff.sandbox.graded_run import CONFINING, free_uid, make_interpreter_reachable, probe
 from staff.sandbox.process_memory import below, bound_mb, pss_mb
 
@@ -189,7 +189,7 @@ def graders(job: Job, policy: Policy, stage: Path, output: int) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        os.environ[CONFINE], os.environ[POLICY] = "staff.sandbox.confine:confine", policy.to_json()
+        os.environ[CONFINE] = f"staff.sandbox.confine:confine {policy.to_json()}"
         os.environ["TMPDIR"] = tempfile.tempdir = str(stage)
         home = Path(policy.tree) if "files" in job.off else ROOT  # off: as if the hand-in were the repository
         os.chdir(home)

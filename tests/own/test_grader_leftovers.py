@@ -123,12 +123,12 @@ def test_ranks_are_gone_when_their_grader_is_killed(tmp_path):
 
 
 def test_higher_walls_are_built_before_any_student_code(play, monkeypatch):
-    monkeypatch.setenv("COS598D_CONFINE", "builtins:print")  # a wall that does no more than say its arguments
+    monkeypatch.setenv("COS598D_CONFINE", "builtins:print policy")  # a wall that does no more than say its arguments
     ranks.stop()
     result = play("print('loaded')\ndef go(context):\n    return os.getcwd(), 'COS598D_CONFINE' in os.environ\n")
 
     for rank in result.ranks:
         folder, hook_is_known = rank.value
-        assert rank.stdout == f"{rank.rank} {folder}\nloaded\n"
+        assert rank.stdout == f"{rank.rank} {folder} grader.inside.context:call policy\nloaded\n"
         assert not hook_is_known
     ranks.stop()
