@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from pipeline.draws import draw_seed, own_random_numbers
+from pipeline.dropout_seeds import draw_seed, own_random_numbers
 from pipeline.worker import Task, create_workers
 
 _current_run: ContextVar["Run | None"] = ContextVar("current_run", default=None)

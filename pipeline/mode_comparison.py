@@ -9,9 +9,9 @@ from pathlib import Path
 
 from common.config import Gpt2Config
 from common.figures import bars
+from common.mean_and_deviation import mean_and_deviation
 from common.paths import ROOT, atomic_write
 from common.record import Record
-from common.spread import mean_and_deviation
 
 MODES = {"model_parallel", "pipeline_parallel"}
 FOLDER = ROOT / "submit_figures"

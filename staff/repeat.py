@@ -20,7 +20,7 @@ from pathlib import Path
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 from course.table import load_course
-from staff.grade.kept import HAND_INS
+from staff.grade.result_store import HAND_INS
 from staff.proofs.bank import Entry, load_bank
 from staff.proofs.class_of_submissions import Files, solved_files, write
 

@@ -9,8 +9,8 @@ import numpy as np
 from common.config import Gpt2Config
 from common.errors import InputError
 from common.figures import bars
+from common.mean_and_deviation import mean_and_deviation
 from common.paths import ROOT, atomic_write, shown
-from common.spread import mean_and_deviation
 from common.workers.watchdog import LOST_CONTACT
 
 FIGURES = ROOT / "submit_figures"

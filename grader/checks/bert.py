@@ -21,7 +21,7 @@ def checkpoint(grade: Grade, vocabulary: int) -> dict[str, np.ndarray]:
 def _reference(grade: Grade, vocabulary: int) -> dict[str, Any]:
     ids = _inputs(grade, vocabulary)["ids"]
     arguments = {"checkpoint_seed": checkpoint_seed(grade), "vocabulary": vocabulary, "each": [{"ids": ids}]}
-    return grade.session.run("grader.probes.reference:checkpoint", 1, arguments).values[0]
+    return grade.session.run("grader.probes.trusted:checkpoint", 1, arguments).values[0]
 
 
 def _inputs(grade: Grade, vocabulary: int) -> dict[str, np.ndarray]:

@@ -141,7 +141,7 @@ def check_script(grade: Grade) -> None:
     if value["records"] != WORKERS:
         grade.fail(f"expected the record of {WORKERS} workers, got {value['records']}\n{said}")
     check_counted(grade, result, WORKERS)
-    (alone,) = grade.session.run("grader.probes.reference:one_workers_losses", 1, told).values
+    (alone,) = grade.session.run("grader.probes.trusted:one_workers_losses", 1, told).values
     numbers = [len(losses) for losses in value["losses"]]
     if numbers != [len(alone)] * 2:
         grade.fail(f"expected {len(alone)} losses of each worker, got {numbers}")

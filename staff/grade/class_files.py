@@ -8,7 +8,7 @@ from typing import Any
 
 from common.paths import atomic_write, locked
 from course.table import Course
-from staff.grade import gradebook, kept, pages
+from staff.grade import gradebook, pages, result_store
 from staff.grade.gradebook import Row
 
 
@@ -30,7 +30,7 @@ def write_class(out: Path, names: Sequence[str], course: Course, footer: str) ->
 def _graded(out: Path, name: str) -> list[Row]:
     """One row, or none where the hand-in is not graded yet or its files are damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        row = kept.read(out, name)
+        row = result_store.read(out, name)
         figures_of(row)
         return [row]
     return []

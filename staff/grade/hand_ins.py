@@ -1,8 +1,8 @@
-"""Grades one submission after the other into DIR/hand_ins/NAME; see staff/grade/kept.py for what is written there.
+"""Grades one submission after the other into DIR/hand_ins/NAME; result_store.py says what is written there.
 
 Reports have no times in them, so that equal submissions get equal reports. What is read of a hand-in is read in
-processes of their own (staff/grade/apart.py), and each step has a deadline: a hand-in that hangs one of them gets a
-report that says so, and costs nobody else anything.
+processes of their own (own_process.py), and each step has a deadline: a hand-in that hangs one of them gets a report
+that says so, and costs nobody else anything.
 """
 
 import json
@@ -23,11 +23,11 @@ from typing import Any
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import Course, files_matching, load_course, score_in_words, score_of
-from staff.grade import heard, kept
-from staff.grade.apart import Unfinished, run_apart
+from staff.grade import read_report, result_store
 from staff.grade.gradebook import Row
-from staff.grade.heard import Tests
+from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.own_texts import Opened, digest, open_into, page, unreadable
+from staff.grade.read_report import Tests
 from staff.grade.submissions import Submission, clean_files, printable
 from staff.sandbox.graded_run import probe, run_graded
 
@@ -134,7 +134,7 @@ class Grading:
         inside = {"TMPDIR": str(self.scratch)}  # so that nothing is left behind, even by a killed run
         outcome = run_graded(tree, report, tests=self.files, seed=self.seed, deadline_s=self.deadline, env=inside)
         try:
-            told = run_apart(heard.read_report, report, seconds=PAGE_TIME)
+            told = run_apart(read_report.read_report, report, seconds=PAGE_TIME)
         except Unfinished as error:
             told = {"tests": [], "output": {}, "flags": [], "notes": [f"reading the graders' report: {error}"]}
         notes = [*run["notes"], *told["notes"]]
@@ -156,7 +156,7 @@ class Grading:
 
     def read(self, name: str) -> Row:
         """What was kept of a graded submission, without what its ranks printed."""
-        return kept.read(self.out, name)
+        return result_store.read(self.out, name)
 
     def _keep(self, submission: Submission, tests: Tests, run: dict[str, Any]) -> None:
         report = {
@@ -171,7 +171,7 @@ class Grading:
         except Unfinished as error:
             run["notes"] = [*run["notes"], f"the page for the student: {error}"]
             text = f"<!doctype html><title>Points</title><p>{score_in_words(report)}</p>"
-        kept.keep(self.out, report, run, text)
+        result_store.keep(self.out, report, run, text)
 
 
 def _graders(tests: Sequence[str]) -> Iterator[bytes]:

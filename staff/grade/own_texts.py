@@ -1,4 +1,4 @@
-"""The steps of grading that read a hand-in's own names and texts, each in a process of its own: see apart.py."""
+"""The steps of grading that read a hand-in's own names and texts, each in a process of its own: see own_process.py."""
 
 import hashlib
 from pathlib import Path

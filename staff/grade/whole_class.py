@@ -21,10 +21,10 @@ from pathlib import Path
 from common.errors import InputError
 from common.paths import ROOT
 from grader.wire.processes import descendants, kill_all
-from staff.grade.apart import Unfinished, run_apart
 from staff.grade.class_files import summary, write_class
 from staff.grade.hand_ins import DEADLINE, Grading, grader_files, hidden_files
-from staff.grade.kept import at_work
+from staff.grade.own_process import Unfinished, run_apart
+from staff.grade.result_store import at_work
 from staff.grade.submissions import Submission, name_all
 
 CLASS_TIME = 600.0  # seconds to write the grade book and the overview, waiting for other parts included

@@ -15,7 +15,7 @@ from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 from staff.grade.gradebook import Row
 from staff.grade.pages import sentence
-from staff.gradescope.one import grade_one
+from staff.gradescope.grade_submission import grade_one
 
 TEXTS = {  # field -> variables of the runner, the first that is set counts
     "classroom": ("CLASSROOM",),

@@ -14,7 +14,7 @@ from pathlib import Path
 from common.errors import exit_on_input_error
 from common.paths import ROOT, atomic_write
 from course.table import load_course
-from staff.gradescope.one import grade_one
+from staff.gradescope.grade_submission import grade_one
 from staff.gradescope.results import late_days, results, unfinished
 
 

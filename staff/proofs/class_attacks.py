@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.paths import ROOT
-from staff.grade import kept, whole_class
+from staff.grade import result_store, whole_class
 from staff.grade.submissions import clean_files
 from staff.proofs import attack_bank, class_switches
 from staff.proofs.attack_bank import TARGET, VICTIM, VICTIM_FILE, Attack
@@ -69,7 +69,7 @@ def complaints(out: Path, count: int) -> list[str]:
 def _points(out: Path, honest: str) -> int:
     """The most points that an attacker got for what it has not solved: its partition."""
     found = [0]
-    for path in (out / kept.HAND_INS).glob("*/report.json"):
+    for path in (out / result_store.HAND_INS).glob("*/report.json"):
         tests = json.loads(path.read_text())["tests"] if path.parent.name != honest else []
         found += [test["points"] for test in tests if test["id"] == TARGET]
     return max(found)
@@ -79,7 +79,7 @@ def _secret(out: Path, around: Surroundings) -> str:
     """Another's word, or where our scratch folder is."""
     files = (path for path in out.rglob("*") if path.is_file() and not path.name.startswith("."))
     texts = (path.read_text(errors="replace") for path in files)
-    return "in the results" if any(around.word in text or kept.PREFIX in text for text in texts) else ""
+    return "in the results" if any(around.word in text or result_store.PREFIX in text for text in texts) else ""
 
 
 def _honest(folder: Path) -> None:

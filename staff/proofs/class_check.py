@@ -15,7 +15,7 @@ from typing import Any
 
 from common.errors import InputError, exit_on_input_error
 from course.table import Course, load_course
-from staff.grade.kept import folder_of
+from staff.grade.result_store import folder_of
 
 UNREADABLE = ("a truncated zip", "a text called .zip", "a name that leads out", "an empty zip", "nothing of the course")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
-from staff.grade import hand_ins, kept, own_texts, submissions, unpack, whole_class
+from staff.grade import hand_ins, own_texts, result_store, submissions, unpack, whole_class
 from staff.grade.submissions import Submission
 
 
@@ -39,8 +39,8 @@ def _same_process() -> None:
 
 def _one_folder() -> None:
     """Results of hand-ins lie beside the files of the class."""
-    _put(kept, "HAND_INS", ".")
-    _put(kept, "move_old_results", lambda out: None)
+    _put(result_store, "HAND_INS", ".")
+    _put(result_store, "move_old_results", lambda out: None)
 
 
 def _names_as_cleaned() -> None:

@@ -17,10 +17,10 @@ import pytest
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
-from staff.grade import gradebook, kept, submissions, whole_class
+from staff.grade import gradebook, result_store, submissions, whole_class
 from staff.grade.gradebook import Row
 from staff.grade.hand_ins import Grading
-from staff.grade.kept import at_work
+from staff.grade.result_store import at_work
 from staff.grade.submissions import Submission, Taken, choose, clean_files, name_all, open_submission, write_tree
 
 COURSE = load_course()
@@ -172,9 +172,9 @@ def test_results_of_earlier_versions_are_moved_and_no_name_is_that_of_a_class_fi
     for file in ("report.json", "run.json"):
         (tmp_path / name / file).write_text('{"submission": "x"}')
 
-    kept.move_old_results(tmp_path)
+    result_store.move_old_results(tmp_path)
 
-    assert kept.read(tmp_path, name).name == "x"
+    assert result_store.read(tmp_path, name).name == "x"
     assert os.listdir(tmp_path) == ["hand_ins"]
 
 
@@ -192,7 +192,7 @@ def test_parts_work_beside_each_other_but_not_beside_a_whole_run_nor_twice(tmp_p
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
-    code = "import os, sys; from pathlib import Path; from staff.grade.kept import at_work\n"
+    code = "import os, sys; from pathlib import Path; from staff.grade.result_store import at_work\n"
     code += "with at_work(Path(sys.argv[1])) as scratch: print(scratch, flush=True); os.kill(os.getpid(), 9)"
     killed = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True)
     left = Path(killed.stdout.strip())

@@ -19,7 +19,7 @@ from course.table import load_course
 from staff.grade.gradebook import Row
 from staff.gradescope import build
 from staff.gradescope.classroom50 import result
-from staff.gradescope.one import VISIBILITIES
+from staff.gradescope.grade_submission import VISIBILITIES
 from staff.gradescope.results import late_days, results, unfinished
 from staff.handout.regions import find_regions
 from staff.proofs import attack_bank, attack_runs

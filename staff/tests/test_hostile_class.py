@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from common.paths import ROOT
-from staff.grade import kept
+from staff.grade import result_store
 from staff.grade.submissions import clean_files
 from staff.proofs.attack_bank import HONEST, PARTITION, TARGET, VICTIM, VICTIM_FILE
 from staff.proofs.class_attacks import LONG
@@ -89,7 +89,7 @@ def run(folder: Path, out: Path, then: Callable[[subprocess.Popen], None] = lamb
 
 
 def reports(out: Path, names: list[str]) -> list[bytes]:
-    return [(kept.folder_of(out, name) / "report.json").read_bytes() for name in names]
+    return [(result_store.folder_of(out, name) / "report.json").read_bytes() for name in names]
 
 
 def kill_after(out: Path, count: int, process: subprocess.Popen) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from course.table import load_course
 from staff.grade import pages
-from staff.grade.apart import run_apart
 from staff.grade.gradebook import Row
+from staff.grade.own_process import run_apart
 
 COURSE = load_course()
 MEAN = (

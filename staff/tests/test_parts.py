@@ -15,7 +15,7 @@ import pytest
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
-from staff.grade import kept
+from staff.grade import result_store
 from staff.grade.class_files import write_class
 from staff.grade.submissions import clean_files, name_all
 from staff.grade.whole_class import share
@@ -43,13 +43,13 @@ def test_a_part_that_is_none_is_said(part):
 def kept_row(out: Path, name: str) -> None:
     report = {"submission": name, "score": 1, "max_score": 2, "tests": [], "environment": {}, "sandbox": {}}
     run = {"notes": [], "unreadable": False, "peak_pss_mb": 1.0, "wall_s": 1.0, "output": {}, "digest": ""}
-    kept.keep(out, report, run, "page")
+    result_store.keep(out, report, run, "page")
 
 
 def test_the_overview_names_what_is_not_graded_yet_and_damaged_results_count_as_that(tmp_path):
     for name in ("ann", "bob"):
         kept_row(tmp_path, name)
-    (kept.folder_of(tmp_path, "bob") / "run.json").write_text("{")
+    (result_store.folder_of(tmp_path, "bob") / "run.json").write_text("{")
 
     figures = write_class(tmp_path, ["ann", "bob", "cy"], COURSE, "")
 
@@ -80,7 +80,7 @@ def test_parts_at_once_with_one_killed_and_restarted_make_one_grade_book(tmp_pat
         (tmp_path / f"in/student{number}" / HOME).write_bytes(solved)
     out = tmp_path / "graded"
     running = [start(tmp_path / "in", out, part, parts) for part in range(1, parts + 1)]
-    first, limit = kept.folder_of(out, "student0") / "report.json", time.monotonic() + 400
+    first, limit = result_store.folder_of(out, "student0") / "report.json", time.monotonic() + 400
     while not first.exists() and time.monotonic() < limit:
         time.sleep(0.05)
     running[0].send_signal(signal.SIGKILL)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.own.play import player
+from tests.own.inline_student import player
 
 pytestmark = pytest.mark.medium
 

@@ -6,7 +6,7 @@ import pytest
 
 from grader import ranks
 from grader.verdicts import verdict_of
-from tests.own.play import player
+from tests.own.inline_student import player
 
 pytestmark = pytest.mark.medium
 

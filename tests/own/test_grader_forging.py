@@ -14,7 +14,7 @@ from grader.ranks.referee import MAIN, NO_PERMIT, PermitReferee
 from grader.verdicts import Verdict
 from grader.wire import signatures
 from grader.wire.values import MessageError
-from tests.own.play import player
+from tests.own.inline_student import player
 
 COURSE = load_course()
 STAGES = "stages = [next(part for part in p.modules() if hasattr(part, 'watch')) for p in self.partitions]\n"

@@ -10,7 +10,7 @@ import pytest
 
 from common.paths import ROOT
 from grader import ranks
-from tests.own.play import HEAD, player, wait_until
+from tests.own.inline_student import HEAD, player, wait_until
 
 pytestmark = pytest.mark.medium
 

@@ -12,7 +12,7 @@ from grader.ranks.outcome import RankResult, Result
 from grader.session import Session
 from grader.verdicts import Deadlocked, verdict_of
 from grader.wire import values
-from tests.own.play import player
+from tests.own.inline_student import player
 
 COURSE = load_course()
 

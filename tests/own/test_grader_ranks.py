@@ -8,7 +8,7 @@ import pytest
 
 from grader import ranks
 from grader.ranks.peer import MAX_OUTPUT
-from tests.own.play import player
+from tests.own.inline_student import player
 
 
 @pytest.fixture

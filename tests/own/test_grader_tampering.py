@@ -7,7 +7,7 @@ from common.paths import ROOT
 from grader import ranks
 from grader.ranks.endings import innermost
 from grader.wire import values
-from tests.own.play import player
+from tests.own.inline_student import player
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from grader.wire import values
-from tests.own.play import player
+from tests.own.inline_student import player
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def check_whole_batch(training: Training, count: int, batch: int, seed: int) -> 
     of_ranks = epochs_of(training, count)
     size, length = batch * len(of_ranks), training.setting.train
     arguments = {"length": length, "seed": seed, "epochs": count}
-    (orders,) = training.grade.session.run("grader.probes.reference:orders", 1, arguments).values
+    (orders,) = training.grade.session.run("grader.probes.trusted:orders", 1, arguments).values
     for epoch, order in enumerate(orders):
         for number in range(length // size):
             right = sorted(order[number * size : (number + 1) * size])

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.spread import mean_and_deviation
+from common.mean_and_deviation import mean_and_deviation
 from pipeline import mode_comparison
 from task2b_allreduce import scaling
 

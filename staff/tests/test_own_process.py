@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from staff.grade.apart import Unfinished, limited_memory, run_apart
+from staff.grade.own_process import Unfinished, limited_memory, run_apart
 
 
 def deaf(text: str) -> object:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from course.table import load_course
-from staff.grade import gradebook, heard, pages
+from staff.grade import gradebook, pages, read_report
 from staff.grade.gradebook import Row
 from staff.grade.own_texts import reason
 
@@ -19,7 +19,7 @@ def reported(folder: Path, message: str = "", ended: str = "returned", stdout: s
     test = {"id": ID, "task": "1", "region": "1.1", "status": "wrong", "points": 0, "max_points": 2, "message": message}
     rank = {"rank": 0, "ended": ended, "stdout": stdout, "stderr": ""}
     (folder / "report.json").write_text(json.dumps({"tests": [test], "output": {ID: [rank]}, **more}))
-    return heard.read_report(folder / "report.json")
+    return read_report.read_report(folder / "report.json")
 
 
 def as_row(told: dict) -> Row:
@@ -50,13 +50,13 @@ def test_every_character_gives_a_report_a_page_and_a_row(tmp_path, text):
 def test_a_report_that_was_cut_off_counts_as_none_and_is_noted(tmp_path, content):
     (tmp_path / "report.json").write_text(content)
 
-    told = heard.read_report(tmp_path / "report.json")
+    told = read_report.read_report(tmp_path / "report.json")
 
     assert (told["tests"], told["output"]) == ([], {}) and "cannot be read" in told["notes"][0]
 
 
 def test_a_report_that_is_too_large_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(heard, "LARGEST_REPORT", 100)
+    monkeypatch.setattr(read_report, "LARGEST_REPORT", 100)
 
     assert "was not read" in reported(tmp_path)["notes"][0]
 

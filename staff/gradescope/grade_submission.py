@@ -9,7 +9,7 @@ from common.errors import InputError
 from course.table import load_course
 from staff.grade.gradebook import Row
 from staff.grade.hand_ins import Grading, grader_files, hidden_files
-from staff.grade.kept import at_work, read_with_output
+from staff.grade.result_store import at_work, read_with_output
 from staff.grade.submissions import Submission
 
 MARGIN = 40.0  # seconds before the platform's time-out: to end the graders, to sweep, to write
