@@ -35,7 +35,7 @@ from grader.wire.call_sites import Sites
 from grader.wire.connection import Wire
 from grader.wire.signatures import Sealer, sealer
 
-_HOLES: list[Any] = []  # see _unlike_other_ranks
+PARAMETERS = 400  # several times as many as a tested model has
 TORCH = str(Path(torch.__file__).parent)
 Tell = Callable[..., None]  # (name, **data)
 Note = Callable[..., dict]
@@ -69,6 +69,7 @@ class Context:
         self.ask, self.own = asker(wire), owner(wire)
         self.later = giver(wire)
         self._loaded = 0
+        self._scattered: list[Any] = []
 
     def load(self, path: str) -> ModuleType:
         """Run a file of the student's tree as a fresh module. What it raises, a SystemExit included, ends the probe
@@ -88,6 +89,7 @@ class Context:
         sys.path[1:1] = [str(file.parent)]  # where `python file.py` would look first; the tree's root stays in front
         spec.loader.exec_module(module)
         self.during = before
+        self._scattered += scatter()
         return module
 
     def join(self, backend: str = "gloo") -> None:
@@ -228,15 +230,25 @@ def _unlike_other_ranks() -> None:
     """Make a forked rank differ where separately started processes do, or the fork would hide mistakes.
 
     Python's and numpy's generators start anywhere (torch's starts alike in every process, so it stays), and new objects
-    lie at other addresses, so `for parameter in set(parameters)` goes in another order on every rank. What remains
-    alike is the order of a set of strings.
+    lie at other addresses, see `scatter`. What remains alike is the order of a set of strings.
     """
     random.seed()
     np.random.seed()
+
+
+def scatter() -> list[Any]:
+    """Let the next parameters lie anywhere, so that `for parameter in set(parameters)` has another order on every rank.
+
+    Parameters are made, and half of them given back, in a random order that new ones will follow. Returns the others,
+    to be kept. After a file has been loaded: loading takes what is free. Each costs 5 us, for a copied page.
+    """
     dice = random.SystemRandom()
-    # Twice as many as a tested model may have parameters. Each lies on a page of its own that is copied: 5 us.
-    objects: list[Any] = [torch.nn.Parameter(torch.empty(1)) for _ in range(250)]
-    _HOLES.extend(thing for thing in objects if dice.random() < 0.5)
+    objects: list[Any] = [torch.nn.Parameter(torch.empty(1)) for _ in range(PARAMETERS)]
+    dice.shuffle(objects)
+    kept = [objects.pop() for _ in range(PARAMETERS // 2)]
+    while objects:
+        objects.pop()
+    return kept
 
 
 def describe_error(error: BaseException, sites: Sites, during: str) -> dict:

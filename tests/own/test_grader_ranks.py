@@ -181,7 +181,7 @@ def test_ranks_differ_where_separate_processes_differ(play):
         import numpy
 
         def go(context):
-            parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(12)]
+            parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(40)]
             order = [next(i for i, p in enumerate(parameters) if p is q) for q in set(parameters)]
             return [random.random(), numpy.random.rand(), order], torch.rand(1).item()
     """
