@@ -2,10 +2,12 @@
 
 import contextlib
 import fcntl
+import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,3 +62,12 @@ def locked(path: str | Path) -> Iterator[None]:
     with open(f"{path}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def import_file(path: Path, name: str) -> ModuleType:
+    """A file as a module of this name, wherever it is; `name` need not be that of the file."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

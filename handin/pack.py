@@ -6,25 +6,22 @@ student change is taken, so data, caches and weights stay behind; what is left o
 
 import json
 import os
-import stat
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
-from common.paths import atomic_write
 from course.table import Course
+from course.zip_files import write_zip
 from handin.student import Student
 from handin.write_report import Report
 
 LARGEST = 1_000_000  # bytes of one file of code; more is data or weights
 _SUFFIXES = {".py", ".md", ".txt", ".toml", ".json", ".yaml", ".yml", ".sh", ".cfg", ".ini"}
-_TIME = (2020, 1, 1, 0, 0, 0)  # of every file in the archive; a zip cannot say "none"
 _SEED = 598  # of the graders' inputs, so that packing twice asks the same questions
 
 
@@ -150,13 +147,7 @@ def refuse_existing(archive: Path) -> None:
 def write_archive(contents: Contents, archive: Path) -> None:
     """Write the zip; nothing that exists is replaced, and nobody ever sees half of it."""
     refuse_existing(archive)
-    with atomic_write(archive, "wb") as file, zipfile.ZipFile(file, "w") as opened:
-        for name, content in contents.files.items():
-            info = zipfile.ZipInfo(name, _TIME)
-            info.create_system = 3  # Unix, on every machine: the modes below are Unix modes
-            info.external_attr = (stat.S_IFREG | 0o644) << 16
-            info.compress_type = zipfile.ZIP_DEFLATED
-            opened.writestr(info, content)
+    write_zip(contents.files, archive)
 
 
 def pack(

@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 
 from benchmark.measure.intervals import interval
-from common.paths import ROOT
+from common.paths import ROOT, import_file
 from course.table import load_course
 from grader import ranks
 from grader.checks import averages
@@ -65,16 +65,11 @@ def through_spawn(folder: Path) -> list[np.ndarray]:
 
 def spawned(rank: int, folder: str) -> None:
     """One rank of the other way: load torch and the student's file, join, average, let rank 0 save what it has."""
-    import importlib.util
 
     import torch
     import torch.distributed as dist
 
-    spec = importlib.util.spec_from_file_location("student", ROOT / FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    task = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(task)
+    task = import_file(ROOT / FILE, "student")
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD_SIZE)
     model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(shape)) for shape in drawn.SHAPES])
     for parameter, gradient in zip(model, GRADIENTS[rank], strict=True):

@@ -9,7 +9,6 @@ the interval of every "DDP again" holds 1: otherwise the machine was too busy fo
 """
 
 import argparse
-import importlib.util
 import json
 import statistics
 import subprocess
@@ -33,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it also starts a
 from benchmark.measure.intervals import interval
 from common.arguments import parse_glue_arguments
 from common.errors import exit_on_input_error
-from common.paths import ROOT, atomic_write
+from common.paths import ROOT, atomic_write, import_file
 from common.workers.process_group import process_group
 
 # name -> BERT's size, examples per worker and step, tokens per example
@@ -47,12 +46,7 @@ DDP = NAMES.index("3 DDP")
 
 def lesson(task: str):
     """The solved script of a task, as a module."""
-    spec = importlib.util.spec_from_file_location(task, ROOT / task / "run_glue.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file(ROOT / task / "run_glue.py", task)
 
 
 def sync_flat(model: nn.Module, world_size: int) -> None:

@@ -10,7 +10,6 @@ are equal and the ratio is at most 1.02.
 import argparse
 import contextlib
 import copy
-import importlib.util
 import io
 import json
 import statistics
@@ -30,7 +29,7 @@ from common.data.glue import GlueData, load_glue
 from common.errors import exit_on_input_error
 from common.models.load import load_tokenizer
 from common.optim import set_seed
-from common.paths import ROOT
+from common.paths import ROOT, import_file
 from common.record import Record
 from common.workers.process_group import Worker
 
@@ -38,12 +37,7 @@ LIMIT = 1.02
 
 
 def load_task() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("task1_run_glue", ROOT / "task1_single" / "run_glue.py")
-    assert spec is not None
-    assert spec.loader is not None
-    task = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(task)
-    return task
+    return import_file(ROOT / "task1_single" / "run_glue.py", "task1_run_glue")
 
 
 def house(task: ModuleType, config: GlueConfig, model, data: GlueData) -> tuple[float, list[float]]:

@@ -3,7 +3,6 @@
 python benchmark/checks/network_rank.py traffic|rate|ladder ... --master_ip ... --local_rank R
 """
 
-import importlib.util
 import json
 import sys
 import time
@@ -23,7 +22,7 @@ from common.data.glue import load_glue
 from common.errors import exit_on_input_error
 from common.models.load import load_tokenizer
 from common.optim import set_seed
-from common.paths import ROOT, atomic_write
+from common.paths import ROOT, atomic_write, import_file
 from common.record import Record
 from common.workers.process_group import Worker, process_group
 from task4_traffic.compare import payload
@@ -35,11 +34,7 @@ FOLDERS = {"2a": "task2a_gather_scatter", "2b": "task2b_allreduce", "3": "task3_
 
 def lesson(task: str):
     """The solved script of a task, as a module."""
-    spec = importlib.util.spec_from_file_location(f"lesson_{task}", ROOT / FOLDERS[task] / "run_glue.py")
-    assert spec and spec.loader, task
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file(ROOT / FOLDERS[task] / "run_glue.py", f"lesson_{task}")
 
 
 def write(folder: Path, rank: int, result: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ the size of its buckets is chosen in the first step, see bucket_size.py.
 """
 
 import contextlib
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,18 +15,14 @@ from torch import Tensor, nn
 from benchmark.engines.bucket_size import bucket_bytes, measure
 from benchmark.engines.engine import Engine
 from benchmark.measure.payload import sent
-from common.paths import ROOT
+from common.paths import ROOT, import_file
 
 LESSONS = ROOT / "beyond"
 
 
 def lesson(name: str, folder: Path = LESSONS) -> ModuleType:
     """A file of beyond/ as a module."""
-    spec = importlib.util.spec_from_file_location(f"own_{name}", folder / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file(folder / f"{name}.py", f"own_{name}")
 
 
 class OwnRing(Engine):

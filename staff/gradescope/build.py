@@ -8,15 +8,14 @@ No solution is in it, so none can be read where students' code runs. Built again
 import argparse
 import ast
 import json
-import stat
 import tempfile
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from common.errors import exit_on_input_error
-from common.paths import ROOT, atomic_write
+from common.paths import ROOT
 from course.table import files_matching, load_course
+from course.zip_files import write_zip
 from staff.grade.hand_ins import collect, grader_files, hidden_files
 from staff.grade.submissions import clean_files
 
@@ -31,7 +30,6 @@ SCRIPTS = ("setup.sh", "run_autograder", "autograder.py")  # at the root of the 
 OTHERS = ("grader/**/*.py", "course/*.py", "tests/conftest.py", "pyproject.toml",
           "requirements.txt", "constraints.txt", "install.py",
           "staff/grade/templates/*", "staff/hidden/*")  # fmt: skip
-TIME = (2020, 1, 1, 0, 0, 0)  # of every file; a zip cannot say "none"
 
 
 def contents() -> dict[str, bytes]:
@@ -59,17 +57,6 @@ def imported(module: str, seen: Iterable[str] = ()) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def write(files: dict[str, bytes], path: Path) -> None:
-    """A zip with fixed times and modes; what begins with #! can be run."""
-    with atomic_write(path, "wb") as file, zipfile.ZipFile(file, "w") as opened:
-        for name, content in files.items():
-            info = zipfile.ZipInfo(name, TIME)
-            info.create_system = 3  # Unix, on every machine: the modes below are Unix modes
-            info.external_attr = (stat.S_IFREG | (0o755 if content.startswith(b"#!") else 0o644)) << 16
-            info.compress_type = zipfile.ZIP_DEFLATED
-            opened.writestr(info, content)
-
-
 def points() -> int:
     """What a submission can get with the hidden tests; the points to set on Gradescope."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -81,7 +68,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist" / "autograder.zip")
     out = parser.parse_args().out
     files = contents()
-    write(files, out)
+    write_zip(files, out)
     total = points()
     print(
         f"{out}: {len(files)} files; set the assignment to {total} points, {load_course().total} without hidden tests"

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import secrets
-import stat
 import sys
 import tempfile
 import zipfile
@@ -22,15 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import InputError
-from common.paths import ROOT, atomic_write
+from common.paths import ROOT
 from course.table import Course, files_matching, load_course
+from course.zip_files import mode_of, write_zip
 from staff.handout.leaks import find_leaks
 from staff.handout.regions import Region, find_regions, rewrite, strip
 
 MANIFEST = ".handout.json"
 STAFF_ONLY = "# === staff only"
-_TIME = (2020, 1, 1, 0, 0, 0)  # of every file in the zip; a zip cannot say "none"
-_SECONDS = 1577836800  # the same time, for the folder
+_SECONDS = 1577836800  # of every file in the folder: the time in zips, see zip_files
 _REMAKEABLE = {"__pycache__", ".pytest_cache", ".cache"}  # what running the handout leaves in it
 
 
@@ -141,7 +140,8 @@ def write(handout: Handout, out: Path) -> Path:
             if old.exists():
                 old.rename(out)
             raise
-    _write_zip(files, archive, out.name)
+    readme_first = {name: files[name] for name in sorted(files, key=lambda name: (name != "README.md", name))}
+    write_zip(readme_first, archive, folder=out.name)
     return archive
 
 
@@ -183,32 +183,17 @@ def _refuse_foreign_zip(archive: Path, folder: str) -> None:
     raise InputError(f"{archive}: expected nothing or an earlier handout, got something else; move it away")
 
 
-def _mode(content: bytes) -> int:
-    return 0o755 if content.startswith(b"#!") else 0o644
-
-
 def _write_folder(files: dict[str, bytes], folder: Path) -> None:
     folder.mkdir()
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        path.chmod(_mode(content))
+        path.chmod(mode_of(content))
     for path in [*folder.rglob("*"), folder]:
         if path.is_dir():
             path.chmod(0o755)
         os.utime(path, (_SECONDS, _SECONDS))
-
-
-def _write_zip(files: dict[str, bytes], archive: Path, folder: str) -> None:
-    """README.md first, since that is where a reader of the archive should begin."""
-    with atomic_write(archive, "wb") as file, zipfile.ZipFile(file, "w") as opened:
-        for name in sorted(files, key=lambda name: (name != "README.md", name)):
-            info = zipfile.ZipInfo(f"{folder}/{name}", _TIME)
-            info.create_system = 3  # Unix, on every machine: the modes below are Unix modes
-            info.external_attr = (stat.S_IFREG | _mode(files[name])) << 16
-            info.compress_type = zipfile.ZIP_DEFLATED
-            opened.writestr(info, files[name])
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import pytest
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
+from course.zip_files import write_zip
 from staff.grade.gradebook import Row
 from staff.gradescope import build
 from staff.gradescope.classroom50 import result
@@ -191,7 +192,7 @@ def test_the_handouts_workflow_is_plain_and_runs_the_graders():
 
 
 def test_the_zip_has_what_the_platform_runs_and_no_solution(tmp_path):
-    build.write(build.contents(), tmp_path / "a.zip")
+    write_zip(build.contents(), tmp_path / "a.zip")
 
     with zipfile.ZipFile(tmp_path / "a.zip") as opened:
         names = opened.namelist()
@@ -211,7 +212,7 @@ def find_regions_of(text: str) -> list:
 
 def test_the_same_source_gives_the_same_zip(tmp_path):
     for name in ("a.zip", "b.zip"):
-        build.write(build.contents(), tmp_path / name)
+        write_zip(build.contents(), tmp_path / name)
 
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
 
@@ -220,7 +221,7 @@ def test_the_same_source_gives_the_same_zip(tmp_path):
 def autograder(tmp_path_factory) -> Path:
     """A folder as the platform makes it, set up; a Python that has everything is there already."""
     folder = tmp_path_factory.mktemp("autograder")
-    build.write(build.contents(), folder / "a.zip")
+    write_zip(build.contents(), folder / "a.zip")
     with zipfile.ZipFile(folder / "a.zip") as opened:
         for info in opened.infolist():
             Path(opened.extract(info, folder / "source")).chmod(info.external_attr >> 16 & 0o777)

@@ -5,13 +5,13 @@ What the graders accept runs there, and what they refuse because of the start fa
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cluster.launch import free_port
 from common.paths import cache_dir
 from staff.proofs.bank import Entry, apply, copy_tree, load_bank
 
@@ -20,11 +20,6 @@ OF_THE_START = ("forkserver", "function inside", "lambda", "new process does not
 ENTRIES = [entry for entry in load_bank() if entry.file == SCRIPT]
 RIGHT = [entry for entry in ENTRIES if not entry.is_mistake and "2b.9" in entry.bodies]
 WRONG = [entry for entry in ENTRIES if entry.is_mistake and any(words in entry.name for words in OF_THE_START)]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def start(entry: Entry, tree: Path) -> subprocess.CompletedProcess:

@@ -9,7 +9,6 @@ the end of an epoch that does not divide. Real gloo; the ranks are forked from t
 computed nothing.
 """
 
-import importlib.util
 import os
 import socket
 import sys
@@ -26,7 +25,7 @@ from transformers import BertForSequenceClassification, GPT2LMHeadModel
 from common.data.sample_data import glue_sample_dir
 from common.data.samplers import ShuffledEachEpoch
 from common.models.load import model_path
-from common.paths import ROOT
+from common.paths import ROOT, import_file
 from common.workers.process_group import Worker
 
 BATCH = 12  # in all; it divides by 1, 2, 3 and 4
@@ -178,10 +177,7 @@ def five_steps(case: str, sync: str, rank: int, world_size: int) -> dict[str, di
 
 def lesson(path: str):
     """A script of the assignment, as a module."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file(ROOT / path, Path(path).stem)
 
 
 if __name__ == "__main__":

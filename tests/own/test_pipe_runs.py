@@ -1,15 +1,14 @@
 """Our own tests of pipeline/run_gpt2.py, its figures, and the pipeline over processes."""
 
-import importlib.util
 import itertools
 import json
-import socket
 import sys
 
 import pytest
 import torch
 
-from common.paths import ROOT
+from cluster.launch import free_port
+from common.paths import ROOT, import_file
 from pipeline import mode_comparison
 from pipeline.timeline import Trace
 from tests.own.stages import no_worker_is_left
@@ -21,9 +20,7 @@ __all__ = ["no_worker_is_left"]  # a fixture for every test here
 @pytest.fixture
 def run_gpt2(tmp_path, monkeypatch):
     """Runs the script in this process; returns the folder of its record."""
-    spec = importlib.util.spec_from_file_location("run_gpt2", ROOT / "pipeline" / "run_gpt2.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = import_file(ROOT / "pipeline" / "run_gpt2.py", "run_gpt2")
     monkeypatch.setattr(mode_comparison, "FOLDER", tmp_path / "figures")
     threads = torch.get_num_threads()
 
@@ -129,9 +126,7 @@ torch.distributed.destroy_process_group()
 
 @pytest.mark.medium
 def test_over_processes_loss_and_every_gradient_are_those_of_the_plain_model(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     (tmp_path / "process.py").write_text(PROCESS)
     logs = [tmp_path / f"log{rank}" for rank in range(2)]
     ranks = [Script(tmp_path / "process.py", (rank, 2, port), log) for rank, log in enumerate(logs)]

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import time
 import pytest
 import torch
 
+from cluster.launch import free_port
 from common.paths import ROOT
 from tests.own.warm import Script
 
@@ -20,11 +20,6 @@ pytestmark = pytest.mark.medium
 STEPS = 4
 TASKS = {"task1_single": 1, "task2a_gather_scatter": 2, "task2b_allreduce": 3, "task3_ddp": 4}
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def start(task, rank, world_size, port, folder, *flags, script="run_glue.py"):
