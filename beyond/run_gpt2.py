@@ -2,7 +2,7 @@
 
     arguments -> process group -> partition of the data -> model -> strategy -> train -> record
 
---strategy names the lesson: ring (ring.py) or overlap (overlap.py). README.md beside this file has the numbered steps.
+--strategy names the lesson: ring (ring.py) or overlap (overlap.py). README.md in this folder has the numbered steps.
 Shapes: B examples in a worker's batch, T tokens in an example.
 """
 
@@ -31,7 +31,7 @@ from common.workers.process_group import process_group
 
 
 def join(config):
-    """Become one of config.world_size workers.
+    """Join the process group of config.world_size workers.
 
     2a.1  Join the process group at tcp://master_ip:master_port, with the backend, size and rank of `config`.
     """
@@ -54,7 +54,7 @@ def averaging(config, model):
 
 
 def train(config, worker, model, loader, validation, record):
-    """Train `model` on this worker's partition; in every step the workers together see config.batch_size examples.
+    """Train `model` on this worker's partition; in every step, all workers together see config.batch_size examples.
 
     1.2  Compute the gradient of the loss with respect to every parameter; with overlap, buckets leave meanwhile.
     1.3  Update the parameters.
@@ -88,7 +88,7 @@ def train(config, worker, model, loader, validation, record):
 def main():
     config = parse_beyond_arguments()
     with process_group(config, join) as worker:
-        set_seed(config.seed)  # the same on every worker: all must start from the same weights
+        set_seed(config.seed)  # the same seed on every worker: all must start from the same weights
         tokenizer = load_tokenizer(config.tokenizer_name, "gpt2")
         data = load_blocks(config, tokenizer)
         loader, _ = partition_dataset(data.train, config.batch_size)

@@ -1,6 +1,7 @@
-"""Every flag of the task scripts, once: parsed, checked and frozen.
+"""Parses and checks every flag of the task scripts, and returns them as a frozen dataclass.
 
-A wrong flag is said in one line before any process group is joined: afterwards one rank's error is the others' hang.
+A wrong flag is reported in one line before any rank joins a process group. Later, one rank's error would make the
+others hang.
 """
 
 import argparse
@@ -20,12 +21,12 @@ WORLD_SIZES = range(1, 65)
 
 
 def parse_glue_arguments(task: str, argv: list[str] | None = None) -> GlueConfig:
-    """The command line of a run_glue.py; raises InputError, or exits with code 2 on a flag that does not exist."""
+    """Return the flags of a run_glue.py. Raises InputError, or exits with code 2 on a flag that does not exist."""
     return GlueConfig(**only_fields(GlueConfig, _glue_arguments(_glue_parser(task), task, argv)))
 
 
 def parse_worker_arguments(task: str, argv: list[str] | None = None) -> RunConfig:
-    """The command line of a script that has workers and no model: no name of a model is looked up."""
+    """Return the flags of a script that has workers and no model."""
     parser = Parser(description=task, allow_abbrev=False)
     add_common_flags(parser)
     parser.set_defaults(model_name_or_path="", learning_rate=1.0)  # nothing is loaded, nothing learns
@@ -35,13 +36,15 @@ def parse_worker_arguments(task: str, argv: list[str] | None = None) -> RunConfi
 
 
 def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> TrafficConfig:
-    """The same for task 4, with the precision of what is sent."""
+    """Return the flags of task 4, which also choose the precision of what is sent."""
     parser = _glue_parser(task)
     group = parser.add_argument_group("traffic")
     group.add_argument(
-        "--grad_dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="gradients travel as this"
+        "--grad_dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="dtype in which gradients are sent"
     )
-    group.add_argument("--interface", default="", help="count its bytes (default: the one that leads to the master)")
+    group.add_argument(
+        "--interface", default="", help="interface whose bytes are counted (default: the route to --master_ip)"
+    )
     return TrafficConfig(**only_fields(TrafficConfig, _glue_arguments(parser, task, argv)))
 
 
@@ -54,7 +57,7 @@ def _glue_parser(task: str) -> argparse.ArgumentParser:
 
 
 def _glue_arguments(parser: argparse.ArgumentParser, task: str, argv: list[str] | None) -> dict:
-    """What was given, defaults filled in, and checked."""
+    """Return the flags with defaults filled in, after checking them."""
     arguments = vars(parser.parse_args(argv))
     sample = arguments["data_dir"] is None
     # The sample is made so that a tiny model can learn it in seconds: that needs a larger learning rate than BERT's.
@@ -76,18 +79,18 @@ def _glue_arguments(parser: argparse.ArgumentParser, task: str, argv: list[str] 
 
 
 def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: int = 1) -> Gpt2Config:
-    """The command line of a run_gpt2.py; `world_size` is the default of a script that starts its own workers."""
+    """Return the flags of a run_gpt2.py; `world_size` is the default of a script that starts its own workers."""
     arguments = vars(_gpt2_parser(task, world_size).parse_args(argv))
     _check_gpt2(task, arguments, world_size)
     return Gpt2Config(**only_fields(Gpt2Config, arguments))
 
 
 def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
-    """The same for the script of the bonus lessons, which has one strategy for each of them."""
+    """Return the flags of the bonus script, which has one strategy for each lesson."""
     parser = _gpt2_parser("beyond")
     add = parser.add_argument
-    add("--strategy", choices=("ring", "overlap"), default="ring", help="which lesson averages the gradients (ring)")
-    add("--bucket_mb", type=float, default=4.0, help="overlap: MiB in a bucket of gradients at most (4)")
+    add("--strategy", choices=("ring", "overlap"), default="ring", help="the lesson that averages the gradients (ring)")
+    add("--bucket_mb", type=float, default=4.0, help="overlap: largest size of a bucket in MiB (4)")
     arguments = vars(parser.parse_args(argv))
     if not 0 < arguments["bucket_mb"] <= 2**20:
         raise InputError(f"--bucket_mb: expected a size in MiB, above 0, got {arguments['bucket_mb']}")
@@ -147,32 +150,42 @@ SAMPLE_GPT2 = {"learning_rate": 1e-3, "model_max_length": 64}
 
 
 def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port: int = PORT) -> None:
-    """Those of every script that trains; `world_size` and `port` are the defaults."""
+    """Add the flags of every script that trains; `world_size` and `port` are the defaults."""
     add = parser.add_argument
     parser.set_defaults(profile=False)
     group = parser.add_argument_group
     add("--data_dir", type=Path, help="folder with the data (default: the embedded sample)")
     add("--model_name_or_path", help="tiny, a hub name or a folder (default: tiny for the sample)")
-    add("--tokenizer_name", default="", help="tokenizer, if it is not the model's own")
-    add("--output_dir", type=Path, help="folder for the record of the run (default: runs/<task>, replaced each time)")
+    add("--tokenizer_name", default="", help="tokenizer (default: the model's own)")
+    add("--output_dir", type=Path, help="folder for the record of the run (default: runs/<task>, replaced by each run)")
     add("--overwrite_output_dir", action="store_true", help="replace the record of an earlier run in --output_dir")
-    add("--learning_rate", type=float, help="AdamW's learning rate, at the top of the schedule")
-    add("--weight_decay", type=float, default=0.0, help="for all weights but biases and LayerNorm")
+    add("--learning_rate", type=float, help="AdamW's learning rate at the peak of the schedule")
+    add("--weight_decay", type=float, default=0.0, help="weight decay of all parameters except biases and LayerNorm")
     add("--adam_epsilon", type=float, default=1e-8, help="AdamW's epsilon")
-    add("--max_grad_norm", type=float, default=1.0, help="clip gradients to this norm; 0: do not clip")
+    add("--max_grad_norm", type=float, default=1.0, help="clip gradients to this norm (0: do not clip)")
     add("--warmup_steps", type=int, default=0, help="steps over which the learning rate rises from 0")
-    add("--max_steps", type=int, default=-1, help="stop after so many steps (default: after the last epoch)")
+    add("--max_steps", type=int, default=-1, help="stop after N steps (default: after the last epoch)")
     add("--dropout", type=float, help="dropout probability (default: the model's own)")
-    add("--seed", type=int, default=42, help="seed of weights, order of examples and dropout")
-    add("--no_cuda", action="store_true", help="use the CPU even where there is a GPU")
-    workers = group("workers (under torchrun these may be left out)")
-    workers.add_argument("--master_ip", help="address of worker 0 (default: 127.0.0.1)")
-    workers.add_argument("--master_port", type=int, help=f"a free port above 1023 on worker 0 (default: {port})")
+    add("--seed", type=int, default=42, help="seed for weights, order of examples and dropout")
+    add("--no_cuda", action="store_true", help="use the CPU even if there is a GPU")
+    workers = group("workers (not needed with torchrun)")
+    workers.add_argument("--master_ip", help="address of rank 0 (default: 127.0.0.1)")
+    workers.add_argument(
+        "--master_port", type=int, help=f"a free port above 1023 on rank 0's machine (default: {port})"
+    )
     workers.add_argument("--world_size", type=int, help=f"number of workers (default: {world_size})")
-    workers.add_argument("--local_rank", type=int, default=-1, help="rank of this worker among all: 0 to world_size-1")
-    workers.add_argument("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on CPUs")
-    workers.add_argument("--join_seconds", type=float, default=120.0, help="how long to wait for the other workers")
-    workers.add_argument("--hang_seconds", type=float, default=120.0, help="stop if no step ends for so long")
+    workers.add_argument(
+        "--local_rank", type=int, default=-1, help="rank of this worker among all workers: 0 to world_size-1"
+    )
+    workers.add_argument(
+        "--backend", choices=("gloo", "nccl"), help="communication library (default: nccl on GPUs, gloo on CPUs)"
+    )
+    workers.add_argument(
+        "--join_seconds", type=float, default=120.0, help="seconds to wait for the other workers to join"
+    )
+    workers.add_argument(
+        "--hang_seconds", type=float, default=120.0, help="abort if no step completes within this many seconds"
+    )
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
@@ -181,34 +194,34 @@ def _add_profile(parser: argparse.ArgumentParser) -> None:
 
 def _add_glue_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model_type", choices=("bert",), default="bert", help="architecture that the model must have")
-    add("--config_name", default="", help="configuration, if it is not the model's own")
+    add("--model_type", choices=("bert",), default="bert", help="architecture of the model")
+    add("--config_name", default="", help="configuration (default: the model's own)")
     add("--task_name", default="RTE", help=", ".join(GLUE_TASKS))
-    add("--do_train", action="store_true", help="train (neither --do_train nor --do_eval: both)")
+    add("--do_train", action="store_true", help="train (with neither --do_train nor --do_eval, the script does both)")
     add("--do_eval", action="store_true", help="evaluate on the dev set after every epoch")
-    add("--do_lower_case", action="store_true", help="for an uncased model")
-    add("--max_seq_length", type=int, help="longer examples are cut, shorter ones padded (tokens)")
+    add("--do_lower_case", action="store_true", help="convert the text to lower case, for an uncased model")
+    add("--max_seq_length", type=int, help="tokens per example; longer ones are cut, shorter ones padded")
     add("--per_gpu_train_batch_size", type=int, help="examples per step on one worker (default: 64 / world_size)")
     add("--per_gpu_eval_batch_size", type=int, default=64, help="examples per evaluation batch on one worker")
     add("--num_train_epochs", type=whole_number, help="passes over the training set")
-    add("--overwrite_cache", action="store_true", help="tokenize again, even where the cache has the features")
+    add("--overwrite_cache", action="store_true", help="tokenize again, even if the cache has the features")
 
 
 def _add_gpt2_flags(parser: argparse.ArgumentParser, task: str) -> None:
-    """Those of all run_gpt2.py, and those that only one task has a use for."""
+    """Add the flags of all run_gpt2.py, and those that only one task uses."""
     add = parser.add_argument
     parser.set_defaults(pytest=False, model_parallel_mode="none", n_chunk=4, schedule="threads")
     add("--batch_size", type=int, default=64, help="examples per step on all workers together")
     add("--n_epochs", type=whole_number, default=2, help="passes over the training set")
-    add("--model_max_length", type=int, help="tokens in one training example")
+    add("--model_max_length", type=int, help="tokens per training example")
     if task == "task2b_allreduce":
-        add("--pytest", type=true_or_false, help="True: one step, its gradients kept in tests/")
+        add("--pytest", type=true_or_false, help="True: make one step and save its gradients in tests/")
     if task == "pipeline":
         modes = ("none", "model_parallel", "pipeline_parallel")
-        add("--model_parallel_mode", choices=modes, help="how the blocks are spread")
-        add("--n_chunk", type=int, help="micro-batches in a batch, where there is a pipeline")
+        add("--model_parallel_mode", choices=modes, help="how the blocks are distributed over the devices")
+        add("--n_chunk", type=int, help="number of micro-batches per batch (pipeline modes only)")
         schedules = ("threads", "gpipe", "1f1b", "interleaved")
-        add("--schedule", choices=schedules, help="threads, or one process for each stage and its order of work")
+        add("--schedule", choices=schedules, help="threads, or one process per stage with this schedule")
 
 
 def complete(run_name: str, arguments: dict) -> None:

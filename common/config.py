@@ -1,4 +1,4 @@
-"""What a run was told: every flag of the task scripts, checked and frozen. arguments.py makes these."""
+"""The flags of the task scripts as frozen dataclasses; arguments.py creates them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What every task script needs. `rank` is what the course's command line calls --local_rank."""
+    """The flags of every task script. `rank` is what the command line calls --local_rank."""
 
     task: str  # the folder of the script, for instance "task1_single"
     output_dir: Path
@@ -19,8 +19,8 @@ class RunConfig:
     adam_epsilon: float
     max_grad_norm: float  # 0: no clipping
     warmup_steps: int
-    max_steps: int  # 0: as many as the epochs have
-    dropout: float | None  # None: as the model has it
+    max_steps: int  # 0: no limit besides the epochs
+    dropout: float | None  # None: the model's own
     seed: int
     no_cuda: bool
     profile: bool
@@ -28,7 +28,7 @@ class RunConfig:
     master_port: int
     world_size: int
     rank: int
-    rank_on_node: int  # which of this machine's workers this is: chooses the GPU
+    rank_on_node: int  # index among the workers of this machine; chooses the GPU
     backend: str
     join_seconds: float
     hang_seconds: float
@@ -60,7 +60,7 @@ class GlueConfig(RunConfig):
 class TrafficConfig(GlueConfig):
     """The flags of task 4's run_glue.py."""
 
-    grad_dtype: str  # fp32, bf16 or fp16: what gradients travel as
+    grad_dtype: str  # fp32, bf16 or fp16: dtype in which gradients are sent
     interface: str  # whose bytes are counted
 
 

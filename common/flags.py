@@ -1,4 +1,4 @@
-"""What every command line here needs: a parser that says what is wrong in one line, kinds of values, and checks."""
+"""Helpers for command lines: a parser with one-line errors, types of values, and checks."""
 
 import argparse
 from dataclasses import fields
@@ -8,7 +8,7 @@ from common.errors import InputError
 
 
 def whole_number(text: str) -> int:
-    """The course writes both 3 and 3.0."""
+    """Return the integer in `text`, which may be written as 3 or as 3.0."""
     if float(text) != int(float(text)):
         raise ValueError(text)
     return int(float(text))
@@ -18,7 +18,7 @@ whole_number.__name__ = "whole number"  # argparse puts this name into its messa
 
 
 def true_or_false(text: str) -> bool:
-    """True or False as words: bool("False") would be True."""
+    """Return the truth value of a word; bool("False") would be True."""
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     return words[text.lower()] if text.lower() in words else _refuse(text)
 
@@ -28,7 +28,7 @@ def _refuse(text: str) -> NoReturn:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the whole usage would push that line off the screen."""
+    """A parser that reports an error in one line; the full usage would push that line off the screen."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (--help lists the flags)\n")

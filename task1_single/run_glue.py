@@ -2,7 +2,7 @@
 
     arguments -> worker -> data -> model -> train (the lesson) -> record
 
-Shapes: B examples in a batch, T tokens in an example. README.md beside this file has the numbered steps.
+Shapes: B examples in a batch, T tokens in an example. README.md in this folder has the numbered steps.
 """
 
 import sys
@@ -26,11 +26,11 @@ from common.workers.process_group import process_group
 
 
 def load_model(config):
-    """BERT with a new head for this task's labels.
+    """Return BERT with a new head for this task's labels.
 
-    1.1  Load the pretrained weights from config.model_name_or_path. The head's size stands in `bert_config`.
+    1.1  Load the pretrained weights from config.model_name_or_path. `bert_config` holds the number of labels.
     """
-    from transformers import BertConfig, BertForSequenceClassification  # takes seconds: --help need not wait for it
+    from transformers import BertConfig, BertForSequenceClassification  # takes seconds, and --help does not need it
 
     bert_config = BertConfig.from_pretrained(config.config_name, num_labels=TASKS[config.task_name].num_labels)
     # TODO(cos598d) 1.1: load the model with from_pretrained; remember to pass bert_config as config (1 line)
@@ -41,11 +41,11 @@ def load_model(config):
 
 
 def train(config, worker, model, data, record):
-    """Fine-tune `model` on data.train; every step sees one batch of all its examples.
+    """Fine-tune `model` on data.train; every step uses one batch.
 
     1.2  Compute the gradient of the loss with respect to every parameter.
     1.3  Update the parameters.
-    1.4  After every epoch, measure the model on the dev set.
+    1.4  After every epoch, evaluate the model on the dev set.
     """
     order = ShuffledEachEpoch(data.train, config.seed)
     loader = DataLoader(data.train, config.per_gpu_train_batch_size, sampler=order)
@@ -79,7 +79,7 @@ def train(config, worker, model, data, record):
 def main():
     config = parse_glue_arguments("task1_single")
     with process_group(config) as worker:
-        set_seed(config.seed)  # before the model: its new head is random
+        set_seed(config.seed)  # before the model is made, because its new head is random
         tokenizer = load_tokenizer(config.tokenizer_name, "bert", config.do_lower_case)
         data = load_glue(config, tokenizer)
         model = fit_model(load_model(config), config, tokenizer, config.max_seq_length).to(worker.device)

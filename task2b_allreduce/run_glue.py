@@ -1,8 +1,8 @@
-"""Task 2b: the same on several workers; gradients are averaged with all_reduce.
+"""Task 2b: fine-tune BERT on several workers; gradients are averaged with all_reduce.
 
     arguments -> process group -> data -> model -> train (the lesson) -> record
 
-Shapes: B examples in a worker's batch, T tokens in an example. README.md beside this file has the numbered steps.
+Shapes: B examples in a worker's batch, T tokens in an example. README.md in this folder has the numbered steps.
 """
 
 import sys
@@ -27,7 +27,7 @@ from common.workers.process_group import process_group
 
 
 def join(config):
-    """Become one of config.world_size workers.
+    """Join the process group of config.world_size workers.
 
     2a.1  Join the process group at tcp://master_ip:master_port, with the backend, size and rank of `config`.
     """
@@ -43,11 +43,11 @@ def join(config):
 
 
 def load_model(config):
-    """BERT with a new head for this task's labels.
+    """Return BERT with a new head for this task's labels.
 
-    1.1  Load the pretrained weights from config.model_name_or_path. The head's size stands in `bert_config`.
+    1.1  Load the pretrained weights from config.model_name_or_path. `bert_config` holds the number of labels.
     """
-    from transformers import BertConfig, BertForSequenceClassification  # takes seconds: --help need not wait for it
+    from transformers import BertConfig, BertForSequenceClassification  # takes seconds, and --help does not need it
 
     bert_config = BertConfig.from_pretrained(config.config_name, num_labels=TASKS[config.task_name].num_labels)
     # TODO(cos598d) 1.1: load the model with from_pretrained; remember to pass bert_config as config (1 line)
@@ -77,14 +77,13 @@ def sync_gradients(model, world_size):
 
 
 def train(config, worker, model, data, record):
-    """Fine-tune `model` on data.train; in every step the workers together see one batch.
+    """Fine-tune `model` on data.train; in every step, all workers together see one batch.
 
-    2a.2  Share the examples: every worker a batch of its own, together the batch one worker would have; and another
-          order every epoch.
+    2a.2  Share the examples: every worker gets its own part of each batch, and every epoch has a different order.
     1.2  Compute the gradient of the loss with respect to every parameter.
-    2b.1  Average the gradients over the workers, before they are clipped: clipping is not linear.
+    2b.1  Average the gradients over the workers, before clipping: clipping is not linear.
     1.3  Update the parameters.
-    1.4  After every epoch, measure the model on the dev set.
+    1.4  After every epoch, evaluate the model on the dev set.
     """
     # TODO(cos598d) 2a.2: a DistributedSampler seeded with config.seed; its loader, batch of one worker (2-3 lines)
     # BEGIN SOLUTION 2a.2
@@ -127,7 +126,7 @@ def train(config, worker, model, data, record):
 def main():
     config = parse_glue_arguments("task2b_allreduce")
     with process_group(config, join) as worker:
-        set_seed(config.seed)  # before the model, the same on every worker: its new head is random
+        set_seed(config.seed)  # before the model is made, because its new head is random; the same seed on every worker
         tokenizer = load_tokenizer(config.tokenizer_name, "bert", config.do_lower_case)
         data = load_glue(config, tokenizer)
         model = fit_model(load_model(config), config, tokenizer, config.max_seq_length).to(worker.device)

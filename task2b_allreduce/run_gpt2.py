@@ -1,8 +1,8 @@
-"""Task 2b for GPT-2: train on OSCAR text, every worker on its own partition; this script starts the workers itself.
+"""Task 2b for GPT-2: train on OSCAR text, each worker on its own partition; this script starts the workers itself.
 
     arguments -> processes -> process group -> partition of the data -> model -> train (the lesson) -> record
 
-Shapes: B examples in a worker's batch, T tokens in an example. README.md beside this file has the numbered steps.
+Shapes: B examples in a worker's batch, T tokens in an example. README.md in this folder has the numbered steps.
 """
 
 import os
@@ -33,9 +33,9 @@ from task2b_allreduce.worker_gradients import keep_gradients
 
 
 def setup(rank, world_size, backend):
-    """Join the process group through the environment; the other way than task 2a's tcp:// address.
+    """Join the process group through the environment; task 2a used a tcp:// address instead.
 
-    2b.6  [1] MASTER_ADDR and MASTER_PORT say where worker 0 listens: 127.0.0.1 and 11868, unless they are set already.
+    2b.6  [1] MASTER_ADDR and MASTER_PORT say where rank 0 listens: 127.0.0.1 and 11868, unless they are already set.
           [2] Join with this backend, rank and size.
     """
     # TODO(cos598d) 2b.6: set the two variables and call init_process_group (3 lines)
@@ -49,7 +49,7 @@ def setup(rank, world_size, backend):
 def average_gradients(model):
     """Replace every parameter's gradient by its mean over all workers.
 
-    2b.7  As in run_glue.py; the number of workers is asked from the process group.
+    2b.7  As in run_glue.py; ask the process group for the number of workers.
     """
     # TODO(cos598d) 2b.7: all_reduce every gradient and divide by the number of workers (about 5 lines)
     # BEGIN SOLUTION 2b.7
@@ -62,9 +62,9 @@ def average_gradients(model):
 
 
 def train(config, worker, model, loader, validation, record):
-    """Train `model` on this worker's partition; in every step the workers together see config.batch_size examples.
+    """Train `model` on this worker's partition; in every step, all workers together see config.batch_size examples.
 
-    2b.8  Average the gradients over the workers, at the one right place of the step.
+    2b.8  Average the gradients over the workers, at the right place in the step.
     """
     optimizer, scheduler = build_optimizer(config, model, len(loader))
     for epoch in record.epochs(loader):
@@ -98,15 +98,15 @@ def train(config, worker, model, loader, validation, record):
 
 
 def work(rank, config):
-    """What each process runs."""
+    """Run one worker; this is the target of each process."""
     exit_on_input_error(run_worker, rank, config)
 
 
 def run_worker(rank, config):
-    """One worker, from joining to its record."""
+    """Run one worker, from joining to writing its record."""
     config = replace(config, rank=rank, rank_on_node=rank)
     with process_group(config, lambda config: setup(config.rank, config.world_size, config.backend)) as worker:
-        set_seed(config.seed)  # the same on every worker: all must start from the same weights
+        set_seed(config.seed)  # the same seed on every worker: all must start from the same weights
         tokenizer = load_tokenizer(config.tokenizer_name, "gpt2")
         data = load_blocks(config, tokenizer)
         loader, _ = partition_dataset(data.train, config.batch_size)
@@ -121,7 +121,7 @@ def run_worker(rank, config):
 def start_workers(config):
     """Start config.world_size processes that run work(rank, config), and wait for all of them.
 
-    2b.9  [1] make a Process for every rank, [2] start it, [3] when all run, wait until each has ended.
+    2b.9  [1] make a Process for every rank, [2] start it, [3] when all are running, wait until each has ended.
     Returns the list of processes.
     """
     processes = []

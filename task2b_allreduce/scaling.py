@@ -1,4 +1,4 @@
-"""Training time and tokens per second of a GPT-2 run, kept beside those of earlier runs and drawn beside them."""
+"""Training time and tokens per second of a GPT-2 run, saved and drawn together with those of earlier runs."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ FIGURES = ROOT / "submit_figures"
 
 
 def check_workers(processes: Sequence) -> None:
-    """Raises InputError unless all processes were started, were waited for and ended well."""
+    """Raise InputError unless all processes were started, joined and ended without an error."""
     if not processes:
         raise InputError("no worker was started (region 2b.9)")
     if any(process.is_alive() for process in processes):
@@ -32,9 +32,9 @@ def check_workers(processes: Sequence) -> None:
 
 
 def epoch_metrics(record: dict) -> dict[str, float]:
-    """One worker's mean and standard deviation over epochs of training time (s) and tokens per second.
+    """Return one worker's mean and standard deviation over epochs of training time (s) and tokens per second.
 
-    The first epoch is dropped, since it warms caches up, unless there is no other.
+    The first epoch is a warm-up and is left out, unless it is the only one.
     """
     config, steps = record["config"], record["steps_per_epoch"]
     seconds = [iteration["seconds"] for iteration in record["iterations"]]
@@ -52,7 +52,7 @@ def epoch_metrics(record: dict) -> dict[str, float]:
 
 
 def combine(workers: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Workers' times are averaged, their tokens per second add up; deviations likewise (taken as independent)."""
+    """Average the workers' times and add up their tokens per second; deviations are treated as independent."""
     column = {name: np.array([worker[name] for worker in workers]) for name in workers[0]}
     return {
         "training_time": float(column["training_time"].mean()),
@@ -63,7 +63,7 @@ def combine(workers: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
-    """Read the records of a run, keep its metrics in submit_figures/ and draw both figures from all that are there."""
+    """Read the records of a run, save its metrics in submit_figures/ and draw both figures from all metrics there."""
     records = [json.loads((config.output_dir / f"rank{r}.json").read_text()) for r in range(config.world_size)]
     workers = [epoch_metrics(record) for record in records]
     for rank, worker in enumerate(workers):
@@ -86,7 +86,7 @@ def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
 
 
 def _setting(config: Gpt2Config, record: dict) -> dict:
-    """What runs on other numbers of workers must share with this one for their metrics to be compared."""
+    """Return what two runs must have in common if their metrics are to be compared."""
     return {
         "model": Path(config.model_name_or_path).name,
         "tokens per example": config.model_max_length,
@@ -99,7 +99,7 @@ def _setting(config: Gpt2Config, record: dict) -> dict:
 
 
 def draw_scaling(figures: Path) -> None:
-    """The two figures, one bar for each number of workers whose run is kept in `figures`."""
+    """Draw the two figures, with one bar for each number of workers whose run is in `figures`."""
     runs = sorted((json.loads(f.read_text()) for f in figures.glob("data_parallel_*.json")), key=lambda r: r["workers"])
     names = [f"{run['workers']} worker{'s' * (run['workers'] > 1)}\nbatch {run['batch_size']}" for run in runs]
     for metric, label in (
@@ -113,7 +113,7 @@ def draw_scaling(figures: Path) -> None:
 
 
 def _words(metrics: dict) -> str:
-    """One epoch alone has no deviation to tell."""
+    """Return mean and deviation as text; one epoch alone has no deviation."""
     time, speed = f"{metrics['training_time']:.3f}", f"{metrics['tokens_per_second']:.0f}"
     if metrics["training_time_std"]:
         time += f" +- {metrics['training_time_std']:.3f}"

@@ -1,4 +1,4 @@
-"""--pytest True: each worker's averaged gradients of the first step, to be loaded and compared: they must be equal."""
+"""--pytest True: saves each worker's averaged gradients of the first step, so that you can compare them."""
 
 import torch
 from torch import nn

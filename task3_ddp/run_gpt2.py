@@ -2,7 +2,7 @@
 
     arguments -> process group -> partition of the data -> model -> train (the lesson) -> record
 
-Shapes: B examples in a worker's batch, T tokens in an example. README.md beside this file has the numbered steps.
+Shapes: B examples in a worker's batch, T tokens in an example. README.md in this folder has the numbered steps.
 """
 
 import sys
@@ -28,7 +28,7 @@ from common.workers.process_group import process_group
 
 
 def join(config):
-    """Become one of config.world_size workers.
+    """Join the process group of config.world_size workers.
 
     2a.1  Join the process group at tcp://master_ip:master_port, with the backend, size and rank of `config`.
     """
@@ -44,9 +44,9 @@ def join(config):
 
 
 def wrap(model, worker):
-    """The model that train() calls: its backward pass leaves the mean of all workers' gradients in param.grad.
+    """Return the model that train() calls: its backward pass leaves the mean of all workers' gradients in param.grad.
 
-    3.2  Wrap the model in DistributedDataParallel. On a GPU it must be told the worker's device.
+    3.2  Wrap the model in DistributedDataParallel. On a GPU, pass the worker's device.
     """
     # TODO(cos598d) 3.2: wrap the model (1-2 lines)
     # BEGIN SOLUTION 3.2
@@ -57,9 +57,9 @@ def wrap(model, worker):
 
 
 def train(config, worker, model, loader, validation, record):
-    """Train `model` on this worker's partition; in every step the workers together see config.batch_size examples.
+    """Train `model` on this worker's partition; in every step, all workers together see config.batch_size examples.
 
-    1.2  Compute the gradient of the loss with respect to every parameter; the wrapped model averages it meanwhile.
+    1.2  Compute the gradient of the loss with respect to every parameter; the wrapped model averages it, too.
     1.3  Update the parameters.
     """
     optimizer, scheduler = build_optimizer(config, model, len(loader))
@@ -88,7 +88,7 @@ def train(config, worker, model, loader, validation, record):
 def main():
     config = parse_gpt2_arguments("task3_ddp")
     with process_group(config, join) as worker:
-        set_seed(config.seed)  # the same on every worker: all must start from the same weights
+        set_seed(config.seed)  # the same seed on every worker: all must start from the same weights
         tokenizer = load_tokenizer(config.tokenizer_name, "gpt2")
         data = load_blocks(config, tokenizer)
         loader, _ = partition_dataset(data.train, config.batch_size)

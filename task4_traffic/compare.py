@@ -3,8 +3,8 @@
     python task4_traffic/compare.py runs/task4_64 runs/task4_32 runs/task4_16
     python task4_traffic/compare.py runs/task4_64 --dstat node0.csv --interface eth1      observed by dstat, rank 0 only
 
-Payload is what expected.py says of the tensors that were written down. Framing is calibrated apart and shown apart.
-Nothing here fits one to the other.
+The payload is what expected.py computes for the recorded tensors. The framing is calibrated and shown separately.
+No number is adjusted to fit another.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SHOWN_ITERATIONS = 5  # in the plot over time
 
 @dataclass(frozen=True)
 class TrafficRun:
-    """What one rank of a run has kept. Bytes are those of one iteration on average, on this rank's interface."""
+    """The traffic of one rank in one run. Bytes are the mean of an iteration, on this rank's interface."""
 
     name: str
     rank: int
@@ -44,7 +44,7 @@ class TrafficRun:
 
 
 def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> TrafficRun:
-    """One rank's figures. Raises InputError for a folder that is not task 4's."""
+    """Return one rank's traffic. Raises InputError if the folder is not from task 4."""
     record, traffic = read_json(folder, f"rank{rank}.json"), read_json(folder, f"traffic_{rank}.json")
     iterations = sum(window["iterations"] for window in traffic["windows"])
     written = sum(group["iterations"] for group in traffic["sent"])
@@ -54,7 +54,7 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Traf
     n, size = record["world_size"], total / written
     if n < 2:
         raise InputError(f"{folder}: expected a run on 2 workers or more, got {n}: one worker sends nothing")
-    # On the loopback interface the packets of all workers pass, so the sum over them is expected there.
+    # The packets of all workers pass through the loopback interface, so expect their sum there.
     ranks = range(n) if traffic["interface"] == "lo" else [rank]
     each = [payload(algorithm, size, n, which) for which in ranks]
     expected = Traffic(sum(part.sent for part in each), sum(part.received for part in each))
@@ -78,7 +78,7 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Traf
 
 
 def payload(algorithm: str, size: float, world_size: int, rank: int) -> Traffic:
-    """What expected.py says of one iteration."""
+    """Return the payload of one iteration, as expected.py computes it."""
     if algorithm == "all_reduce":
         return all_reduce_traffic(size, world_size)  # type: ignore[arg-type]
     return gather_scatter_traffic(size, world_size, rank)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def table(runs: list[TrafficRun]) -> str:
-    """One row per run, bytes that this rank sends; ratios are observed over expected."""
+    """Return a table with one row per run: the bytes that this rank sends, and observed over expected."""
     head = f"{'batch':>5} {'tensors':>7} {'S':>11} {'iterations':>10} {'expected/epoch':>15} {'framing':>12}"
     lines = [f"{head} {'observed/epoch':>15} {'/ payload':>9} {'/ with framing':>14}"]
     for run in runs:
@@ -106,7 +106,7 @@ def table(runs: list[TrafficRun]) -> str:
 
 
 def ratios(run: TrafficRun) -> tuple[float, float]:
-    """Sent bytes, observed over expected: payload alone, and with the calibrated framing."""
+    """Return observed over expected bytes: for the payload alone, and with the calibrated framing."""
     return run.observed.sent / run.expected.sent, run.observed.sent / (run.expected.sent + run.framing.sent)
 
 
@@ -118,7 +118,7 @@ def check_comparable(runs: list[TrafficRun]) -> None:
 
 
 def plot_over_time(path: Path, folder: Path, rank: int) -> None:
-    """Bytes per second in and out over the first iterations; dotted lines where an iteration ends."""
+    """Draw bytes per second in and out over the first iterations; dotted lines show where an iteration ends."""
     samples = read_counters(folder / f"counters_{rank}.csv")
     ends = [sample.time for sample in samples if sample.event.startswith("iteration ")]
     begins = [sample.time for sample in samples if sample.event == "window 1 begins"]
@@ -141,7 +141,7 @@ def plot_over_time(path: Path, folder: Path, rank: int) -> None:
 
 
 def plot_epochs(path: Path, runs: list[TrafficRun]) -> None:
-    """Bytes sent in an epoch against the batch size: expected payload with framing on top, and observed."""
+    """Draw the bytes sent in an epoch against the batch size: expected payload with framing on top, and observed."""
     with figure(path) as axes:
         places = list(range(len(runs)))
         expected = [run.epoch.sent / 1e6 for run in runs]
@@ -163,7 +163,7 @@ def plot_epochs(path: Path, runs: list[TrafficRun]) -> None:
 
 
 def observed_by_dstat(path: Path, interface: str, folder: Path, rank: int) -> str:
-    """What dstat or dool saw in the same windows, in words."""
+    """Say in one line what dstat or dool counted in the same windows."""
     from task4_traffic.dstat import read_dstat
 
     windows = read_json(folder, f"traffic_{rank}.json")["windows"]
@@ -186,9 +186,9 @@ def observed_by_dstat(path: Path, interface: str, folder: Path, rank: int) -> st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="output folders of task4_traffic/run_glue.py")
-    parser.add_argument("--rank", type=int, default=0, help="whose traffic (%(default)s)")
+    parser.add_argument("--rank", type=int, default=0, help="rank whose traffic is shown (%(default)s)")
     parser.add_argument("--dstat", type=Path, help="a file of dstat or dool that covers the first of the runs")
-    parser.add_argument("--interface", default="total", help="which column of that file (%(default)s)")
+    parser.add_argument("--interface", default="total", help="column of that file (%(default)s)")
     parser.add_argument("--output", type=Path, default=Path("runs"), help="folder for the plots (%(default)s)")
     arguments = parser.parse_args()
     runs = [read_run(folder, arguments.rank) for folder in arguments.runs]

@@ -1,10 +1,10 @@
 """Bytes in and out of one network interface over time: from the kernel's counters, or from a file of dstat or dool.
 
     python task4_traffic/counters.py --interface eth0 --output traffic.csv      counts until Ctrl-C
-    python task4_traffic/counters.py --read dstat.csv --interface total         what such a file says in bytes
+    python task4_traffic/counters.py --read dstat.csv --interface total         converts such a file to bytes
 
-The kernel counts every byte of an interface since it was made, headers included. A difference of two readings is a
-volume and misses nothing in between; a rate, as dstat writes it, must be multiplied by the time it stands for.
+The kernel counts every byte of an interface since it was created, headers included. The difference of two readings is a
+volume and misses nothing. dstat writes a rate: multiply it by the time that it covers.
 """
 
 import argparse
@@ -40,12 +40,12 @@ def read_kernel(text: str) -> dict[str, tuple[int, int, int, int]]:
 
 
 class Counter:
-    """Reads an interface ten times a second into a CSV, from a thread, until stop().
+    """Writes the counters of an interface to a CSV ten times per second, in a thread, until stop().
 
-    Costs well under 1 % of a core. Every line is flushed, so what was counted before a crash is in the file.
+    This takes well under 1 % of a core. Every line is flushed, so nothing is lost in a crash.
 
     Raises:
-        InputError: no such interface, or no kernel that counts.
+        InputError: there is no such interface, or the kernel has no counters.
     """
 
     def __init__(self, interface: str, path: Path, *, kernel: Path = KERNEL, per_second: float = PER_SECOND) -> None:
@@ -62,7 +62,7 @@ class Counter:
         self._thread.start()
 
     def mark(self, event: str) -> Sample:
-        """A reading between the regular ones, named: the beginning and end of what is to be counted."""
+        """Take an additional reading and name it, for instance at the beginning and end of training."""
         with self._lock:
             sample = self._read(event)
             self.samples.append(sample)
@@ -96,7 +96,7 @@ class Counter:
 
 
 def read_counters(path: Path) -> list[Sample]:
-    """A CSV that a Counter wrote, also one that ends in the middle of a line. Raises InputError for other files."""
+    """Return the readings in a CSV of a Counter; the last line may be incomplete. Raises InputError for other files."""
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     if not rows or tuple(rows[0]) != HEAD:
@@ -106,10 +106,10 @@ def read_counters(path: Path) -> list[Sample]:
 
 
 def volume(samples: Sequence[Sample], begin: float, end: float) -> tuple[float, float]:
-    """Bytes (received, sent) between two times. Between two readings the bytes are taken as evenly spread.
+    """Return the bytes (received, sent) between two times, assuming an even rate between two readings.
 
     Raises:
-        InputError: the samples do not cover the whole time.
+        InputError: the samples do not cover the whole period.
     """
     if not samples or begin < samples[0].time or end > samples[-1].time or begin > end:
         span = f"{samples[0].time:.1f} to {samples[-1].time:.1f}" if samples else "nothing"
@@ -131,12 +131,12 @@ def _at(samples: Sequence[Sample], moment: float) -> tuple[float, float]:
 
 
 def rates(samples: Iterable[Sample]) -> list[tuple[float, float, float]]:
-    """(time in the middle, bytes received per second, bytes sent per second) between neighbouring readings."""
+    """Return (middle time, bytes received per second, bytes sent per second) between neighbouring readings."""
     found = []
     kept: Sample | None = None
     for sample in samples:
         if kept and sample.time - kept.time < 0.02:
-            continue  # a mark beside a regular reading: a rate over so short a time says nothing
+            continue  # a mark next to a regular reading: the time is too short for a rate
         if kept:
             span = sample.time - kept.time
             moment = (sample.time + kept.time) / 2
@@ -147,10 +147,10 @@ def rates(samples: Iterable[Sample]) -> list[tuple[float, float, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--interface", required=True, help="such as eth0; with --read also total")
+    parser.add_argument("--interface", required=True, help="interface, such as eth0; with --read also total")
     parser.add_argument("--output", type=Path, default=Path("traffic.csv"), help="where to write (%(default)s)")
-    parser.add_argument("--seconds", type=float, help="stop after so long (default: at Ctrl-C)")
-    parser.add_argument("--read", type=Path, help="do not count: add up a file of dstat or dool instead")
+    parser.add_argument("--seconds", type=float, help="stop after this many seconds (default: at Ctrl-C)")
+    parser.add_argument("--read", type=Path, help="do not count; add up a file of dstat or dool instead")
     arguments = parser.parse_args()
     if arguments.read:
         for number, run in enumerate(read_dstat(arguments.read, arguments.interface), 1):

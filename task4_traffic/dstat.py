@@ -1,9 +1,9 @@
-"""Reads what `dstat --output` and `dool --output` write, as the same samples that the kernel's counters give.
+"""Reads the files of `dstat --output` and `dool --output` into the same samples as the kernel's counters.
 
-Such a file is one or several runs, one after the other (both tools append): lines of description, a line of groups
-("net/eth0"), a line of names ("recv"), one row a second. A row holds *rates*, means over the time since the row before
-it. dstat writes bytes per second; dool bits per second, unless it was started with --bytes. Neither counts `lo` in
-net/total. dstat's first row is no interval of this run: it goes back to the start of the machine.
+Such a file holds one or several runs, one after the other, because both tools append. A run has lines of description, a
+line of groups ("net/eth0"), a line of names ("recv"), and one row per second. A row holds *rates*: means over the time
+since the previous row. dstat writes bytes per second; dool writes bits per second unless you pass --bytes. Neither
+includes `lo` in net/total. dstat's first row does not belong to the run: its interval begins when the machine started.
 """
 
 import csv
@@ -34,7 +34,7 @@ class ToolRun:
 
     @property
     def seconds_per_row(self) -> float:
-        """The delay on the command line: the last word, or the one before it where a number of rows follows."""
+        """Return the delay on the command line: the last word, or the one before it if a number of rows follows."""
         words = shlex.split(self.command) if self.command.count('"') % 2 == 0 else self.command.split()
         numbers: list[float] = []
         for word in reversed(words[1:]):
@@ -50,10 +50,10 @@ class ToolRun:
 
 
 def read_dstat(path: Path, interface: str = "total") -> list[list[Sample]]:
-    """The samples of every run in the file that has rows, rates added up over the time they stand for.
+    """Return the samples of every run in the file that has rows; rates are multiplied by their time and added up.
 
     Raises:
-        InputError: no file of dstat or dool, or no column for the interface.
+        InputError: the file is not from dstat or dool, or it has no column for the interface.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -66,7 +66,7 @@ def read_dstat(path: Path, interface: str = "total") -> list[list[Sample]]:
 
 
 def split_runs(text: str) -> Iterator[ToolRun]:
-    """Cut a file into its runs. A row that was cut off (the tool was killed while it wrote) is left out."""
+    """Cut a file into its runs. An incomplete row (the tool was killed while it wrote) is left out."""
     run: ToolRun | None = None
     for row in csv.reader(text.splitlines()):
         first = row[0] if row else ""
@@ -90,7 +90,7 @@ def split_runs(text: str) -> Iterator[ToolRun]:
 
 
 def samples(run: ToolRun, interface: str, path: Path) -> list[Sample]:
-    """Counters as the kernel would have shown them at every row's time, from 0 at the first row."""
+    """Return counters as the kernel would have shown them at the time of every row, from 0 at the first row."""
     received, sent = columns(run, interface, path)
     times = row_times(run)
     found = [Sample(times[0], 0, 0)]
@@ -103,7 +103,7 @@ def samples(run: ToolRun, interface: str, path: Path) -> list[Sample]:
 
 
 def columns(run: ToolRun, interface: str, path: Path) -> tuple[int, int]:
-    """Which columns hold the interface's rates. A group's name stands only above its first column."""
+    """Return the columns that hold the interface's rates. A group's name is only above its first column."""
     groups, current = [], ""
     for group in run.groups:
         current = group or current
@@ -119,11 +119,11 @@ def columns(run: ToolRun, interface: str, path: Path) -> tuple[int, int]:
 
 
 def row_times(run: ToolRun) -> list[float]:
-    """Seconds since 1970 of every row.
+    """Return the time of every row, in seconds since 1970.
 
-    From the column `epoch` or `time` where there is one. dstat's clock column has whole seconds and sometimes skips
-    one and writes the next twice (44, 45, 47, 47), though rows come evenly: so the first row's time and the delay of
-    the command line are used, and the clock only where rows are really missing. Without a column, from the header.
+    The times come from the column `epoch` or `time`, or else from the header. dstat's clock column has whole seconds.
+    Sometimes it skips one and writes the next twice (44, 45, 47, 47), although rows are evenly spaced. So the time of
+    the first row and the delay of the command line are used; the clock is used only where rows are really missing.
     """
     delay = run.seconds_per_row
     clock = _clock(run)
@@ -138,7 +138,7 @@ def row_times(run: ToolRun) -> list[float]:
 
 
 def _clock(run: ToolRun) -> list[float] | None:
-    """The clock column in seconds since 1970; the year is the header's."""
+    """Return the clock column in seconds since 1970; the year is the header's."""
     if "epoch" in run.names:
         place = run.names.index("epoch")
         return [float(row[place]) for row in run.rows]
@@ -158,8 +158,8 @@ def _clock(run: ToolRun) -> list[float] | None:
 
 
 def _parse(text: str, formats: tuple[str, ...]) -> datetime | None:
-    """A time of one of these forms; without a year it is in 1904, which has a 29th of February."""
-    text = re.sub(r" [A-Z]{2,5}$", "", text.strip())  # the name of the time zone: times are this machine's own
+    """Return a time of one of these forms; without a year it is in 1904, which has a 29th of February."""
+    text = re.sub(r" [A-Z]{2,5}$", "", text.strip())  # remove the name of the time zone: times are this machine's own
     for form in formats:
         try:
             dated = form if "%Y" in form else f"%Y {form}"

@@ -1,9 +1,9 @@
-"""How many bytes a worker must send and receive, from the model and the algorithm alone: nothing here is measured.
+"""Compute how many bytes a worker must send and receive from the model and the algorithm; nothing here is measured.
 
     python task4_traffic/expected.py --world_size 4                     the tiny BERT on the embedded sample
     python task4_traffic/expected.py --world_size 4 --examples 2490 --grad_dtype bf16 --model_name_or_path FOLDER
 
-S: bytes of all gradients of one iteration, N: number of workers. README.md beside this file has the numbered steps.
+S: bytes of all gradients of one iteration, N: number of workers. README.md in this folder has the numbered steps.
 """
 
 import argparse
@@ -33,11 +33,11 @@ class Traffic(NamedTuple):
 
 
 def gradient_bytes(model: nn.Module, dtype: torch.dtype) -> int:
-    """S: the bytes of all gradients that one iteration sends, if they travel as `dtype`.
+    """Return S, the bytes of all gradients of one iteration when they are sent as `dtype`.
 
     4.2  After a backward pass of `model`:
-         [1] count the elements of every gradient there is; a tensor that two layers share counts once,
-         [2] one element takes as many bytes as the dtype says.
+         [1] count the elements of every gradient that exists; a tensor that two layers share counts once,
+         [2] multiply by the bytes of one element of `dtype`.
     """
     # TODO(cos598d) 4.2: elements of all gradients times the bytes of one element (about 2 lines)
     # BEGIN SOLUTION 4.2
@@ -47,7 +47,7 @@ def gradient_bytes(model: nn.Module, dtype: torch.dtype) -> int:
 
 
 def all_reduce_traffic(size: int, world_size: int) -> Traffic:
-    """What every worker sends and receives when a ring reduces tensors of `size` bytes.
+    """Return what every worker sends and receives when a ring reduces tensors of `size` bytes.
 
     4.2  [3] In how many rounds does a worker send a piece, and how large is a piece? It receives as much. A piece may
          be a fraction of a byte long; you may round the result to whole bytes.
@@ -60,9 +60,9 @@ def all_reduce_traffic(size: int, world_size: int) -> Traffic:
 
 
 def gather_scatter_traffic(size: int, world_size: int, rank: int) -> Traffic:
-    """What worker `rank` sends and receives when rank 0 gathers tensors of `size` bytes and scatters their means.
+    """Return what `rank` sends and receives when rank 0 gathers tensors of `size` bytes and scatters their means.
 
-    4.2  [4] Rank 0 sends to all others and receives from all others; each of them talks to rank 0 only.
+    4.2  [4] Rank 0 sends to all others and receives from all others; each of them communicates only with rank 0.
     """
     # TODO(cos598d) 4.2: how many tensors does this rank send, and how many receive? (about 2 lines)
     # BEGIN SOLUTION 4.2
@@ -72,7 +72,8 @@ def gather_scatter_traffic(size: int, world_size: int, rank: int) -> Traffic:
 
 
 def iterations_per_epoch(examples: int, batch_size: int, world_size: int) -> int:
-    """Steps of an epoch; the sampler pads to the same number of examples on every worker, the last batch may be short.
+    """Return the steps of an epoch. The sampler pads to the same number of examples on every worker; the last batch may
+    be short.
 
     Args:
         examples: of the whole training set.
@@ -85,7 +86,7 @@ def iterations_per_epoch(examples: int, batch_size: int, world_size: int) -> int
 
 
 def traffic_per_epoch(iteration: Traffic, examples: int, batch_size: int, world_size: int) -> Traffic:
-    """What a worker sends and receives in a whole epoch, from what it does in one iteration. [6]"""
+    """Return what a worker sends and receives in a whole epoch, given the traffic of one iteration. [6]"""
     # TODO(cos598d) 4.2: as many times the traffic of one iteration as there are iterations (about 2 lines)
     # BEGIN SOLUTION 4.2
     iterations = iterations_per_epoch(examples, batch_size, world_size)
@@ -94,7 +95,7 @@ def traffic_per_epoch(iteration: Traffic, examples: int, batch_size: int, world_
 
 
 def example_model(name: str) -> nn.Module:
-    """The model, with gradients of one made-up example: every gradient has its size, whatever the numbers in it."""
+    """Return the model with the gradients of one artificial example; only their sizes matter."""
     path = model_path(name, "bert")
     model = transformers.BertForSequenceClassification(transformers.BertConfig.from_pretrained(path, num_labels=2))
     ids = torch.ones(1, 8, dtype=torch.long)  # (B, T)
@@ -103,7 +104,7 @@ def example_model(name: str) -> nn.Module:
 
 
 def table(size: int, world_size: int, examples: int) -> str:
-    """Rank 0 and another rank, by algorithm and batch size."""
+    """Return a table for rank 0 and another rank, by algorithm and batch size."""
     lines = [
         f"{'batch':>5} {'iterations':>10}  {'algorithm':<16} {'rank':<6} {'sent per iteration':>19} {'per epoch':>18}"
     ]
@@ -123,9 +124,9 @@ def table(size: int, world_size: int, examples: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name_or_path", default="tiny", help="a BERT (%(default)s)")
-    parser.add_argument("--world_size", type=int, default=4, help="workers (%(default)s)")
+    parser.add_argument("--world_size", type=int, default=4, help="number of workers (%(default)s)")
     parser.add_argument(
-        "--examples", type=int, default=2560, help="in the training set (%(default)s: the sample; RTE: 2490)"
+        "--examples", type=int, default=2560, help="examples in the training set (%(default)s: the sample; RTE: 2490)"
     )
     parser.add_argument("--grad_dtype", choices=DTYPES, default="fp32")
     arguments = parser.parse_args()

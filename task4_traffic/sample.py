@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Sample(NamedTuple):
-    """One reading: seconds since 1970; bytes and packets since some beginning; what happened then, or ""."""
+    """One reading: seconds since 1970; bytes and packets so far; the event at that time, or ""."""
 
     time: float
     received: int

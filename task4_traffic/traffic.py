@@ -1,11 +1,11 @@
-"""The record of a run that also keeps what it sent: the tensors, and the interface's counters around training.
+"""A record that also keeps what a run sent: the tensors, and the interface's counters around training.
 
     record.sent                  list of the tensors of this iteration; sync_gradients appends to it
     traffic_{r}.json             tensors by iteration, windows, framing
     counters_{r}.csv             the interface's counters, ten times a second and at every iteration
 
 A window is one epoch's training on all workers, between two barriers: what happens outside it (downloads, loading,
-joining, evaluation) is no part of the figures.
+joining, evaluation) is not counted.
 """
 
 import json
@@ -25,13 +25,13 @@ from task4_traffic.expected import DTYPES
 
 # Bytes in front of every packet, as an interface counts them: Ethernet 14, IP 20, TCP 20 and its time stamps 12.
 PACKET_HEADER = 66
-CALIBRATION_BYTES = 50e6  # repeat the calibration up to about so much, for small models,
-REPEATS = 5  # at most so often in a trial,
-TRIALS = 5  # and in so many trials, of which the middle one counts: acknowledgements come as the system finds time
+CALIBRATION_BYTES = 50e6  # repeat the calibration up to about this many bytes, for small models,
+REPEATS = 5  # at most this often in a trial,
+TRIALS = 5  # number of trials, of which the median counts: the system decides when it sends acknowledgements
 
 
 def plain(entry: dict[str, Any]) -> dict[str, Any]:
-    """The entry as it can be kept in a file: a dtype as text, a shape as a list, numbers as they are."""
+    """Return the entry in a form that fits into a file: a dtype as text, a shape as a list."""
     return {
         "shape": [int(n) for n in entry["shape"]],
         "dtype": str(entry["dtype"]),
@@ -58,7 +58,7 @@ class TrafficRecord(Record):
         self._counter = Counter(self.interface, config.output_dir / f"counters_{worker.rank}.csv")
 
     def iterations(self, loader: Iterable) -> Iterator[dict[str, torch.Tensor]]:
-        """The batches of one epoch; the window opens before the first and closes after the last."""
+        """Yield the batches of one epoch; the window opens before the first and closes after the last."""
         self._open_window(f"window {len(self._windows) + 1} begins")
         done = len(self._iterations)
         self.sent = []
@@ -75,7 +75,7 @@ class TrafficRecord(Record):
             self._groups.append({"iterations": 1, "tensors": sent})
 
     def _open_window(self, event: str) -> Sample:
-        dist.barrier()  # nobody sends before all are here, ...
+        dist.barrier()  # no rank sends before all are here, ...
         self._begun = self._counter.mark(event)
         return self._begun
 
@@ -102,12 +102,12 @@ class TrafficRecord(Record):
             json.dump(traffic, file, indent=1)
 
     def _calibrate(self) -> dict[str, float]:
-        """Bytes that one iteration moves beside its payload, measured apart from training and from any expectation.
+        """Measure the bytes that one iteration moves in addition to its payload, separately from training.
 
-        The same bytes travel twice: as the tensors of an iteration, and as one. The payload is the same, so the
-        difference is what the many messages cost. What the one large tensor costs is the headers of its packets.
+        The same bytes are sent twice: as the tensors of an iteration, and as one tensor. The payload is the same, so
+        the difference is the cost of many messages. The one large tensor only adds the headers of its packets.
         """
-        # Rank 0's list for all: with lists of different lengths the workers would wait for each other for ever.
+        # Rank 0's list for all: with lists of different lengths, the workers would wait for each other forever.
         lists = [[(entry["elements"], entry["dtype"]) for entry in self._groups[0]["tensors"]] if self._groups else []]
         device = self.worker.device
         dist.broadcast_object_list(lists, src=0, device=device)
@@ -139,7 +139,7 @@ class TrafficRecord(Record):
 
 
 def between(begin: Sample, end: Sample) -> dict[str, float]:
-    """What the interface moved between two readings; the keys are those of a window."""
+    """Return what the interface moved between two readings, with the keys of a window."""
     return {
         "begin": begin.time,
         "end": end.time,
@@ -151,6 +151,6 @@ def between(begin: Sample, end: Sample) -> dict[str, float]:
 
 
 def all_reduce(tensor: torch.Tensor) -> None:
-    """Below torch.distributed's usual functions, because how to use those is the lesson."""
+    """Sum `tensor` over all ranks with torch's internal call, because the usual one is what students write."""
     group: Any = dist.group.WORLD
     group.allreduce([tensor]).wait()
