@@ -1,0 +1,64 @@
+"""docs/private_torch.md lists every private name of torch that the code uses, and no other."""
+
+import ast
+import re
+
+from common.paths import ROOT
+
+TABLE = (ROOT / "docs" / "private_torch.md").read_text(encoding="utf-8")
+FOLDERS = ("common", "pipeline", "beyond", "benchmark", "grader", "cluster", "staff", "handin", "task4_traffic")
+OF_TORCH = {"torch", "dist", "c10d", "nn"}
+NO_CODE = {"tests", "banks"}
+
+
+def private_names(text: str) -> set[str]:
+    """Private attributes of torch's modules, and what is imported from private modules or by private names."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-zA-Z]", node.attr):
+            root = node.value
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id in OF_TORCH:
+                found.add(node.attr)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr == "_C":
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names = [alias.name for alias in node.names]
+            found.update(names if "._" in str(node.module) else [name for name in names if name.startswith("_")])
+    return found - {"_C", "_autograd"}
+
+
+def used() -> dict[str, set[str]]:
+    """Private name -> files that use it."""
+    files: dict[str, set[str]] = {}
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            if NO_CODE.isdisjoint(path.relative_to(ROOT).parts):
+                for name in private_names(path.read_text(encoding="utf-8")):
+                    files.setdefault(name, set()).add(path.relative_to(ROOT).as_posix())
+    return files
+
+
+def test_every_private_name_is_listed_with_its_files():
+    missing = {
+        (name, file) for name, files in used().items() for file in files if not any(
+            name in row and file in row for row in TABLE.splitlines()
+        )
+    }  # fmt: skip
+
+    assert missing == set()
+
+
+def test_every_file_of_the_table_is_there():
+    files = re.findall(r"\b[\w/]+\.py\b", TABLE)
+
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def test_a_private_name_is_found_however_it_is_written():
+    assert private_names("import torch\ntorch._C._get_something()\n") == {"_get_something"}
+    assert private_names("from torch.utils._python_dispatch import Mode\n") == {"Mode"}
+    assert private_names("from torch._C._distributed_c10d import _dump\n") == {"_dump"}
+    assert private_names("dist.distributed_c10d._get_default_store()\n") == {"_get_default_store"}
+    assert private_names("import torch\ntorch.distributed.all_reduce(self._x)\n") == set()
