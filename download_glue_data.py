@@ -1,7 +1,7 @@
 """Download GLUE tasks: `python download_glue_data.py --data_dir glue_data` brings RTE, --tasks brings others.
 
 A file is NAME.part until it is complete and checked; then it is unpacked in a hidden folder, which is renamed in one
-step. So what has its final name is complete, and after a broken run the same command goes on where that one stopped.
+step. So a file with its final name is complete. After an interrupted run, the same command continues where it stopped.
 
 SHA256 has the sums of the published files as two public dataset libraries record them (huggingface/datasets and
 tensorflow/datasets); a file from the published address must have its sum. A mirror may serve archives packed anew, or
@@ -267,7 +267,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Download GLUE tasks.", epilog=MIRROR_LAYOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data_dir", type=Path, default=Path("glue_data"), help="gets one folder per task")
+    parser.add_argument(
+        "--data_dir", type=Path, default=Path("glue_data"), help="folder for the data, with one folder per task"
+    )
     parser.add_argument("--tasks", default="RTE", help=f"all, or names separated by commas: {','.join(ROWS)}")
     parser.add_argument("--mirror", metavar="URL", help="download from here instead of the published addresses")
     parser.add_argument("--force", action="store_true", help="download a finished task again and replace its files")

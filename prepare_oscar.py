@@ -47,13 +47,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", nargs="+", type=Path, help="files or folders: .jsonl or text, also .zst or .gz")
     source.add_argument("--hub", metavar="LANGUAGE", help="stream OSCAR 23.01 from the hub, for instance: en")
-    add("--output", type=Path, required=True, help="folder to make")
-    add("--size", default="100MB", help="how much text to read at most: 100MB, 64KiB, 250000 or all (default: 100MB)")
+    add("--output", type=Path, required=True, help="folder to create")
+    add("--size", default="100MB", help="most text to read: 100MB, 64KiB, 250000 or all (default: 100MB)")
     names = ("--tokenizer", "--tokenizer_name")  # the second as the task scripts call it
     add(*names, default="gpt2", help="gpt2, tiny, another hub name or a folder (default: gpt2)")
     add("--block_size", type=int, default=BLOCK_SIZE, help=f"tokens in a training block (default: {BLOCK_SIZE})")
-    add("--validation", type=float, default=VALIDATION, help=f"fraction of the documents (default: {VALIDATION})")
-    add("--overwrite", action="store_true", help="replace token blocks that were made from something else")
+    add(
+        "--validation",
+        type=float,
+        default=VALIDATION,
+        help=f"fraction of the documents for validation (default: {VALIDATION})",
+    )
+    add("--overwrite", action="store_true", help="replace token blocks that were made from other text or settings")
     return parser.parse_args(argv)
 
 

@@ -60,13 +60,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(title="commands", required=True)
 
-    command = commands.add_parser("carry", help="copy your lines for a TODO into the later scripts that have it again")
-    command.add_argument("--into", nargs="+", default=[], metavar="TASK", help="only into these, such as task2a")
-    command.add_argument("--force", action="store_true", help="replace what you wrote there (a copy is kept)")
+    command = commands.add_parser("carry", help="copy your lines of a region into the later scripts that contain it")
+    command.add_argument(
+        "--into", nargs="+", default=[], metavar="TASK", help="copy only into these tasks, such as task2a"
+    )
+    command.add_argument("--force", action="store_true", help="replace the lines there (a copy of the file is kept)")
     command.set_defaults(run=carry)
 
     command = commands.add_parser("report", help="build report/report.md and its PDF from the records of your runs")
-    command.add_argument("--netid", help="yours; with --name it makes the name of the PDF, and is remembered")
+    command.add_argument("--netid", help="your NetID; with --name, it forms the name of the PDF and is remembered")
     command.add_argument("--name", help='first and last name, such as "First Last"')
     command.add_argument("--runs", type=Path, help="folder with the records (default: runs)")
     command.set_defaults(run=report)

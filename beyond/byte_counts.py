@@ -1,4 +1,4 @@
-"""The record of a run that also says what communication cost: seconds that nothing hid, messages and bytes.
+"""A record that also holds the cost of communication: exposed seconds, messages and bytes.
 
 torch's flight recorder, which a record reads, has no entry for a send over gloo. So sends are counted as they are made.
 """

@@ -2,8 +2,8 @@
 
     reducer = GradientReducer(model)       # once, after the process group is joined; all ranks have the same weights
     for batch in batches:
-        model(batch).backward()            # buckets leave from inside, as soon as they are full
-        reducer.finish()                   # waits for what is still on its way: every gradient is the mean now
+        model(batch).backward()            # sends buckets as soon as they are full
+        reducer.finish()                   # waits for what is still in transit: now every gradient is the mean
         ...                                # clip, take a step, set the gradients to None
 
                           time ──>
@@ -51,11 +51,11 @@ def make_buckets(order: Sequence[Parameter], bucket_bytes: int) -> list[list[Par
     """Put parameters into buckets: every parameter is in exactly one of them, and the order stays.
 
     order: the parameters in the order in which their gradients become ready.
-    bucket_bytes: the most that a bucket may hold; a parameter that is larger has a bucket of its own.
+    bucket_bytes: the most that a bucket may hold; a larger parameter gets its own bucket.
 
     b.3  [1] Go through the parameters and add each to the current bucket.
-         [2] Begin a new bucket first if the parameter does not fit any more, or if its dtype is another one: a message
-             has one dtype.
+         [2] First begin a new bucket if the parameter does not fit any more, or if its dtype differs: a message has one
+             dtype.
     No bucket is empty; without parameters there are none.
     """
     buckets: list[list[Parameter]] = []
@@ -95,7 +95,7 @@ def agree_on_order(ready: Iterable[Parameter], parameters: Sequence[Parameter]) 
 class GradientReducer:
     """Averages the gradients of `model` over all ranks, in buckets, while backward runs.
 
-    model: the same module with the same values on every rank. Parameters that do not require a gradient are left alone.
+    model: the same module with the same values on every rank. Parameters that do not require a gradient do not change.
     bucket_bytes: see make_buckets.
 
     Attributes
@@ -118,13 +118,13 @@ class GradientReducer:
         # END SOLUTION b.4
 
     def gradient_ready(self, parameter: Parameter) -> None:
-        """The hook: backward calls it as soon as parameter.grad is complete, and goes on when it returns.
+        """The hook: backward calls it as soon as parameter.grad is complete, and continues when it returns.
 
         b.4  [1] In __init__: register this method as each parameter's post-accumulate-grad hook, once.
-             [2] Under no_sync(), while self.sync is False, do nothing: there is more to come.
-             [3] Take the parameter out of its bucket's `missing`.
+             [2] Inside no_sync(), while self.sync is False, do nothing: more gradients will be added.
+             [3] Remove the parameter from its bucket's `missing`.
              [4] Send the next bucket if nothing is missing in it any more, then the one after it, and so on. A bucket
-                 that is full before its turn waits here: all ranks must send in the same order. Count next_bucket up.
+                 that is full before its turn must wait: all ranks must send in the same order. Increase next_bucket.
         """
         if self.ready is not None:
             self.ready.setdefault(parameter)
@@ -141,11 +141,11 @@ class GradientReducer:
         # END SOLUTION b.4
 
     def send(self, bucket: Bucket) -> None:
-        """Start to average a bucket over all ranks. Returns at once; bucket.work is the handle to wait for.
+        """Start to average a bucket over all ranks and return at once; bucket.work is the handle to wait for.
 
         b.4  [5] Put each gradient, divided by the number of ranks, into its piece. A parameter without a gradient
                  counts as zeros: other ranks may have one.
-             [6] Let parameter.grad be the piece, so that nothing has to be copied back.
+             [6] Set parameter.grad to the piece, so that nothing has to be copied back.
              [7] Start an all_reduce of `flat` that does not wait, and keep its handle in bucket.work.
         """
         # TODO(cos598d) b.4: steps [5] to [7] (about 7 lines)
@@ -165,9 +165,9 @@ class GradientReducer:
         Call it once per step, after the (last) backward and before anything reads a gradient. A parameter that got no
         gradient on any rank has a gradient of zeros.
 
-        b.5  [1] Send the buckets that have not left, in their order: some of their parameters got no gradient here.
+        b.5  [1] Send the remaining buckets, in their order: some of their parameters got no gradient here.
              [2] Wait for every bucket.
-             [3] Make ready for the next step: all gradients are missing, and the next bucket is the first.
+             [3] Prepare the next step: all gradients are missing, and the next bucket is the first.
         """
         # TODO(cos598d) b.5: steps [1] to [3] (about 6 lines)
         # BEGIN SOLUTION b.5
@@ -184,9 +184,9 @@ class GradientReducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside this block backward adds up gradients on this rank and sends nothing.
+        """Inside this block, backward adds up gradients on this rank and sends nothing.
 
-        b.5  [4] Set self.sync to False for the block, and back to True at its end, after an exception, too.
+        b.5  [4] Set self.sync to False for the block, and back to True at its end, even after an exception.
         """
         # TODO(cos598d) b.5: step [4] (about 5 lines)
         # BEGIN SOLUTION b.5

@@ -1,4 +1,4 @@
-"""An all_reduce made of send and recv: every rank sends to its right neighbour and receives from its left one.
+"""An all_reduce built from send and recv: every rank sends to its right neighbour and receives from its left one.
 
           ┌──> rank 0 ──> rank 1 ──> rank 2 ──┐
           └───────────────────────────────────┘
@@ -12,8 +12,8 @@ The tensor is cut into N chunks, one per rank. Three ranks hold (a0 a1 a2), (b0 
 
     b.2 all_gather           N-1 more rounds: the finished chunks go around the ring until every rank has all of them
 
-In every round a rank sends one chunk and receives another one, so all N links are busy all the time. Together a rank
-sends 2(N-1) chunks of about S/N bytes, however many ranks there are.
+In every round, a rank sends one chunk and receives another one, so all N links are always busy. In total, a rank sends
+2(N-1) chunks of about S/N bytes.
 
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 """
@@ -30,13 +30,13 @@ def reduce_scatter(flat: Tensor) -> list[Tensor]:
 
     Returns the chunks of `flat`, one per rank, in order. They are views: writing into a chunk writes into `flat`. Their
     lengths differ by at most one, so some are empty if `flat` has fewer elements than there are ranks. chunks[rank]
-    holds the sum over all ranks. The other chunks hold sums over some of the ranks, which nobody needs any more.
+    holds the sum over all ranks. The other chunks hold partial sums, which are no longer needed.
 
     b.1  [1] Cut flat into as many chunks as there are ranks.
          [2] In each of the N-1 rounds, send one chunk to the right neighbour and receive one from the left. In round 0
              rank r sends chunk r-1 and receives chunk r-2, in round 1 it sends chunk r-2 (just received) and receives
              r-3, and so on. Chunks are counted modulo N.
-         [3] Receive into a tensor of its own, and add that to the chunk.
+         [3] Receive into a separate tensor, and add that to the chunk.
     Every rank sends and receives at the same time: if all ranks send first and receive later, all may wait forever.
     """
     # TODO(cos598d) b.1: cut flat, then N-1 rounds of send, receive and add (about 12 lines)
@@ -60,10 +60,10 @@ def all_gather(chunks: list[Tensor]) -> None:
     """Copy every rank's own chunk to all ranks, in place.
 
     chunks: one tensor per rank, as reduce_scatter returns them; those of one index have the same length on every rank.
-    Before, chunks[rank] is right. Afterwards every rank has the same values in all chunks.
+    At the start, chunks[rank] is correct. Afterwards, every rank has the same values in all chunks.
 
-    b.2  In each of the N-1 rounds, send the chunk that you received last (in round 0: chunks[rank], your own) to the
-         right neighbour, and receive the one before it from the left, straight into its place.
+    b.2  In each of the N-1 rounds, send the chunk that you received last to the right neighbour; in round 0, send your
+         own, chunks[rank]. Receive the one before it from the left, directly into its place.
     """
     # TODO(cos598d) b.2: N-1 rounds of send and receive (about 8 lines)
     # BEGIN SOLUTION b.2

@@ -56,7 +56,7 @@ def averaging(config, model):
 def train(config, worker, model, loader, validation, record):
     """Train `model` on this worker's partition; in every step, all workers together see config.batch_size examples.
 
-    1.2  Compute the gradient of the loss with respect to every parameter; with overlap, buckets leave meanwhile.
+    1.2  Compute the gradient of the loss with respect to every parameter; with overlap, it also sends buckets.
     1.3  Update the parameters.
     """
     finish_gradients = averaging(config, model)

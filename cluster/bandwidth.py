@@ -1,4 +1,4 @@
-"""How many bits per second every worker sends to its neighbour while all do so at once.
+"""Measures how many bits per second every worker sends to its neighbour while all do so at the same time.
 
     python -m cluster.launch --workers 4 -- -m cluster.bandwidth
     python -m cluster.launch --hosts node0,node1,node2,node3 -- -m cluster.bandwidth
@@ -49,7 +49,7 @@ def main() -> None:
     for flag in ("--master_port", "--world_size", "--local_rank"):
         parser.add_argument(flag, type=int, required=True)
     parser.add_argument("--megabytes", type=int, default=32, help="size of the tensor (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="how often (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of transfers (%(default)s)")
     arguments = parser.parse_args()
     place = (arguments.master_ip, arguments.master_port, arguments.world_size, arguments.local_rank)
     speed = measure(*place, arguments.megabytes, arguments.rounds)

@@ -1,9 +1,9 @@
-"""Before a long run: is everything there, here or on all nodes? Each line is `ok` or says what to do.
+"""Checks this machine, or all nodes, before a long run. Each line is `ok` or says what to do.
 
     python -m cluster.doctor
     python -m cluster.doctor --hosts node0,node1,node2,node3 --master_ip 10.10.1.1
 
-The last line is the same as JSON; the exit code is 0 if nothing is to be fixed.
+The last line is a summary in JSON; the exit code is 0 if there is nothing to fix.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def versions() -> dict[str, str]:
 
 
 def code_state() -> dict[str, str]:
-    """The commit, and a digest of the course's code as it lies there, changes that are not committed included."""
+    """Return the commit, and a digest of the course's code, including changes that are not committed."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in (ROOT, *_rooms()) for path in folder.glob("*.py")):
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
@@ -213,8 +213,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--hosts", default="", help="nodes, separated by commas, as for cluster.launch (default: this machine)")
     add("--master_ip", help="address of rank 0 (default: the first host's)")
     add("--master_port", type=int, default=6585, help="the port you will use (%(default)s)")
-    add("--ssh", default=SSH, help="how to reach the nodes")
-    add("--folder", default=remote_folder(), help="this repository on the nodes (%(default)s)")
+    add("--ssh", default=SSH, help="command to reach the nodes")
+    add("--folder", default=remote_folder(), help="folder of this repository on the nodes (%(default)s)")
     add("--python", default=remote_python(), help="Python on the nodes (%(default)s)")
     add("--json", action="store_true", help=argparse.SUPPRESS)  # one node, asked by another
     return parser.parse_args(argv)

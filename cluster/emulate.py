@@ -224,12 +224,16 @@ def parse(argv: list[str]) -> tuple[Plan, argparse.Namespace]:
     parser = argparse.ArgumentParser(prog="python -m cluster.emulate", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--nodes", type=int, default=4, help="number of nodes (4)")
-    parser.add_argument("--rate", default="1gbit", help="of each link, in each direction: 1gbit, 100mbit, none (1gbit)")
-    parser.add_argument("--delay", default="", help="from one node to another, for instance 1ms (needs netem)")
-    parser.add_argument("--control", action="store_true", help="a second interface on each node, which must stay quiet")
+    parser.add_argument(
+        "--rate", default="1gbit", help="rate of each link in each direction: 1gbit, 100mbit, none (1gbit)"
+    )
+    parser.add_argument("--delay", default="", help="latency from one node to another, for instance 1ms (needs netem)")
+    parser.add_argument(
+        "--control", action="store_true", help="add a second interface to each node, which training must not use"
+    )
     parser.add_argument("--shell", metavar="NODE", help="open a shell on this node, for instance node2")
     parser.add_argument("--plan", action="store_true", help="print the commands instead of running them")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run on each node; {rank} is replaced")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="command to run on each node; {rank} is replaced")
     arguments = parser.parse_args(argv)
     arguments.command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not 1 <= arguments.nodes <= MAX_NODES:

@@ -47,12 +47,14 @@ def parse(argv: list[str] | None = None) -> tuple[Launch, bool]:
     parser.add_argument(
         "--hosts", default="", help="nodes by name or address, separated by commas; the first has rank 0"
     )
-    parser.add_argument("--ssh", default=SSH, help='how to reach them, for instance "ssh -p 2222 -i key"')
-    parser.add_argument("--folder", default=remote_folder(), help="this repository on the nodes (%(default)s)")
+    parser.add_argument("--ssh", default=SSH, help='command to reach the hosts, for instance "ssh -p 2222 -i key"')
+    parser.add_argument(
+        "--folder", default=remote_folder(), help="folder of this repository on the nodes (%(default)s)"
+    )
     parser.add_argument("--python", default=remote_python(), help="Python on the nodes (%(default)s)")
     parser.add_argument("--plan", action="store_true", help="print the commands instead of running them")
     for flag in WORKER_FLAGS:
-        parser.add_argument(flag, help="found if not given, here or behind the script")
+        parser.add_argument(flag, help="chosen automatically; may also be given after the script")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its flags")
     arguments = parser.parse_args(argv)
     script = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
@@ -88,7 +90,7 @@ def commands(launch: Launch) -> list[Command]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now. Somebody may take it before rank 0 does: that rank then says so."""
+    """Return a free port. If another program takes it before rank 0 does, rank 0 reports this."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -112,7 +114,7 @@ def _remote_command(launch: Launch, rank: int, host: str, share: int) -> Command
 
 
 def _with_defaults(script: list[str], workers: int, hosts: list[str], ssh: list[str]) -> list[str]:
-    """The script with the worker flags that nobody gave."""
+    """Return the script with the worker flags that the user left out."""
     if flag_value(script, "--master_ip") is None:
         address = address_of(hosts[0], ssh) if hosts else "127.0.0.1"
         if address.startswith("127.") and len({host.rpartition("@")[2] for host in hosts}) > 1:
@@ -155,7 +157,7 @@ def remote_folder() -> str:
 
 
 def remote_python() -> str:
-    """This Python's place if it lies in the repository, as .venv does: it lies there on the nodes too."""
+    """Return the path of this Python if it is inside the repository, as .venv is; it is the same on the nodes."""
     here = Path(sys.executable)
     return str(here.relative_to(ROOT)) if here.is_relative_to(ROOT) else "python3"
 

@@ -1,4 +1,4 @@
-"""Several ranks on one screen: their output cut into lines, progress bars told apart, one bar kept at the bottom."""
+"""Several ranks on one screen: cuts their output into lines, recognizes progress bars, keeps one bar at the bottom."""
 
 import re
 import shutil

@@ -1,11 +1,11 @@
-"""Data partitions for data parallel training: every worker trains on a part of the data set that no other worker sees.
+"""Data partitions for data parallel training: every worker trains on a part of the data set that no other worker uses.
 
 Ten examples, sizes [0.5, 0.3, 0.2], seed 1234:
 
     [1] indices      0 1 2 3 4 5 6 7 8 9
-        shuffled     2 8 3 5 6 4 9 0 1 7         the same on every rank: the generator is our own, made from the seed
-    [2] counts       5 + 3 + 2 = 10              whole examples; what rounding down leaves over is handed out again
-    [3] partitions   2 8 3 5 6 | 4 9 0 | 1 7     cut one after the other: nothing twice, nothing left out
+        shuffled     2 8 3 5 6 4 9 0 1 7         the same on every rank: a separate generator, made from the seed
+    [2] counts       5 + 3 + 2 = 10              whole examples; those lost by rounding down are distributed again
+    [3] partitions   2 8 3 5 6 | 4 9 0 | 1 7     consecutive parts: no example twice, none left out
     [4] use(1)                   4 9 0           what rank 1 trains on
 
 The loader of each rank then cuts its partition into batches. Here 9 examples on 2 ranks, 2 examples per rank and step:
@@ -13,12 +13,12 @@ The loader of each rank then cuts its partition into batches. Here 9 examples on
     rank 0   8 3 2 5 4       (8 3) (2 5) (4)     (4) is left out: rank 1 has no third batch
     rank 1   6 0 1 7         (6 0) (1 7)
 
-After every batch all ranks average their gradients, and each waits for every other. With a third batch rank 0 would
-wait for ever. So all ranks take the same number of batches, as many as the smallest partition fills:
+After every batch, all ranks average their gradients, and each waits for every other. With a third batch, rank 0 would
+wait forever. So all ranks take the same number of batches, as many as the smallest partition fills:
 
     batches per rank = ceil(floor(examples / world_size) / batch size per worker)
 
-Partitions differ by one example at most, so a rank leaves out at most one batch, and that batch holds one example.
+Partitions differ by at most one example. So a rank leaves out at most one batch, which holds one example.
 """
 
 import math
@@ -32,7 +32,7 @@ from common.errors import InputError
 
 
 class Partition(Dataset):
-    """Some of the examples of `data`, seen as a data set of their own: example i is data[index[i]]."""
+    """A subset of `data` as a data set: example i is data[index[i]]."""
 
     def __init__(self, data: Sequence, index: Sequence[int]):
         self.data = data
@@ -42,9 +42,9 @@ class Partition(Dataset):
         return len(self.index)
 
     def __getitem__(self, index: int):
-        """The example (not its number) at place `index` of this partition.
+        """Return the example (not its number) at `index` of this partition.
 
-        `index` is a whole number from 0; from len(self) on an IndexError is raised, as by a list. Slices need not work.
+        `index` is an integer from 0. From len(self) on, raise an IndexError, as a list does. Slices need not work.
         """
         # TODO(cos598d) 2b.2: return the example that stands at this place of the partition (1 line)
         # BEGIN SOLUTION 2b.2
@@ -53,19 +53,19 @@ class Partition(Dataset):
 
 
 class DataPartitioner:
-    """Divides a data set at random into partitions of given sizes.
+    """Divides a data set randomly into partitions of given sizes.
 
     Args:
         data: anything with len() and [i]; it is neither copied nor changed.
         sizes: the fraction of the data that each partition gets; they add up to 1.
-        seed: seed of the shuffle. Equal seeds give equal partitions, on every rank and in every run, whatever else
-            drew random numbers before.
+        seed: seed of the shuffle. Equal seeds give equal partitions on every rank and in every run, whatever drew
+            random numbers before.
 
-    After construction `partitions` is a list with one list of indices for each size. They are consecutive parts of the
-    shuffled order. A part may be sorted, and its indices may be whole numbers of numpy. Partition k has
-    sizes[k] * len(data) examples, rounded up or down, and the partitions together have len(data). Which of them are
-    rounded up: those that would lose most by rounding down, the first ones where several lose the same (the largest
-    remainder method, known from sharing out the seats of a parliament).
+    After construction, `partitions` is a list with one list of indices for each size. They are consecutive parts of
+    the shuffled order. A part may be sorted, and its indices may be numpy integers. Partition k has
+    sizes[k] * len(data) examples, rounded up or down, and the partitions together have len(data). Those that would
+    lose most by rounding down are rounded up; if several lose the same, the first ones are. (This is the largest
+    remainder method, which is also used to distribute the seats of a parliament.)
 
     Raises ValueError if a size is negative or the sizes do not add up to 1.
     """
@@ -94,9 +94,9 @@ class DataPartitioner:
         # END SOLUTION 2b.3
 
     def use(self, partition: int) -> Partition:
-        """Partition number `partition` as a data set, its examples in the order of self.partitions[partition].
+        """Return partition number `partition` as a data set, in the order of self.partitions[partition].
 
-        Asking twice gives the same examples twice.
+        A second call returns the same examples again.
         """
         # TODO(cos598d) 2b.4: make a Partition of the data and the indices found above (1 line)
         # BEGIN SOLUTION 2b.4
@@ -112,19 +112,20 @@ def partition_dataset(
     rank: int | None = None,
     world_size: int | None = None,
 ) -> tuple[DataLoader, int]:
-    """This rank's share of a data set: a loader over its partition, and the batch size of one worker.
+    """Return a loader over this rank's partition of a data set, and the batch size of one worker.
 
     Args:
         dataset: anything with len() and [i].
         batch_size: examples in one step of all workers together.
-        collate_fn: makes a batch of a list of examples; None: torch's own way.
-        rank, world_size: which worker this is, of how many; None: as in the process group that was joined.
+        collate_fn: makes a batch from a list of examples; None: torch's default.
+        rank, world_size: this worker and the number of workers; None: those of the process group.
 
-    The rule for the tail (drawn above): every rank's loader has ceil(floor(len(dataset) / world_size) / b) batches of
-    b = batch_size / world_size examples, the last one possibly shorter. A rank whose partition would fill one more
-    batch leaves that batch out. With fewer examples than workers some ranks have none, and so no rank has a batch.
+    The rule for the tail (see the drawing above): every rank's loader has ceil(floor(len(dataset) / world_size) / b)
+    batches of b = batch_size / world_size examples, the last one possibly shorter. A rank whose partition would
+    fill one more batch leaves that batch out. With fewer examples than workers, some ranks have none, so no rank has a
+    batch.
 
-    Raises ValueError if batch_size does not divide by world_size, or if no process group was joined and rank or
+    Raises ValueError if batch_size does not divide by world_size, or if there is no process group and rank or
     world_size is missing.
     """
     if rank is None or world_size is None:

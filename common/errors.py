@@ -1,4 +1,4 @@
-"""The one kind of error a user is meant to see: a line that helps, and exit code 2."""
+"""The errors that are meant for the user: one helpful line and exit code 2."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong. The message says what was expected, what we got and what to do next."""
+    """The user's input is wrong. The message says what was expected, what we got and what to do next."""
 
 
 @contextlib.contextmanager
@@ -26,8 +26,8 @@ def reading(path: str | os.PathLike[str], advice: str = "check the path") -> Ite
 def exit_on_input_error(main: Callable[..., None], *arguments: object) -> None:
     """Run `main`; a mistake in the user's input, or an open region, becomes one line on stderr and an exit code.
 
-    2 for the user's input (an InputError, or an OSError on a path of the command line), 1 for an open region. Every
-    other error is shown with its traceback.
+    The code is 2 for the user's input (an InputError, or an OSError on a path of the command line), and 1 for an open
+    region. Every other error is shown with its traceback.
     """
     try:
         main(*arguments)
@@ -55,7 +55,7 @@ def exit_on_input_error(main: Callable[..., None], *arguments: object) -> None:
 
 
 def _is_on_command_line(path: object) -> bool:
-    """Whether the user named this path, a folder above it, or something inside it."""
+    """Return whether the command line names this path, a folder above it, or something inside it."""
     if not isinstance(path, (str, os.PathLike)):
         return False
     words = [word.partition("=")[2] if word.startswith("-") else word for word in sys.argv[1:]]

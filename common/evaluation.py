@@ -1,4 +1,4 @@
-"""How good the model is on the dev set."""
+"""Evaluates a model on the dev set."""
 
 import math
 
@@ -14,11 +14,11 @@ from common.workers.process_group import Worker
 
 
 def evaluate(config: GlueConfig, worker: Worker, model: nn.Module, data: GlueData) -> dict[str, float]:
-    """The task's metrics on the whole dev set, by their short names: {"acc": 0.66}.
+    """Return the task's metrics on the whole dev set, by their short names: {"acc": 0.66}.
 
-    Every rank evaluates all of it. This function makes no collective itself, but the forward pass of a model wrapped in
-    DistributedDataParallel does: it sends the model's buffers from rank 0. Then every rank must take part, or the
-    others' next step waits forever. Leaves the model in eval mode, without dropout: call model.train() before training.
+    Every rank evaluates all of it. This function calls no collective itself. But the forward pass of a model wrapped in
+    DistributedDataParallel does: it sends the model's buffers from rank 0. Then every rank must take part, or the next
+    step of the others waits forever. The model stays in eval mode, without dropout: call model.train() before training.
     """
     model.eval()
     loader = DataLoader(data.dev, batch_size=config.per_gpu_eval_batch_size)
@@ -31,12 +31,12 @@ def evaluate(config: GlueConfig, worker: Worker, model: nn.Module, data: GlueDat
 
 
 def evaluate_only(config: GlueConfig, worker: Worker, model: nn.Module, data: GlueData, record: Record) -> None:
-    """What --do_eval without --do_train does: the metrics of the model as it was loaded, as epoch 0."""
+    """Evaluate the loaded model without training it, as epoch 0 (--do_eval without --do_train)."""
     record.evaluation(-1, evaluate(config, worker, model, data))
 
 
 def evaluate_text(worker: Worker, model: nn.Module, blocks: Dataset, batch_size: int = 16) -> dict[str, float]:
-    """Language modelling on token blocks (T,): mean loss per token, its exponential, share of next tokens guessed."""
+    """Return the mean loss per token, its exponential, and the share of correctly predicted tokens."""
     model.eval()
     total_loss, right, tokens = 0.0, 0, 0
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""One style for every plot: readable in print, in grey and for colour-blind readers, with units on the axes."""
+"""One style for all plots: readable in print, in grey and for colour-blind readers, with units on the axes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours: told apart with every common kind of colour blindness.
+# Okabe and Ito's colours: distinguishable with every common kind of colour blindness.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")  # and without any colour
 
 
 @contextmanager
 def figure(path: str | Path, width: float = 6.0, height: float = 3.6) -> "Iterator[Axes]":
-    """Axes to draw on; saved to `path` at the end. Sizes in inches."""
+    """Yield axes to draw on, and save the figure to `path` at the end. Sizes are in inches."""
     import matplotlib  # here: it takes half a second to load, and many commands end without a figure
 
     matplotlib.use("Agg")  # files, not windows: there may be no screen
@@ -40,7 +40,7 @@ def bars(
     title: str,
     errors: Sequence[float] | None = None,
 ) -> None:
-    """One bar per name, its value above it. `label`: what is measured, with its unit."""
+    """Draw one bar per name, with its value above it. `label`: the measured quantity, with its unit."""
     with figure(path) as axes:
         drawn = axes.bar(names, values, yerr=errors, capsize=4, color=COLOURS[: len(names)], edgecolor="black")
         for bar, hatch in zip(drawn, HATCHES * len(names), strict=False):

@@ -1,13 +1,13 @@
 """Draws a pipeline schedule as a grid: partitions down, clock cycles across, the number of the micro-batch in the cell.
 
-Takes any schedule, also a broken one: a picture is wanted most when something is wrong.
+It accepts any schedule, even a wrong one: that is when you need a picture most.
 """
 
 from collections.abc import Collection, Iterable
 
 
 def draw_schedule(schedule: Iterable[Iterable[tuple[int, int]]], marked: Collection[tuple[int, int]] = ()) -> str:
-    """The schedule as text, one line per partition; `.` is an idle partition.
+    """Return the schedule as text, one line per partition; `.` is an idle partition.
 
     schedule: for every clock cycle its (micro-batch, partition) pairs.
     marked: (clock, partition) cells that get a `!`, for instance those that break a rule.

@@ -1,4 +1,4 @@
-"""The optimizer of BERT and GPT-2: AdamW, no decay on biases and LayerNorm, a linear rise and fall of the rate."""
+"""The optimizer of BERT and GPT-2: AdamW without decay of biases and LayerNorm, with linear warm-up and decay."""
 
 import torch
 from torch import nn
@@ -11,19 +11,20 @@ from common.errors import InputError
 
 
 def total_steps(config: RunConfig, steps_per_epoch: int) -> int:
-    """Steps of the whole run: all epochs, or --max_steps if that is fewer or more."""
+    """Return the steps of the whole run: --max_steps if it is set, otherwise those of all epochs."""
     return config.max_steps or steps_per_epoch * config.num_train_epochs  # type: ignore[attr-defined]
 
 
 def number_of_epochs(config: RunConfig, steps_per_epoch: int) -> int:
-    """Epochs that are begun: with --max_steps the last one may be cut short."""
+    """Return the number of epochs that the run begins; with --max_steps, the last one may be cut short."""
     return -(-total_steps(config, steps_per_epoch) // steps_per_epoch)
 
 
 def build_optimizer(config: RunConfig, model: nn.Module, steps_per_epoch: int) -> tuple[AdamW, LambdaLR]:
-    """AdamW and its schedule. `steps_per_epoch` is the number of batches of this worker's loader.
+    """Return AdamW and its schedule. `steps_per_epoch` is the number of batches of this worker's loader.
 
-    The rate rises linearly over --warmup_steps and falls linearly to 0 at the last step (Devlin et al., BERT, 2019).
+    The learning rate rises linearly over --warmup_steps, then falls linearly to 0 at the last step
+    (Devlin et al., BERT, 2019).
     """
     total, warmup = total_steps(config, steps_per_epoch), config.warmup_steps
     if warmup and warmup >= total:
@@ -34,7 +35,7 @@ def build_optimizer(config: RunConfig, model: nn.Module, steps_per_epoch: int) -
 
 
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Trainable parameters in two groups: weights decay, biases and LayerNorm (all that is one-dimensional) do not."""
+    """Return the trainable parameters in two groups: weights decay; biases and LayerNorm (one-dimensional) do not."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [parameter for parameter in trainable if parameter.dim() >= 2]
     kept = [parameter for parameter in trainable if parameter.dim() < 2]
@@ -42,7 +43,7 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def set_seed(seed: int) -> None:
-    """One seed for all generators. Every worker takes the same one, so that all start from the same weights."""
+    """Seed all generators. Every worker uses the same seed, so that all start from the same weights."""
     import random
 
     import numpy as np

@@ -1,4 +1,4 @@
-"""Where things lie: the repository, the cache, and how a file is written so that nobody ever sees half of it."""
+"""Paths of the repository and the cache, and writing a file so that no other process sees an incomplete one."""
 
 import contextlib
 import fcntl
@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def cache_dir(name: str) -> Path:
-    """A folder for things that can be made again: .cache/NAME in the repository, or $COS598D_CACHE/NAME.
+    """Return a folder for files that can be rebuilt: .cache/NAME in the repository, or $COS598D_CACHE/NAME.
 
-    Where neither can be written (a read-only checkout), a folder of this user under the system's temporary folder.
+    If neither can be written (a read-only checkout), return a folder of this user in the temporary folder.
     """
     wanted = Path(os.environ.get("COS598D_CACHE") or ROOT / ".cache") / name
     try:
@@ -31,13 +31,13 @@ def cache_dir(name: str) -> Path:
 
 
 def shown(path: Path) -> Path:
-    """The path as messages show it: relative to the repository, if it lies there."""
+    """The path as messages show it: relative to the repository, if it is inside."""
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
-    """Open a temporary file beside `path`; on success rename it to `path`, on an error remove it."""
+    """Open a temporary file next to `path`. On success, rename it to `path`; on an error, remove it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     encoding = None if "b" in mode else "utf-8"
@@ -55,7 +55,7 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
 
 @contextlib.contextmanager
 def locked(path: str | Path) -> Iterator[None]:
-    """Hold a lock beside `path`: of several ranks one makes the cached thing, the others wait here and then read it.
+    """Hold a lock next to `path`: one of several ranks builds the cached files; the others wait and then read them.
 
     The kernel frees the lock when its holder dies, so a killed run never blocks the next one.
     """

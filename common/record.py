@@ -1,4 +1,4 @@
-"""What a run leaves behind: the loss and time of every iteration, the metrics of every epoch, one JSON file per rank.
+"""The record of a run: loss and time of every iteration, metrics of every epoch, in one JSON file per rank.
 
 record = Record(config, worker)
 for batch in record.iterations(loader):      # times the wait for data, and the whole iteration
@@ -36,7 +36,7 @@ PHASES = ("data", "forward", "backward", "communication", "optimizer")
 
 
 class Record:
-    """The measurements of one run on one rank. The first worker also prints them."""
+    """The measurements of one run on one rank. Rank 0 also prints them."""
 
     def __init__(self, config: RunConfig, worker: Worker):
         self.config = config
@@ -53,7 +53,7 @@ class Record:
         self._profiler = StepProfiler(config.output_dir, worker.rank) if config.profile else None
 
     def describe(self, model: nn.Module, train: int, dev: int) -> None:
-        """Note the size of the model and of the data."""
+        """Record the size of the model and of the data."""
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.examples = {"train": train, "dev": dev}
         if self.worker.is_first:
@@ -62,7 +62,7 @@ class Record:
                 print(parameter_table(model))
 
     def epochs(self, loader) -> Iterator[int]:
-        """0, 1, ... up to the last epoch of the run, with a progress bar on the first worker."""
+        """Yield 0, 1, ... up to the last epoch of the run, with a progress bar on rank 0."""
         self.steps_per_epoch = len(loader)
         self.collectives.drain()  # what was sent before training, such as DDP's first broadcast, does not count
         self.collectives.forget()
@@ -70,7 +70,7 @@ class Record:
         yield from tqdm(range(count), desc="epochs", disable=not self.worker.is_first)
 
     def iterations(self, loader: Iterable) -> Iterator[dict[str, torch.Tensor]]:
-        """The batches of one epoch on this worker's device, each timed until the next one is asked for."""
+        """Yield the batches of one epoch on this worker's device; each is timed until the next one is requested."""
         left = total_steps(self.config, self.steps_per_epoch) - len(self._iterations)
         batches = self.worker.batches(itertools.islice(loader, left))
         total = min(left, self.steps_per_epoch)
@@ -87,7 +87,7 @@ class Record:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what stands inside. The same name may come several times in one iteration."""
+        """Time the block. The same name may appear several times in one iteration."""
         assert name in PHASES, name
         begin = time.perf_counter()
         yield
@@ -95,25 +95,25 @@ class Record:
         self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - begin
 
     def loss(self, value: float) -> None:
-        """The loss of this iteration's batch, before the update; printed by the first worker."""
+        """Record the loss of this iteration's batch, before the update; rank 0 prints it."""
         self.losses.append(value)
         if self.worker.is_first:
             tqdm.write(f"iteration {len(self.losses)}: loss {value:.6f}")
 
     def evaluation(self, epoch: int, metrics: dict[str, float]) -> None:
-        """The dev metrics after an epoch (counted from 0). The first worker prints and keeps them."""
+        """Record the dev metrics after an epoch (counted from 0). Rank 0 prints and keeps them."""
         if self.worker.is_first:
             self.evaluations.append({"epoch": epoch + 1, "metrics": metrics})
             tqdm.write(f"epoch {epoch + 1}: {_words(metrics)}")
 
     @property
     def seconds_per_iteration(self) -> float | None:
-        """Mean time of an iteration without the first, which warms caches up; None with fewer than two."""
+        """Return the mean time of an iteration without the first (a warm-up); None with fewer than two."""
         seconds = [iteration["seconds"] for iteration in self._iterations[1:]]
         return sum(seconds) / len(seconds) if seconds else None
 
     def write(self) -> None:
-        """Write rank{r}.json and loss_{r}.txt; the first worker prints the summary."""
+        """Write rank{r}.json and loss_{r}.txt; rank 0 prints the summary."""
         rank, folder = self.worker.rank, self.config.output_dir
         if self._profiler:
             self._profiler.close()
@@ -126,7 +126,7 @@ class Record:
             self._print_summary()
 
     def as_dict(self) -> dict:
-        """The record as README.md of task 1 describes it; seconds, bytes."""
+        """Return the record as task 1's README describes it, in seconds and bytes."""
         return {
             "task": self.config.task,
             "rank": self.worker.rank,
@@ -170,12 +170,12 @@ class Record:
 
 
 def versions() -> dict[str, str]:
-    """What the figures were measured with."""
+    """Return the versions with which the figures were measured."""
     return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def _prepare(config: RunConfig) -> None:
-    """The first worker makes the folder and takes an earlier run's record away, so that no two runs are mixed."""
+    """On rank 0, create the folder and remove an earlier run's record, so that no two runs are mixed."""
     if config.rank != 0:
         return
     try:

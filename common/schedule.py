@@ -1,6 +1,6 @@
-"""LESSON pipeline: who works on what, and when.
+"""The schedule of a pipeline (region p.2): which partition works on which micro-batch, and when.
 
-With 4 micro-batches and 3 partitions, each cell naming the micro-batch (`python -m common.schedule 4 3` draws it):
+4 micro-batches and 3 partitions; a cell holds the number of the micro-batch (`python -m common.schedule 4 3`):
 
     clock        0  1  2  3  4  5
     partition 0  0  1  2  3  .  .
@@ -18,14 +18,14 @@ from common.grid import draw_schedule
 
 
 def _clock_cycles(num_batches: int, num_partitions: int) -> Iterable[list[tuple[int, int]]]:
-    """For every clock cycle, the (micro-batch, partition) pairs that work at the same time, in any order.
+    """Return, for every clock cycle, the (micro-batch, partition) pairs that work at the same time, in any order.
 
     Steps
-    [1] Count the clock cycles: the last micro-batch starts num_batches - 1 cycles after the first, and then still has
-        all partitions before it.
-    [2] In cycle k, partition j works on micro-batch k - j: it came from partition j - 1 one cycle earlier.
-    [3] Leave out the pairs whose micro-batch does not exist. Nobody works there: that is the bubble.
-    [4] Give a list for every cycle, a new one each time (in a list of lists, or by yield).
+    [1] Count the clock cycles: the last micro-batch starts num_batches - 1 cycles after the first, and then it passes
+        all partitions.
+    [2] In cycle k, partition j works on micro-batch k - j, which partition j - 1 computed one cycle earlier.
+    [3] Leave out the pairs whose micro-batch does not exist. There the partition is idle: this is the bubble.
+    [4] Return a list of lists, or yield one list per cycle, each a new list.
     """
     # TODO(cos598d) p.2: list the pairs of every clock cycle, micro-batch first (4 lines)
     # BEGIN SOLUTION p.2

@@ -1,4 +1,4 @@
-"""--profile: where the time of a step goes, and which tensors a step will have to synchronise."""
+"""--profile: how long the parts of a step take, and which tensors a step has to synchronize."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ SKIPPED, TRACED = 2, 3  # iterations: the first ones warm caches up and would sh
 
 
 class StepProfiler:
-    """Traces three iterations into `folder`/trace_{rank}.json, which https://ui.perfetto.dev shows."""
+    """Traces three iterations into `folder`/trace_{rank}.json; open it in https://ui.perfetto.dev."""
 
     def __init__(self, folder: Path, rank: int):
         self._file = folder / f"trace_{rank}.json"
@@ -27,7 +27,7 @@ class StepProfiler:
         self._profile.start()
 
     def step(self) -> None:
-        """An iteration has ended."""
+        """Tell the profiler that an iteration has ended."""
         self._profile.step()
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ class StepProfiler:
 
 
 def parameter_table(model: nn.Module) -> str:
-    """All parameters by size, largest first: every one with a gradient is sent in each step of tasks 2 and 3."""
+    """Return a table of all parameters, largest first; tasks 2 and 3 send the gradient of each in every step."""
     rows = sorted(model.named_parameters(), key=lambda row: -row[1].numel())
     total = sum(parameter.numel() * parameter.element_size() for _, parameter in rows)
     lines = [f"{'parameter':60s} {'shape':>18s} {'MB':>9s} {'share':>6s}"]

@@ -24,10 +24,10 @@ from pipeline.pipe import Pipe
 
 
 class GPT2BlockCustom(GPT2Block):
-    """A GPT-2 block from one tensor to one tensor, so that it can stand in a Sequential.
+    """A GPT-2 block that takes and returns one tensor, so that a Sequential can hold it.
 
-    Each example of a micro-batch needs its own attention mask, in every block. So the mask travels with the hidden
-    states, as T more columns: x is (B, T, D), or (B, T, D + T) where there is a mask.
+    Each example of a micro-batch needs its own attention mask in every block. So the mask is appended to the hidden
+    states as T more columns: x is (B, T, D), or (B, T, D + T) if there is a mask.
     """
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
@@ -69,11 +69,11 @@ class GPT2ModelCustom(GPT2Model):
 
     @property
     def block_devices(self) -> list[torch.device]:
-        """The device (or label) of every block of `.h`."""
+        """Return the device (or label) of every block of `.h`."""
         return self._labels or [next(block.parameters()).device for block in self.h]
 
     def parallelize(self, devices: Sequence[torch.device | str]) -> None:
-        """Spread the blocks evenly over `devices`, in order. cpu:0, cpu:1 are labels: torch knows one CPU.
+        """Distribute the blocks evenly over `devices`, in order. cpu:0, cpu:1 are labels: torch knows one CPU.
 
         Raises InputError for no device, or more devices than blocks.
         """
@@ -119,7 +119,7 @@ class GPT2ModelCustom(GPT2Model):
         return BaseModelOutput(last_hidden_state=self.ln_f(_unpack(x, self.config.n_embd)[0]))
 
     def _through_blocks(self, x: Tensor) -> Tensor:
-        """x as a block takes it, through all of them: while one device works, the others wait."""
+        """Pass x through all blocks: while one device works, the others wait."""
         device = x.device
         for block, block_device in zip(self.h, self.block_devices, strict=True):
             if block_device != device:
@@ -152,7 +152,7 @@ class GPT2ModelParallel(GPT2ModelCustom):
         [1] Label every block of self.h with its device in self.block_devices, by WithDevice.
         [2] Put them into one nn.Sequential, in order.
         [3] Make a Pipe of it, with split_size, and keep it as self.h_pp.
-        [4] Set self.pipeline_parallel: without it the blocks go on working one after another.
+        [4] Set self.pipeline_parallel: without it, the blocks still work one after another.
         """
         # TODO(cos598d) p.5: make self.h_pp, a Pipe of the labelled blocks, and switch to it (4 lines)
         # BEGIN SOLUTION p.5
@@ -180,7 +180,7 @@ class GPT2LMHeadModelParallel(GPT2LMHeadModel):
         self.post_init()
 
     def parallelize(self, devices: Sequence[torch.device | str]) -> None:
-        """Spread the blocks over `devices`; see GPT2ModelCustom.parallelize."""
+        """Distribute the blocks over `devices`; see GPT2ModelCustom.parallelize."""
         self.transformer.parallelize(devices)
         self.lm_head.to(self.transformer.wte.weight.device)  # the same matrix
 
@@ -191,7 +191,7 @@ class GPT2LMHeadModelParallel(GPT2LMHeadModel):
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **inputs: Any) -> CausalLMOutput:
         """input_ids (B, T), labels (B, T) with -100 where no loss is wanted -> loss, logits (B, T, V).
 
-        The loss is taken over the whole batch, so micro-batches of unequal size weigh what they should.
+        The loss is computed over the whole batch, so micro-batches of unequal size have the right weight.
         """
         hidden = self.transformer(input_ids, **inputs).last_hidden_state
         logits = self.lm_head(hidden.to(self.lm_head.weight.device))

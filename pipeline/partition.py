@@ -10,10 +10,10 @@ from common.errors import InputError
 
 
 class WithDevice(nn.Module):
-    """A layer with a label that says on which device it counts as lying. It does not move the layer.
+    """A layer with a label that says to which device it belongs. It does not move the layer.
 
     torch takes cpu:0 and cpu:1 for the same device, but two such labels make two partitions, with one worker each.
-    That is how a pipeline runs on a machine without GPUs, and how a layer without parameters is given a place.
+    So a pipeline runs on a machine without GPUs, and a layer without parameters can have a device.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str) -> None:
@@ -34,9 +34,9 @@ class WithDevice(nn.Module):
 
 
 def _retrieve_device(module: nn.Module) -> torch.device | None:
-    """The device a layer counts as lying on: its label, else where its parameters lie, None if it has neither.
+    """Return the device of a layer: its label, else the device of its parameters, None if it has neither.
 
-    Raises InputError for a layer whose parameters lie on several devices.
+    Raises InputError for a layer whose parameters are on several devices.
     """
     if isinstance(module, WithDevice):
         return module.device
@@ -49,7 +49,7 @@ def _retrieve_device(module: nn.Module) -> torch.device | None:
 
 
 def _layers(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """The layers in order, nested Sequentials opened. What lies in a labelled Sequential gets that label."""
+    """Return the layers in order, with nested Sequentials opened. The layers of a labelled Sequential get its label."""
     for module in modules:
         if _is_plain_sequential(module):
             yield from _layers(module.children())
@@ -61,28 +61,28 @@ def _layers(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _is_plain_sequential(module: nn.Module) -> bool:
-    """A subclass with a forward of its own is one layer: opening it would change what it computes."""
+    """Return whether a module can be opened; a subclass with its own forward is one layer."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
 def _assemble_partition(layers: Iterable[nn.Module]) -> nn.Sequential:
-    """One partition of these very layers (the same objects), nested Sequentials opened, labels taken off."""
+    """Return one partition of these layers (the same objects), with nested Sequentials opened and labels removed."""
     return nn.Sequential(*(layer.module if isinstance(layer, WithDevice) else layer for layer in _layers(layers)))
 
 
 def _split_module(modules: nn.Sequential) -> tuple[list[nn.Sequential], list[torch.device]]:
-    """Cut `modules` into partitions and say on which device each lies; both lists are equally long.
+    """Cut `modules` into partitions; return them and their devices, two lists of equal length.
 
-    Devices A, B, A make three partitions: the data passes A twice. `modules` holds at least one layer: Pipe refuses an
-    empty Sequential before it asks.
+    Devices A, B, A make three partitions: the data passes A twice. `modules` holds at least one layer: Pipe does not
+    accept an empty Sequential.
 
     Steps
-    [1] Walk through _layers(modules) in order, and change nothing in modules.
-    [2] Ask _retrieve_device where the layer lies. A layer that lies nowhere (None) joins the layer before it, and at
-        the very start the layer after it.
-    [3] If that is not the device of the current partition, that partition is complete: _assemble_partition makes it.
-        Keep it and its device, and begin a new one.
-    [4] The last partition is complete when the layers are. (If no layer lies anywhere, its device is the CPU.)
+    [1] Walk through _layers(modules) in order, and do not change modules.
+    [2] Ask _retrieve_device for the device of the layer. A layer without a device (None) belongs to the partition of
+        the layer before it; at the very start, to that of the layer after it.
+    [3] If that is not the device of the current partition, the current partition is complete: _assemble_partition
+        creates it. Keep it and its device, and begin a new one.
+    [4] After the last layer, one partition is still open. (If no layer has a device, its device is the CPU.)
     """
     partitions: list[nn.Sequential] = []
     devices: list[torch.device] = []

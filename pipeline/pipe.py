@@ -6,7 +6,7 @@
     partition 0    F0  F1  F2  F3  .      compute(batches, [(2, 0), (1, 1)]) is column 2: two tasks, two workers.
     partition 1    .   F0  F1  F2  F3     Micro-batch 2 goes to partition 0 while micro-batch 1 goes to partition 1.
 
-backward() on the loss takes the way back by itself, see backward.py.
+backward() on the loss runs the pipeline in reverse; see backward.py.
 
 Source: GPipe (Huang et al., 2019), section 2; torchgpipe (Kim et al., 2020), section 3.
 """
@@ -25,13 +25,13 @@ from pipeline.worker import Task, create_workers
 
 
 class Pipe(nn.Module):
-    """Computes what `module` computes, in micro-batches of `split_size` examples, one worker per partition.
+    """Computes the same as `module`, in micro-batches of `split_size` examples, with one worker per partition.
 
-    module: layers that hand on one tensor each; WithDevice labels or the layers' own devices say where to cut.
+    module: layers that return one tensor each; WithDevice labels or the layers' own devices say where to cut.
     split_size: examples in a micro-batch (not the number of micro-batches); the last one may be smaller.
 
-    Attributes: partitions and devices, in_queues and out_queues (one of each per partition), and `trace`, a Trace that
-    is filled with what happened if one is set. Raises InputError if two partitions share a parameter.
+    Attributes: partitions and devices, in_queues and out_queues (one of each per partition), and `trace`: if you set a
+    Trace, it records what happens. Raises InputError if two partitions share a parameter.
     """
 
     def __init__(self, module: nn.Sequential, split_size: int = 1) -> None:
@@ -48,19 +48,19 @@ class Pipe(nn.Module):
         self.trace: Trace | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """forward() as it stands below, and a backward that overlaps like it. Raises what a layer raised."""
+        """Run forward(), with a backward that overlaps in the same way. Raises what a layer raised."""
         if not isinstance(x, torch.Tensor) or x.dim() == 0:
             raise InputError(f"expected one tensor (B, ...) of B examples as the pipe's input, got {type(x).__name__}")
         return call_with_overlapping_backward(self, super().__call__, x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Send the batch x (B, ...) through the pipeline; the output (B, ...) lies on the last device. B is at least 1.
+        """Send the batch x (B, ...) through the pipeline; the output (B, ...) is on the last device. B is at least 1.
 
         Steps
         [1] Split the batch into micro-batches of split_size examples; the last one may be smaller.
         [2] Make the schedule for that many micro-batches and partitions.
         [3] Call self.compute once for every clock cycle, with that cycle's list.
-        [4] Concatenate the micro-batches, in their order, along the examples; x stays as it was.
+        [4] Concatenate the micro-batches, in their order, along the examples; x does not change.
         """
         # TODO(cos598d) p.3: split, run the schedule clock by clock, concatenate (4 lines)
         # BEGIN SOLUTION p.3
@@ -73,14 +73,14 @@ class Pipe(nn.Module):
     def compute(self, batches: list[torch.Tensor], schedule: list[tuple[int, int]]) -> None:
         """One clock cycle: compute every (micro-batch, partition) of `schedule`, all at the same time.
 
-        Each result replaces its micro-batch in `batches`, so that the next cycle finds it there.
+        Each result replaces its micro-batch in `batches`, where the next cycle finds it.
 
         Steps
         [1] Move the micro-batch to the device of its partition.
         [2] Make a Task of the partition's computation and put it into the partition's in-queue. Put all tasks of the
-            cycle before you get any result: getting waits, and meanwhile the other workers would have nothing to do.
-        [3] Get each result from the out-queue of its partition, however long that takes. If it is not a success, raise
-            its exception.
+            cycle before you get any result: get() blocks, and in the meantime the other workers would be idle.
+        [3] Get each result from the out-queue of its partition, however long that takes. If the task failed, raise its
+            exception.
         [4] Store the result in `batches`.
 
         If several tasks fail, any of their exceptions may be raised.

@@ -1,4 +1,4 @@
-"""Train GPT-2 on OSCAR text, its blocks on one device, on several one after another, or as a pipeline.
+"""Train GPT-2 on OSCAR text, with its blocks on one device, on several one after another, or as a pipeline.
 
     python pipeline/run_gpt2.py --model_parallel_mode model_parallel
     python pipeline/run_gpt2.py --model_parallel_mode pipeline_parallel --n_chunk 4
@@ -33,13 +33,13 @@ from pipeline.timeline import Trace, traced_blocks
 
 
 def choose_devices(config):
-    """All GPUs if there are several, else two labels on the CPU."""
+    """Return all GPUs if there are several, otherwise two labels on the CPU."""
     count = 0 if config.no_cuda else torch.cuda.device_count()
     return [f"cuda:{j}" for j in range(count)] if count > 1 else ["cpu:0", "cpu:1"]
 
 
 def spread(config, worker, model):
-    """Put the model where --model_parallel_mode says."""
+    """Distribute the model as --model_parallel_mode says."""
     if config.model_parallel_mode == "none":
         model.to(worker.device)
         return
@@ -47,12 +47,12 @@ def spread(config, worker, model):
     model.parallelize(devices[: len(model.transformer.h)])
     if config.model_parallel_mode == "pipeline_parallel":
         model._prepare_pipeline_parallel(split_size=math.ceil(config.batch_size / config.n_chunk))
-    if devices[0].startswith("cpu"):  # a label stands for a device with its share of the cores, in both modes
+    if devices[0].startswith("cpu"):  # a label represents a device with its share of the cores, in both modes
         torch.set_num_threads(max(1, torch.get_num_threads() // len(devices)))
 
 
 def train(config, worker, model, data, record, processes=None):
-    """The usual step: nothing in it, the backward included, knows that there is a pipeline."""
+    """Train as usual: neither the step nor its backward depends on the pipeline."""
     sampler = ShuffledEachEpoch(data.train, config.seed)
     loader = DataLoader(data.train, sampler=sampler, batch_size=config.batch_size, drop_last=True)
     optimizer, scheduler = build_optimizer(config, model, len(loader))
@@ -82,7 +82,7 @@ def train(config, worker, model, data, record, processes=None):
 
 
 def show_a_step(config, worker, model, data):
-    """One more forward and backward, with a trace: what did which partition do, and when?"""
+    """Run one more forward and backward, and trace what each partition does, and when."""
     tokens = next(iter(DataLoader(data.train, batch_size=config.batch_size))).to(worker.device)
     trace, blocks = Trace(), model.transformer
     if blocks.pipeline_parallel:

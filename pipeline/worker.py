@@ -1,10 +1,10 @@
-"""One worker thread per partition: a Task goes in by one queue, its result comes out by the other.
+"""One worker thread per partition: it gets a Task from one queue and puts the result into another.
 
              in_queues[j]                                   out_queues[j]
     caller  ── Task ──────>  worker of partition j  ──────>  (True, (task, batch)) or (False, exc_info)  ──>  caller
 
-A worker takes its tasks in order and never looks at another's queues. While it computes, torch lets go of Python's
-lock, so that workers really run at the same time.
+A worker takes its tasks in order and never uses another worker's queues. While it computes, torch releases Python's
+global lock, so workers really run at the same time.
 """
 
 import atexit
@@ -21,10 +21,10 @@ import torch
 
 
 class Task:
-    """A piece of work for a worker: a function without arguments that gives a tensor.
+    """A piece of work for a worker: a function without arguments that returns a tensor.
 
-    Grad mode and autocast belong to a thread. A task takes along those of the thread that made it, or the workers
-    would build graphs under torch.no_grad().
+    Grad mode and autocast belong to a thread. A task uses those of the thread that created it. Otherwise the workers
+    would build graphs even under torch.no_grad().
     """
 
     def __init__(self, compute: Callable[[], Any]) -> None:
@@ -35,7 +35,7 @@ class Task:
         self._autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
 
     def compute(self) -> Any:
-        """Call the function, once. The task lets go of it, since a result that nobody collects keeps its task."""
+        """Call the function, once, and release it: a result that is never collected keeps its task alive."""
         compute, self._compute = self._compute, None
         context, self._context = self._context, contextvars.Context()
         assert compute is not None, "a task is computed once"
@@ -47,22 +47,22 @@ class Task:
 
 
 class InQueue:
-    """The way into one worker. When nobody holds it any more its worker ends, since nothing could come."""
+    """The queue into one worker. When no object refers to it any more, its worker ends."""
 
     def __init__(self) -> None:
         self.tasks: SimpleQueue[Task | None] = SimpleQueue()
         weakref.finalize(self, self.tasks.put, None).atexit = False
 
     def put(self, task: Task | None) -> None:
-        """Hand over a task; None ends the worker."""
+        """Put a task into the queue; None ends the worker."""
         self.tasks.put(task)
 
 
 def create_workers(devices: Sequence[torch.device]) -> tuple[list[InQueue], list[SimpleQueue]]:
     """Start one worker thread per device of the list and return their (in_queues, out_queues).
 
-    An out-queue gives, in the order of the tasks, (True, (task, batch)) or, if the task raised, (False, exc_info) with
-    exc_info as sys.exc_info() has it: `raise exc_info[1]` raises the very exception, with its traceback.
+    An out-queue returns results in the order of the tasks: (True, (task, batch)), or (False, exc_info) if the task
+    raised. exc_info is as in sys.exc_info(): `raise exc_info[1]` raises the same exception, with its traceback.
     """
     in_queues: list[InQueue] = []
     out_queues: list[SimpleQueue] = []
@@ -82,10 +82,10 @@ def create_workers(devices: Sequence[torch.device]) -> tuple[list[InQueue], list
 
 
 def _work(device: torch.device, num_threads: int, tasks: SimpleQueue, out_queue: weakref.ref[SimpleQueue]) -> None:
-    """Take a task, compute it, hand over the result, and so on until None arrives.
+    """Take a task, compute it, put its result into the out-queue, and repeat until None arrives.
 
-    The out-queue belongs to the pipe: if the worker held it, an exception in it that nobody collects would hold the
-    pipe by its traceback, and the worker would never end.
+    The out-queue belongs to the pipe. If the worker held it, an exception in it that is never collected would keep the
+    pipe alive through its traceback, and the worker would never end.
     """
     torch.set_num_threads(num_threads)
     if device.type == "cuda":
@@ -93,7 +93,7 @@ def _work(device: torch.device, num_threads: int, tasks: SimpleQueue, out_queue:
     while (task := tasks.get()) is not None:
         try:
             result: tuple[bool, Any] = (True, (task, task.compute()))
-        except BaseException:  # whatever it was, somebody waits at the other end
+        except BaseException:  # any exception: the caller waits for a result
             result = (False, sys.exc_info())
         if (results := out_queue()) is not None:
             results.put(result)

@@ -1,7 +1,7 @@
 """The embedded data: an entailment task in RTE's layout and web-like text in OSCAR's, both generated.
 
 The scripts need a task that is learnt in seconds, so that a wrong gradient shows as a wrong accuracy, and no download.
-The files are made once, from fixed seeds, and lie in the cache; every machine gets the same bytes.
+The files are made once, from fixed seeds, and stored in the cache; every machine gets the same bytes.
 """
 
 import json
@@ -14,7 +14,7 @@ from common.cache import cached
 from common.data.sample_text import oscar_records
 from common.paths import cache_dir
 
-VERSION = 3  # stands in the folder's name: count it up with every change that changes the files
+VERSION = 3  # part of the folder's name: increase it with every change to the files
 
 TRAIN_PAIRS, DEV_PAIRS = 2560, 320  # multiples of 4: pairs come in fours, see contrast_set
 OSCAR_RECORDS = 500
@@ -48,7 +48,7 @@ def oscar_sample_file() -> Path:
         path = folder / OSCAR_FILE
         with open(path, "w", encoding="utf-8") as file:
             for record in oscar_records(OSCAR_RECORDS, random.Random(2301)):
-                # As in OSCAR, text is UTF-8 and not escaped: U+2028 stands in the line, and does not end it.
+                # As in OSCAR, text is UTF-8 and not escaped: U+2028 is inside the line, and does not end it.
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
         os.utime(path, (0, 0))  # token blocks made of this text remain valid when the text is rebuilt
 

@@ -1,6 +1,6 @@
 """Generated English-like web pages as OSCAR 23.01 records, with the oddities that real pages have.
 
-A page has a topic, a person and a town that come back in its sentences, so there is something to learn at every
+A page has a topic, a person and a town that appear again in its sentences. So there is something to learn at every
 distance: spelling, grammar, which words go together, who the page is about.
 Source of the record's shape: Abadji et al. 2022, "Towards a Cleaner Document-Oriented Multilingual Crawled Corpus".
 """
@@ -87,7 +87,7 @@ NOTICE = "This site uses cookies. By using it you agree to our terms. All rights
 
 
 class _Fields(dict[str, str]):
-    """What the fields of a page's templates become: fixed for the page (name, town), or drawn anew each time."""
+    """What the fields of a page's templates become: fixed for the page (name, town), or drawn each time."""
 
     def __init__(self, draw: random.Random):
         nouns, verbs, places = draw.choice(list(TOPICS.values()))

@@ -1,4 +1,4 @@
-"""In which order examples are seen: one order for the whole assignment, so that every task can be compared."""
+"""The order of the examples: the same in the whole assignment, so that the tasks can be compared."""
 
 from collections.abc import Iterator, Sized
 
@@ -7,11 +7,11 @@ from torch.utils.data import Sampler
 
 
 class ShuffledEachEpoch(Sampler[int]):
-    """A new order of all examples every time it is iterated: epoch 0, then 1, ...
+    """A sampler with a new order of all examples each time you iterate over it: epoch 0, then 1, ...
 
-    The order of epoch e is torch.randperm with the seed `seed + e`. This is what torch's DistributedSampler gives
-    for one replica, and what its replicas deal out among themselves: so the i-th batch of one worker holds the same
-    examples as the i-th batches of n workers together.
+    The order of epoch e is torch.randperm with the seed `seed + e`. torch's DistributedSampler
+    uses the same order and divides it among its replicas. So the i-th batch of one worker holds the same examples as
+    the i-th batches of n workers together.
     """
 
     def __init__(self, dataset: Sized, seed: int):

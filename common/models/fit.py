@@ -1,4 +1,4 @@
-"""Makes a loaded model fit the run: its vocabulary, its dropout, the length of its input."""
+"""Adapts a loaded model to the run: its vocabulary, its dropout, the length of its input."""
 
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def fit_model(model: "PreTrainedModel", config: RunConfig, tokenizer, length: int) -> "PreTrainedModel":
-    """The same model, with rows for every token of `tokenizer` and with --dropout. Raises InputError if T is too long.
+    """Return the model with rows for every token of `tokenizer` and with --dropout. Raises InputError if T is too long.
 
-    Rows are added where --tokenizer_name brings a larger vocabulary than the model was saved with.
+    Rows are added if --tokenizer_name has a larger vocabulary than the saved model.
     """
     positions = model.config.max_position_embeddings
     if length > positions:
@@ -27,7 +27,7 @@ def fit_model(model: "PreTrainedModel", config: RunConfig, tokenizer, length: in
 
 
 def set_dropout(model: nn.Module, probability: float) -> None:
-    """Set every dropout of the model; 0 makes runs on different numbers of workers comparable."""
+    """Set all dropout probabilities of the model; with 0, runs on different numbers of workers can be compared."""
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
         if hasattr(model.config, name):  # type: ignore[attr-defined]
             setattr(model.config, name, probability)

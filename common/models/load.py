@@ -3,7 +3,7 @@
     model_path("tiny", "bert")  -> a folder with config.json, model.safetensors and a tokenizer, as a hub model has them
     model_path("bert-base-cased", "bert"), model_path("/a/folder", "gpt2")  -> where from_pretrained finds the model
 
-Names are checked here, in one line, before any worker joins: afterwards one rank's error is the others' hang.
+Names are checked here, before any rank joins a process group. Later, one rank's error would make the others hang.
 """
 
 import contextlib
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 KINDS = ("bert", "gpt2", "t5")
 TOKENIZER_FLAG = "--tokenizer_name"
-# A tokenizer is one whole file, or a vocabulary of its kind that may lie alone in a folder.
+# A tokenizer is one complete file, or a vocabulary of its kind, which may be the only file in a folder.
 VOCABULARIES = {"bert": ("vocab.txt",), "gpt2": ("vocab.json", "merges.txt"), "t5": ("spiece.model",)}
 READERS = {"bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "t5": "AutoTokenizer"}  # names: each loads as it is used
 
 
 def quiet_transformers() -> None:
-    """No progress bars, and no table of newly initialised weights: that the head is new is what fine-tuning means."""
+    """Turn off progress bars and the table of newly initialized weights; in fine-tuning, the head is always new."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     hub_logging.set_verbosity_error()
 
 
 def model_path(name: str, kind: str, weights: bool = True) -> str:
-    """The folder in which `from_pretrained` finds the model `name`; a hub model is downloaded now if need be.
+    """Return the folder in which `from_pretrained` finds the model `name`; download a hub model if necessary.
 
     Args:
         name: "tiny", a folder, or a name on the Hugging Face hub.
@@ -75,7 +75,7 @@ def model_path(name: str, kind: str, weights: bool = True) -> str:
 
 
 def load_tokenizer(name: str, kind: str, lower_case: bool = False) -> "PreTrainedTokenizerFast":
-    """The fast tokenizer `name`: "tiny", a model's folder or hub name, or a folder that holds only a vocabulary.
+    """Return the fast tokenizer `name`: "tiny", a model's folder or hub name, or a folder with only a vocabulary.
 
     Args:
         kind: "bert", "gpt2" or "t5": what a lone vocabulary is for (vocab.txt; vocab.json and merges.txt).

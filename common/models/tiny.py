@@ -22,7 +22,7 @@ from common.paths import cache_dir
 if TYPE_CHECKING:
     from transformers import BertModel, PreTrainedModel, PreTrainedTokenizerFast
 
-VERSION = 2  # stands in the folder's name: count it up with every change that changes a model or a tokenizer
+VERSION = 2  # part of the folder's name: increase it with every change to a model or a tokenizer
 GPT2_TOKENS = 2000
 END_OF_TEXT = "<|endoftext|>"
 
@@ -30,7 +30,7 @@ END_OF_TEXT = "<|endoftext|>"
 def tiny_model_folder(kind: str) -> Path:
     """The folder of the tiny model of this kind ("bert", "gpt2", "t5"), made now if it is not in the cache.
 
-    The weights come from a seed of their own; the caller's random numbers go on as if nothing had happened.
+    The weights come from a seed of their own; the caller's random numbers are not affected.
     """
 
     def build(folder: Path) -> None:
@@ -98,7 +98,7 @@ def _match_equal_words(model: "BertModel") -> None:
     word, position, free = slice(2 * width), slice(2 * width, 3 * width), slice(3 * width, hidden)
     head = slice(hidden // heads)  # the first head's numbers
     same_word, same_position = torch.eye(hidden // heads, 2 * width), torch.eye(width)
-    faint = 0.1  # what was random in the places used here goes on whispering
+    faint = 0.1  # keep a little of the random values in the places used here
 
     weights["embeddings.word_embeddings.weight"][:, 2 * width :] *= faint  # (V, D)
     weights["embeddings.position_embeddings.weight"][:, word] *= faint  # (T, D)
@@ -112,7 +112,7 @@ def _match_equal_words(model: "BertModel") -> None:
     weights[f"{first}.self.value.weight"][:width, position] += 2 * same_position
     weights[f"{first}.output.dense.weight"][:, head] *= faint
     weights[f"{first}.output.dense.weight"][free, :width] += 2 * same_position
-    # The last layer begins as an average over all tokens: loud enough for the classifier to hear it.
+    # The last layer begins as an average over all tokens: large enough for the classifier to use it.
     weights[f"{last}.self.value.weight"] *= 3
     weights[f"{last}.output.dense.weight"] *= 3
 

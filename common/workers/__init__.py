@@ -1,1 +1,1 @@
-"""A worker among the others: how it joins, and how nobody waits for ever."""
+"""How a worker joins the others, and how the course makes sure that no worker waits forever."""

@@ -1,11 +1,11 @@
-"""A worker's place among the others, and everything around the lesson's own join that must not go wrong.
+"""Everything around joining a process group that is not part of the lesson.
 
-    with process_group(config, join) as worker:    # `join` is the lesson: it calls init_process_group
+    with process_group(config, join) as worker:    # `join` is region 2a.1: it calls init_process_group
         ...
 
-Before `join`: the network interface that leads to the master is chosen, and the workers call the roll, so that a
-missing, doubled or differently started worker is named instead of waited for. After it: a worker whose peer dies, or
-that makes no progress, says where it stood and stops with exit code 3.
+Before `join`, it chooses the network interface that leads to the master, and the workers announce themselves. So a
+worker that is missing, was started twice or has different flags is reported at once. After `join`, a worker whose peer
+dies, or that makes no progress, reports where it waits and exits with code 3.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ class Worker:
 
     @property
     def is_first(self) -> bool:
-        """The first worker checks folders, prints and keeps the metrics."""
+        """Return whether this is rank 0, which checks folders, prints and keeps the metrics."""
         return self.rank == 0
 
     def batches(self, loader: Iterable) -> Iterator:
-        """The batches of a loader, on this worker's device; each is a sign of life for the watchdog."""
+        """Yield the batches of a loader on this worker's device; each shows the watchdog that the worker is alive."""
         for batch in loader:
             self.pulse.beat()
             if isinstance(batch, dict):
@@ -52,7 +52,7 @@ class Worker:
 
 @contextlib.contextmanager
 def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = None) -> Iterator[Worker]:
-    """This process as a Worker; with `join`, a member of a process group until the end of the block.
+    """Yield this process as a Worker; with `join`, it is a member of a process group until the end of the block.
 
     Raises InputError if the group cannot be joined. Exits with code 3 if contact is lost inside the block.
     """
@@ -84,7 +84,7 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
 
 
 def choose_device(config: RunConfig) -> torch.device:
-    """A GPU for each worker of this machine, dealt out in turn; the CPU where there is none."""
+    """Return a GPU for each worker of this machine, in turn; the CPU if there is none."""
     if config.no_cuda or not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", config.rank_on_node % torch.cuda.device_count())
@@ -93,7 +93,7 @@ def choose_device(config: RunConfig) -> torch.device:
 
 
 def share_cores(config: RunConfig) -> None:
-    """Workers on one machine divide its cores: with all cores for each of them, they would mostly wait in turns."""
+    """Divide the cores of this machine among its workers: if each used all, they would wait for each other."""
     if config.master_ip.startswith("127.") and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // config.world_size))
 
@@ -111,7 +111,7 @@ def choose_interface(master_ip: str) -> None:
 
 
 def interface_towards(address: str) -> str | None:
-    """The name of this machine's interface for packets to `address`; None if the system does not say."""
+    """Return the name of this machine's interface for packets to `address`; None if the system does not say."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(socket.gethostbyname(address)).version == 6 else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""Before the group is joined, every worker says who it is; a mistake is then a sentence and not a hang.
+"""Before joining the process group, every worker announces itself, so that a mistake is reported and does not hang.
 
 The first worker listens on master_ip:master_port, the others connect and send one line of JSON. It answers each with
 "ok" or with what is wrong, closes, and leaves the port to the lesson's own init_process_group.
@@ -16,7 +16,7 @@ from common.errors import InputError
 
 
 def call_the_roll(config: RunConfig) -> None:
-    """Return when all workers are there. Raises InputError that says what is wrong, on every worker."""
+    """Return when all workers have connected. Otherwise raise InputError on every worker, with the reason."""
     if config.world_size == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return  # torchrun counts its workers itself, and its own store listens on the port
     deadline = time.monotonic() + config.join_seconds
@@ -24,7 +24,7 @@ def call_the_roll(config: RunConfig) -> None:
 
 
 def _answer_all(config: RunConfig, deadline: float) -> None:
-    """The first worker: collect the others, then tell everybody how it went."""
+    """On rank 0: wait for the others, then send the result to all of them."""
     there: dict[int, TextIOWrapper] = {}
     wrong = ""
     with contextlib.ExitStack() as stack:
@@ -53,12 +53,12 @@ def _answer_all(config: RunConfig, deadline: float) -> None:
 
 
 def _check_in(line: TextIOWrapper, address: str, config: RunConfig, there: dict[int, TextIOWrapper]) -> str:
-    """Read one worker's line; what is wrong with it, or the empty string."""
+    """Read one worker's line; return what is wrong with it, or the empty string."""
     try:
         who = json.loads(line.readline(1000))
         rank, world_size, task = who["rank"], who["world_size"], who["task"]
     except (OSError, ValueError, KeyError, TypeError):
-        return ""  # not one of ours, for instance a port scan: go on waiting
+        return ""  # not one of ours, for instance a port scan: continue to wait
     wrong = ""
     if world_size != config.world_size:
         wrong = f"rank {rank} at {address} has --world_size {world_size}, rank 0 has {config.world_size}"
@@ -66,7 +66,7 @@ def _check_in(line: TextIOWrapper, address: str, config: RunConfig, there: dict[
         wrong = f"rank {rank} at {address} runs {task}, rank 0 runs {config.task}"
     elif rank in there or rank == 0:
         wrong = f"rank {rank} was started twice (the second time at {address}); give every worker its own --local_rank"
-    there[-1 if wrong else rank] = line  # the one that is wrong is told so as well
+    there[-1 if wrong else rank] = line  # the wrong one gets the message as well
     return wrong
 
 
@@ -82,7 +82,7 @@ def _listen(config: RunConfig) -> socket.socket:
 
 
 def _report_in(config: RunConfig, deadline: float) -> None:
-    """Any other worker: find the first one, say who this is, wait for its answer."""
+    """On any other rank: connect to rank 0, announce this rank, wait for the answer."""
     with _connect(config, deadline) as connection, connection.makefile("rw", encoding="utf-8") as line:
         line.write(json.dumps({"rank": config.rank, "world_size": config.world_size, "task": config.task}) + "\n")
         line.flush()

@@ -1,6 +1,6 @@
-"""Nobody waits for ever: a worker that makes no progress says which collective it stands in, and all stop.
+"""Stops a run that makes no progress: each worker reports the collective in which it waits, then all exit.
 
-A forgotten collective would otherwise end in gloo's own time-out after 30 minutes, without a word on where.
+Without this, a forgotten collective ends only after 30 minutes, in Gloo's own time-out, which does not say where.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ LOST_CONTACT = 3  # exit code of a worker that stops because of another one, or 
 
 
 class Pulse:
-    """When this worker last made progress."""
+    """The time at which this worker last made progress."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()
@@ -33,7 +33,7 @@ class Pulse:
 
 
 def stop(code: int) -> None:
-    """End this process at once: threads of gloo may wait for a peer for ever, so a normal exit could hang."""
+    """End this process at once: Gloo's threads may wait for a peer forever, so a normal exit could hang."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -61,8 +61,8 @@ class Deadline:
 class Watchdog:
     """A thread that ends the run when this worker, or any other, has made no progress for --hang_seconds.
 
-    The first to notice leaves word in a store on the first worker. Every watchdog reads it each second, so that a
-    worker in an endless loop, which waits for nobody, stops too.
+    The first watchdog that notices writes this to a store on rank 0. Every watchdog reads the store each second. So a
+    worker in an endless loop stops too, although it waits for no other worker.
     """
 
     def __init__(self, config: RunConfig, pulse: Pulse):
@@ -80,7 +80,7 @@ class Watchdog:
         self._thread.join(timeout=5)
 
     def leave_together(self) -> None:
-        """The store lives on the first worker: it waits here until the others have said that they need it no more."""
+        """The store is on rank 0, which waits here until the others no longer need it."""
         self.close()
         if self._store is None:
             return
@@ -92,7 +92,7 @@ class Watchdog:
                 gone = self._store.add("left", 0)
 
     def report(self, reason: str) -> None:
-        """One line on stderr: why this rank stops, and its last collective with file and line."""
+        """Print one line to stderr: why this rank stops, and its last collective with file and line."""
         collectives = recorded(with_places=True)
         last = f"last collective: {collectives[-1]}" if collectives else "no collective so far"
         print(f"\nrank {self._config.rank}: {reason}; {last}", file=sys.stderr, flush=True)
