@@ -157,7 +157,11 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     add("--data_dir", type=Path, help="folder with the data (default: the embedded sample)")
     add("--model_name_or_path", help="tiny, a hub name or a folder (default: tiny for the sample)")
     add("--tokenizer_name", default="", help="tokenizer (default: the model's own)")
-    add("--output_dir", type=Path, help="folder for the record of the run (default: runs/<task>, replaced by each run)")
+    add(
+        "--output_dir",
+        type=Path,
+        help="folder for the record of the run (default: runs/<task>; the longest earlier run stays)",
+    )
     add("--overwrite_output_dir", action="store_true", help="replace the record of an earlier run in --output_dir")
     add("--learning_rate", type=float, help="AdamW's learning rate at the peak of the schedule")
     add("--weight_decay", type=float, default=0.0, help="weight decay of all parameters except biases and LayerNorm")

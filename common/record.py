@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 from common.config import RunConfig
 from common.errors import InputError
 from common.optim import number_of_epochs, total_steps
-from common.paths import atomic_write, shown
+from common.paths import ROOT, atomic_write, shown
 from common.step_profiler import StepProfiler, parameter_table
 from common.workers.collectives import CollectiveLog
 from common.workers.process_group import Worker
@@ -175,15 +175,44 @@ def versions() -> dict[str, str]:
 
 
 def _prepare(config: RunConfig) -> None:
-    """On rank 0, create the folder and remove an earlier run's record, so that no two runs are mixed."""
+    """The first worker makes the folder and takes an earlier run's record away, so that no two runs are mixed."""
     if config.rank != 0:
         return
+    folder = config.output_dir
     try:
-        config.output_dir.mkdir(parents=True, exist_ok=True)
-        for old in [*config.output_dir.glob("rank*.json"), *config.output_dir.glob("loss_*.txt")]:
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.parent == ROOT / "runs":
+            _keep_longest(folder)
+        for old in _files_of_a_run(folder):
             old.unlink()
     except OSError as error:
-        raise InputError(f"--output_dir: cannot write to {config.output_dir}: {error.strerror}") from None
+        raise InputError(f"--output_dir: cannot write to {folder}: {error.strerror}") from None
+
+
+def _keep_longest(folder: Path) -> None:
+    """Move the earlier run to FOLDER.kept if it is longer than the one there: a quick try must not destroy a record."""
+    kept = folder.with_name(f"{folder.name}.kept")
+    steps = _iterations_in(folder)
+    if steps <= _iterations_in(kept):
+        return
+    kept.mkdir(exist_ok=True)
+    for old in _files_of_a_run(kept):
+        old.unlink()
+    for file in _files_of_a_run(folder):
+        file.replace(kept / file.name)
+    print(f"the earlier run ({steps} iterations) is kept in {shown(kept)}", flush=True)
+
+
+def _files_of_a_run(folder: Path) -> list[Path]:
+    return [*folder.glob("rank*.json"), *folder.glob("loss_*.txt")]
+
+
+def _iterations_in(folder: Path) -> int:
+    """How long the run in a folder is; 0 for none, and for one whose first record cannot be read."""
+    try:
+        return len(json.loads((folder / "rank0.json").read_text(encoding="utf-8"))["iterations"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _plain(value: object) -> object:
