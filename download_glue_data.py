@@ -4,8 +4,9 @@ A file is NAME.part until it is complete and checked; then it is unpacked in a h
 step. So a file with its final name is complete. After an interrupted run, the same command continues where it stopped.
 
 SHA256 has the sums of the published files as two public dataset libraries record them (huggingface/datasets and
-tensorflow/datasets); a file from the published address must have its sum. A mirror may serve archives packed anew, or
-fewer rows on purpose: there the archive's own CRCs must hold, another sum is a note, other numbers of rows a warning.
+tensorflow/datasets); a file from the published address must have its sum. A mirror may serve repacked
+archives, or fewer rows on purpose. There, only the archive's own CRCs must match; a different sum is a note, and a
+different number of rows is a warning.
 """
 
 import argparse
@@ -45,7 +46,7 @@ SHA256 = {
     "msr_paraphrase_test.txt": "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784",
     "dev_ids.tsv": "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7",
 }
-PUBLISHED_AS = {  # the other files lie at HOST/glue/data/NAME
+PUBLISHED_AS = {  # the other files are at HOST/glue/data/NAME
     "QQP.zip": "glue/data/QQP-clean.zip",
     "QNLI.zip": "glue/data/QNLIv2.zip",
     "msr_paraphrase_train.txt": "senteval/senteval_data/msr_paraphrase_train.txt",
@@ -79,9 +80,9 @@ class DamagedFileError(InputError):
 
 
 def download(url: str, part: Path) -> None:
-    """Bring what `part` lacks, or all of it where the server cannot go on from there.
+    """Download what is missing in `part`, or all of it if the server cannot continue from there.
 
-    Raises InputError where no file came (then `part` is as before) or the connection broke (it keeps what came).
+    Raises InputError if there is no file (`part` does not change) or the connection broke (`part` keeps what arrived).
     """
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
@@ -103,7 +104,7 @@ def download(url: str, part: Path) -> None:
 
 
 def save(response: http.client.HTTPResponse, part: Path, kept: int) -> bool:
-    """Write the answer behind the first `kept` bytes (all or none of `part`); False if fewer came than announced."""
+    """Write the answer after the first `kept` bytes (all or none of `part`); False if it is shorter than announced."""
     total = None if response.length is None else kept + response.length
     with (
         open(part, "ab" if kept else "wb", buffering=0) as file,  # unbuffered: even a killed run loses nothing
@@ -174,7 +175,7 @@ def unpack(path: Path, task: str, folder: Path | None) -> None:
 
 
 def find_members(archive: zipfile.ZipFile, task: str) -> dict[str, zipfile.ZipInfo]:
-    """Where each split of the task lies in the archive. Raises DamagedFileError."""
+    """Return the name of each split in the archive. Raises DamagedFileError."""
     members = {member.filename: member for member in archive.infolist()}
     for name in members:
         path = PurePosixPath(name.replace("\\", "/"))

@@ -1,8 +1,10 @@
-"""From solved regions to a hand-in: carry your lines into the later scripts, build the report, pack the archive.
+"""From solved regions to a hand-in: carry your lines into later scripts, build the report, pack the archive.
 
-python submit.py carry                                          # after each task
-python submit.py report --netid ab1234 --name "First Last"    # as often as you like: your own words are kept
-python submit.py pack --netid ab1234 --name "First Last"      # once, at the end
+    python submit.py carry                                          # after each task
+    python submit.py report --netid ab1234 --name "First Last"    # as often as you like: your own words are kept
+    python submit.py pack --netid ab1234 --name "First Last"      # once, at the end
+
+handin/README.md explains these commands and their messages.
 """
 
 import argparse

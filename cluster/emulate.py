@@ -101,7 +101,7 @@ def node_command(node: int, command: list[str]) -> list[str]:
 
 
 def rank_command(plan: Plan, rank: int, command: list[str]) -> Command:
-    """The user's command for one rank, beside its guard."""
+    """Return the user's command for one rank, with its guard."""
     guard = [sys.executable, "-I", str(GUARD), "--share", str(plan.nodes), "--"]
     own = [word.replace("{rank}", str(rank)) for word in command]
     return Command(node_command(rank, [*guard, *own]), node=f"node{rank}")
@@ -174,7 +174,7 @@ def why_not() -> str:
 
 
 def search_path() -> str:
-    """PATH, with this Python first (`python` means this one) and the places where ip and tc lie for root."""
+    """PATH, with this Python first (`python` means this one) and the folders in which root finds ip and tc."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 

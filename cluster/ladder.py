@@ -6,7 +6,7 @@
 "MB handed in" is what a rank gives to its collectives in an iteration; what then crosses a network is task 4.
 Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch. With --nodes every
 worker has an emulated node of its own, and every byte a link of --rate to cross. Each line comes from the records in
-runs/; the bar chart lies beside them.
+runs/; the bar chart is there, too.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Watches n ranks: shows their output, stops all of them when one fails, and says which one failed first and why.
 
-Each rank runs beside a guard (guard.py), here or on another node; closing a guard's input stops its rank. The ranks'
+Each rank runs under a guard (guard.py), here or on another node; closing a guard's input stops its rank. The ranks'
 output comes through two pipes each. One loop, one thread:
 
     read what is there  ->  notice who has ended  ->  after a failure: wait a moment, report, stop the others
@@ -125,7 +125,7 @@ class Supervisor:
             self.selector.register(stream, selectors.EVENT_READ, rank)
 
     def run(self) -> int:
-        """Until every rank has ended or a reason to stop came; then stop the rest, and return the exit code."""
+        """Run until every rank has ended or there is a reason to stop; then stop the rest, and return the exit code."""
         while self._running() and not self.received and not self._settled():
             self._read(TICK_SECONDS)
             self._notice_exits()
@@ -179,7 +179,7 @@ class Supervisor:
             self.received.append(signal.SIGTERM)
 
     def _read_stream(self, rank: Rank, stream) -> bool:
-        """Show what one pipe holds; False if that is nothing, now or for ever."""
+        """Show what one pipe holds; False if that is nothing, now or ever again."""
         try:
             chunk = os.read(stream.fileno(), 65536)
         except BlockingIOError:

@@ -46,7 +46,7 @@ class Partition(Dataset):
 
         `index` is an integer from 0. From len(self) on, raise an IndexError, as a list does. Slices need not work.
         """
-        # TODO(cos598d) 2b.2: return the example that stands at this place of the partition (1 line)
+        # TODO(cos598d) 2b.2: return the example at this index of the partition (1 line)
         # BEGIN SOLUTION 2b.2
         return self.data[self.index[index]]
         # END SOLUTION 2b.2

@@ -118,8 +118,8 @@ def load_course(path: Path = ROOT / "course.toml") -> Course:
     """Read and check the table.
 
     Raises:
-        InputError: a missing file, TOML that does not parse, a key that is missing, unknown or of the wrong type,
-            points that do not add up to the total, a prerequisite that does not exist or that goes in a circle.
+        InputError: the file is missing or does not parse; a key is missing, unknown or of the wrong type; the points do
+            not add up to the total; a prerequisite does not exist or is circular.
     """
     try:
         table = _Table(tomllib.loads(path.read_text(encoding="utf-8")), path.name)
@@ -237,7 +237,7 @@ def _check(course: Course, where: str) -> None:
 
 
 def score_of(tests: Iterable[Mapping[str, Any]], bonus_tasks: Collection[str]) -> dict[str, int]:
-    """Return the sums of graded tests: score and max_score; where there are bonus tests, bonus and max_bonus beside."""
+    """Return the sums of graded tests: score and max_score, and with bonus tests also bonus and max_bonus."""
     found = {"score": 0, "max_score": 0}
     for test in tests:
         got, most = ("bonus", "max_bonus") if test["task"] in bonus_tasks else ("score", "max_score")

@@ -1,11 +1,11 @@
-"""Where a student's own lines stand in a file of the handout: between a TODO line and its END TODO line.
+"""Finds a student's own lines in a file of the handout: between a TODO line and its END TODO line.
 
         # TODO(cos598d) 1.2: what to do
         raise NotImplementedError("TODO 1.2: ...")      <- replaced by the student
         # END TODO 1.2
 
 The END TODO line is a comment and does nothing. It is there because a student may write any number of lines, so that
-only a line of our own can say where they stop. `python submit.py carry` copies what stands between the two.
+only a line of our own can say where they stop. `python submit.py carry` copies the lines between the two.
 """
 
 import io
@@ -89,7 +89,7 @@ def lines_inside_strings(tokens: Iterable[tokenize.TokenInfo]) -> set[int]:
 
 
 def take_body(text: str, first: int, last: int, indent: str, tokens: Iterable[tokenize.TokenInfo]) -> str:
-    """Lines `first` to `last` (from 1, inclusive) without `indent`; what stands inside a string stays as it is."""
+    """Lines `first` to `last` (from 1, inclusive) without `indent`; text inside a string does not change."""
     keep = lines_inside_strings(tokens)
     lines = text.split("\n")[first - 1 : last]
     return "\n".join(

@@ -1,1 +1,1 @@
-"""What stands behind submit.py: carry (own lines into later scripts), report, pack."""
+"""The parts of submit.py: carry (a student's lines into later scripts), report, pack."""

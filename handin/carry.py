@@ -1,7 +1,7 @@
-"""Carries a student's lines for a TODO from its home file into the later scripts where the same TODO stands again.
+"""Copies a student's lines for a TODO from its home file into the later scripts that contain the same TODO.
 
-Lines belong to a TODO if they stand between its TODO line and its END TODO line (see course/todo.py). What a student
-has already written in a later file stays there, unless `force` is given; then the file as it was is kept beside it.
+Lines belong to a TODO if they are between its TODO line and its END TODO line (see course/todo.py). What a student
+has already written in a later file stays there, unless `force` is set; then the old file is kept next to it.
 """
 
 import ast

@@ -13,8 +13,13 @@ _TIMED = ("task2a", "task2b", "task3")
 
 @dataclass(frozen=True)
 class Chosen:
-    """`metrics`: task 1 over its epochs; `one`: task 1 as the others' yardstick; `timed`: one run each of 2a, 2b, 3;
-    `scaled`: all runs of these three on several workers; `traffic`: all runs of task 4."""
+    """The runs that the report uses.
+
+    metrics: task 1 over its epochs.
+    one: task 1, with which the others are compared.
+    timed: one run each of 2a, 2b, 3.
+    scaled: all runs of these three on several workers.
+    traffic: all runs of task 4."""
 
     metrics: Run | None
     one: Run | None

@@ -70,7 +70,7 @@ def _read(path: Path, found: Gpt2) -> dict[str, Any] | None:
             return row
     except (OSError, ValueError, RecursionError):
         pass  # said below, like everything that is no table
-    found.doubts.append(f"{_name(path)} is half written or damaged; run it again")
+    found.doubts.append(f"{_name(path)} is incomplete or damaged; run it again")
     return None
 
 
@@ -155,8 +155,8 @@ def _doubts_about_ratio(what: str, slow: dict[str, Any], fast: dict[str, Any], l
     speeds, errors = ([r[key] for r in (slow, fast)] for key in ("tokens_per_second", "tokens_per_second_std"))
     ratio = speeds[1] / speeds[0]
     if ratio > limit:
-        yield f"{what}: {ratio:.2f} times as fast is above {limit}, the number that share the work: measure again"
+        yield f"{what}: {ratio:.2f} times as fast is above {limit}, the number of workers: measure again"
     if not any(errors):
         yield f"{what}: one epoch was measured, so nobody can tell {ratio:.2f} from noise: run with --n_epochs 4"
     elif abs(speeds[1] - speeds[0]) <= 2 * math.hypot(*errors):
-        yield f"{what}: {ratio:.2f} is inside the noise (two standard deviations over the epochs)"
+        yield f"{what}: {ratio:.2f} is within the noise (two standard deviations over the epochs)"

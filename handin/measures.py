@@ -39,15 +39,15 @@ def iteration_time(run: Run) -> Time | None:
 
 
 def speedup(slow: Time, fast: Time, limit: float = math.inf) -> tuple[float, str]:
-    """How many times as fast, and a doubt: "" if the number can stand.
+    """Return the ratio of two times, and a doubt: "" if the ratio can be trusted.
 
     limit: the number of workers or partitions, which no speed-up can exceed if both runs do the same work.
     """
     ratio, margin = slow.mean / fast.mean, 2 * math.hypot(slow.error, fast.error)
     if abs(slow.mean - fast.mean) <= margin:
-        return ratio, "inside the noise: the times differ by less than twice the standard error of their difference"
+        return ratio, "within the noise: the times differ by less than twice the standard error of their difference"
     if ratio > limit:
-        return ratio, f"above {limit}, the number that share the work: the slower run was disturbed or did other work"
+        return ratio, f"above {limit}, the number of workers: the slower run was disturbed or did other work"
     return ratio, ""
 
 

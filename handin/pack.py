@@ -101,7 +101,7 @@ def collect(tree: Path, course: Course, report: Report, points: dict[str, Any] |
 
 
 def archive_name(file: str, course: Course) -> str:
-    """Where a file of the tree lies in the archive: task folders get the names that the course asks for."""
+    """Return the name of a file in the archive: task folders get the names that the course asks for."""
     for task in course.tasks.values():
         if file.startswith(f"{task.folder}/"):
             return task.submitted_as + file.removeprefix(task.folder)
@@ -145,7 +145,7 @@ def refuse_existing(archive: Path) -> None:
 
 
 def write_archive(contents: Contents, archive: Path) -> None:
-    """Write the zip; nothing that exists is replaced, and nobody ever sees half of it."""
+    """Write the zip. It never replaces a file, and it appears only when it is complete."""
     refuse_existing(archive)
     write_zip(contents.files, archive)
 

@@ -138,7 +138,7 @@ class _Writer:
         pages.ln(2.5)
 
     def _pictures(self, pictures: Sequence[Token]) -> None:
-        """One or two beside each other, each with its caption below."""
+        """Write one or two pictures next to each other, each with its caption below."""
         paths = [(self.folder / str(picture.attrs["src"])).resolve() for picture in pictures]
         inside = self.folder.resolve()
         if not all(path.is_relative_to(inside) and is_whole(path) for path in paths):

@@ -93,7 +93,7 @@ def differences(run: Run, other: Run, but: Iterable[str] = ()) -> list[str]:
 
 
 def find_runs(root: Path, folder: Path) -> tuple[list[Run], list[str]]:
-    """Every run in `folder` and one level below, and what lies there that cannot be used at all."""
+    """Return every run in `folder` and one level below, and what is there that cannot be used."""
     runs, unusable = [], []
     below = sorted(path for path in folder.glob("*") if path.is_dir())
     deeper = sorted(path for path in folder.glob("*/*") if path.is_dir())
@@ -111,7 +111,7 @@ def find_runs(root: Path, folder: Path) -> tuple[list[Run], list[str]]:
 
 
 def read_run(path: Path, name: str, files: Iterable[Path]) -> Run:
-    """Read the records of one folder. Those that cannot be read, or are of another run than rank 0's, are left out."""
+    """Read the records of one folder. Those that cannot be read, or belong to another run, are left out."""
     records: list[dict[str, Any]] = []
     problems: list[str] = []
     for file in files:
@@ -119,7 +119,9 @@ def read_run(path: Path, name: str, files: Iterable[Path]) -> Run:
         if isinstance(record, str):
             problems.append(record)
         elif records and (other := _of_another_run(record, records[0])):
-            problems.append(f"{file.name} is of another run than {path.name}'s first record ({other}); it is left out")
+            problems.append(
+                f"{file.name} belongs to another run than {path.name}'s first record ({other}); it is left out"
+            )
         else:
             records.append(record)
     if not records:
@@ -137,7 +139,7 @@ def _read_record(file: Path) -> dict[str, Any] | str:
     except (OSError, UnicodeDecodeError):
         return f"{file.name} cannot be read"
     except (ValueError, RecursionError):
-        return f"{file.name} is half written or damaged (no JSON); run it again"
+        return f"{file.name} is incomplete or damaged (no JSON); run it again"
     place = misfit(record, RECORD) or misfit(record["config"], GPT2 if is_gpt2(record) else GLUE, "config")
     if place:
         return f"{file.name} has no usable {place}: written by another version of the scripts; run it again"

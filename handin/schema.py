@@ -61,7 +61,7 @@ def is_gpt2(record: dict[str, Any]) -> bool:
 
 
 def misfit(value: Any, shape: Shape, where: str = "") -> str:
-    """The first place where a value has not the shape, such as iterations[0].seconds; "" if it fits."""
+    """Return the first place where a value does not fit the shape, such as iterations[0].seconds; "" if it fits."""
     if isinstance(shape, dict):
         if not isinstance(value, dict):
             return where or "content"

@@ -1,4 +1,4 @@
-"""The student's own words in a report: rooms between two comment lines, kept when the report is built again.
+"""The student's own sections of a report: text between two comment lines, kept when the report is built again.
 
 <!-- your words: reasons -->
 ...
@@ -17,10 +17,10 @@ _SEAL = re.compile(r"<!-- built: ([0-9a-f]{16}) -->\n?")
 
 
 def read_words(text: str, file: str) -> dict[str, str]:
-    """Room -> what stands in it, without blank lines at both ends.
+    """Return section -> its text, without blank lines at both ends.
 
     Raises:
-        InputError: a room that is not closed, closed twice or opened twice, so that nobody can say what is whose.
+        InputError: a section is not closed, closed twice or opened twice.
     """
     words: dict[str, str] = {}
     opened, begin = "", 0
@@ -31,11 +31,13 @@ def read_words(text: str, file: str) -> dict[str, str]:
             if opened:
                 raise InputError(f"{where}: expected '{_closing(opened)}' above this line; put it back")
             if start[1] in words:
-                raise InputError(f"{where}: the room {start[1]!r} is here for the second time; make it one")
+                raise InputError(f"{where}: section {start[1]!r} appears twice; keep one")
             opened, begin = start[1], number
         elif end := _CLOSE.fullmatch(line.strip()):
             if end[1] != opened:
-                raise InputError(f"{where}: the room {end[1]!r} ends and has not begun; put its first line back above")
+                raise InputError(
+                    f"{where}: section {end[1]!r} has an end marker but no start marker; put its first line back above"
+                )
             words[opened] = "\n".join(lines[begin : number - 1]).strip("\n")
             opened = ""
     if opened:
@@ -43,8 +45,8 @@ def read_words(text: str, file: str) -> dict[str, str]:
     return words
 
 
-def room(name: str, words: dict[str, str], ask: str) -> str:
-    """A room with what is in it; `ask` says in a comment what is wanted there."""
+def section(name: str, words: dict[str, str], ask: str) -> str:
+    """Return a section with its markers and its text; `ask` is a comment that says what to write there."""
     text = words.get(name, "").strip("\n")
     empty = "" if text.strip() else f"{_EMPTY}\n\n"
     inside = f"{text}\n" if text.strip() else "\n"
@@ -52,12 +54,12 @@ def room(name: str, words: dict[str, str], ask: str) -> str:
 
 
 def seal(text: str) -> str:
-    """Add a last line by which a later build can tell whether anything outside of the rooms was changed."""
+    """Add a last line with a fingerprint of everything outside the sections, so that a later build sees a change."""
     return f"{text}<!-- built: {_digest(text)} -->\n"
 
 
 def is_unchanged_outside(text: str) -> bool:
-    """Whether a sealed report has only been written to inside its rooms."""
+    """Return whether only the sections of a sealed report were changed."""
     found = _SEAL.search(text)
     return found is not None and _digest(_SEAL.sub("", text)) == found[1]
 
@@ -67,7 +69,7 @@ def _closing(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """Of the text without what stands in its rooms."""
+    """Return the fingerprint of the text without its sections."""
     kept, inside = [], False
     for line in text.split("\n"):
         inside = inside and not _CLOSE.fullmatch(line.strip())

@@ -1,6 +1,6 @@
 """Builds report/report.md from the records of all tasks, and the PDF from it; the student's own words are kept.
 
-runs/, submit_figures/ -> findings, tables, figures -> report.md (with rooms for words) -> PDF
+runs/, submit_figures/ -> findings, tables, figures -> report.md (with sections for the student's words) -> PDF
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from handin.runs import Run, find_runs
 from handin.sections import Findings
 from handin.student import Student, remembered
 from handin.task4 import traffic
-from handin.words import is_unchanged_outside, read_words, room, seal
+from handin.words import is_unchanged_outside, read_words, seal, section
 
 TITLE = "Distributed Training of Language Models"
 ASKS = {
@@ -33,7 +33,7 @@ ASKS = {
 
 @dataclass(frozen=True)
 class Report:
-    """What was built. `kept_copy`: the earlier report, if it had been changed outside of its rooms."""
+    """What was built. `kept_copy`: the earlier report, if it was changed outside its sections."""
 
     markdown: Path
     pdf: Path
@@ -45,7 +45,7 @@ def build_report(tree: Path, course: Course, student: Student | None = None, run
     """Build both forms of the report in tree/report.
 
     Raises:
-        InputError: an earlier report whose rooms are damaged: whose words are whose cannot be told then.
+        InputError: the sections of an earlier report are damaged.
     """
     folder = tree / "report"
     path = folder / "report.md"
@@ -98,20 +98,20 @@ def write_markdown(
     for run in found:
         findings.doubt(f"{run.name}: {doubt}" for doubt in doubts_about(run, run in chosen.measured))
     findings.missing += missing_runs(chosen, tree)
-    rooms = {name: room(name, words, ask) for name, ask in ASKS.items()}
+    own = {name: section(name, words, ask) for name, ask in ASKS.items()}
     parts = {
-        "Implementation details": _implementation(tree, course, findings, rooms["implementation"]),
-        "Task 1: losses and metric": _task1(chosen, findings, pictures, rooms["task1"]),
+        "Implementation details": _implementation(tree, course, findings, own["implementation"]),
+        "Task 1: losses and metric": _task1(chosen, findings, pictures, own["task1"]),
         "Time per iteration of tasks 2a, 2b and 3": _times(chosen, findings, pictures),
-        "Reasons for the differences": rooms["reasons"],
-        "Scalability": _scalability(chosen, findings, rooms["scalability"]),
-        "Network traffic": traffic(tree, chosen.traffic, runs, findings, pictures) + "\n" + rooms["traffic"],
-        "GPT-2: data parallel and pipeline": _gpt2(tree, runs, found, findings, pictures, rooms["gpt2"]),
+        "Reasons for the differences": own["reasons"],
+        "Scalability": _scalability(chosen, findings, own["scalability"]),
+        "Network traffic": traffic(tree, chosen.traffic, runs, findings, pictures) + "\n" + own["traffic"],
+        "GPT-2: data parallel and pipeline": _gpt2(tree, runs, found, findings, pictures, own["gpt2"]),
         "Which run each number came from": sections.where_from(found, chosen.used),
     }
     left_over = {name: text for name, text in words.items() if name not in ASKS and text.strip()}
-    if left_over:  # rooms that an earlier version of this command had
-        parts["Further notes"] = "\n".join(room(name, words, "kept from an earlier report") for name in left_over)
+    if left_over:  # sections that an earlier version of this command had
+        parts["Further notes"] = "\n".join(section(name, words, "kept from an earlier report") for name in left_over)
     if empty := [name for name in ASKS if name != "traffic" and not words.get(name, "").strip()]:
         findings.missing.append((f"your own words: {', '.join(empty)}", "edit report/report.md"))
     body = "\n".join(f"## {head}\n\n{part}" for head, part in parts.items())
@@ -129,7 +129,7 @@ def _head(student: Student | None) -> str:
 
 
 def _unfinished(findings: Findings) -> str:
-    """What is missing and what cannot be, where nobody can overlook it; nothing in a finished report."""
+    """Return what is missing or suspicious, for the top of the report; nothing if it is finished."""
     text = ""
     if findings.missing:
         lines = "\n".join(f"- {what}: `{command}`" for what, command in findings.missing)
@@ -175,7 +175,7 @@ def _times(chosen: Chosen, findings: Findings, pictures: Pictures) -> str:
 def _scalability(chosen: Chosen, findings: Findings, words: str) -> str:
     text = (
         "Speed-up: time of one worker divided by the time of several, at the same total batch. Times that differ by "
-        "less than two standard errors of their difference are inside the noise.\n\n"
+        "less than two standard errors of their difference are within the noise.\n\n"
     )
     return text + sections.scalability(chosen.one, chosen.scaled, findings) + "\n" + words
 
@@ -195,5 +195,5 @@ def summary(report: Report, tree: Path) -> Sequence[str]:
     lines += [f"doubtful: {doubt}" for doubt in report.findings.doubts]
     if report.kept_copy:
         name = report.kept_copy.relative_to(tree)
-        lines.append(f"note: the earlier report was changed outside of its rooms; it is kept as {name}")
+        lines.append(f"note: the earlier report was changed outside of its sections; it is kept as {name}")
     return [*lines, f"report: {report.markdown.relative_to(tree)} and {report.pdf.relative_to(tree)}"]

@@ -1,18 +1,18 @@
 """A backward that overlaps like the forward, behind the usual call of `backward()` on the loss.
 
-torch runs the backward of a CPU graph in one thread, the caller's: with one graph over all partitions only one of them
+torch runs the backward of a CPU graph in one thread, the caller's. With one graph over all partitions, only one of them
 would work at a time. So each partition's work on each micro-batch gets a graph of its own, cut off before and after:
 
     x ── split ── ✂ partition 0 ✂ ── to() ── ✂ partition 1 ✂ ── cat ── output       a Cut is one "✂ partition ✂"
 
 When the gradient of the output arrives, every Cut becomes a task for its partition's worker: the schedule reversed, the
-last micro-batch first. There is no clock here, a worker goes on as soon as the gradient that it needs is there.
+last micro-batch first. There is no clock here: a worker continues as soon as the gradient that it needs arrives.
 
     partition 0    .   B3  B2  B1  B0
     partition 1    B3  B2  B1  B0  .
 
-Gradients are added to `.grad` of the parameters by the workers, micro-batch by micro-batch, so `torch.autograd.grad`
-with respect to parameters of a pipe is not served, and a hook on a parameter is called once per micro-batch.
+The workers add gradients to `.grad` of the parameters, micro-batch by micro-batch. So `torch.autograd.grad` does not
+work for parameters of a pipe, and a hook on a parameter is called once per micro-batch.
 """
 
 import contextlib
@@ -120,7 +120,7 @@ class Run:
         self.cuts = cuts if keep_graph else None
         self.input.grad = None
         needed = _in_reverse(cuts, self.output)
-        # From the output as far as the results of the last partition; from there the workers go on.
+        # From the output as far as the results of the last partition; from there the workers continue.
         torch.autograd.backward(self.output, self.output_gradient, retain_graph=keep_graph)
         self._in_workers(needed)
         first = [cut for cut in needed if not cut.earlier and cut.start.grad is not None]
@@ -161,9 +161,9 @@ class Run:
 
 
 class _RunBackward(torch.autograd.Function):
-    """Where the graph outside of the pipe meets a run. Its output is a CPU scalar that stands for "the run".
+    """Where the graph outside of the pipe meets a run. Its output is a CPU scalar that represents the run.
 
-    torch runs the backward of a node in the thread of the device that its gradient lies on. A scalar on the CPU brings
+    torch runs the backward of a node in the thread of the device of its gradient. A scalar on the CPU brings
     it into the thread that called backward(), which may wait; a GPU's thread must not, the workers need it.
     """
 
@@ -233,7 +233,7 @@ def _cuts_behind(tensor: Tensor, cut_of: dict[int, Cut]) -> list[Cut]:
         if node is not None and node not in seen:
             seen.add(node)
             nodes.extend(following for following, _ in node.next_functions)
-            leaf = getattr(node, "variable", None)  # what a node has that stands for a leaf
+            leaf = getattr(node, "variable", None)  # what a node of a leaf has
             if id(leaf) in cut_of:
                 found.append(cut_of[id(leaf)])
     return found
@@ -241,7 +241,7 @@ def _cuts_behind(tensor: Tensor, cut_of: dict[int, Cut]) -> list[Cut]:
 
 @contextlib.contextmanager
 def _fresh_workers_after_an_error(pipe: Any) -> Iterator[None]:
-    """After an error (or Ctrl-C) results may be left that nobody collected; the next call must not take them."""
+    """After an error (or Ctrl-C), results may be left in the queues; the next call must not take them."""
     try:
         yield
     except BaseException:

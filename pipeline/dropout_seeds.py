@@ -1,13 +1,12 @@
 """Random numbers in a pipeline: the same seed gives the same dropout masks, whichever worker is faster.
 
-All threads draw from one generator of the CPU, so two partitions that draw at the same time would share out its
-numbers as chance has it. Where dropout is on, each partition's work on each micro-batch therefore draws from a
-generator of its own.
+All threads draw from one generator of the CPU. So if two partitions draw at the same time, timing decides which of them
+gets which number. If dropout is on, each partition's work on each micro-batch therefore has its own generator.
 
-What is guaranteed on the CPU, for models whose randomness is that of dropout layers: the same seed, partitions and
-split_size give the same masks, whatever the timing; the backward uses the masks of its forward; other micro-batches
-have other masks. They are not the masks of the plain model. On GPUs each device has its own generator, and the same
-holds as long as no device carries two partitions.
+On the CPU, for models whose only randomness is dropout, the same seed, partitions and split_size give the same masks,
+whatever the timing. The backward uses the masks of its forward, and each micro-batch has different masks. They are not
+the masks of the plain model. On GPUs, each device has its own generator. There the same holds if no device has two
+partitions.
 """
 
 import contextlib

@@ -139,7 +139,7 @@ class GPT2ModelParallel(GPT2ModelCustom):
         self.h_pp = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The Pipe is no part of the model: its layers are those of self.h, and would be saved twice.
+        # The Pipe is not registered as a submodule: its layers are those of self.h, and would be saved twice.
         if name == "h_pp":
             self.__dict__["h_pp"] = value
         else:

@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import InputError
 from common.paths import atomic_write
 
-VERSION = 1  # of the layout above; count it up when it, or what the manifest means, changes
+VERSION = 1  # of the layout above; increase it when the layout or the meaning of the manifest changes
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 SPLITS = ("train", "validation")
 FILES = {"train.bin", "validation.bin", "manifest.json"}

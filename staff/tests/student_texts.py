@@ -1,15 +1,20 @@
-"""Every text that a student reads, as sentences: README files, docstrings, comments and the help of flags."""
+"""Every text that a student reads, as sentences: README files, docstrings, comments, the help of flags, hints."""
 
 import ast
 import re
 import tokenize
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
+from common.paths import ROOT
+from course.table import files_matching, load_course
+
+# Texts that ship and have their own checks: the words of verdicts are those of the bank of mistakes.
+_LEFT_OUT = ("grader/", "tests/")
+
 _CODE = re.compile(r"`[^`]*`")
-_END_OF_SENTENCE = re.compile(r"(?<=[.!?:])(?:\*\*|\))?\s+(?=[\"*`([]*[A-Z0-9\[])")
-_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.|\[\d+\]|[0-9a-z]{1,2}\.\d)\s+")
+_END_OF_SENTENCE = re.compile(r"(?<=[.!?:])(?:\*\*|\))?\s+(?=[\"*(\[]*[A-Z0-9\[`])")
+_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.|\[\d+\]|\d?[0-9a-z]\.\d|\w+(?:, \w+)*:)\s+")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -22,14 +27,32 @@ class Sentence(NamedTuple):
 
     @property
     def words(self) -> int:
-        """Number of words. A piece of code in backquotes is one word; punctuation and signs are none."""
+        """The number of words. Code in backquotes is one word; signs and punctuation are none."""
         return sum(bool(re.search(r"\w", word)) for word in _CODE.sub("code", self.text).split())
 
 
-def sentences_of(path: Path, name: str) -> list[Sentence]:
-    """Return the sentences of a Markdown or Python file; of a table every cell is a text of its own."""
-    text = path.read_text(encoding="utf-8")
-    paragraphs = _of_python(path, text) if path.suffix == ".py" else _of_markdown(text)
+def student_sentences() -> list[Sentence]:
+    """Return the sentences of everything that ships, hints included."""
+    course = load_course()
+    names = [name for name in files_matching(ROOT, course.handout.ships) if name.endswith((".md", ".py"))]
+    found = [
+        sentence
+        for name in names
+        if not name.startswith(_LEFT_OUT)
+        for sentence in sentences_of((ROOT / name).read_text(encoding="utf-8"), name)
+    ]
+    for region in course.regions.values():
+        for hint in region.hints:
+            found += _sentences([(0, hint)], f"course.toml, hints of {region.id}")
+    return found
+
+
+def sentences_of(text: str, name: str) -> list[Sentence]:
+    """Return the sentences of a Python or Markdown file; in a table, every cell is a text."""
+    return _sentences(_of_python(text) if name.endswith(".py") else _of_markdown(text), name)
+
+
+def _sentences(paragraphs: Iterable[tuple[int, str]], name: str) -> list[Sentence]:
     return [
         Sentence(name, line, sentence.strip())
         for line, paragraph in paragraphs
@@ -39,30 +62,43 @@ def sentences_of(path: Path, name: str) -> list[Sentence]:
 
 
 def _of_markdown(text: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of every paragraph, list item, heading and cell; code blocks are left out."""
+    """Yield (line, text) of every paragraph, list item, heading and cell; code blocks are left out."""
     text = _FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
-    return _paragraphs(enumerate(text.splitlines(), 1))
+    return _paragraphs(enumerate(text.split("\n"), 1))
 
 
-def _of_python(path: Path, text: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of every docstring, every comment and every `help=` of a flag."""
+def _of_python(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of every docstring, every comment and every `help=` of a flag."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, clean=False):
-            docstring = node.body[0]
-            lines = (ast.get_docstring(node) or "").splitlines()
-            yield from _paragraphs(enumerate(_without_drawings(lines), docstring.lineno))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            lines = (ast.get_docstring(node, clean=False) or "").split("\n")
+            indent = " " * node.body[0].col_offset
+            lines = [line.removeprefix(indent) for line in lines]
+            yield from _paragraphs(enumerate(_without_drawings(lines), node.body[0].lineno))
         elif isinstance(node, ast.Call):
             for keyword in node.keywords:
                 if keyword.arg == "help":
                     parts = [part.value for part in ast.walk(keyword.value) if isinstance(part, ast.Constant)]
                     yield node.lineno, " ".join(str(part) for part in parts)
-    with open(path, "rb") as file:
-        comments = [token for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT]
-    yield from _paragraphs((token.start[0], token.string.lstrip("# ")) for token in comments)
+    yield from _comments(text)
+
+
+def _comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield comments, those on consecutive lines of their own as one; solutions do not ship, so theirs are left out."""
+    lines, solution = [], False
+    for token in tokenize.generate_tokens(iter(text.splitlines(keepends=True)).__next__):
+        if token.type == tokenize.COMMENT:
+            words = token.string.lstrip("# ")
+            solution = "BEGIN SOLUTION" in words or (solution and "END SOLUTION" not in words)
+            if not token.line.lstrip().startswith("#"):
+                words = f"- {words}"  # after code: a separate text
+            if not solution:
+                lines.append((token.start[0], words))
+    return _paragraphs(lines)
 
 
 def _without_drawings(lines: list[str]) -> Iterator[str]:
-    """The lines of a docstring; an indented block after an empty line is a drawing or a command, and left empty."""
+    """Yield the lines of a docstring, empty ones for a drawing: an indented block after an empty line."""
     drawing, before = False, ""
     for line in lines:
         if line.strip():

@@ -77,9 +77,9 @@ def doubts(tree):
     return "\n".join(read(tree)[1].doubts)
 
 
-def write_words(tree, room, words):
+def write_words(tree, section, words):
     path = tree / "report" / "report.md"
-    begin = f"<!-- your words: {room} -->\n"
+    begin = f"<!-- your words: {section} -->\n"
     path.write_text(path.read_text().replace(begin, f"{begin}{words}\n"))
 
 
@@ -142,13 +142,13 @@ def test_words_are_kept_when_the_report_is_built_again(tree):
     path = tree / "report" / "report.md"
     path.parent.mkdir()
     path.write_text(seal(read(tree)[0]))
-    for room in ASKS:
-        write_words(tree, room, f"My **words** on {room}.\n\n- a | b\n")
+    for section in ASKS:
+        write_words(tree, section, f"My **words** on {section}.\n\n- a | b\n")
     write_run(tree / "runs/task3_ddp", "task3_ddp", 4, seconds=0.05)
 
     text, findings, said = build(tree)
 
-    assert all(f"My **words** on {room}.\n\n- a | b" in text for room in ASKS)
+    assert all(f"My **words** on {section}.\n\n- a | b" in text for section in ASKS)
     assert "| 0.0500\u00a0±\u00a0" in text
     assert not any("your own words" in what for what, _ in findings.missing)
     assert "it is kept as" not in said
@@ -167,7 +167,7 @@ def test_built_again_from_the_same_both_files_are_the_same(tree):
     assert set(first) == {"report.md", "ab1234_First_Last.pdf"}
 
 
-def test_a_report_that_was_changed_outside_of_the_rooms_is_kept(tree):
+def test_a_report_that_was_changed_outside_of_the_sections_is_kept(tree):
     path = tree / "report" / "report.md"
     path.parent.mkdir()
     text = seal(read(tree)[0]).replace("## Scalability\n", "## Scalability\n\nMine, in the wrong place.\n")
@@ -183,12 +183,12 @@ def test_a_report_that_was_changed_outside_of_the_rooms_is_kept(tree):
     "old, new, said",
     [
         ("<!-- end of your words: reasons -->", "", "end of your words: reasons -->' above this line"),
-        ("<!-- your words: reasons -->", "", "'reasons' ends and has not begun"),
-        ("<!-- your words: reasons -->", "<!-- your words: task1 -->", "'task1' is here for the second time"),
+        ("<!-- your words: reasons -->", "", "'reasons' has an end marker but no start marker"),
+        ("<!-- your words: reasons -->", "<!-- your words: task1 -->", "'task1' appears twice"),
         ("<!-- end of your words: gpt2 -->", "", "below, got the file's end"),
     ],
 )
-def test_a_damaged_room_stops_the_build_and_nothing_is_overwritten(tree, old, new, said):
+def test_a_damaged_section_stops_the_build_and_nothing_is_overwritten(tree, old, new, said):
     path = tree / "report" / "report.md"
     path.parent.mkdir()
     damaged = seal(read(tree)[0]).replace(old, new)
@@ -201,7 +201,7 @@ def test_a_damaged_room_stops_the_build_and_nothing_is_overwritten(tree, old, ne
     assert path.read_text() == damaged
 
 
-def test_words_of_a_room_that_no_longer_exists_are_kept_at_the_end(tree):
+def test_words_of_a_section_that_no_longer_exists_are_kept_at_the_end(tree):
     text, _ = read(tree, {"thanks": "To all."})
 
     assert "To all." in section(text, "Further notes")
@@ -223,8 +223,8 @@ def test_a_speed_up_inside_the_noise_is_flagged(tree):
 
     text, findings = read(tree)
 
-    assert "of runs/task3_ddp over runs/task1_single is inside the noise" in "\n".join(findings.doubts)
-    assert "| 1.00 | inside the noise |" in section(text, "Scalability")
+    assert "of runs/task3_ddp over runs/task1_single is within the noise" in "\n".join(findings.doubts)
+    assert "| 1.00 | within the noise |" in section(text, "Scalability")
 
 
 def test_a_metric_that_never_changes_is_flagged(tree):
@@ -303,7 +303,7 @@ def test_a_missing_rank_is_named_and_the_loss_says_how_many_ranks_it_is_of(tree)
     "changes, said",
     [
         ({"tokens_per_second": 2500.0, "training_time": 0.8}, "2.50 times as fast is above 2"),
-        ({"tokens_per_second": 1010.0, "training_time": 2.0}, "1.01 is inside the noise"),
+        ({"tokens_per_second": 1010.0, "training_time": 2.0}, "1.01 is within the noise"),
         ({"batch_size": 64}, "not comparable, the batch of one worker is 32 against 64"),
         ({"setting": {"model": "tiny", "seed": 7}}, "not comparable, seed 42 against 7"),
         ({"training_time": 0.3}, "540 tokens against 2000"),
@@ -322,7 +322,7 @@ def test_gpt2_metrics_that_cannot_be_are_flagged(tree, changes, said):
     "modes, said",
     [
         ((3.0, 1.4), "2.14 times as fast is above 2"),
-        ((3.0, 3.001), "1.00 is inside the noise"),
+        ((3.0, 3.001), "1.00 is within the noise"),
         ((3.0, 2.0, 150.0), "tokens per second x time of an epoch is 150 tokens against 300"),
     ],
 )
@@ -338,8 +338,8 @@ def test_half_written_gpt2_metrics_are_named(tree):
 
     said = doubts(tree)
 
-    assert "submit_figures/data_parallel_1.json is half written or damaged" in said
-    assert "submit_figures/pipeline_metrics.json is half written or damaged" in said
+    assert "submit_figures/data_parallel_1.json is incomplete or damaged" in said
+    assert "submit_figures/pipeline_metrics.json is incomplete or damaged" in said
 
 
 def test_the_students_lines_for_a_region_are_in_it(tree):

@@ -44,9 +44,9 @@ def test_losses_are_the_mean_over_the_workers(runs):
 @pytest.mark.parametrize(
     "content, said",
     [
-        ('{"task": "task2b_allr', "rank1.json is half written or damaged"),
-        ("", "rank1.json is half written or damaged"),
-        ("[" * 100_000, "rank1.json is half written or damaged"),
+        ('{"task": "task2b_allr', "rank1.json is incomplete or damaged"),
+        ("", "rank1.json is incomplete or damaged"),
+        ("[" * 100_000, "rank1.json is incomplete or damaged"),
         ("[1]", "rank1.json has no usable content"),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_rank_of_another_run_is_named_and_left_out(runs, changes, said):
     run = read_one(runs)
 
     assert [record["rank"] for record in run.records] == [0, 1]
-    assert "rank2.json is of another run" in run.problems[0]
+    assert "rank2.json belongs to another run" in run.problems[0]
     assert said in run.problems[0]
 
 
