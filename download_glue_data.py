@@ -97,10 +97,10 @@ def download(url: str, part: Path) -> None:
         raise InputError(f"cannot reach {url} ({getattr(error, 'reason', error)})") from error
     with response:
         if response.headers.get_content_type() == "text/html":
-            raise InputError(f"{url}: a web page came, not the file (the login page of this network?)")
+            raise InputError(f"{url}: got a web page, not the file (the login page of this network?)")
         goes_on = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         if not save(response, part, have if goes_on else 0):
-            raise InputError(f"{url}: the connection broke; {part} keeps what came, run this again and it goes on")
+            raise InputError(f"{url}: the connection broke; {part} keeps what arrived; run this again to continue")
 
 
 def save(response: http.client.HTTPResponse, part: Path, kept: int) -> bool:
@@ -171,7 +171,7 @@ def unpack(path: Path, task: str, folder: Path | None) -> None:
                 with archive.open(member) as source, open(target, "wb") as file:
                     shutil.copyfileobj(source, file)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, UnicodeDecodeError, OSError) as error:
-        raise DamagedFileError(f"{path} cannot be unpacked ({error}) and must be fetched again") from error
+        raise DamagedFileError(f"{path} cannot be unpacked ({error}) and must be downloaded again") from error
 
 
 def find_members(archive: zipfile.ZipFile, task: str) -> dict[str, zipfile.ZipInfo]:
@@ -180,10 +180,10 @@ def find_members(archive: zipfile.ZipFile, task: str) -> dict[str, zipfile.ZipIn
     for name in members:
         path = PurePosixPath(name.replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts:
-            raise DamagedFileError(f"{archive.filename} names a place outside of itself, {name!r}")
+            raise DamagedFileError(f"{archive.filename} contains a path outside of itself, {name!r}")
     found = {split: members[place] for split in ROWS[task] if (place := f"{task}/{split}.tsv") in members}
     if missing := NEEDED[task] - found.keys():
-        raise DamagedFileError(f"{archive.filename} holds no {task}/{min(missing)}.tsv, which it must")
+        raise DamagedFileError(f"{archive.filename} contains no {task}/{min(missing)}.tsv, which is required")
     if (unpacked := sum(member.file_size for member in found.values())) > LARGEST_TASK:
         raise DamagedFileError(f"{archive.filename} would unpack to {unpacked:,} bytes, more than {LARGEST_TASK:,}")
     return found
@@ -200,7 +200,7 @@ def assemble_mrpc(parts: list[Path], folder: Path) -> None:
     for name, lines in zip(MRPC_PARTS, (train, test), strict=False):
         for number, line in enumerate(lines or [b""], start=1):
             if (columns := line.count(b"\t") + 1) != 5:
-                raise InputError(f"{name}, line {number}: expected 5 columns, came {columns}; fetch it again")
+                raise InputError(f"{name}, line {number}: expected 5 columns, got {columns}; download it again")
     ids = {tuple(line.split(b"\t")) for line in dev_ids}
     header, *rows = train
     is_dev = [tuple(row.split(b"\t")[1:3]) in ids for row in rows]
@@ -278,10 +278,10 @@ def parse_arguments() -> argparse.Namespace:
     known = {task.lower(): task for task in ROWS}
     names = list(known) if config.tasks == "all" else [name.strip().lower() for name in config.tasks.split(",")]
     if unknown := [name for name in names if name not in known]:
-        raise InputError(f"--tasks: expected all or names out of {','.join(ROWS)}, came {unknown[0]!r}")
+        raise InputError(f"--tasks: expected all or names out of {','.join(ROWS)}, got {unknown[0]!r}")
     config.tasks = [known[name] for name in names]
     if config.mirror and not config.mirror.startswith(("http://", "https://")):
-        raise InputError(f"--mirror: expected an address that starts with http:// or https://, came {config.mirror!r}")
+        raise InputError(f"--mirror: expected an address that starts with http:// or https://, got {config.mirror!r}")
     return config
 
 
@@ -292,7 +292,7 @@ def main() -> None:
         for task in config.tasks:
             install(task, config.data_dir, config.mirror, config.force)
     except KeyboardInterrupt:
-        print(f"\ninterrupted: run the same command again, it goes on from {config.data_dir}/*.part", file=sys.stderr)
+        print(f"\ninterrupted: run the same command again to continue from {config.data_dir}/*.part", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         raise InputError(f"cannot write {error.filename or config.data_dir}: {error.strerror}") from error

@@ -83,7 +83,7 @@ def main():
     constraints = os.path.join(HERE, "constraints.txt")
     command = [python, "-m", "pip", "install", "-q", "-c", constraints, *torch_index(), *requirements()]
     if subprocess.run(command).returncode:
-        stop("pip could not install what is needed; its message stands above. Free disk space: 10 GB are enough")
+        stop("pip could not install what is needed; see its message above. Free disk space: 10 GB are enough")
     with open(stamp, "w") as file:
         file.write(state)
     print("done; now: source .venv/bin/activate")

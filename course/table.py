@@ -227,11 +227,11 @@ def _check(course: Course, where: str) -> None:
     for region in course.regions.values():
         if unknown := set(region.needs) - set(course.regions):
             raise InputError(
-                f"{where}: region {region.id} needs {min(unknown)}, which is not in the table; mend `needs`"
+                f"{where}: region {region.id} needs {min(unknown)}, which is not in the table; fix `needs`"
             )
     for region in course.regions.values():
         if region.id in course.all_needs(region.id):
-            raise InputError(f"{where}: region {region.id} needs itself in a circle; mend `needs`")
+            raise InputError(f"{where}: region {region.id} needs itself in a circle; fix `needs`")
         if not course.may_student_change(region.file):
             raise InputError(f"{where}: region {region.id} is in {region.file}, which may_change does not list")
 
@@ -262,7 +262,7 @@ def files_matching(root: Path, patterns: Iterable[str]) -> list[str]:
     for pattern in patterns:
         paths = [path for path in root.glob(pattern) if path.is_symlink() or path.is_file()]
         if not paths:
-            raise InputError(f"course.toml: the pattern {pattern!r} matches no file; mend it or add the file")
+            raise InputError(f"course.toml: the pattern {pattern!r} matches no file; fix it or add the file")
         for path in paths:
             if path.is_symlink():
                 raise InputError(

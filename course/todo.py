@@ -63,7 +63,7 @@ def read_tokens(text: str, file: str) -> list[tokenize.TokenInfo]:
         line, reason = error.args[1][0], error.args[0]
     except SyntaxError as error:
         line, reason = error.lineno, error.msg
-    raise InputError(f"{file}:{line}: expected Python, got something that cannot be read ({reason}); mend it first")
+    raise InputError(f"{file}:{line}: expected Python, got something that cannot be read ({reason}); fix it first")
 
 
 def read_comments(tokens: Iterable[tokenize.TokenInfo]) -> list[Comment]:

@@ -99,7 +99,7 @@ class Run:
         with self._traced("forward", j, micro_batch), own_random_numbers(self.seed, j, micro_batch, given.device):
             end = forward(_Alias.apply(start))
         if not isinstance(end, Tensor):
-            raise TypeError(f"expected partition {j} to hand on one tensor, got {type(end).__name__}")
+            raise TypeError(f"expected partition {j} to return one tensor, got {type(end).__name__}")
         if not end.requires_grad:
             return end
         result = end.detach().requires_grad_()

@@ -95,7 +95,7 @@ class Trace:
                 ]
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"expected a trace of a pipeline in {path}: {error!r}; let a run write it again") from None
+            raise InputError(f"expected a trace of a pipeline in {path}: {error!r}; rerun to regenerate it") from None
 
     def draw(self, path: str | Path, title: str = "") -> None:
         """Draw the boxes, partitions down and time across, with bubble and speed-up in the title."""

@@ -87,7 +87,7 @@ def check_names(bank: Sequence[Entry], tests: dict[str, Tests]) -> None:
     """Raises InputError for a test that a mistake names and its task does not have."""
     for entry in bank:
         if unknown := set(entry.fails) - set(tests[entry.task]):
-            raise InputError(f"{entry}: the task has no test {min(unknown)}; mend `fails`")
+            raise InputError(f"{entry}: the task has no test {min(unknown)}; fix `fails`")
 
 
 def show(verdict: Verdict, columns: Sequence[str]) -> None:

@@ -142,7 +142,7 @@ def open_stream(folder: Path, name: str, manifest: Manifest) -> np.ndarray:
         if size != stream.bytes:
             raise InputError(f"{path}: expected {stream.bytes} bytes (manifest.json), found {size}; {MAKE_AGAIN}")
         if _ends_sha256(path) != stream.ends_sha256:
-            raise InputError(f"{path}: is not the file that manifest.json describes (other checksum); {MAKE_AGAIN}")
+            raise InputError(f"{path}: is not the file that manifest.json describes (different checksum); {MAKE_AGAIN}")
         if size == 0:  # nothing can be mapped then
             return np.empty(0, DTYPES[manifest.dtype])
         return np.memmap(path, DTYPES[manifest.dtype], mode="r")

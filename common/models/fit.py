@@ -18,7 +18,9 @@ def fit_model(model: "PreTrainedModel", config: RunConfig, tokenizer, length: in
     """
     positions = model.config.max_position_embeddings
     if length > positions:
-        raise InputError(f"examples of {length} tokens do not fit a model with {positions} positions; ask for fewer")
+        raise InputError(
+            f"{length} tokens exceed the model's {positions} positions; lower --max_seq_length (or --model_max_length)"
+        )
     if len(tokenizer) > model.config.vocab_size:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if config.dropout is not None:

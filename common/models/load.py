@@ -109,7 +109,9 @@ def load_tokenizer(name: str, kind: str, lower_case: bool = False) -> "PreTraine
     pieces = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
     needed = "[UNK]" if kind == "bert" else "a"
     if needed not in pieces and tokenizer.unk_token not in pieces:
-        raise InputError(f"{TOKENIZER_FLAG}: {folder}: expected a vocabulary with {needed}, it has not; copy it again")
+        raise InputError(
+            f"{TOKENIZER_FLAG}: {folder}: expected a vocabulary with {needed}, got one without; copy it again"
+        )
     return tokenizer
 
 
@@ -128,7 +130,7 @@ def _lowers(folder: Path) -> bool:
 
 def _check_is_model(folder: Path) -> None:
     if not folder.is_dir():
-        raise InputError(f"{MODEL_FLAG}: expected a folder, {folder} is a file; name the folder it lies in")
+        raise InputError(f"{MODEL_FLAG}: expected a folder, {folder} is a file; name the folder that contains it")
     if not (folder / "config.json").is_file():
         raise InputError(
             f"{MODEL_FLAG}: {folder} is not a model: it has no config.json; copy the whole folder, or use tiny"
@@ -150,7 +152,7 @@ def _ask_hub(name: str, flag: str) -> Path:
         get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=5)
         return Path(hf_hub_download(name, "config.json")).parent
     except GatedRepoError:
-        raise InputError(f"{flag}: {name} asks for an account that accepted its terms; {by_hand}") from None
+        raise InputError(f"{flag}: {name} needs an account that has accepted its terms; {by_hand}") from None
     except (RepositoryNotFoundError, HFValidationError):
         raise InputError(f"{flag}: no folder and no hub model is called {name}; check the name, or use tiny") from None
     except Exception as error:  # a dozen kinds: no network, HF_HUB_OFFLINE, a proxy, a repository without this file

@@ -36,8 +36,9 @@ def _answer_all(config: RunConfig, deadline: float) -> None:
             except TimeoutError:
                 missing = [str(rank) for rank in range(1, config.world_size) if rank not in there]
                 wrong = (
-                    f"rank {', '.join(missing)} of {config.world_size} did not come within {config.join_seconds:g} s; "
-                    "start every worker with the same --master_ip, --master_port and --world_size"
+                    f"rank {', '.join(missing)} of {config.world_size} did not connect within "
+                    f"{config.join_seconds:g} s; start every worker with the same --master_ip, --master_port "
+                    "and --world_size"
                 )
                 break
             line = stack.enter_context(connection).makefile("rw", encoding="utf-8")
@@ -91,7 +92,9 @@ def _report_in(config: RunConfig, deadline: float) -> None:
         try:
             answer = json.loads(line.readline(10_000))
         except (OSError, ValueError):
-            raise InputError(f"rank {config.rank}: rank 0 left before all workers had come; see its output") from None
+            raise InputError(
+                f"rank {config.rank}: rank 0 exited before all workers had connected; see its output"
+            ) from None
     if answer["wrong"]:
         raise InputError(f"rank 0 says: {answer['wrong']}")
 

@@ -82,7 +82,7 @@ def _names(root: Path, course: Course, extras: Collection[str]) -> dict[str, str
     names = {file: file for file in files_matching(root, patterns)}
     names |= {files_matching(root, [source])[0]: name for source, name in course.handout.renames.items()}
     if len(set(names.values())) < len(names):
-        raise InputError("course.toml: handout.renames gives two files one name; mend it")
+        raise InputError("course.toml: handout.renames gives two files one name; fix it")
     return dict(sorted(names.items(), key=lambda pair: pair[1]))
 
 
@@ -103,14 +103,14 @@ def _misplaced(
     closed = ["staff/*", ".git/*"]
     closed += [pattern for extra in course.handout.extras.keys() - extras for pattern in course.handout.extras[extra]]
     problems = [
-        f"{name}: ships, though {pattern} does not; mend [handout] in course.toml"
+        f"{name}: ships, though {pattern} does not; fix [handout] in course.toml"
         for name in files
         for pattern in closed
         if fnmatch.fnmatchcase(name, pattern)
     ]
     found = {(region.id, region.file) for region in regions}
     problems += [
-        f"{row.file}: expected region {row.id} here, its home in course.toml, got none; mend one of the two"
+        f"{row.file}: expected region {row.id} here, its home in course.toml, got none; fix one of the two"
         for row in course.regions.values()
         if row.id not in solved and (row.id, row.file) not in found
     ]

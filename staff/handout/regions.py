@@ -126,7 +126,7 @@ def _check_place(marker: _Marker, opened: list[_Marker], known: Collection[str] 
     """TODO, then BEGIN on the next line, then END: same id, same indent, nothing nested."""
     where = f"{file}:{marker.line}"
     if known is not None and marker.id not in known:
-        raise InputError(f"{where}: region {marker.id} is not in course.toml; add it there or mend the id")
+        raise InputError(f"{where}: region {marker.id} is not in course.toml; add it there or fix the id")
     if "\t" in marker.indent:
         raise InputError(f"{where}: expected spaces before a marker, got a tab; indent with spaces")
     expected, got = ("TODO", "BEGIN", "END")[len(opened)], f"{marker.kind} {marker.id}"

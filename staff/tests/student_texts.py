@@ -1,4 +1,4 @@
-"""Every text that a student reads, as sentences: README files, docstrings, comments, the help of flags, hints."""
+"""Every text that a student reads, as sentences: README files, docstrings, comments, --help, errors, hints."""
 
 import ast
 import re
@@ -68,7 +68,7 @@ def _of_markdown(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _of_python(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) of every docstring, every comment and every `help=` of a flag."""
+    """Yield (line, text) of every docstring, every comment, every `help=` of a flag and every message of an error."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
             lines = (ast.get_docstring(node, clean=False) or "").split("\n")
@@ -76,11 +76,18 @@ def _of_python(text: str) -> Iterator[tuple[int, str]]:
             lines = [line.removeprefix(indent) for line in lines]
             yield from _paragraphs(enumerate(_without_drawings(lines), node.body[0].lineno))
         elif isinstance(node, ast.Call):
-            for keyword in node.keywords:
-                if keyword.arg == "help":
-                    parts = [part.value for part in ast.walk(keyword.value) if isinstance(part, ast.Constant)]
-                    yield node.lineno, " ".join(str(part) for part in parts)
+            shown = [keyword.value for keyword in node.keywords if keyword.arg == "help"]
+            shown += node.args if getattr(node.func, "id", "").endswith("Error") else []
+            yield from ((node.lineno, _words_of(value)) for value in shown)
     yield from _comments(text)
+
+
+def _words_of(value: ast.expr) -> str:
+    """Return the text of a string or f-string; a value that it fills in is one word."""
+    parts = value.values if isinstance(value, ast.JoinedStr) else [value]
+    return "".join(
+        part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "X" for part in parts
+    )
 
 
 def _comments(text: str) -> Iterator[tuple[int, str]]:

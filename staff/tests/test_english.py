@@ -56,6 +56,7 @@ WRONG = [
     ("a.py", f'def f():\n    """Short.\n\n    {LONG}\n    """\n'),
     ("a.py", f"x = 1\n# {LONG}\n"),
     ("a.py", f'parser.add_argument("--x", help="{LONG}")\n'),
+    ("a.py", f'raise InputError(f"{{x}} {LONG}")\n'),
 ]
 
 

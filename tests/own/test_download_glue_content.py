@@ -38,9 +38,9 @@ def flipped(content: bytes) -> bytes:
         (rte()[:-1_000], "cannot be unpacked"),
         (flipped(rte()), "cannot be unpacked"),
         (b"<html>please log in</html>", "cannot be unpacked (File is not a zip file)"),
-        (archive({"RTE/train.tsv": tsv("train", 3, "")}), "holds no RTE/dev.tsv"),
-        (archive({"RTE/train.tsv": b"", "RTE/dev.tsv": b"", "../evil.tsv": b""}), "names a place outside of itself"),
-        (archive({"RTE/train.tsv": b"", "RTE/dev.tsv": b"", "/evil.tsv": b""}), "names a place outside of itself"),
+        (archive({"RTE/train.tsv": tsv("train", 3, "")}), "contains no RTE/dev.tsv"),
+        (archive({"RTE/train.tsv": b"", "RTE/dev.tsv": b"", "../evil.tsv": b""}), "contains a path outside of itself"),
+        (archive({"RTE/train.tsv": b"", "RTE/dev.tsv": b"", "/evil.tsv": b""}), "contains a path outside of itself"),
     ],
     ids=["truncated", "flipped bit", "html", "without dev", "parent folder", "absolute path"],
 )
@@ -133,7 +133,7 @@ def test_a_broken_row_of_mrpc_is_named_and_nothing_is_installed(server: Server, 
     server.files["msr_paraphrase_test.txt"] = HEADER.encode()
     server.files["dev_ids.tsv"] = b""
     line = refused(run(data_dir, server, "--tasks", "MRPC"))
-    assert "msr_paraphrase_train.txt, line 2: expected 5 columns, came 4" in line
+    assert "msr_paraphrase_train.txt, line 2: expected 5 columns, got 4" in line
     assert not (data_dir / "MRPC").exists()
 
 

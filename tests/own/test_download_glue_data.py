@@ -71,7 +71,7 @@ def test_a_connection_that_breaks_leaves_only_the_part(server: Server, data_dir:
     server.send_at_most = 1_000
     line = refused(run(data_dir, server))
     assert "the connection broke" in line
-    assert "run this again and it goes on" in line
+    assert "run this again to continue" in line
     assert names(data_dir) == ["RTE.zip.part"]
 
 
@@ -101,7 +101,7 @@ def test_an_interrupted_run_leaves_only_the_part_and_the_next_one_goes_on(
     stalled.send_signal(how)
     message = stalled.communicate(timeout=60)[1]
     assert stalled.returncode == (130 if how is signal.SIGINT else -how)
-    assert how is signal.SIGKILL or "run the same command again, it goes on" in message
+    assert how is signal.SIGKILL or "run the same command again to continue" in message
     assert "Traceback" not in message
     assert names(data_dir) == ["RTE.zip.part"]
 
@@ -184,7 +184,7 @@ def test_a_login_page_does_not_replace_what_has_come_already(server: Server, dat
     server.files["RTE.zip"] = rte()
     half = run_until_the_middle(data_dir, server)
     server.files["RTE.zip"], server.content_type, server.ranges = b"<html>please log in</html>", "text/html", False
-    assert "a web page came" in refused(run(data_dir, server))
+    assert "got a web page" in refused(run(data_dir, server))
     assert (data_dir / "RTE.zip.part").read_bytes() == rte()[:half]
 
 

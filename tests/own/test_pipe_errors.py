@@ -109,5 +109,5 @@ def test_a_stage_that_hands_on_no_tensor_is_named():
         def forward(self, x):
             return x, x
 
-    with pytest.raises(TypeError, match="partition 0 to hand on one tensor, got tuple"):
+    with pytest.raises(TypeError, match="partition 0 to return one tensor, got tuple"):
         Pipe(labelled(Pair(), nn.Linear(2, 2)))(torch.ones(2, 2))

@@ -53,7 +53,7 @@ def test_a_missing_rank_is_named_on_every_worker(config):
 
     told = start(replace(config, rank=0), replace(config, rank=2, join_seconds=20.0))
 
-    assert all("rank 1 of 3 did not come within 1 s" in message for message in told)
+    assert all("rank 1 of 3 did not connect within 1 s" in message for message in told)
 
 
 def test_a_rank_that_is_started_twice_is_named(config):
