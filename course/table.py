@@ -29,6 +29,7 @@ class Task:
     tests: tuple[str, ...]
     marker: str
     bonus: bool = False
+    whole: tuple[str, ...] = ()  # test files that run whole scripts: not opened for one region alone
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ def _texts(value: Any, where: str) -> tuple[str, ...]:
 
 def _task(id: str, row: _Table) -> Task:
     texts = {key: row.take(key, str) for key in ("title", "folder", "submitted_as", "readme", "marker")}
-    task = Task(id, tests=row.texts("tests"), bonus=bool(row.values.pop("bonus", False)), **texts)
+    tests, whole = row.texts("tests"), row.texts("whole", [])
+    task = Task(id, tests=tests, whole=whole, bonus=bool(row.values.pop("bonus", False)), **texts)
     row.nothing_left()
     return task
 

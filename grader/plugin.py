@@ -19,8 +19,9 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT, atomic_write, cache_dir
+from course.next_step import next_step
 from course.table import STEPS_OF_A_HINT, Course, load_course
-from grader import ranks, report, tampering
+from grader import feedback, ranks, report, tampering
 from grader.grading import Grade, Session
 from grader.report import Entry
 from grader.verdicts import Skipped, Verdict
@@ -159,11 +160,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         Entry(id, regions[region].task, region, report.PENDING, 0, points, report.NOT_REACHED)
         for id, (region, points) in marks.items()
     )
+    if session.items and all(mark_of(item) or item.get_closest_marker("carried") for item in session.items):
+        _leave_out_pytests_list(session.config)
     if marks and not session.config.option.collectonly:
         ranks.start()
         graded = session.config.stash[SESSION]
         files = changeable(graded.tree, graded.course)
         session.config.stash[WRITTEN].flag(tampering.look_at(graded.tree, files, ROOT))
+
+
+def _leave_out_pytests_list(config: pytest.Config) -> None:
+    """Where there are graded tests only, feedback.py says what has failed, once and by region."""
+    if config.option.tbstyle == "auto":
+        config.option.tbstyle = "no"
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal and config.option.reportchars == "fE":  # what pytest takes where nobody asks
+        terminal.reportchars = ""
 
 
 def changeable(tree: Path, course: Course) -> list[str]:
@@ -263,12 +275,20 @@ def unpassed(course: Course, region: str, more: tuple[str, ...], entries: dict[s
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     entries = list(config.stash[ENTRIES].values())
-    if entries:
-        terminalreporter.section("points")
-        for line in report.render(entries, config.stash[SESSION].course):
-            terminalreporter.line(line)
-        if any(entry.status != "passed" for entry in entries):
-            terminalreporter.line("`pytest --hint REGION` shows the next of three hints")
+    if not entries:
+        return
+    course, tree = config.stash[SESSION].course, config.stash[SESSION].tree
+    for line in [*feedback.messages(entries, course), "", *report.render(entries, course)]:
+        terminalreporter.line(line)
+    for region, points in report.points_elsewhere(entries, course).items():
+        files = " ".join(course.tasks[course.regions[region].task].whole)
+        if files:
+            terminalreporter.line(f"{region} has {points} more for the whole script: `python -m pytest {files}`")
+    tried = {entry.region for entry in entries if entry.status not in ("passed", "not attempted")}
+    asked = {entry.region for entry in entries if entry.status == "not attempted"} if len(tried) == 0 else set()
+    failed = [id for id in course.in_order_of_needs() if id in tried]
+    if step := next_step(course, tree, failed, asked):
+        terminalreporter.line(step)
 
 
 def pytest_unconfigure() -> None:

@@ -123,5 +123,15 @@ def render(entries: list[Entry], course: Course) -> list[str]:
     return lines
 
 
+def points_elsewhere(entries: Iterable[Entry], course: Course) -> dict[str, int]:
+    """Region -> points of its tests that are in files which this run has not opened."""
+    shown: dict[str, int] = {}
+    for entry in entries:
+        shown[entry.region] = shown.get(entry.region, 0) + entry.max_points
+    return {
+        id: course.regions[id].points - points for id, points in shown.items() if points < course.regions[id].points
+    }
+
+
 def _points(entries: list[Entry]) -> str:
     return f"{sum(entry.points for entry in entries)}/{sum(entry.max_points for entry in entries)}"

@@ -29,7 +29,8 @@ def files_to_open(course: Course, region: str | None, markers: str) -> set[str] 
             return None
     else:
         return None
-    return {file for row in rows for file in row.tests} or None
+    whole = {file for row in rows for file in course.tasks[row.task].whole} if not region else set()
+    return whole.union(*(row.tests for row in rows)) or None
 
 
 @pytest.hookimpl

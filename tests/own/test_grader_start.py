@@ -1,5 +1,6 @@
 """How little a graded run waits for: which test files pytest opens, and what the zygote has loaded before it forks."""
 
+import re
 import subprocess
 import sys
 
@@ -27,7 +28,12 @@ def test_a_region_opens_the_test_files_of_its_row_only():
 
 
 def test_a_marker_opens_the_test_files_of_its_task_only():
-    assert opened("-m", "task2a or a4_2_1") == ["test_copies", "test_pipeline", "test_task2a"]
+    assert opened("-m", "task2a or a4_2_1") == [
+        "test_copies",
+        "test_ladder",
+        "test_pipeline",
+        "test_task2a",
+    ]  # the ladder: whole scripts
 
 
 def test_a_file_named_on_the_command_line_is_opened_though_another_region_is_asked_for():
@@ -81,3 +87,14 @@ def test_the_table_names_probes_and_files_that_exist():
     assert [name for name in modules if not (ROOT / f"{name}.py").is_file()] == []
     assert [name for name in preload.FILES if not (ROOT / name).is_file()] == []
     assert named <= set(preload.GROUPS)
+
+
+@pytest.mark.parametrize("task", list(COURSE.tasks))
+def test_the_marker_of_a_task_finds_all_points_of_the_task(task):
+    """A graded test in a file that the table does not name would be missed by `pytest -m`."""
+    wanted = files_to_open(COURSE, None, COURSE.tasks[task].marker)
+    regions = [id for id, row in COURSE.regions.items() if row.task == task]
+
+    for file in (ROOT / "tests").glob("test_*.py"):
+        graded = set(re.findall(r'graded\(\s*"([^"]+)"', file.read_text()))
+        assert graded.isdisjoint(regions) or f"tests/{file.name}" in wanted, file.name

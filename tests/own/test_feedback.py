@@ -1,0 +1,98 @@
+"""What a student reads after a grading: one message for each reason, the cause first, and what comes next."""
+
+import pytest
+
+from common.paths import ROOT
+from course.next_step import next_step, open_regions
+from course.table import load_course
+from grader.feedback import messages
+from grader.report import Entry
+
+COURSE = load_course()
+DIVIDE = "every gradient is {0}.000 times the mean on {0} workers: did you divide by world_size?\nexpected {0}, got 1"
+SEED = " (inputs drawn with seed 7; --seed 7 draws them again)"
+
+
+def entry(name, message, status="wrong", region="2b.1"):
+    return Entry(f"tests/test_task2b.py::{name}", "2b", region, status, 0 if status != "passed" else 2, 2, message)
+
+
+def test_the_cause_comes_first_and_tests_that_say_the_same_are_listed_by_name():
+    lines = messages(
+        [
+            entry("test_bytes", "expected 8 bytes, got 16" + SEED),
+            entry("test_mean", DIVIDE.format(3) + SEED),
+            entry("test_sizes", DIVIDE.format(2) + SEED),
+            entry("test_other", "", "passed"),
+        ],
+        COURSE,
+    )
+
+    assert lines == [
+        "2b.1 synchronise gradients with all_reduce: 2 of 8 points (task2b_allreduce/run_glue.py)",
+        "  wrong: every gradient is 3.000 times the mean on 3 workers: did you divide by world_size?",
+        "  expected 3, got 1",
+        "    the same: test_sizes",
+        "  wrong: expected 8 bytes, got 16 [test_bytes]",
+        "inputs drawn with seed 7; --seed draws them again",
+    ]
+
+
+def test_a_region_that_waits_says_for_which_and_what_was_seen():
+    message = "builds on region p.1, which is not passed yet. What was seen: split_size is the number of examples"
+
+    lines = messages([entry("test_sizes", message, "skipped", "p.3")], COURSE)
+
+    assert lines[1] == "  p.3 waits for p.1; seen so far: split_size is the number of examples"
+
+
+def test_only_the_first_message_of_a_region_is_long():
+    long = "expected " + "0.1 " * 100
+    lines = messages([entry("test_a", long + "a"), entry("test_b", "other words, " + long)], COURSE)
+
+    assert len(lines[1]) > 300
+    assert max(map(len, lines[2:])) < 150
+
+
+def test_nothing_is_said_of_regions_that_nobody_has_begun():
+    assert messages([entry("test_mean", "region 2b.1 is not written yet", "not attempted")], COURSE) == []
+
+
+def test_tests_that_wait_for_the_others_of_their_region_are_left_to_the_table():
+    waits = entry("test_imports", "not counted: this test counts when the other tests of region 2b.1 pass", "skipped")
+
+    assert not any("not counted" in line for line in messages([waits, entry("test_mean", DIVIDE.format(3))], COURSE))
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Files of which 1.2, 1.3 and 2b.2 are open, and 1.1 is written."""
+    (tmp_path / "task1_single").mkdir()
+    (tmp_path / "common").mkdir()
+    todo = "# TODO(cos598d) {0}: do it\n{1}\n# END TODO {0}\n"
+    placeholder = 'raise NotImplementedError("TODO {0}: do it")'
+    bodies = {"1.1": "config = 1", "1.2": placeholder.format("1.2"), "1.3": placeholder.format("1.3")}
+    (tmp_path / "task1_single/run_glue.py").write_text("".join(todo.format(*pair) for pair in bodies.items()))
+    (tmp_path / "common/data_partition.py").write_text(todo.format("2b.2", placeholder.format("2b.2")))
+    return tmp_path
+
+
+def test_open_regions_are_found_with_their_lines(tree):
+    assert open_regions(COURSE, tree) == {"1.2": 4, "1.3": 7, "2b.2": 1}
+
+
+def test_the_next_step_is_an_open_region_whose_needs_are_written(tree):
+    assert next_step(COURSE, tree).startswith("next: 1.2 backward, task1_single/run_glue.py:4 ")
+
+
+def test_the_next_step_is_the_region_that_was_asked_for_if_it_can_be_begun(tree):
+    assert next_step(COURSE, tree, asked={"2b.2"}).startswith("next: 2b.2 ")
+    assert next_step(COURSE, tree, asked={"1.3"}).startswith("next: 1.2 ")  # 1.3 builds on it
+
+
+def test_what_has_just_failed_comes_before_what_is_open(tree):
+    assert next_step(COURSE, tree, failed=["2b.1"]).startswith("next: 2b.1; `python -m pytest --hint 2b.1`")
+
+
+def test_nothing_is_next_where_all_is_written():
+    assert next_step(COURSE, ROOT) == ""
