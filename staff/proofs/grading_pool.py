@@ -36,6 +36,7 @@ class Test(NamedTuple):
     file: str
     region: str = ""
     needs: tuple[str, ...] = ()
+    absence: bool = False  # counts only beside the passed tests of its region
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,11 @@ class Watch:
             if item.get_closest_marker("carried"):
                 continue  # it gives a warning, and grades nothing
             mark = item.get_closest_marker("graded")
-            grades = (regions[mark.args[0]].file, mark.args[0], tuple(mark.kwargs.get("needs", ()))) if mark else ("",)
-            self.tests[_name(item.nodeid)] = Test(item.nodeid.split("[")[0], *grades)
+            test = Test(item.nodeid.split("[")[0], "")
+            if mark:
+                region, needs = mark.args[0], tuple(mark.kwargs.get("needs", ()))
+                test = Test(test.id, regions[region].file, region, needs, bool(mark.kwargs.get("absence")))
+            self.tests[_name(item.nodeid)] = test
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = _name(report.nodeid)

@@ -78,3 +78,16 @@ def test_every_region_from_both_sides():
     figures, said = sides()
 
     assert figures == {"regions": count, "open": count, "solved": count}, said
+
+
+WITH_ABSENCE = {
+    "test_wrap": Test("t.py::test_wrap", "run.py", "3.2", needs=("1.2",)),
+    "test_imports": Test("t.py::test_imports", "run.py", "3.2", absence=True),
+}
+
+
+@pytest.mark.parametrize("opened, right", [("1.2", True), ("1.1", False)])
+def test_a_test_of_absence_may_wait_for_what_the_others_of_its_region_build_on(opened, right):
+    seen = {"test_wrap": "skipped" if right else "passed", "test_imports": "skipped"}
+
+    assert (both_sides.wrong_when_open(opened, WITH_ABSENCE, seen) == []) == right
