@@ -81,8 +81,8 @@ def test_every_region_from_both_sides():
 
 
 WITH_ABSENCE = {
-    "test_wrap": Test("t.py::test_wrap", "run.py", "3.2", needs=("1.2",)),
-    "test_imports": Test("t.py::test_imports", "run.py", "3.2", absence=True),
+    "test_wrap": Grader("t.py::test_wrap", "run.py", "3.2", needs=("1.2",)),
+    "test_imports": Grader("t.py::test_imports", "run.py", "3.2", absence=True),
 }
 
 
