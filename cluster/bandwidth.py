@@ -3,8 +3,8 @@
     python -m cluster.launch --workers 4 -- -m cluster.bandwidth
     python -m cluster.launch --hosts node0,node1,node2,node3 -- -m cluster.bandwidth
 
-Each worker sends a tensor to the next one and receives one from the worker before it, as in a ring. This speaks to gloo
-below torch.distributed's usual functions, and works before region 2a.1 does. The figure compares with a link's rate.
+Each worker sends a tensor to the next one and receives one from the worker before it, as in a ring. This uses Gloo
+directly, so it works before region 2a.1 is solved. Compare the figure with the rate of a link.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Four CloudLab nodes in one machine: network namespaces on a bridge, every link as slow as a real one.
+"""Emulates CloudLab nodes on one machine: network namespaces on a bridge, with links as slow as real ones.
 
     python -m cluster.emulate --nodes 4 --rate 1gbit -- \
         python task2b_allreduce/run_glue.py --master_ip 10.10.1.1 --master_port 6585 --world_size 4 --local_rank {rank}
 
 The command runs unchanged on each node, with {rank} replaced. Node r is called node{r}, has the address 10.10.1.{r+1}
-on its interface eth0 and nothing else. No root is needed, and nothing is left behind however this ends: all of it lives
-in namespaces of its own, which the kernel removes with their last process.
+on its interface eth0 and nothing else. No root is needed. Nothing is left behind, however the program ends: everything
+is in separate namespaces, which the kernel removes with their last process.
 """
 
 import argparse
@@ -37,7 +37,7 @@ INSIDE = "COS598D_EMULATE_INSIDE"  # set where the namespaces are already there
 class Plan:
     """The network as data: `rate` in tc's words (1gbit) or none, `delay` one way from node to node (5ms) or nothing.
 
-    `control`: every node also has an interface of the kind that training must not use. It leads nowhere, but counts.
+    `control`: every node also has an interface that training must not use. It is not connected, but it counts bytes.
     """
 
     nodes: int = 4
@@ -50,7 +50,7 @@ class Plan:
 
 
 def commands(plan: Plan) -> list[list[str]]:
-    """The commands that turn fresh namespaces into the plan's network, in order."""
+    """Return the commands that build the plan's network in new namespaces, in order."""
     made = [words("ip link add lan type bridge"), words("ip link set lan up")]
     for node in range(plan.nodes):
         name, port, inside = f"node{node}", f"port{node}", f"ip -netns node{node}"
@@ -71,7 +71,7 @@ def commands(plan: Plan) -> list[list[str]]:
 
 
 def control_network(inside: str, node: int) -> list[list[str]]:
-    """A second interface with the default route, as on CloudLab, and no chatter of its own."""
+    """Return the commands for a second interface with the default route, as on CloudLab; it sends nothing."""
     return [
         words(f"ip link add control{node} type veth peer name control netns node{node}"),
         words(f"ip link set control{node} addrgenmode none up"),
@@ -83,7 +83,7 @@ def control_network(inside: str, node: int) -> list[list[str]]:
 
 
 def shaping(tc: str, device: str, rate: str, delay: str) -> list[list[str]]:
-    """Limit what leaves `device` to `rate` and send it on `delay` later."""
+    """Limit the traffic out of `device` to `rate`, and delay it by `delay`."""
     made = []
     if rate != "none":
         burst = max(LEAST_BURST, int(bits_per_second(rate) / 8 * BURST_SECONDS))
@@ -95,7 +95,7 @@ def shaping(tc: str, device: str, rate: str, delay: str) -> list[list[str]]:
 
 
 def node_command(node: int, command: list[str]) -> list[str]:
-    """`command` on a node: its network, and its name as the host name (gloo looks its own address up by that)."""
+    """Return `command` for a node, with its network and its host name (Gloo finds its own address by that)."""
     name_it = f'hostname node{node}; exec "$@"'
     return [*words(f"ip netns exec node{node} unshare --uts sh -c"), name_it, "sh", *command]
 
@@ -108,7 +108,7 @@ def rank_command(plan: Plan, rank: int, command: list[str]) -> Command:
 
 
 def bits_per_second(rate: str) -> float:
-    """A rate in tc's words as a number; raises InputError."""
+    """Return a rate in tc's notation as a number; raises InputError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if not match or float(match[1]) == 0:
         raise InputError(f"--rate: expected a number with kbit, mbit or gbit such as 1gbit, or none; got {rate!r}")
@@ -123,13 +123,13 @@ def words(line: str) -> list[str]:
 
 
 def namespaces() -> list[str]:
-    """The command that gives a program namespaces of its own; they end with it, and it ends with its parent."""
+    """Return the command that starts a program in new namespaces; they end with it, and it ends with its parent."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return ["unshare", *user, *words("--net --mount --pid --fork --kill-child --mount-proc")]
 
 
 def run_inside(argv: list[str], interactive: bool) -> int:
-    """Run this program again in namespaces, and stop it with us. Killed by kill -9 or not, nothing remains."""
+    """Run this program again in namespaces, and stop it with this one; nothing remains, even after kill -9."""
     command = [*namespaces(), sys.executable, "-m", "cluster.emulate", *argv]
     child = subprocess.Popen(
         command,
@@ -155,7 +155,7 @@ def run_inside(argv: list[str], interactive: bool) -> int:
 
 
 def why_not() -> str:
-    """Why this machine cannot emulate nodes, with what to do; empty if it can."""
+    """Return why this machine cannot emulate nodes, and what to do; empty if it can."""
     missing = [tool for tool in ("unshare", "ip", "tc") if not shutil.which(tool, path=search_path())]
     if missing:
         return f"{' and '.join(missing)} not found: sudo apt-get install iproute2 util-linux"
@@ -182,7 +182,7 @@ def search_path() -> str:
 
 
 def build(plan: Plan) -> None:
-    """Carry out the plan's commands; raises InputError with the command that failed and its words."""
+    """Run the plan's commands; raises InputError with the command that failed and its message."""
     # `ip netns` keeps names in /run/netns, which belongs to the machine: cover it with a folder of our own.
     folder = Path("/run/netns" if Path("/run/netns").is_dir() else "/run")
     run(words(f"mount -t tmpfs tmpfs {folder}"))
@@ -220,7 +220,7 @@ def inside(plan: Plan, shell: int | None, command: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> tuple[Plan, argparse.Namespace]:
-    """The plan and the rest of the command line, checked; raises InputError."""
+    """Return the plan and the rest of the command line, after checks; raises InputError."""
     parser = argparse.ArgumentParser(prog="python -m cluster.emulate", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--nodes", type=int, default=4, help="number of nodes (4)")

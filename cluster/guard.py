@@ -1,9 +1,9 @@
-"""Runs one command on this machine for as long as standard input stays open, and leaves nothing of it behind.
+"""Runs one command on this machine while standard input stays open, then stops it and everything it started.
 
 The launcher holds the other end of that input: a pipe here, an ssh connection to another node. However the launcher
 ends, even by kill -9 or because a cable was pulled, the input closes and the guard stops its command: SIGTERM to the
-command's process group, SIGKILL a few seconds later. Started by path and without this repository's modules, so
-that it costs 20 ms and works in any folder:
+command's process group, SIGKILL a few seconds later. It is started by path and imports no module of this repository,
+so it takes 20 ms and works in any folder:
 
     python cluster/guard.py --share 4 -- python task1_single/run_glue.py
 """
@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--share", type=int, default=1, help="how many commands share this machine's cores")
+    parser.add_argument("--share", type=int, default=1, help="number of commands that share this machine's cores")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     os.environ.setdefault("PYTHONUNBUFFERED", "1")  # a line is shown when it is printed, not when 8 KiB are full
@@ -46,13 +46,13 @@ def main() -> int:
 
 
 def threads_per_command(share: int) -> int:
-    """Cores for each of `share` commands; PyTorch alone would take all of them for each, and all would be slower."""
+    """Return the cores for each of `share` commands. By default PyTorch uses all cores in each, and all are slower."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // share)
 
 
 def exit_code(returncode: int) -> int:
-    """What a shell shows: a program's own code, or 128 + the signal that ended it."""
+    """Return the exit code as a shell shows it: the program's own, or 128 + the signal that ended it."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
@@ -67,7 +67,7 @@ def stop_when_input_closes(group: int) -> None:
 
 
 def stop(group: int) -> None:
-    """Ask the process group to end, then make it."""
+    """Ask the process group to end, then kill it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGTERM)
         time.sleep(GRACE_SECONDS)

@@ -3,8 +3,8 @@
     python -m cluster.launch --workers 4 -- task2a_gather_scatter/run_glue.py --max_steps 40
     python -m cluster.launch --hosts node0,node1,node2,node3 -- task2a_gather_scatter/run_glue.py --max_steps 40
 
-Every worker gets the same command line plus --master_ip, --master_port, --world_size and its own --local_rank: what
-you would type into n terminals, and what --plan prints. torchrun starts the same scripts too.
+Every worker gets the same command line plus --master_ip, --master_port, --world_size and its own --local_rank. You can
+type the same commands into n terminals; --plan prints them. torchrun starts the same scripts, too.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15"  # no questions; a dead c
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to be started: `script` is everything that is the same on each worker."""
+    """The workers to start; `script` is the part of the command that is the same on each worker."""
 
     script: list[str]
     workers: int
@@ -40,7 +40,7 @@ class Launch:
 
 
 def parse(argv: list[str] | None = None) -> tuple[Launch, bool]:
-    """The launch that the command line describes, and whether it is only to be printed; raises InputError."""
+    """Return the launch that the command line describes, and whether only to print it; raises InputError."""
     parser = argparse.ArgumentParser(prog="python -m cluster.launch", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--workers", type=int, help="number of workers (default: one per host, or 4)")
@@ -71,7 +71,7 @@ def parse(argv: list[str] | None = None) -> tuple[Launch, bool]:
 
 
 def flag_value(words: list[str], flag: str) -> str | None:
-    """The value of `--flag value` or `--flag=value` among `words`, or None."""
+    """Return the value of `--flag value` or `--flag=value` among `words`, or None."""
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if word == flag:
             return after
@@ -81,7 +81,7 @@ def flag_value(words: list[str], flag: str) -> str | None:
 
 
 def commands(launch: Launch) -> list[Command]:
-    """One command for each rank, in order; hosts are filled one after the other, as even as can be."""
+    """Return one command per rank, in order; the ranks are distributed over the hosts as evenly as possible."""
     if not launch.hosts:
         guard = [sys.executable, "-I", str(GUARD), "--share", str(launch.workers), "--", sys.executable]
         return [Command([*guard, *launch.script, "--local_rank", str(rank)]) for rank in range(launch.workers)]
@@ -97,7 +97,7 @@ def free_port() -> int:
 
 
 def address_of(host: str, ssh: list[str]) -> str:
-    """The address behind a host's name as ssh and this machine's resolver know it; raises InputError."""
+    """Return the address of a host as ssh and this machine's resolver know it; raises InputError."""
     shown = subprocess.run([*ssh, "-G", host], capture_output=True, text=True).stdout
     names = [line.split()[1] for line in shown.splitlines() if line.startswith("hostname ")]
     name = names[0] if names else host.rpartition("@")[2]

@@ -1,8 +1,8 @@
-"""A BERT with random weights, large enough that a network's bandwidth decides: made once, without a download.
+"""A BERT with random weights, large enough to show a network's bandwidth; it is created once, without a download.
 
     random_bert("22M")    -> a folder for --model_name_or_path, with the tokenizer of the tiny model
 
-It learns nothing in a few steps. Its gradients have the size of a real model's, and that is what a network sees.
+It learns nothing in a few steps. But its gradients are as large as a real model's, and only this matters here.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def bert_config(size: str) -> "BertConfig":
-    """The shape of the model, with a head of two labels; raises InputError for a size that is not known."""
+    """Return the model's configuration, with a head of two labels; raises InputError for an unknown size."""
     from transformers import BertConfig  # here and below: the ladder checks its flags before it loads torch
 
     if size not in SIZES:
@@ -38,7 +38,7 @@ def bert_config(size: str) -> "BertConfig":
 
 
 def random_bert(size: str) -> Path:
-    """The folder of the model; the first process builds it, the others wait."""
+    """Return the folder of the model; the first process builds it, the others wait."""
     bert_config(size)  # raises InputError for a size that is not known
 
     def build(folder: Path) -> None:

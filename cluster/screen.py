@@ -1,4 +1,4 @@
-"""Several ranks on one screen: cuts their output into lines, recognizes progress bars, keeps one bar at the bottom."""
+"""Several ranks on one screen: cuts their output into lines, recognises progress bars, keeps one bar at the bottom."""
 
 import re
 import shutil

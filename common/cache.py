@@ -1,9 +1,9 @@
-"""Cached folders: complete before they get their name, checked when opened, rebuilt when they are damaged.
+"""Cached folders: they get their name when they are complete, are checked when opened, and rebuilt if damaged.
 
 folder = cached(cache_dir("models") / "tiny-bert-v2", build)      # build(partial) writes the files
 
 .cache/models/tiny-bert-v2/            the files, and complete.json: their sizes and checksums, written last
-.cache/models/.tiny-bert-v2.partial/   what an interrupted run left; the next run that builds removes it
+.cache/models/.tiny-bert-v2.partial/   left by an interrupted run; the next run that builds removes it
 """
 
 import json
@@ -36,8 +36,8 @@ def read_cached(folder: Path, build: Callable[[Path], None], read: Callable[[Pat
     """Return what `read` makes of the complete `folder`; no other process replaces the folder meanwhile.
 
     Args:
-        build: writes all files into the empty folder that it gets. Of several ranks one builds, the others wait. It
-            must not depend on the rank: whichever rank comes first builds.
+        build: writes all files into the empty folder that it gets. The first of several ranks builds, the others wait.
+            So it must not depend on the rank.
         fresh: build even if the folder is complete.
 
     Raises InputError if the cache cannot be written.
@@ -58,7 +58,7 @@ def read_cached(folder: Path, build: Callable[[Path], None], read: Callable[[Pat
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a cached folder, in a few words; None if it is complete."""
+    """Return what is wrong with a cached folder, in a few words; None if it is complete."""
     try:
         files = json.loads((folder / COMPLETE).read_bytes())
         if not isinstance(files, dict) or not files:
@@ -99,7 +99,7 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def _describe(path: Path) -> list[int]:
-    """Size in bytes, and CRC-32: a hundred megabytes take some 50 ms at every start, which SHA-256 would make 300."""
+    """Return size in bytes and CRC-32, which takes about 50 ms for a hundred megabytes; SHA-256 takes 300 ms."""
     size = checksum = 0
     with open(path, "rb") as file:
         while piece := file.read(PIECE):

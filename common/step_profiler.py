@@ -1,4 +1,4 @@
-"""--profile: how long the parts of a step take, and which tensors a step has to synchronize."""
+"""--profile: how long the parts of a step take, and which tensors a step has to synchronise."""
 
 from pathlib import Path
 

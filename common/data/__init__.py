@@ -1,1 +1,1 @@
-"""Data: GLUE, OSCAR text, the embedded samples, and in which order examples are seen."""
+"""Data: GLUE, OSCAR text, the embedded samples, and the order of the examples."""

@@ -1,9 +1,9 @@
-"""GLUE: from TSV files as they really are to tensors, and each task's official metric.
+"""GLUE: reads the TSV files into tensors, and computes each task's official metric.
 
     <data_dir>/train.tsv, dev.tsv -> Example(text_a, text_b, label) -> features (N, T) -> Features (a TensorDataset)
 
-Layouts differ per task (a header or none, 3 to 12 columns); TASKS says which column is what. Fields contain
-unbalanced quotes, so lines are split on tabs and nothing is unquoted; some files start with a byte order mark.
+The format differs per task (with or without a header, 3 to 12 columns); TASKS describes the columns. Fields contain
+unbalanced quotes, so lines are split on tabs and quotes are kept. Some files start with a byte order mark.
 Source: Wang et al., GLUE: A Multi-Task Benchmark and Analysis Platform, ICLR 2019, tables 1 and 6.
 """
 
@@ -27,7 +27,7 @@ CACHE_VERSION = 1
 
 @dataclass(frozen=True)
 class GlueTask:
-    """Where a task's texts and labels stand. Columns are header names, or numbers where a file has no header."""
+    """The columns of a task's texts and labels: header names, or numbers if a file has no header."""
 
     text_a: str | int
     text_b: str | None
@@ -93,9 +93,9 @@ class GlueData:
 
 
 def load_glue(config: GlueConfig, tokenizer) -> GlueData:
-    """Features of the task in config.data_dir (the embedded sample without one), from the cache where it has them.
+    """Return the features of the task in config.data_dir (default: the embedded sample), from the cache if possible.
 
-    Raises InputError for a missing or damaged file, naming file and line.
+    Raises InputError for a missing or damaged file, with file and line.
     """
     task = TASKS[config.task_name]
     folder = config.data_dir or glue_sample_dir()
@@ -104,7 +104,7 @@ def load_glue(config: GlueConfig, tokenizer) -> GlueData:
 
 
 def read_examples(path: Path, task: GlueTask) -> list[Example]:
-    """Every row of one TSV file. Raises InputError that names the file, the line, and what was expected."""
+    """Return every row of one TSV file. Raises InputError with the file, the line, and what was expected."""
     try:
         # Only \n ends a line: str.splitlines would also split at U+2028 or U+0085 inside a sentence.
         lines = _read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").rstrip("\n").split("\n")
@@ -158,7 +158,7 @@ def _label(path: Path, number: int, label: str, task: GlueTask) -> int | float:
 
 
 def _features(path: Path, task: GlueTask, config: GlueConfig, tokenizer) -> Features:
-    """Tokenize `path`, or read what an earlier run made of the same file, tokenizer and length."""
+    """Tokenise `path`, or read the features that an earlier run made from the same file, tokenizer and length."""
     digest = hashlib.sha256(_read_bytes(path))
     parts = (CACHE_VERSION, config.task_name, config.max_seq_length, _fingerprint(tokenizer))
     digest.update(repr(parts).encode())
@@ -176,7 +176,7 @@ def _features(path: Path, task: GlueTask, config: GlueConfig, tokenizer) -> Feat
 
 
 def tokenize(examples: list[Example], task: GlueTask, tokenizer, length: int) -> dict[str, torch.Tensor]:
-    """Token ids, masks and segments, each (N, T) padded to `length`; labels (N,), float for a regression task."""
+    """Return token ids, masks and segments, each (N, T) padded to `length`, and labels (N,), float for regression."""
     pairs = [example.text_b for example in examples] if examples[0].text_b is not None else None
     encoded = tokenizer(
         [example.text_a for example in examples],
@@ -193,7 +193,7 @@ def tokenize(examples: list[Example], task: GlueTask, tokenizer, length: int) ->
 
 
 def _fingerprint(tokenizer) -> str:
-    """Two tokenizers with one fingerprint cut every text alike.
+    """Return a fingerprint; two tokenizers with the same fingerprint cut every text in the same way.
 
     Truncation and padding are left out: the tokenizer keeps those of its last call.
     """
@@ -203,7 +203,7 @@ def _fingerprint(tokenizer) -> str:
 
 
 def glue_metrics(task: GlueTask, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The task's official metrics. `outputs`: (N, classes) scores, or (N, 1) for a regression task."""
+    """Return the task's official metrics. `outputs`: (N, classes) scores, or (N, 1) for a regression task."""
     from scipy.stats import pearsonr, spearmanr  # slow to import
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
@@ -220,5 +220,5 @@ def glue_metrics(task: GlueTask, outputs: np.ndarray, labels: np.ndarray) -> dic
     else:
         metrics = {name: float(compute[name](labels, predictions)) for name in task.metrics}
     if task.is_regression:
-        metrics["corr"] = sum(metrics.values()) / 2  # the number by which the GLUE board ranks STS-B
+        metrics["corr"] = sum(metrics.values()) / 2  # the GLUE leaderboard ranks STS-B by this number
     return metrics

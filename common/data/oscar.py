@@ -1,8 +1,8 @@
-"""OSCAR text as blocks of GPT-2 tokens: tokenised once, then mapped into memory at every start.
+"""OSCAR text as blocks of GPT-2 tokens: tokenised once, then memory-mapped at every start.
 
-`--data_dir oscar-100MB` of the GPT-2 scripts trains on a folder that prepare_oscar.py has made. What is read:
-common/data/oscar_text.py; what is written: common/data/token_map.py. One document of every twenty (--validation 0.05)
-goes to validation, the same ones in every run.
+`--data_dir oscar-100MB` of the GPT-2 scripts trains on a folder that prepare_oscar.py has made.
+common/data/oscar_text.py reads text; common/data/token_map.py describes the folder. One document in twenty
+(--validation 0.05) is used for validation, the same ones in every run.
 """
 
 import hashlib
@@ -49,16 +49,16 @@ class OscarData:
 
 
 def load_blocks(source: HasData | str | Path, tokenizer: Any, block_size: int | None = None) -> OscarData:
-    """Training and validation text for a run, in blocks of T tokens.
+    """Return training and validation text for a run, in blocks of T tokens.
 
     Args:
-        source: a run's configuration, or a path. A folder made by `python prepare_oscar.py` is mapped. Any other folder
-            or file is taken as text: its first 100 MB are tokenised into the cache, once; of several ranks one does
-            it and the others wait. A configuration whose data_dir is None means the embedded sample.
+        source: a run's configuration, or a path. A folder made by `python prepare_oscar.py` is memory-mapped. Any
+            other folder or file is text: its first 100 MB are tokenised into the cache, once. One of several ranks
+            does this, and the others wait. If the configuration's data_dir is None, this is the embedded sample.
         tokenizer: a fast Hugging Face tokenizer with an end-of-text token.
-        block_size: T; None: the configuration's model_max_length, or what the folder was made with.
+        block_size: T; None: the configuration's model_max_length, or the block size of the folder.
 
-    Raises InputError if a file is missing, cut off or not what the manifest says, if the folder was made with another
+    Raises InputError if a file is missing, incomplete or differs from the manifest, if the folder was made with another
     tokenizer, or if the training text does not fill one block.
     """
     if not isinstance(source, (str, Path)):
@@ -93,7 +93,7 @@ def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer: Any) -> None:
 
 
 def _tokenised_in_cache(text: Path, tokenizer: Any) -> Path:
-    """The token blocks of a file or folder of text; tokenised now if they are not in the cache."""
+    """Return the token blocks of a file or folder of text; tokenise it now if it is not in the cache."""
     files = find_files([text])
     sources = describe(files)
     key = hashlib.sha256(json.dumps([sources, fingerprint(tokenizer), VERSION]).encode()).hexdigest()[:16]
@@ -109,12 +109,12 @@ def _tokenised_in_cache(text: Path, tokenizer: Any) -> Path:
 
 
 def describe(files: list[Path]) -> list[dict]:
-    """What identifies files without reading them: name, size, time of the last change."""
+    """Return what identifies files without reading them: name, size, time of the last change."""
     return [{"name": file.name, "bytes": file.stat().st_size, "modified": file.stat().st_mtime_ns} for file in files]
 
 
 def summary(manifest: Manifest) -> str:
-    """One line for people."""
+    """Return one readable line."""
     train, held_out = manifest.train, manifest.validation
     return (
         f"{manifest.text_documents} documents, {manifest.text_bytes / 1e6:.1f} MB of text; "

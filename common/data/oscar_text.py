@@ -1,8 +1,8 @@
-"""Text as a stream of documents: OSCAR 23.01 records, or plain text (OSCAR 2019) with one document a line.
+"""Text as a stream of documents: OSCAR 23.01 records, or plain text (OSCAR 2019) with one document per line.
 
-Nothing here holds more than a piece of a file, one line and one document, so memory is bounded however large a file is.
-A line ends at "\\n" and nowhere else: U+2028 and U+0085, which Python's splitlines() would also split at, occur inside
-OSCAR's documents. What cannot be read stops the run with file and line; nothing is left out silently.
+At any time, only a piece of a file, one line and one document are in memory, however large the file is.
+A line ends only at "\\n". Python's splitlines() would also split at U+2028 and U+0085, which occur inside
+OSCAR's documents. Text that cannot be read stops the run, with file and line; nothing is left out silently.
 """
 
 import codecs
@@ -29,7 +29,7 @@ HUB_FILES = "hf://datasets/oscar-corpus/OSCAR-2301/{language}_meta/*.jsonl.zst"
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes in a size such as 100MB (10^8), 64KiB (2^16), 1.5GB or 250000; None for "all"."""
+    """Return the bytes of a size such as 100MB (10^8), 64KiB (2^16), 1.5GB or 250000; None for "all"."""
     if text.strip().lower() == "all":
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
@@ -39,9 +39,9 @@ def parse_size(text: str) -> int | None:
 
 
 class LimitedText:
-    """Documents one after the other, as long as all of them together have at most `size` bytes (UTF-8).
+    """Yields documents until their total size would exceed `size` bytes (UTF-8).
 
-    Counts and hashes what passed: `documents`, `bytes`, `sha256`; `cut` says whether the limit left something out.
+    It counts and hashes them: `documents`, `bytes`, `sha256`. `cut` says whether the limit left something out.
     """
 
     def __init__(self, documents: Iterable[str], size: int | None = None):
@@ -67,7 +67,7 @@ class LimitedText:
 
 
 def find_files(inputs: Iterable[str | Path]) -> list[Path]:
-    """The files named in `inputs`, and those with text in the folders named there, part_2 before part_10."""
+    """Return the files in `inputs`, and the text files of the folders in `inputs`, with part_2 before part_10."""
     files: list[Path] = []
     for given in map(Path, inputs):
         if given.is_dir():
@@ -84,14 +84,14 @@ def find_files(inputs: Iterable[str | Path]) -> list[Path]:
 
 
 def read_documents(files: Iterable[Path]) -> Iterator[str]:
-    """The documents of the files, in order; empty ones (nothing but white space) are left out.
+    """Yield the documents of the files, in order; empty ones (only white space) are left out.
 
     Plain text: every line is a document. Records (.jsonl, .json, .ndjson; OSCAR 23.01): every line is a JSON object,
-    its "content" is the document. Either may be packed (.zst, .gz). A document of more than LONGEST_DOCUMENT
-    characters comes as several.
+    its "content" is the document. Both may be compressed (.zst, .gz). A document of more than
+    LONGEST_DOCUMENT characters is split into several.
 
-    Raises InputError, with file and line, for text that is not UTF-8 and a record that is not one, and for a packed
-    file that is damaged or ends too early.
+    Raises InputError, with file and line, for text that is not UTF-8, a record that is not valid, and a compressed file
+    that is damaged or incomplete.
     """
     for path in files:
         read = _read_record if _unpacked_name(path).endswith(RECORD_SUFFIXES) else _read_plain
@@ -101,9 +101,9 @@ def read_documents(files: Iterable[Path]) -> Iterator[str]:
 
 
 def hub_documents(language: str, files: str = HUB_FILES) -> Iterator[str]:
-    """OSCAR 23.01 as it comes from the hub, record by record; nothing is kept on disk.
+    """Yield the records of OSCAR 23.01 from the hub; nothing is stored on disk.
 
-    Its terms must be accepted on the hub once, and a token be there; raises InputError where one of these is missing.
+    You must have accepted its terms on the hub, and you need a token. Raises InputError if one of these is missing.
     """
     from datasets import load_dataset  # here, because these two take a second to import and few need them
     from huggingface_hub import get_token
@@ -142,7 +142,7 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
 
 
 def _unpack(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, piece by piece."""
+    """Yield the bytes of a file, piece by piece."""
     try:
         with open(path, "rb") as file:
             if path.suffix.lower() == ".zst":
@@ -157,7 +157,7 @@ def _unpack(path: Path) -> Iterator[bytes]:
 
 
 def _unpack_zstd(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """One or more zstd frames. zstandard's own stream reader would take a file that was cut off for a shorter one."""
+    """Decompress one or more zstd frames. zstandard's stream reader would not notice that a file is incomplete."""
     frame = zstandard.ZstdDecompressor().decompressobj()
     for piece in pieces:
         while piece:
@@ -170,7 +170,7 @@ def _unpack_zstd(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _split_lines(pieces: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, line without its end); a line longer than LONGEST_LINE comes in several parts."""
+    """Yield (line number from 1, line without its end); a line longer than LONGEST_LINE is split."""
     number, rest = 1, bytearray()
     for piece in pieces:
         first, *others = piece.split(b"\n")
@@ -187,7 +187,7 @@ def _split_lines(pieces: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def _place_to_cut(line: bytearray) -> int:
-    """The last space that fits; where there is none, the last place between two characters."""
+    """Return the position of the last space that fits; without one, the last position between two characters."""
     cut = line.rfind(b" ", 1, LONGEST_LINE)
     if cut == -1:
         cut = LONGEST_LINE

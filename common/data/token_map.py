@@ -1,8 +1,8 @@
-"""A folder of token ids: train.bin and validation.bin, mapped into memory instead of read, and manifest.json.
+"""A folder of token ids: train.bin and validation.bin, which are memory-mapped, and manifest.json.
 
 Each .bin file is one stream of ids, 16 or 32 bits each, little-endian, without a header. Every document is followed by
 the end-of-text token. A training block is the next T ids of the stream, so one folder serves every block length.
-The manifest says what the files must look like; a folder without one is not finished.
+The manifest describes the files; a folder without one is not finished.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ MAKE_AGAIN = "make it again with python prepare_oscar.py --overwrite"
 
 @dataclass(frozen=True)
 class Stream:
-    """What the manifest says of one .bin file. `blocks` are those of the manifest's block_size."""
+    """The manifest's entry for one .bin file. `blocks` are blocks of the manifest's block_size."""
 
     documents: int
     tokens: int
@@ -37,7 +37,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is in the folder and what it was made of. Two runs with equal `request`s make equal folders."""
+    """The contents of the folder and its source. Two runs with equal `request`s make equal folders."""
 
     version: int
     tokenizer: str  # its name, for people; the fingerprint is what is compared
@@ -57,13 +57,13 @@ class Manifest:
 
     @property
     def request(self) -> dict:
-        """All that decides what the folder holds."""
+        """Return everything that decides what the folder holds."""
         names = ("version", "tokenizer_fingerprint", "block_size", "validation_fraction", "size_limit", "sources")
         return {name: getattr(self, name) for name in names}
 
 
 class StreamWriter:
-    """Appends documents to a .bin file, in a `with` block; holds no more than was added since the last flush."""
+    """Appends documents to a .bin file, in a `with` block; only documents since the last flush are in memory."""
 
     def __init__(self, path: Path, dtype: str, end_of_text: int):
         self._path, self._dtype, self._end_of_text = path, dtype, end_of_text
@@ -78,7 +78,7 @@ class StreamWriter:
         self._file.close()
 
     def add(self, ids: list[int]) -> None:
-        """One document: its ids, then end-of-text."""
+        """Add one document: its ids, then end-of-text."""
         self._waiting.fromlist(ids)
         self._waiting.append(self._end_of_text)
         self.documents += 1
@@ -91,7 +91,7 @@ class StreamWriter:
         self._waiting = self._waiting[:0]
 
     def describe(self, block_size: int) -> Stream:
-        """What the manifest will say of the file."""
+        """Return the manifest's entry for the file."""
         blocks, size = self.tokens // block_size, self._path.stat().st_size
         return Stream(self.documents, self.tokens, blocks, size, _ends_sha256(self._path))
 
@@ -103,7 +103,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises InputError if there is none, or it is not one of this version."""
+    """Return the manifest. Raises InputError if there is none, or if it has a different version."""
     path = folder / "manifest.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -132,9 +132,9 @@ def _is_consistent(stream: Stream, manifest: Manifest) -> bool:
 
 
 def open_stream(folder: Path, name: str, manifest: Manifest) -> np.ndarray:
-    """The ids of one split, (tokens,), mapped read-only; takes as long for a gigabyte as for a kilobyte.
+    """Return the ids of one split, (tokens,), memory-mapped read-only; the size does not affect the time.
 
-    Raises InputError if the file is not the one that the manifest was written for.
+    Raises InputError if the file is not the one in the manifest.
     """
     path, stream = folder / f"{name}.bin", getattr(manifest, name)
     try:

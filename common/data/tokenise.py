@@ -1,4 +1,4 @@
-"""Documents to a folder of token blocks, in batches, with a fast tokenizer; the command is prepare_oscar.py."""
+"""Writes documents to a folder of token blocks, with a fast tokenizer; the command is prepare_oscar.py."""
 
 import contextlib
 import hashlib
@@ -32,9 +32,9 @@ PROBE = "Training  on 4 workers:\n\tthe gradients' mean, naïve? 50,257 ≠ 1024
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Equal for tokenizers that make the same ids: of words of the vocabulary, and of what becomes of a probe.
+    """Return a fingerprint that is equal for tokenizers with the same ids for the vocabulary and for a test text.
 
-    Of a large vocabulary some 4,000 words, evenly spread: all of GPT-2's would take most of the time of a start.
+    Of a large vocabulary, only about 4,000 evenly spaced words are used: all of GPT-2's would make every start slow.
     """
     backend, size = _backend(tokenizer), len(tokenizer)
     words = [backend.id_to_token(i) or "" for i in range(0, size, 1 + size // 4096)]
@@ -56,18 +56,18 @@ def tokenise(
 ) -> tuple[Manifest, bool]:
     """Write `documents`, up to `size` bytes of text, as token blocks; returns the manifest and whether it is new.
 
-    A finished folder made in the same way from the same `sources` (what identifies the files) is kept. A new one is
-    made under another name and renamed when complete: whenever a run is killed, what has the final name is whole.
+    A finished folder is kept if it was made in the same way from the same `sources` (which identify the files). A new
+    one gets its final name when it is complete, so a killed run leaves no incomplete folder under this name.
 
-    Raises InputError if `output` holds anything else. With `overwrite` another folder of token blocks is replaced;
-    other people's files never are.
+    Raises InputError if `output` holds anything else. With `overwrite`, another folder of token blocks is replaced, but
+    never other files.
     """
     request = make_request(sources, tokenizer, size=size, block_size=block_size, validation=validation)
     output = output.absolute()
     partial = output.with_name(f".{output.name}.partial")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with locked(partial):  # of several processes one writes; the others wait here and then find it finished
+        with locked(partial):  # one of several processes writes; the others wait here and then find the finished folder
             finished = _finished(output, request, overwrite)
             if finished:
                 return finished, False
@@ -86,7 +86,7 @@ def tokenise(
 def make_request(
     sources: list[dict], tokenizer: Any, *, size: int | None, block_size: int, validation: float
 ) -> dict[str, Any]:
-    """What decides what a folder of token blocks holds, as its manifest has it; raises InputError for a wrong value."""
+    """Return the settings that decide what the folder holds, as in its manifest. Raises InputError."""
     if block_size < 1:
         raise InputError(f"--block_size: expected 1 or more tokens, got {block_size}")
     if not 0 <= validation < 1:
@@ -102,7 +102,7 @@ def make_request(
 
 
 def _finished(output: Path, request: dict, overwrite: bool) -> Manifest | None:
-    """The manifest of an earlier run's folder that will do; None if the way is free."""
+    """Return the manifest of an earlier run's folder that can be used; None if there is no folder yet."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     if not output.is_dir() or not {path.name for path in output.iterdir()} <= FILES:
@@ -160,17 +160,17 @@ def write_blocks(text: LimitedText, request: dict, tokenizer: Any, folder: Path)
         train=train.describe(request["block_size"]),
         validation=held_out.describe(request["block_size"]),
     )
-    write_manifest(folder, manifest)  # last: it says that the rest is there
+    write_manifest(folder, manifest)  # last: it marks the folder as complete
     return manifest
 
 
 def _every_so_many(fraction: float) -> Iterator[bool]:
-    """True for `fraction` of all documents, evenly spread: the 20th, the 40th and so on for 0.05."""
+    """Return True for `fraction` of all documents, evenly spaced: the 20th, the 40th and so on for 0.05."""
     return (math.floor(i * fraction) > math.floor((i - 1) * fraction) for i in itertools.count(1))
 
 
 def make_batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Lists of documents of about BATCH_CHARACTERS."""
+    """Yield lists of documents of about BATCH_CHARACTERS."""
     batch, characters = [], 0
     for document in documents:
         batch.append(document)
@@ -183,10 +183,10 @@ def make_batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _encode(batches: Iterable[list[str]], tokenizer: Any) -> Iterator[list[Any]]:
-    """The tokenizer's encodings of each batch.
+    """Yield the tokenizer's encodings of each batch.
 
-    The next batch is encoded, by threads without Python's lock, while this one is written: so reading and writing cost
-    next to nothing.
+    While one batch is written, threads without Python's lock encode the next one. So reading and writing cost almost
+    nothing.
     """
     backend = _backend(tokenizer)
     with text_only(backend), ThreadPoolExecutor(max_workers=1) as ahead:
@@ -202,7 +202,7 @@ def _encode(batches: Iterable[list[str]], tokenizer: Any) -> Iterator[list[Any]]
 
 @contextlib.contextmanager
 def text_only(backend: Any) -> Iterator[None]:
-    """Nothing is cut or padded in this block, and "<|endoftext|>" in a document is text: ours comes between them."""
+    """In this block, nothing is cut or padded, and "<|endoftext|>" inside a document is ordinary text."""
     truncation, padding, special = backend.truncation, backend.padding, backend.encode_special_tokens
     backend.no_truncation()
     backend.no_padding()

@@ -1,4 +1,4 @@
-"""Checks the files of a model's folder before any worker joins: one line says which file to copy again."""
+"""Checks the files of a model's folder before any worker joins, and says which file to copy again."""
 
 import json
 import zipfile
@@ -20,12 +20,12 @@ def check_kind(folder: Path, kind: str) -> None:
 
 
 def weights_of(folder: Path) -> Path | None:
-    """The file that holds the weights, or that lists the files which hold them; None if there is none."""
+    """Return the file with the weights, or the index of several such files; None if there is none."""
     return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
 
 
 def check_weights(folder: Path, copy: str) -> None:
-    """Raise InputError if a file with weights is missing or cut off; `copy` says how to get it again."""
+    """Raise InputError if a file with weights is missing or incomplete; `copy` says how to get it again."""
     weights = weights_of(folder)
     if weights is None:
         raise InputError(f"{MODEL_FLAG}: {folder} is not a model: it has no model.safetensors; copy the whole folder")
@@ -38,7 +38,7 @@ def check_weights(folder: Path, copy: str) -> None:
 
 
 def shards_of(index: Path) -> list[Path]:
-    """The files that an index lists."""
+    """Return the files that an index lists."""
     files = read_json(index, MODEL_FLAG).get("weight_map")
     if not isinstance(files, dict):
         raise InputError(f"{MODEL_FLAG}: {index}: expected a weight_map with the names of files; copy it again")
@@ -46,7 +46,7 @@ def shards_of(index: Path) -> list[Path]:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with one file, in a few words. Only its ends are read: a copy that was cut off is seen there."""
+    """Return what is wrong with one file, in a few words. Only both ends are read: they show an incomplete copy."""
     if not path.is_file():
         return "it is missing"
     with reading(path, "copy it again"), open(path, "rb") as file:
@@ -63,7 +63,7 @@ def _damage(path: Path) -> str | None:
 
 
 def read_json(path: Path, flag: str, default: dict | None = None) -> dict:
-    """The object in a JSON file; `default`, if there is one, for a file that does not exist."""
+    """Return the object in a JSON file, or `default` if the file does not exist and a default is set."""
     if default is not None and not path.exists():
         return default
     try:

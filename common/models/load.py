@@ -38,7 +38,7 @@ READERS = {"bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "t5": "AutoTokenize
 
 
 def quiet_transformers() -> None:
-    """Turn off progress bars and the table of newly initialized weights; in fine-tuning, the head is always new."""
+    """Turn off progress bars and the table of newly initialised weights; in fine-tuning, the head is always new."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     hub_logging.set_verbosity_error()

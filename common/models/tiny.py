@@ -1,7 +1,7 @@
 """`tiny`: a small BERT, GPT-2 and T5 with a tokenizer each, made once without a download and saved like a hub's model.
 
-They are the real architectures, so that from_pretrained, AutoTokenizer and every parameter's name are the real ones;
-only the sizes differ. BERT has one head that was not learnt but built, see _match_equal_words.
+They have the real architectures, so from_pretrained, AutoTokenizer and the names of the parameters are the real ones;
+only the sizes differ. One attention head of BERT is built, not learned: see _match_equal_words.
 """
 
 import json
@@ -28,9 +28,9 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def tiny_model_folder(kind: str) -> Path:
-    """The folder of the tiny model of this kind ("bert", "gpt2", "t5"), made now if it is not in the cache.
+    """Return the folder of the tiny model of this kind ("bert", "gpt2", "t5"); create it if it is not in the cache.
 
-    The weights come from a seed of their own; the caller's random numbers are not affected.
+    The weights come from a separate seed; the caller's random numbers are not affected.
     """
 
     def build(folder: Path) -> None:
@@ -79,12 +79,12 @@ def _bert() -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
 
 
 def _match_equal_words(model: "BertModel") -> None:
-    """Build one head of the first layer: every token looks at tokens of the same word and notes where they stand.
+    """Build one head of the first layer: every token looks at tokens of the same word and notes their positions.
 
     Pretrained BERTs have learnt heads of this kind (Clark et al. 2019, "What Does BERT Look At?"), and in pretrained
     models queries and keys resemble each other (Trockman and Kolter 2023, "Mimetic Initialization of Self-Attention
-    Layers"). From random weights alone a model of this size needs thousands of steps until it finds one, and learns
-    nothing before; with it the embedded sample takes some two hundred. The D hidden numbers of a token are shared out:
+    Layers"). From random weights, a model of this size needs thousands of steps until it finds one, and learns nothing
+    before. With this head, the embedded sample takes about two hundred steps. The D hidden numbers of a token are:
 
         0 .. D/2      the word: what the head's queries and keys compare
         D/2 .. 3D/4   the position: what its values carry
@@ -155,7 +155,7 @@ def _t5() -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
 
 
 def _byte_pairs(special_tokens: list[str]) -> Tokenizer:
-    """Byte pairs learnt from the sample text, over bytes as in GPT-2: any text can be written with them.
+    """Return byte pairs learned from the sample text, over bytes as in GPT-2: they can represent any text.
 
     (Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units".)
     """

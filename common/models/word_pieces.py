@@ -40,7 +40,7 @@ pro pre dis int inter over under out sub trans ation ally ical ists ism ship war
 
 
 def bert_pieces() -> list[str]:
-    """Every piece once; its place is its number. A piece that starts with ## continues a word."""
+    """Return every piece once; its index is its number. A piece that starts with ## continues a word."""
     sample_words = [*sample_data.NAMES, "Maybe", "maybe", "has", "today", *sample_data.VERBS, *sample_data.OBJECTS]
     words, pieces = FREQUENT_WORDS.split(), FREQUENT_PIECES.split()
     inside = [f"##{piece}" for piece in [*CHARACTERS, *pieces]]

@@ -1,7 +1,7 @@
-"""Which collectives this rank took part in: read from torch's flight recorder, which notes DDP's own ones too.
+"""The collectives of this rank, read from torch's flight recorder, which also records those of DDP.
 
 The recorder keeps the last BUFFER entries, each with operation, sizes, dtypes and Python frames. It is an internal
-of PyTorch, so everything here falls back to "nothing known" where it is missing.
+part of PyTorch. If it is missing, everything here reports no collectives.
 """
 
 import math
@@ -13,7 +13,7 @@ BUFFER = 4000
 
 
 def turn_on_recorder() -> None:
-    """Must run before the process group is made: the recorder reads its size then."""
+    """Turn on the recorder. Call this before the process group is created, when the recorder reads its size."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(BUFFER))
 
 
@@ -33,9 +33,9 @@ class Collective:
 
 
 def recorded(with_places: bool = False) -> list[Collective]:
-    """What the recorder holds, oldest first; an empty list where there is no recorder.
+    """Return the entries of the recorder, oldest first; an empty list if there is no recorder.
 
-    Looking up the source lines takes seconds the first time, so they are left out unless asked for.
+    Looking up the source lines takes seconds the first time, so they are left out by default.
     """
     try:
         from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def recorded(with_places: bool = False) -> list[Collective]:
 
 
 class CollectiveLog:
-    """Counts collectives by name over a run, however many there are."""
+    """Counts the collectives of a run by name, without a limit."""
 
     def __init__(self) -> None:
         self._count: dict[str, int] = {}
@@ -58,7 +58,7 @@ class CollectiveLog:
         self._iterations = 0
 
     def drain(self) -> int:
-        """Add what the recorder has seen since the last call; gives the number of new entries."""
+        """Add the entries since the last call; return their number."""
         fresh = [entry for entry in recorded() if entry.number > self._last]
         for entry in fresh:
             self._count[entry.name] = self._count.get(entry.name, 0) + 1
@@ -67,11 +67,11 @@ class CollectiveLog:
         return len(fresh)
 
     def forget(self) -> None:
-        """Start to count here."""
+        """Forget earlier entries and start to count."""
         self._count, self._bytes = {}, {}
 
     def drain_before_it_overflows(self) -> None:
-        """Call after every iteration; reads the recorder only as often as its buffer needs, because that is slow."""
+        """Call this after every iteration. It reads the recorder only before its buffer overflows: that is slow."""
         self._iterations += 1
         if self._iterations < self._iterations_until_full:
             return
@@ -80,7 +80,7 @@ class CollectiveLog:
         self._iterations = 0
 
     def summary(self) -> list[dict]:
-        """[{"name", "count", "bytes"}]: calls, and the bytes of the tensors that this rank handed in."""
+        """Return [{"name", "count", "bytes"}]: calls, and the bytes of the tensors that this rank passed in."""
         return [{"name": n, "count": self._count[n], "bytes": self._bytes[n]} for n in sorted(self._count)]
 
 
@@ -97,7 +97,7 @@ def _collective(entry: dict) -> Collective:
 
 
 def _place(entry: dict) -> str:
-    """The innermost frame that is not torch's own."""
+    """Return the innermost frame that is not part of torch."""
     for frame in entry.get("frames", ()):
         file = frame.get("filename", "")
         if file.endswith(".py") and "/torch/" not in file and "contextlib" not in file:
