@@ -6,7 +6,7 @@ are listed by name, and vaguer messages are cut short.
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from course.table import Course
 from grader.report import Entry
@@ -14,12 +14,16 @@ from grader.report import Entry
 SEED = re.compile(r" \(inputs drawn with seed (\d+); --seed \d+ draws them again\)")
 NUMBERS = re.compile(r"[-+]?\d[\d.,e+-]*")
 WAITS = re.compile(r"builds on region (\S+), which is not passed yet\. What was seen: ", re.DOTALL)
+PRINTED, LINE = 8, 160  # lines of what a rank printed, and characters of one
+Printed = Mapping[str, Mapping[int, str]]  # test -> rank -> text
 SHORT = 110  # characters of a message that is not the first of its region
 RANKING = ("wrong", "crashed", "deadlocked", "timed out", "skipped", "not attempted")  # the most telling first
 CAUSE = re.compile(r"\?|: (did|does|do|is|are|use|call|put|give|take|set|store|divide|each|every|only)\b")
 
 
-def messages(entries: Sequence[Entry], course: Course) -> list[str]:
+def messages(
+    entries: Sequence[Entry], course: Course, printed: Printed | None = None, all_ranks: bool = False
+) -> list[str]:
     """The lines for all regions that were attempted and have not passed, in the order in which regions build on each
     other. None for regions that nobody has begun: the table says so."""
     lines: list[str] = []
@@ -31,8 +35,25 @@ def messages(entries: Sequence[Entry], course: Course) -> list[str]:
             row = course.regions[region]
             lines.append(f"{region} {row.title}: {got} of {most} points ({row.file})")
             lines += of_region(region, failed)
+            lines += prints([entry.id for entry in sorted(failed, key=_rank)], printed or {}, all_ranks)
     if seeds := dict.fromkeys(found[1] for entry in entries if (found := SEED.search(entry.message))):
         lines.append(f"inputs drawn with seed {', '.join(seeds)}; --seed draws them again")
+    return lines
+
+
+def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]:
+    """What the ranks printed in the first of these tests in which one did: rank 0 alone, unless all are asked for."""
+    by_rank = next((printed[test] for test in tests if printed.get(test)), {})
+    lines = []
+    for rank, text in sorted(by_rank.items()):
+        if rank == 0 or all_ranks:
+            said = text.rstrip("\n").split("\n")
+            lines.append(f"  rank {rank} printed:")
+            lines += [f"    {line[:LINE]}" for line in said[:PRINTED]]
+            if len(said) > PRINTED:
+                lines.append(f"    ... {len(said) - PRINTED} more lines")
+    if by_rank and not all_ranks and set(by_rank) != {0}:
+        lines.append("  other ranks printed as well: --prints all shows them")
     return lines
 
 

@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--region", metavar="REGION", help="run the tests of this region only, such as 2a.3")
     group.addoption("--tree", metavar="DIR", help="grade the files in this folder (default: this repository)")
     group.addoption("--report", metavar="FILE", help="write points and messages as JSON")
+    group.addoption("--prints", choices=("first", "all"), default="first", help="whose prints to show: rank 0's or all")
     group.addoption("--seed", metavar="N", type=int, help="draw the inputs of an earlier run again")
 
 
@@ -278,7 +279,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if not entries:
         return
     course, tree = config.stash[SESSION].course, config.stash[SESSION].tree
-    for line in [*feedback.messages(entries, course), "", *report.render(entries, course)]:
+    printed, all_ranks = config.stash[WRITTEN].printed, config.getoption("--prints") == "all"
+    told = feedback.messages(entries, course, printed, all_ranks)
+    for line in [*told, "", *report.render(entries, course)]:
         terminalreporter.line(line)
     for region, points in report.points_elsewhere(entries, course).items():
         files = " ".join(course.tasks[course.regions[region].task].whole)

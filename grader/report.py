@@ -17,6 +17,7 @@ from grader.tampering import Flag
 PENDING = "timed out"  # what becomes of a test that is never reached
 NOT_REACHED = "the grading ended before this test was reached"
 MAX_FLAGS = 200
+MOST_PRINTED = 20_000  # characters of what a rank printed that are kept to be shown
 LONGEST_OUTPUT = 4000  # characters of a rank's stdout or stderr that are kept: the last ones, where an error stands
 
 
@@ -52,6 +53,7 @@ class Report:
         self.bonus_tasks = bonus_tasks
         self.entries: dict[str, Entry] = {}
         self.output: dict[str, list[dict]] = {}
+        self.printed: dict[str, dict[int, str]] = {}  # test that did not pass -> rank -> the beginning of its stdout
         self.flags: dict[Flag, str] = {}  # what to look at by hand -> the test whose run showed it, "" for a file
         self.warnings: list[str] = []
 
@@ -70,6 +72,9 @@ class Report:
         self.entries[entry.id] = entry
         if run and entry.status != "passed":
             self.output[entry.id] = output_of(run)
+            self.printed[entry.id] = {
+                rank.rank: rank.stdout[:MOST_PRINTED] for rank in run.ranks if rank.stdout.strip()
+            }
         self._write()
 
     def warn(self, words: str) -> None:

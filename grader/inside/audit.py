@@ -25,6 +25,10 @@ REFUSED = frozenset({
     "code.__new__", "marshal.loads",
 })  # fmt: skip
 NOTED = frozenset({"exec", "compile"})
+NO_DEBUGGER = (
+    "a debugger cannot ask anybody while the graders run: start the task's script on one worker, where breakpoint() "
+    "stops as usual, or print (what rank 0 prints is shown below the message)"
+)
 FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
 CODE = frozenset({"__code__", "__defaults__", "__kwdefaults__"})
 MAX_NOTES = 20
@@ -65,6 +69,11 @@ def trusted_files() -> Callable[[str], bool]:
     return operator.methodcaller("startswith", ("<frozen ", *places))
 
 
+def refuse_debugger(*_arguments: Any, **_keywords: Any) -> None:
+    """Stands for sys.breakpointhook: a rank has no terminal, so a debugger would quit without a word."""
+    raise RuntimeError(NO_DEBUGGER)
+
+
 def watch(note: Note, trusted: Callable[[str], bool]) -> None:
     """Install the hook. Python cannot remove it, and nothing refers to it that a student's code could reach."""
     getframe, ident, realpath = sys._getframe, _thread.get_ident, os.path.realpath
@@ -73,6 +82,7 @@ def watch(note: Note, trusted: Callable[[str], bool]) -> None:
     traceback_file, busy = getattr(sys.modules.get("traceback"), "__file__", ""), set[int]()
     attributes = ("object.__getattr__", "object.__setattr__")
     seen, noted, frames, code, closed = REFUSED | NOTED | {"import", "open"}, NOTED, FRAMES, CODE, GRADER
+    advice = NO_DEBUGGER
 
     def students_line(asked: str = "") -> str:
         """file:line of a student's line that asks by itself, or through a helper of Python's; "" for a library.
@@ -119,7 +129,8 @@ def watch(note: Note, trusted: Callable[[str], bool]) -> None:
             return None
         what = f"reads {arguments[1]}" if event == "object.__getattr__" else event
         note(what, where)
-        return None if event in noted else RuntimeError(f"{what} is refused: it is not for graded code")
+        more = f"; {advice}" if event == "sys.settrace" else ""
+        return None if event in noted else RuntimeError(f"{what} is refused: it is not for graded code{more}")
 
     def hook(event: str, arguments: tuple) -> None:
         if event == "object.__getattr__":

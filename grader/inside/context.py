@@ -182,6 +182,7 @@ def run_probe(connection: socket.socket, notes: int, before: audit.Before, compi
     rank = Rank(connection, job, note, before)
     audit.close_signals(note, trust)
     audit.forget_ourselves(before.ours)
+    sys.breakpointhook = audit.refuse_debugger
     audit.watch(note, trust)
     look = functools.partial(audit.note_patched, before.libraries, trust, note)
     # What can send a value stands on this frame's stack while the probe runs, and in no variable: code that gets hold

@@ -96,3 +96,27 @@ def test_what_has_just_failed_comes_before_what_is_open(tree):
 
 def test_nothing_is_next_where_all_is_written():
     assert next_step(COURSE, ROOT) == ""
+
+
+PRINTED = {"tests/test_task2b.py::test_mean": {0: "a\nb\n", 2: "c\n"}}
+
+
+def test_what_rank_0_printed_is_below_the_message_and_other_ranks_on_request():
+    failed = [entry("test_mean", DIVIDE.format(3))]
+
+    first, everybody = (messages(failed, COURSE, PRINTED, all_ranks) for all_ranks in (False, True))
+
+    assert first[3:] == [
+        "  rank 0 printed:",
+        "    a",
+        "    b",
+        "  other ranks printed as well: --prints all shows them",
+    ]
+    assert everybody[3:] == ["  rank 0 printed:", "    a", "    b", "  rank 2 printed:", "    c"]
+
+
+def test_of_many_lines_the_first_are_shown_and_the_others_counted():
+    lines = messages([entry("test_mean", "wrong")], COURSE, {"tests/test_task2b.py::test_mean": {0: "line\n" * 1000}})
+
+    assert lines[-1] == "    ... 992 more lines"
+    assert len(lines) < 15

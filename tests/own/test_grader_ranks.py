@@ -210,3 +210,10 @@ def test_a_probe_sees_arguments_and_loads_fresh_modules(play):
     """
 
     assert play(source, 1, deep={"x": np.float32([1])}).values == [[True, 0, True]]
+
+
+@pytest.mark.parametrize("stop", ["breakpoint()", "import pdb; pdb.set_trace()"])
+def test_a_debugger_in_a_rank_says_how_to_debug(play, stop):
+    result = play(f"def go(context):\n    {stop}\n    return 1\n")
+
+    assert "a debugger cannot ask anybody while the graders run" in result.explain()
