@@ -12,13 +12,17 @@ from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
+from course.next_step import next_step
 from course.table import load_course
 
 
 def carry(arguments: argparse.Namespace) -> None:
     from handin.carry import carry, summary
 
-    print("\n".join(summary(carry(ROOT, load_course(), arguments.into, arguments.force))))
+    course = load_course()
+    print("\n".join(summary(carry(ROOT, course, arguments.into, arguments.force))))
+    if step := next_step(course, ROOT):
+        print(step)
 
 
 def check_runs(folder: Path | None) -> None:

@@ -19,6 +19,11 @@ def open_regions(course: Course, tree: Path) -> dict[str, int]:
     return found
 
 
+def open_in_script(tree: Path, file: str) -> tuple[str, ...]:
+    """The regions of a file that are open, copies of earlier ones included: it cannot run to its end before."""
+    return tuple(dict.fromkeys(block.id for block in _blocks(tree, file) if not block.attempted))
+
+
 def _blocks(tree: Path, file: str) -> list[Block]:
     try:
         return find_blocks((tree / file).read_text(encoding="utf-8"), file)

@@ -1,5 +1,8 @@
 """`submit.py carry` on the real handout: solved home files are all a student needs to write."""
 
+import subprocess
+import sys
+
 import pytest
 
 from course.table import load_course
@@ -35,3 +38,17 @@ def test_home_files_solved_and_carried_give_the_solved_handout(tmp_path):
     assert {name: (tmp_path / name).read_text() for name in scripts} == {
         name: solved[name].decode() for name in scripts
     }
+
+
+@pytest.mark.medium
+def test_the_demo_of_an_untouched_handout_says_what_comes_first(tmp_path):
+    for name, content in open_handout().files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    command = [sys.executable, "-m", "cluster.ladder", "--workers", "2", "--iterations", "2"]
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert "task 1 one worker: not written yet: 1.1, 1.2, 1.3, 1.4; the table ends here" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("next: 1.1 ")
