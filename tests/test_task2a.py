@@ -65,17 +65,17 @@ def test_the_order_follows_the_seed(grade):
 
 @graded("2a.3", points=2)
 def test_gather_and_scatter_leave_the_mean_on_every_worker(grade):
-    averages.check_mean(grade, "sync_gradients")
+    averages.check_mean(grade, "sync_gradients", by=averages.GATHER_AND_SCATTER)
 
 
 @graded("2a.3", points=1)
 def test_gather_and_scatter_leave_the_mean_whatever_the_size_and_type(grade):
-    averages.check_any_size_and_type(grade, "sync_gradients")
+    averages.check_any_size_and_type(grade, "sync_gradients", averages.GATHER_AND_SCATTER)
 
 
 @graded("2a.3", points=1)
 def test_gather_and_scatter_leave_out_what_has_no_gradient(grade):
-    averages.check_mean(grade, "sync_gradients", averages.ODD)
+    averages.check_mean(grade, "sync_gradients", averages.ODD, by=averages.GATHER_AND_SCATTER)
 
 
 @graded("2a.3", points=1)

@@ -26,6 +26,7 @@ def test_the_wrapped_model_averages_in_its_backward_pass(grade):
 def test_task3_trains_through_the_wrapped_model(grade):
     updates.check_steps(steps.glue(grade, 3, train=12, batch=2, num_train_epochs=2), 4)
     updates.check_clipping(glue(grade), 4, CLIP)
+    ddp.must_be_averaged_by_reducer(glue(grade))
 
 
 @graded("3.1", points=1)

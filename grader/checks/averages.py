@@ -10,6 +10,7 @@ from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Verdict
 from grader.wire import drawn, values
 
+GATHER_AND_SCATTER = {"gather", "scatter"}
 WORLD_SIZES = (3, 2, 4)  # 3 first: there no wrong factor looks like another
 PLAIN: dict[str, Any] = {
     "shapes": [list(shape) for shape in drawn.SHAPES],
@@ -75,14 +76,41 @@ def kept(setting: dict, number: int) -> list[int]:
     return [k for k in range(len(setting["shapes"])) if k not in left_out]
 
 
-def check_mean(grade: Grade, function: str, setting: dict = PLAIN, world_sizes: tuple[int, ...] = WORLD_SIZES) -> None:
-    """Every rank must hold the mean in every param.grad, and None where there was none; all else stays as it is."""
+def check_mean(
+    grade: Grade, function: str, setting: dict = PLAIN, world_sizes: tuple[int, ...] = WORLD_SIZES,
+    by: set[str] | None = None,
+) -> None:  # fmt: skip
+    """Every rank must hold the mean in every param.grad, and None where there was none; all else stays as it is.
+
+    `by`: the collectives that the lesson is about, where the mean counts only with them.
+    """
     for world_size in world_sizes:
         result = averaged(grade, function, world_size, setting)
         each = inputs(grade, world_size, setting)
         for number in range(len(setting["without"])):
             got = [rounds[number] for rounds in result.values]
             _check_round(grade, result, setting, number, got, [rounds[number] for rounds in each])
+        must_be_by_hand(grade, result)
+        if by:
+            must_use(grade, result, by)
+
+
+def must_be_by_hand(grade: Grade, result: Result) -> None:
+    """Fails if a library's function makes a collective: what it computes is no work of the student's."""
+    for rank in result.ranks:
+        other = next((call for call in rank.calls if call.inside and call.name != "init_process_group"), None)
+        if other:
+            grade.fail(
+                f"{other.name} is called inside of {other.inside}{f' ({other.where})' if other.where else ''}, not by "
+                "your own line: average the gradients with torch.distributed's collectives"
+            )
+
+
+def must_use(grade: Grade, result: Result, names: set[str]) -> None:
+    """Fails if workers exchange anything with other collectives than these."""
+    used = names_used(result)
+    if len(result.ranks) > 1 and used != names:
+        grade.fail(f"expected {_words(names)} and nothing else, got {_words(used)}")
 
 
 def _check_round(
@@ -120,12 +148,12 @@ def _check_half(grade: Grade, dtype: str, got: list[dict], inputs: list[list[np.
                 grade.fail(f"gradients of {dtype}: expected the mean of all workers on rank {rank}, {words}")
 
 
-def check_any_size_and_type(grade: Grade, function: str) -> None:
+def check_any_size_and_type(grade: Grade, function: str, by: set[str] | None = None) -> None:
     """The mean of a tensor of megabytes beside small ones, of 16-bit gradients, and for one worker."""
-    check_mean(grade, function, LARGE, (2,))
+    check_mean(grade, function, LARGE, (2,), by)
     for setting, world_size in zip(HALF, (3, 2), strict=True):
-        check_mean(grade, function, setting, (world_size,))
-    check_mean(grade, function, PLAIN, (1,))
+        check_mean(grade, function, setting, (world_size,), by)
+    check_mean(grade, function, PLAIN, (1,), by)
 
 
 def check_means(grade: Grade, result: Result, got: list, inputs: list, names: list, when: str = "") -> None:
@@ -164,8 +192,8 @@ def check_gather_and_scatter(grade: Grade, function: str) -> None:
     for world_size in (3, 4):
         result = averaged(grade, function, world_size, PLAIN)
         used, size = names_used(result), size_of(PLAIN)
-        if used != {"gather", "scatter"}:
-            grade.fail(f"expected gather and scatter and nothing else, got {_words(used)}")
+        must_use(grade, result, GATHER_AND_SCATTER)
+        must_be_by_hand(grade, result)
         roots = {call.root for rank in result.ranks for call in rank.calls if call.name in used}
         if roots != {0}:
             grade.fail(f"expected rank 0 to gather and to scatter, got the roots {sorted(map(str, roots))}")
@@ -183,6 +211,7 @@ def check_reduced_once(grade: Grade, function: str, setting: dict = PLAIN) -> No
         name = "all_reduce" if used == {"all_reduce"} else "reduce"
         if used not in ({"all_reduce"}, {"reduce", "broadcast"}):
             grade.fail(f"expected the gradients to be reduced with all_reduce, got {_words(used)}")
+        must_be_by_hand(grade, result)
         _compare(grade, name, bytes_handed_in(result, name), [size] * world_size)
         if name == "reduce" and sum(bytes_handed_in(result, "broadcast")) != size:
             grade.fail("expected each sum to be broadcast once")

@@ -10,6 +10,12 @@ from grader.grading import Grade
 LABELS = {"mnli": 3, "sts-b": 1, "rte": 2}
 VOCABULARY = 16
 EXAMPLES, WIDTH = 4, 8  # the width is that of probes_bert.SIZES
+SETTINGS = {  # what is drawn for the configuration, and the words for it
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "dropout of the attention",
+    "classifier_dropout": "dropout of the head",
+    "initializer_range": "initializer_range",
+}
 CLOSE = 1e-4  # logits in float32 are off by 1e-6
 
 
@@ -37,11 +43,17 @@ def checkpoint_seed(grade: Grade) -> int:
 
 
 def _loaded(grade: Grade, task: str) -> list[dict[str, Any]]:
-    dropout = round(float(np.random.default_rng(grade.seed).uniform(0.2, 0.4)), 3)
-    arguments = {"task": task, "dropout": dropout, "checkpoint_seed": checkpoint_seed(grade), "vocabulary": VOCABULARY}
+    draw = np.random.default_rng(grade.seed)
+    settings = {name: round(float(draw.uniform(0.2, 0.4)), 3) for name in SETTINGS}
+    arguments = {
+        "task": task,
+        "settings": settings,
+        "checkpoint_seed": checkpoint_seed(grade),
+        "vocabulary": VOCABULARY,
+    }
     each = [_inputs(grade, VOCABULARY)]
     (found,) = grade.values("grader.probes.bert:load_model", 1, seed=None, each=each, **arguments)
-    return [value | {"asked": dropout} for value in found]
+    return [value | {"asked": settings} for value in found]
 
 
 def check_weights(grade: Grade) -> None:
@@ -86,9 +98,10 @@ def check_head(grade: Grade) -> None:
                     f"for {task.upper()} expected a head with {labels} outputs, got {value['labels']}: "
                     "was bert_config given to from_pretrained as config?"
                 )
-            if value["dropout"] != value["asked"]:
-                got = f"expected bert_config's dropout of {value['asked']}, got {value['dropout']}"
-                grade.fail(f"{got}: pass it as config")
+            for name, asked in value["asked"].items():
+                if value["settings"][name] != asked:
+                    got = f"expected bert_config's {SETTINGS[name]} of {asked}, got {value['settings'][name]}"
+                    grade.fail(f"{got}: pass it as config")
             if value["moved"]:
                 grade.fail(f"load_model changes the random generator of {value['moved'][0]}: seeding belongs to main()")
             _check_logits(grade, value, task)

@@ -94,7 +94,7 @@ def check_all_reduce(grade: Grade) -> None:
     counted, draw = Counted(grade), grade.draw
     workers = [COUNTED, *range(2, COUNTED)]
     cases = [[int(draw.integers(10_000, 900_000)), n] for n in workers] + [[counted.size, n] for n in workers]
-    larger = sorted(int(n) for n in draw.choice(np.arange(*LARGER), 3, replace=False))
+    larger = sorted(int(n) for n in draw.choice(np.arange(*LARGER), 6, replace=False))
     size = UNIT * int(draw.integers(100, 900))
     found = _traffic(grade, "all_reduce_traffic", cases + [[size, n] for n in [COUNTED, *larger]])
     for (asked, n), got in zip(cases, found, strict=False):
@@ -113,6 +113,19 @@ def check_all_reduce(grade: Grade) -> None:
         if not all(a < b < 2 * size for a, b in zip(got, more, strict=True)):
             grade.fail(f"all_reduce of {size} bytes: {got[0]:.0f} bytes on {n} workers and {more[0]:.0f} on {m}; "
                        "expected a little more for each further worker, and never twice the tensor")  # fmt: skip
+    for n, got in zip(larger, found[-len(larger) :], strict=True):
+        _check_growth(grade, counted, size, n, got)
+
+
+def _check_growth(grade: Grade, counted: Counted, size: int, n: int, got: list[float]) -> None:
+    """The bytes of all workers together grow by the same for each further worker, as they do where they are counted."""
+    few, most = (np.multiply(of, counted.of("ring", of, 0, size)) for of in (COUNTED - 1, COUNTED))
+    expected = most + (n - COUNTED) * (most - few)
+    if not np.allclose(np.multiply(n, got), expected, rtol=1e-6, atol=n):
+        grade.fail(
+            f"all_reduce of {size} bytes: {got[0]:.0f} bytes on {n} workers, {n * got[0]:.0f} on all of them together; "
+            f"expected {expected[0]:.0f}, as much more for each further worker as from {COUNTED - 1} to {COUNTED}"
+        )
 
 
 def check_gather_scatter(grade: Grade) -> None:

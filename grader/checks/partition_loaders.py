@@ -5,8 +5,12 @@ batches, no example comes twice, and what is left out would have been a batch of
 """
 
 from collections import Counter
+from typing import Any
 
-from grader.checks.partitions import check_mixed, numbered, on_data, refuse_changes
+import numpy as np
+
+from grader.checks.mixing import check_mixed
+from grader.checks.partitions import numbered, on_data, refuse_changes
 from grader.grading import Grade
 from grader.verdicts import Crashed
 
@@ -19,10 +23,12 @@ LOADS = {
 MANY = (180, 12)  # examples and total batch: enough to see whether they were shuffled
 
 
-def batches(grade: Grade, length: int, batch: int, world_size: int, collate: bool = True) -> list[dict]:
-    """What partition_dataset gives each rank; see probes_data."""
+def batches(
+    grade: Grade, length: int, batch: int, world_size: int, collate: bool = True, given: Any = None
+) -> list[dict]:
+    """What partition_dataset gives each rank; see probes_data. `given`: the partitions that it is made to find."""
     try:
-        values = on_data(grade, "loader", world_size, length, batch=batch, collate=collate)
+        values = on_data(grade, "loader", world_size, length, batch=batch, collate=collate, given=given)
     except Crashed as crash:
         raise Crashed(f"{length} examples, total batch {batch}, {world_size} workers: {crash}") from None
     return _numbered(grade, length, values)
@@ -52,10 +58,34 @@ def must_be_divided_at_random(grade: Grade) -> None:
     """No test counts for parts of the data in its own order: these can be had without a partitioner."""
     (length, batch), ranks = MANY, 2
     first, *_ = _parts(batches(grade, length, batch, ranks), "batches")
-    half = [example in first for example in range(length)]
+    half = np.array([example in first for example in range(length)])
     if all(half) or not any(half):
         grade.fail(f"{length} examples on {ranks} workers: rank 0 has {'all' if all(half) else 'none'} of them")
     check_mixed(grade, [half])
+    must_use_partitioner(grade)
+
+
+def must_use_partitioner(grade: Grade) -> None:
+    """Where DataPartitioner is used, a rank's batches hold the examples of the partition that it gives, here a drawn
+    one. Whoever shuffles and deals out in partition_dataset itself does without: then what is mixed is right."""
+    (length, batch), ranks = MANY, 2
+    order = [int(index) for index in np.random.default_rng([grade.seed, 8]).permutation(length)]
+    given = [sorted(order[: length // ranks]), sorted(order[length // ranks :])]
+    values = batches(grade, length, batch, ranks, given=given)
+    for rank, (value, part) in enumerate(zip(values, _parts(values, "batches"), strict=True)):
+        must_be_loader(grade, value)
+        if not value["shares"]:
+            continue
+        if not all(len(sizes) == ranks and np.allclose(sizes, 1 / ranks) for sizes in value["shares"]):
+            grade.fail(
+                f"on {ranks} workers, DataPartitioner is asked for shares of {value['shares'][0]}, expected "
+                f"{ranks} of {1 / ranks}"
+            )
+        if sorted(part.elements()) != given[rank]:
+            grade.fail(
+                f"rank {rank} of {ranks}: the batches do not hold the examples of its partition; use the one that "
+                "DataPartitioner gives for this rank"
+            )
 
 
 def check_share(grade: Grade) -> None:

@@ -4,16 +4,17 @@ a whole example more or less than its share, and none that lost more by rounding
 An example is a text that is drawn for the run and says nothing about its place: who returns it has looked it up.
 """
 
-import itertools
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
+from grader.checks.mixing import check_mixed, check_orders_differ
 from grader.grading import Grade
 from grader.wire import drawn as draws
 
 ROUNDING = 1e-6  # shares are products of floats
 SEEDS = 6  # shuffles that are judged together
-FAR = 7  # standard deviations: one verdict in a hundred thousand million is wrong
 MORE = 5  # examples of a second data set, see probes_data.partitioner
 
 
@@ -190,7 +191,7 @@ def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) 
 def check_seed(grade: Grade) -> None:
     """The partitions depend on the seed and on nothing else, and nothing else depends on them."""
     length, sizes = 4 * int(grade.draw.integers(10, 20)), [0.25] * 4
-    seeds = [int(seed) for seed in grade.draw.integers(1, 10**6, 2)]
+    seeds = draw_seeds(grade, 2)
     one = partitions(grade, length, sizes, seeds[0], 1)
     again = partitions(grade, length, sizes, seeds[0], 2)["partitions"]
     other = partitions(grade, length, sizes, seeds[1], 1)["partitions"]
@@ -226,14 +227,9 @@ def refuse_changes(grade: Grade, changed: dict[str, Any], of: str) -> None:
 
 
 def check_shuffled(grade: Grade) -> None:
-    """Indices are shuffled, the data is neither moved nor copied. Judged over several seeds together.
-
-    Walk through the data and count where the next example is in the other half. Of n examples a shuffle gives n/2 such
-    places on average, with variance n/4 about; blocks and shifted blocks give one or two, dealing out in turn n - 1.
-    """
+    """Indices are shuffled, by the seed; the data is neither moved nor copied. Judged over several seeds together."""
     length, sizes = 60, [0.5, 0.5]
-    seeds = [int(seed) for seed in grade.draw.integers(1, 10**6, SEEDS)]
-    (value,) = on_data(grade, "shuffles", 1, length, sizes=sizes, partition_seeds=seeds)
+    (value,) = on_data(grade, "shuffles", 1, length, sizes=sizes, partition_seeds=draw_seeds(grade, SEEDS))
     for parts in value["partitions"]:
         must_be_indices(grade, parts)
     if value["changed"]["data"]:
@@ -241,16 +237,11 @@ def check_shuffled(grade: Grade) -> None:
     halves = []
     for parts in value["partitions"]:
         _must_be_exact(grade, length, sizes, parts)
-        halves.append([index in parts[0] for index in range(length)])
+        halves.append(np.isin(np.arange(length), parts[0]))
     check_mixed(grade, halves)
+    check_orders_differ(grade, halves)
 
 
-def check_mixed(grade: Grade, halves: list[list[bool]]) -> None:
-    """Fails unless which examples are in the first of two halves follows no order of the data, over several draws."""
-    count = sum(map(len, halves))
-    changes = sum(one != after for half in halves for one, after in itertools.pairwise(half))
-    deviation = (count / 4) ** 0.5
-    if changes < count / 2 - FAR * deviation:
-        grade.fail("the partitions are blocks in the order of the data: shuffle the indices, or labels stay together")
-    if changes > count / 2 + FAR * deviation:
-        grade.fail("the examples are dealt out in turn, in the order of the data: shuffle the indices")
+def draw_seeds(grade: Grade, count: int) -> list[int]:
+    """Seeds of which no two are alike."""
+    return [int(seed) for seed in grade.draw.choice(10**6, count, replace=False)]

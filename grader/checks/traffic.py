@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from grader.checks import diagnosis, reference
+from grader.checks.averages import check_means, must_be_by_hand
 from grader.grading import Grade
 from grader.ranks.calls import Call
 from grader.ranks.outcome import RankResult, Result
@@ -59,6 +60,7 @@ def check_written_down(grade: Grade) -> None:
                 own = [each[rank.rank][number][k] for k in kept(setting)]
                 check_payload(grade, where, calls, own, dtype)
             _check_order(grade, f"rank {rank.rank}, --grad_dtype {dtype}", rank)
+        must_be_by_hand(grade, result)
 
 
 def _iterations(rank: RankResult) -> list[list[Call]]:
@@ -70,6 +72,18 @@ def _iterations(rank: RankResult) -> list[list[Call]]:
         elif found and isinstance(event, Call) and event.name == "all_reduce":
             found[-1].append(event)
     return found
+
+
+def _must_have_written(grade: Grade, result: Result) -> None:
+    """What is sent counts only beside what is written down of it: that is the lesson, the mean is task 2b's."""
+    for rank, value in zip(result.ranks, result.values, strict=True):
+        for entries, calls in zip(value["sent"], _iterations(rank), strict=True):
+            if len(entries) != len(calls):
+                grade.fail(
+                    f"rank {rank.rank}: {len(entries)} entries in `sent` for {len(calls)} tensors that were sent; this "
+                    "test counts when each tensor that is sent is written down"
+                )
+    must_be_by_hand(grade, result)
 
 
 def _check_order(grade: Grade, where: str, rank: RankResult) -> None:
@@ -155,6 +169,7 @@ def check_precision(grade: Grade) -> None:
             for number in range(ITERATIONS):
                 for k in kept(SETTING):
                     _check_rounded(grade, dtype, rank, k, value["grads"][number][k], [mine[number][k] for mine in each])
+        _must_have_written(grade, result)
 
 
 def _check_rounded(grade: Grade, dtype: str, rank: int, k: int, got: np.ndarray | None, own: list[np.ndarray]) -> None:
@@ -171,8 +186,6 @@ def _check_rounded(grade: Grade, dtype: str, rank: int, k: int, got: np.ndarray 
 
 def check_mean(grade: Grade) -> None:
     """In fp32 nothing changes: every rank holds the mean, in every iteration, for any number of workers and size."""
-    from grader.checks.averages import check_means
-
     for world_size, setting in ((3, SETTING), (4, SETTING), (2, LARGE), (1, SETTING)):
         result = synced(grade, world_size, "fp32", setting)
         each, names = inputs(grade, world_size, setting), kept(setting)
@@ -184,3 +197,4 @@ def check_mean(grade: Grade) -> None:
                 grade.fail(f"the parameters themselves changed on rank {rank}: only param.grad is averaged")
             if any(value["grads"][-1][k] is not None for k in (*setting["frozen"], *setting["without"])):
                 grade.fail(f"a parameter without a gradient has one afterwards on rank {rank}: leave it out")
+        _must_have_written(grade, result)

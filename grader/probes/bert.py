@@ -33,15 +33,15 @@ def tiny_bert(folder: str, seed: int, vocabulary: int) -> torch.nn.Module:
 def load_model(context: Context) -> list[dict[str, Any]]:
     """load_model(config) three times, as main() calls it: with seed 1, 2 and 1.
 
-    Arguments: file, checkpoint_seed, vocabulary, task (GLUE's name), dropout (of the configuration), mine (ids, and the
-    head and bias to be put in for them). Returns what each
-    call gave: class, body (weights by name), head, labels, frozen, dropout, dtypes, `moved`: the generators of Python
-    and numpy that are not as the seed left them; and `logits`, see below.
+    Arguments: file, checkpoint_seed, vocabulary, task (GLUE's name), settings (of the configuration), mine (ids, and
+    the head and bias to be put in for them). Returns what each call gave: class, body (weights by name), head, labels,
+    frozen, settings, dtypes, `moved`: the generators of Python and numpy that are not as the seed left them; and
+    `logits`, see below.
     """
     a = context.arguments
     tiny_bert("pretrained", a["checkpoint_seed"], a["vocabulary"])
     settings = BertConfig.from_pretrained("pretrained")
-    settings.hidden_dropout_prob = a["dropout"]
+    settings.update(a["settings"])
     settings.save_pretrained("settings")
     task = context.load(a["file"])
     from common.optim import set_seed
@@ -53,14 +53,14 @@ def load_model(context: Context) -> list[dict[str, Any]]:
         set_seed(seed)
         before = random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
         model = task.load_model(config)
-        found.append(_described(model))
+        found.append(_described(model, list(a["settings"])))
         after = random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
         found[-1]["moved"] = [name for name, x, y in zip(("Python", "numpy"), before, after, strict=True) if x != y]
         found[-1]["logits"] = _logits(model, **a["mine"])
     return found
 
 
-def _described(model: Any) -> dict[str, Any]:
+def _described(model: Any, settings: list[str]) -> dict[str, Any]:
     body, head = getattr(model, "bert", None), getattr(model, "classifier", None)
     weights = body.state_dict() if body is not None else {}
     return {
@@ -69,7 +69,7 @@ def _described(model: Any) -> dict[str, Any]:
         "head": None if head is None else head.weight.detach().clone(),
         "labels": getattr(head, "out_features", None),
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-        "dropout": getattr(getattr(model, "config", None), "hidden_dropout_prob", None),
+        "settings": {name: getattr(getattr(model, "config", None), name, None) for name in settings},
         "dtypes": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}),
     }
 

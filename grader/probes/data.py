@@ -172,13 +172,49 @@ def use(context: Context) -> dict[str, Any]:
     return {"rounds": rounds, "before": before, "after": after, "changed": changed, "reads": reads}
 
 
+class GivenPartition:
+    """Stands for the student's Partition."""
+
+    def __init__(self, data: Any, index: list[int]) -> None:
+        self.data, self.index = data, index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.data[self.index[place]]
+
+
+class GivenPartitions:
+    """Stands for the student's DataPartitioner: whatever it is asked for, it has these partitions."""
+
+    def __init__(self, partitions: list[list[int]]) -> None:
+        self.given = partitions
+        self.shares: list[list[float]] = []  # that were asked for, by each call
+
+    def __call__(self, data: Any, sizes: Any = (0.7, 0.2, 0.1), seed: int = 1234) -> "GivenPartitions":
+        self.data, self.partitions = data, [list(part) for part in self.given]
+        self.shares.append([float(size) for size in islice(sizes, MORE_THAN_ANY)])
+        return self
+
+    def use(self, partition: int) -> "GivenPartition":
+        return GivenPartition(self.data, self.partitions[partition])
+
+
 def loader(context: Context) -> dict[str, Any]:
-    """partition_dataset on this rank of a process group. Arguments: batch (of all workers), collate."""
+    """partition_dataset on this rank of a process group.
+
+    Arguments: batch (of all workers), collate, given (the partitions that DataPartitioner has; None: its own). Returns
+    besides `_listed` shares: what each call of DataPartitioner asked for, where its partitions are given.
+    """
     a = context.arguments
-    module = context.load(a["file"])
+    module: Any = context.load(a["file"])
+    partitioner = GivenPartitions(a["given"] or [])
+    if a["given"]:
+        module.DataPartitioner = partitioner
     context.join()
     _draw_noise(context.rank)
-    return _listed(module, a, {})
+    return _listed(module, a, {}) | {"shares": partitioner.shares}
 
 
 def loaders_asked(context: Context) -> list[dict[str, Any]]:

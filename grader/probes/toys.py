@@ -65,6 +65,17 @@ class Toy(nn.Module):
         self.tell("forward", first=first, training=self.training, grad=torch.is_grad_enabled(), noise=noise)
 
 
+def watch_backward(loss: torch.Tensor, tell: Tell) -> None:
+    """Tell of the backward pass that goes through this loss. No object leads to a hook on a node of the graph, unlike
+    one on a tensor, so that nobody can hang it elsewhere."""
+
+    def passed(gradients: Any) -> None:
+        tell("backward")
+
+    if loss.grad_fn is not None:
+        loss.grad_fn.register_prehook(passed)
+
+
 class Classifier(Toy):
     """logits = (mean of the embeddings * gain + offset) head^T + bias; one class: a score, as BERT for STS-B."""
 
@@ -83,6 +94,7 @@ class Classifier(Toy):
         if labels is not None:
             loss = mse_loss(logits[:, 0], labels) if logits.shape[1] == 1 else cross_entropy(logits, labels)
             loss = LOSS_SCALE * loss
+            watch_backward(loss, self.tell)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 

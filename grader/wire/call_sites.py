@@ -1,6 +1,7 @@
 """Where a collective or an event comes from: the student's line, and the library between that line and the grader."""
 
 import os
+import sysconfig
 from pathlib import PurePath
 from types import FrameType
 
@@ -22,6 +23,8 @@ class Sites:
         self._parallel = os.path.join(torch, "nn", "parallel", "")
         self._modules = os.path.join(torch, "nn", "modules", "module.py")
         self._autograd = os.path.join(torch, "autograd", "")
+        self._ours = tuple(os.path.join(os.path.dirname(GRADER.rstrip(os.sep)), name, "") for name in sorted(OURS))
+        self._libraries = (os.path.join(os.path.dirname(torch), ""), sysconfig.get_path("stdlib") + os.sep)
 
     def __call__(self, frame: FrameType | None) -> tuple[str, str]:
         """(file:line of the innermost frame in the student's tree, what stands between it and us).
@@ -37,14 +40,15 @@ class Sites:
                 return f"{name}:{frame.f_lineno}", inside
             if file.startswith(self._parallel):
                 inside = "DistributedDataParallel"
-            elif not inside and file not in self._plumbing and not file.startswith(GRADER):
-                module = frame.f_globals.get("__name__", "")
-                if file.startswith(self._autograd):
-                    inside = "backward"
-                elif module.split(".")[0] not in OURS:
-                    inside = str(module)
+            elif not inside and file not in self._plumbing and not file.startswith(self._ours):
+                inside = "backward" if file.startswith(self._autograd) else self._module(file)
             frame = frame.f_back
         return "", inside
+
+    def _module(self, file: str) -> str:
+        """The name under which a library's file is imported; other files, and code made from strings, as they are."""
+        folder = next((folder for folder in self._libraries if file.startswith(folder)), "")
+        return file.removeprefix(folder).removesuffix(".py").replace(os.sep, ".") if folder else file
 
     def calls_modules(self, filename: str) -> bool:
         """Whether this is where torch calls a module's forward and its hooks."""

@@ -1,17 +1,20 @@
 """Judges a model wrapped in DistributedDataParallel: what its backward pass leaves, and what travels."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from grader.checks import diagnosis, reference
 from grader.checks.training.steps import FLOAT32, Training
-from grader.checks.training.updates import check_own_gradients_sent, check_sent_once, gradient_bytes
+from grader.checks.training.updates import AVERAGING, check_own_gradients_sent, check_sent_once, gradient_bytes
 from grader.grading import Grade
-from grader.ranks.outcome import Result
+from grader.ranks.calls import Call, Event
+from grader.ranks.outcome import RankResult, Result
 from grader.wire import drawn
 
 COUNT = 3  # examples on each rank
+HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 
 
 def check_wrapped(grade: Grade, kind: str) -> None:
@@ -36,6 +39,8 @@ def check_wrapped(grade: Grade, kind: str) -> None:
         for rank, value in enumerate(result.values):
             if world_size > 1 and not value["ddp"]:
                 grade.fail(f"expected a DistributedDataParallel in what wrap() returns, got a {value['class']}")
+            if world_size > 1:
+                must_be_of_reducer(grade, result.ranks[rank], result.ranks[rank].calls)
             if value["changed"]:
                 grade.fail(f"wrap() changes {value['changed'][0]} on rank {rank}: leave it as it was")
 
@@ -66,6 +71,32 @@ def _own_gradient(kind: str, mine: dict[str, Any]) -> reference.Arrays:
     return reference.language_model(mine["weights"], mine["ids"])[1]
 
 
+def must_be_of_reducer(grade: Grade, rank: RankResult, calls: Sequence[Event]) -> None:
+    """Fails unless DDP itself averages, in these calls of a backward pass. Its reducer sends flat buckets, and autograd
+    calls it, with no line of a student's and no library in between.
+
+    The reducer may hand its buckets to a hook, which nobody can tell from a parameter's hook. Then DDP's own broadcast
+    of the weights, when it was made, shows that there is a reducer.
+    """
+    averages = [call for call in calls if isinstance(call, Call) and call.name in AVERAGING and call.dtype == "float32"]
+    own = [call for call in rank.calls if call.name == "broadcast" and call.inside == "DistributedDataParallel"]
+    wrapped = sum(call.received for call in own) >= sum(call.sent for call in averages)
+    for call in averages:
+        hooked = wrapped and (not call.inside or call.inside.startswith(HOOKS))
+        if call.inside != "backward" and not hooked:
+            by = f"inside of {call.inside}" if call.inside else "by your own line"
+            grade.fail(f"{call.name} ({call.where}) is called {by}: the buckets of DistributedDataParallel average")
+        if len(call.shape) != 1:
+            grade.fail(f"a tensor of shape {call.shape} is averaged: DistributedDataParallel sends flat buckets")
+
+
+def must_be_averaged_by_reducer(training: Training) -> None:
+    """The same of every step of a training loop."""
+    for trace, rank in zip(training.ranks, training.result.ranks, strict=True):
+        for step in trace.steps:
+            must_be_of_reducer(training.grade, rank, step.calls)
+
+
 def check_traffic(training: Training) -> None:
     """The weights are broadcast once, and in every step each gradient travels once, by the backward pass."""
     training.must_have_steps()
@@ -81,3 +112,4 @@ def check_traffic(training: Training) -> None:
                 )
     check_sent_once(training, "DDP has averaged already, and then there is {}", by_hand=False)
     check_own_gradients_sent(training)
+    must_be_averaged_by_reducer(training)

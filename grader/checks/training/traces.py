@@ -18,6 +18,7 @@ class Batch:
     after_step: int
     noise: float | None
     seen: list[dict] = field(default_factory=list)
+    passed: bool = False  # a backward pass went through its loss
 
 
 @dataclass
@@ -81,6 +82,9 @@ class Reader:
             self.step.calls.append(event)
         elif event.name == "begin":
             self.trace.rest = Step()
+        elif event.name == "backward":
+            if self.trace.batches and event.inside == "backward":  # and not a call of the hook by hand
+                self.trace.batches[-1].passed = True
         elif event.name == "build":
             self.trace.builds.append(event)
         elif event.name == "forward":

@@ -4,7 +4,7 @@ import numpy as np
 
 from grader.checks import diagnosis, reference
 from grader.checks.training.steps import FLOAT32, SMALL, Training
-from grader.checks.training.traces import RankTrace, Step
+from grader.checks.training.traces import Batch, RankTrace, Step
 
 AVERAGING = ("all_reduce", "reduce", "gather", "all_gather")
 
@@ -22,7 +22,7 @@ def check_backward(training: Training) -> None:
     if step.limits and np.isfinite(step.limits[0][0]):  # before the line that is given, which here clips to infinity
         training.grade.fail(_clipped_again(step, 0.0))
     if any(not training.differ(gradients, expected) for gradients in found):
-        return
+        return _must_have_passed(training, trace.batches[:1])
     words = training.differ(found[-1], expected)
     if all(gradient is None or not np.any(gradient) for gradient in found[-1].values()):
         words = "no parameter has a gradient: backward was not called (without its brackets it is only named)"
@@ -45,6 +45,14 @@ def check_every_backward(training: Training) -> None:
             training.grade.fail(f"after the backward pass of batch {number + 1}, {words}: every batch has one")
         latest = batch.seen[-1]
         earlier = {name: value for name, value in latest.items() if value is not None}
+    _must_have_passed(training, batches)
+
+
+def _must_have_passed(training: Training, batches: list[Batch]) -> None:
+    """A gradient counts only where autograd computes it: any other way takes a pass for each of millions of weights."""
+    for number, batch in enumerate(batches, 1):
+        if not batch.passed:
+            training.grade.fail(f"no backward pass goes through the loss of batch {number}: call backward() of it")
 
 
 def check_steps(training: Training, steps: int) -> None:

@@ -1,0 +1,69 @@
+"""Divisions of a data set that look shuffled to a count of neighbours, and those that are."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from grader.checks import mixing
+from grader.verdicts import Verdict, Wrong
+
+LENGTH, SEEDS = 60, [3, 10, 11, 500, 77_777, 999_999]
+PLACES = np.arange(LENGTH)
+
+
+class Judge:
+    """The part of Grade that a judge of halves needs."""
+
+    def fail(self, message):
+        raise Wrong(message)
+
+
+def first_half(order):
+    return np.isin(PLACES, np.asarray(order)[: LENGTH // 2])
+
+
+def by_random(seed):
+    order = list(range(LENGTH))
+    random.Random(seed).shuffle(order)
+    return first_half(order)
+
+
+SHUFFLES = {
+    "random": by_random,
+    "numpy": lambda seed: first_half(np.random.default_rng(seed).permutation(LENGTH)),
+    "torch": lambda seed: first_half(torch.randperm(LENGTH, generator=torch.Generator().manual_seed(seed))),
+}
+IN_TURN = {
+    "blocks": lambda seed: (PLACES + seed) % LENGTH < LENGTH // 2,
+    "one by one": lambda seed: (PLACES + seed) % 2 == 0,
+    **{f"in groups of {size}": lambda seed, size=size: (PLACES + seed) // size % 2 == 0 for size in (2, 3, 5, 6, 10)},
+    "always the same pattern of five": lambda seed: np.isin(PLACES % 10, [0, 1, 3, 4, 7]),
+}
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_shuffles_by_any_generator_are_mixed_and_differ(name):
+    for first in range(0, 1200, 6):
+        halves = [SHUFFLES[name](seed) for seed in range(first, first + 6)]
+
+        mixing.check_mixed(Judge(), halves)
+    mixing.check_orders_differ(Judge(), halves)
+
+
+@pytest.mark.parametrize("name", IN_TURN)
+def test_examples_dealt_out_by_any_rule_that_repeats_are_not_mixed(name):
+    halves = [IN_TURN[name](seed) for seed in SEEDS]
+
+    with pytest.raises(Verdict):
+        mixing.check_mixed(Judge(), halves)
+
+
+@pytest.mark.parametrize("turn", [lambda half: half, lambda half: half[::-1], lambda half: ~half])
+def test_one_shuffle_moved_along_by_the_seed_is_the_same_order(turn):
+    shuffled = by_random(7)
+    halves = [turn(np.roll(shuffled, seed)) if seed % 2 else np.roll(shuffled, seed) for seed in SEEDS]
+
+    with pytest.raises(Verdict, match="only moved along"):
+        mixing.check_orders_differ(Judge(), halves)
