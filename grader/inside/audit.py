@@ -155,6 +155,18 @@ def watch(note: Note, trusted: Callable[[str], bool]) -> None:
     sys.addaudithook(hook)
 
 
+def changes_to(note: Note, trusted: Callable[[str], bool]) -> Callable[[str, str], None]:
+    """changed(double, attribute), for the __setattr__ of a double: notes it where a student's line sets this."""
+    getframe = sys._getframe
+
+    def changed(double: str, attribute: str) -> None:
+        frame = getframe(2)
+        if not trusted(frame.f_code.co_filename):
+            note(f"sets {attribute} of the grader's {double}", f"{frame.f_code.co_filename}:{frame.f_lineno}")
+
+    return changed
+
+
 def close_signals(note: Note, trusted: Callable[[str], bool]) -> None:
     """A signal's handler is given the frame it interrupts: a student's lines set none."""
     import _signal

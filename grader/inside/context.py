@@ -68,6 +68,7 @@ class Context:
         self.event = teller(wire)
         self.ask, self.own = asker(wire), owner(wire)
         self.later = giver(wire)
+        self.changed: Callable[[str, str], None] = lambda double, attribute: None  # see audit.changes_to
         self._loaded = 0
         self._scattered: list[Any] = []
 
@@ -180,6 +181,7 @@ def run_probe(connection: socket.socket, notes: int, before: audit.Before, compi
     compiled.serve(job["tree"])
     note, trust = audit.notes_to(notes), audit.trusted_files()
     rank = Rank(connection, job, note, before)
+    rank.context.changed = audit.changes_to(note, trust)
     audit.close_signals(note, trust)
     audit.forget_ourselves(before.ours)
     sys.breakpointhook = audit.refuse_debugger

@@ -1,12 +1,12 @@
 """A referee for partitions that must work at the same time, in the grader's process, where no student's code runs.
 
-    rank, worker of partition j    ── the place, and what the partition was given ──>    referee
+    rank, worker of partition j    ── the place, what the partition was given and what it made of it ──>    referee
                                    <── a permit ── as soon as a worker waits at every place of its group
 
 A partition's result is multiplied by its permit, a number that was drawn for this place and that no rank has. Each ask
 comes with the thread that waits for its answer; the rank's seal writes it down. So nobody needs to believe what a rank
-reports of its workers: who does not bring a whole clock cycle at once, each partition in its own thread and with its
-own input, gets no permits, and no values that the judge finds right.
+reports of its workers: who does not bring a whole clock cycle at once, each partition in its own thread, with its own
+input and with what it has computed there, gets no permits, and no values that the judge finds right.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ import numpy as np
 
 from grader.wire.values import MessageError
 
-CONTENT = 12  # numbers of a partition's input that go with its arrival
+CONTENT = 12  # numbers of a partition's input, and of its result, that go with its arrival
 MAIN = 0  # the thread that calls the pipe
 NO_PERMIT = 1.0  # changes nothing, where a permit was to be
 Place = tuple[int, int, int]  # call, micro-batch, partition
@@ -35,12 +35,14 @@ class Referee(Protocol):
 class PermitReferee:
     """Hands out `permits` (calls, micro-batches, partitions), each group's at once. A place without a group is alone.
 
-    `arrivals` are the places that were there, with the beginning of their inputs; `faults` say who came otherwise.
+    `arrivals` are the places that were there, with the beginning of their inputs, and `made` with that of their results
+    before the permit; `faults` say who came otherwise.
     """
 
     permits: np.ndarray
     groups: Sequence[Sequence[Sequence[int]]]
     arrivals: dict[Place, np.ndarray] = field(default_factory=dict)
+    made: dict[Place, np.ndarray] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     _waiting: dict[Place, tuple[int, int]] = field(default_factory=dict)  # place -> thread, number of the ask
     _partition_of: dict[int, int] = field(default_factory=dict)  # thread -> partition
@@ -58,6 +60,7 @@ class PermitReferee:
             self.faults.append(fault)
             return [(number, NO_PERMIT)]
         self.arrivals[call, i, j] = np.ravel(np.asarray(message["content"], np.float64))[:CONTENT]
+        self.made[call, i, j] = np.ravel(np.asarray(message["made"], np.float64))[:CONTENT]
         self._waiting[call, i, j] = thread, number
         group = next(([(call, m, n) for m, n in group] for group in self.groups if [i, j] in group), [(call, i, j)])
         if not self._waiting.keys() >= set(group):

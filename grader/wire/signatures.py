@@ -27,7 +27,7 @@ LINE, ENDING = 0, 1  # which key
 GRADER = str(Path(__file__).resolve().parents[1]) + os.sep
 BY_HAND = "calls the grader's process group by hand"
 ASKS_BY_HAND = "asks for a permit by hand, and not by calling a partition"
-ENTERED = frozenset({"forward", "enter"})  # our functions that torch calls when a partition is called
+ENTERED = frozenset({"forward", "leave"})  # our functions that torch calls when a partition is called
 FORGED = "sends a message of the grader's that was made outside of the grader"
 TOLD: Mapping[str, frozenset[str]] = MappingProxyType({  # kinds of messages, and the names by which our code calls
     "event": frozenset({"event", "tell", "send"}), "ask": frozenset({"ask", "_ask", "send"}),
@@ -83,14 +83,15 @@ def sealer(
     It adds where the call came from (file:line, inside what) by itself, and looks at its callers: they are frames of
     the grader's. `replaced` names a function of ours that was exchanged; `ours`: see guard.identities.
     """
-    sealed = _sealed(send, key, site, replaced, note, ours, sys._getframe, _thread.get_ident, sign, values.pack)
+    idents = _thread.get_ident, _thread.get_native_id  # the second is not given to a later thread again
+    sealed = _sealed(send, key, site, replaced, note, ours, sys._getframe, *idents, sign, values.pack)
     next(sealed)
     return sealed
 
 
 def _sealed(
     send: Callable[[bytes], None], key: bytes, site: Site, replaced: Callable[[], str],
-    note: Callable[[str, str], None], ours: frozenset[int], getframe: Any, ident: Any, sign: Any, pack: Any,
+    note: Callable[[str, str], None], ours: frozenset[int], getframe: Any, ident: Any, native: Any, sign: Any, pack: Any,
 ) -> Sealer:  # fmt: skip
     """What it uses are its own locals: exchanging a name in a module changes nothing here."""
     number, wire, folder = 0, GRADER + "wire/connection.py", GRADER
@@ -127,7 +128,7 @@ def _sealed(
                 if message and kind in ("call", "event"):
                     message["where"], message["inside"] = site(getframe(1))
                 if message and kind == "ask":
-                    message["thread"] = 0 if ident() == main else ident()
+                    message["thread"] = 0 if ident() == main else native()
                 if kind == "call" and not joins:
                     while frame and frame.f_code.co_filename.startswith(folder):
                         frame = frame.f_back

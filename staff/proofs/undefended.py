@@ -185,6 +185,7 @@ def _no_referee() -> None:
     """Who worked when is what the rank reports."""
     setattr(waits, "draw_permits", lambda _, shape: np.ones(shape))  # noqa: B010
     setattr(waits, "must_have_permits", lambda *_: None)  # noqa: B010
+    setattr(waits, "must_be_in_a_pipe", lambda *_: None)  # noqa: B010
 
 
 def _no_workers() -> None:
@@ -192,7 +193,7 @@ def _no_workers() -> None:
 
     def ask(self: referee.PermitReferee, message: dict) -> referee.Answers:
         place = tuple(message["place"])
-        self.arrivals[place] = np.ravel(message["content"])
+        self.arrivals[place], self.made[place] = np.ravel(message["content"]), np.ravel(message["made"])
         return [(message["id"], float(self.permits[place]))]
 
     setattr(referee.PermitReferee, "ask", ask)  # noqa: B010

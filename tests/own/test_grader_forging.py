@@ -1,6 +1,7 @@
 """Forging with the grader's own objects: methods with another `self`, C code in between, permits asked by hand."""
 
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,16 +9,22 @@ import pytest
 from common.paths import ROOT
 from course.table import load_course
 from grader.checks import partition_loaders
-from grader.checks.pipeline import compute, forward, whole
+from grader.checks.pipeline import compute, forward, gpt2, waits, whole
 from grader.grading import Grade, Session
 from grader.ranks.referee import MAIN, NO_PERMIT, PermitReferee
-from grader.verdicts import Verdict
+from grader.verdicts import Verdict, Wrong
 from grader.wire import signatures
 from grader.wire.values import MessageError
 from tests.own.inline_student import player
 
 COURSE = load_course()
-STAGES = "stages = [next(part for part in p.modules() if hasattr(part, 'watch')) for p in self.partitions]\n"
+STAGES = """
+stages = [next(part for part in p.modules() if hasattr(part, 'watch')) for p in self.partitions]
+def real(j, x):
+    return x * (j + 2) if stages[j].layer is None else stages[j].layer.computes()(x)
+def by_hand(i, j):
+    return stages[j].watch.permits.ask((int(batches[i][0, 0]), j), batches[i], real(j, batches[i]))
+"""
 
 
 @pytest.fixture
@@ -112,8 +119,9 @@ def test_a_spied_function_and_a_probe_still_tell_events(play):
 # --- the referee ------------------------------------------------------------------------------------------------------
 
 
-def ask(place, thread, number=1, content=()):
-    return {"what": "permit", "id": number, "thread": thread, "place": place, "content": np.array(content, float)}
+def ask(place, thread, number=1, content=(), made=()):
+    arrays = {"content": np.array(content, float), "made": np.array(made, float)}
+    return {"what": "permit", "id": number, "thread": thread, "place": place} | arrays
 
 
 def referee():
@@ -155,6 +163,18 @@ def test_a_place_that_there_is_not_has_no_permit():
     assert referee().ask(ask([0, 5, 0], thread=7)) == [(1, NO_PERMIT)]
 
 
+def test_a_permit_for_another_result_than_the_right_one_is_worth_nothing(grade):
+    view = grade("pipeline/pipe.py", "p.4", "pass")
+    judge, given, made = referee(), {(0, 0, 0): np.ones(2)}, {(0, 0, 0): np.array([2.0, 3.0])}
+    judge.ask(ask([0, 0, 0], thread=7, content=[1, 1], made=[2, 3]))
+
+    waits.must_have_permits(view, SimpleNamespace(referee=judge), given, made)
+    judge.made[0, 0, 0] = np.ones(2)
+
+    with pytest.raises(Wrong, match="did not compute micro-batch 0"):
+        waits.must_have_permits(view, SimpleNamespace(referee=judge), given, made)
+
+
 # --- submissions ------------------------------------------------------------------------------------------------------
 
 
@@ -179,40 +199,38 @@ def grade(tmp_path):
 COMPUTES = {
     "one thread that asks for one permit after the other": STAGES + """
 for i, j in schedule:
-    batches[i] = stages[j].compute(batches[i]) * stages[j].watch.permits.ask((int(batches[i][0, 0]), j), batches[i])
+    batches[i] = real(j, batches[i]) * by_hand(i, j)
 """,
     "a thread for each permit, and one that computes": STAGES + """
 import threading
 given = {}
 def take(i, j):
-    given[j] = stages[j].watch.permits.ask((int(batches[i][0, 0]), j), batches[i])
+    given[j] = by_hand(i, j)
 threads = [threading.Thread(target=take, args=pair) for pair in schedule]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 for i, j in schedule:
-    batches[i] = stages[j].compute(batches[i]) * given[j]
+    batches[i] = real(j, batches[i]) * given[j]
 """,
     "threads that are started on the grader's method": STAGES + """
 import concurrent.futures
 with concurrent.futures.ThreadPoolExecutor() as pool:
-    permits = pool.map(lambda pair: stages[pair[1]].watch.permits.ask((int(batches[pair[0]][0, 0]), pair[1]),
-                                                                      batches[pair[0]]), schedule)
+    permits = pool.map(lambda pair: by_hand(*pair), schedule)
     for (i, j), permit in zip(schedule, permits):
-        batches[i] = stages[j].compute(batches[i]) * permit
+        batches[i] = real(j, batches[i]) * permit
 """,
     "a module of its own around the grader's method": STAGES + """
 for i, j in schedule:
     module = torch.nn.Module()
     module.forward = stages[j].watch.permits.ask
-    batches[i] = stages[j].compute(batches[i]) * module((int(batches[i][0, 0]), j), batches[i])
+    batches[i] = real(j, batches[i]) * module((int(batches[i][0, 0]), j), batches[i], real(j, batches[i]))
 """,
     "a stage with watches of its own": STAGES + """
 from types import SimpleNamespace
 for i, j in schedule:
     watch = SimpleNamespace(**vars(stages[j].watch))
-    watch.enter, watch.leave, watch.permit = (lambda _: None), (lambda _: None), stages[j].watch.permit
-    fake = SimpleNamespace(**vars(stages[j])) if False else SimpleNamespace(
-        partition=j, calls=0, error=None, compute=stages[j].compute, scaled=torch.mul, watch=watch)
+    watch.enter, watch.leave = (lambda _: None), (lambda _: None)
+    fake = SimpleNamespace(partition=j, calls=0, error=None, work=stages[j].work, watch=watch)
     batches[i] = type(stages[j]).forward(fake, batches[i])
 """,
 }  # fmt: skip
@@ -230,6 +248,129 @@ def test_permits_that_are_asked_by_hand_give_no_point_and_a_flag(grade, name):
     assert {signatures.FORGED, signatures.ASKS_BY_HAND} & {
         flag.what.removeprefix("in a run: ") for flag in view.session.flags
     }
+
+
+IN_THREADS = (
+    STAGES
+    + """
+import concurrent.futures
+pools = self.__dict__.setdefault("pools", [concurrent.futures.ThreadPoolExecutor(1) for _ in stages])
+"""
+)
+NO_WORK = {
+    "attributes of the stage are replaced": IN_THREADS + """
+for stage in stages:
+    stage.work = stage.compute = lambda *given: torch.ones_like(given[-1])
+    if stage.layer is not None:
+        stage.layer.forward = torch.ones_like
+asked = [pools[j].submit(stages[j], batches[i]) for i, j in schedule]
+for (i, j), permit in zip(schedule, asked):
+    batches[i] = real(j, batches[i]) * permit.result().flatten()[-1]
+""",
+    "a tensor that answers for itself": IN_THREADS + """
+class Ready(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), keywords=None):
+        ready = getattr(arguments[0], "ready", None)
+        if ready is not None and function.__name__ in ("mul", "cat", "tanh"):
+            return ready
+        return super().__torch_function__(function, types, arguments, keywords or {})
+made = {j: real(j, batches[i]) for i, j in schedule}
+asked = []
+for i, j in schedule:
+    x = batches[i].detach().as_subclass(Ready)
+    x.ready = made[j]
+    asked.append(pools[j].submit(stages[j], x))
+for (i, j), permit in zip(schedule, asked):
+    batches[i] = made[j] * (permit.result().flatten()[-1] / made[j].flatten()[-1]).item()
+""",
+    "a mode that answers with what the caller has computed": IN_THREADS + """
+from torch.overrides import TorchFunctionMode
+class Ready(TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        name = getattr(function, "__name__", "")
+        return self.made if name in ("mul", "tanh") else function(*arguments, **(keywords or {}))
+def call(i, j):
+    mode = Ready()
+    mode.made = made[j]
+    with mode:
+        return stages[j](batches[i])
+made = {j: real(j, batches[i]) for i, j in schedule}
+asked = [pools[j].submit(call, i, j) for i, j in schedule]
+for (i, j), permit in zip(schedule, asked):
+    batches[i] = made[j] * (permit.result().flatten()[-1] / made[j].flatten()[-1]).item()
+""",
+    "new threads for every clock cycle": STAGES + """
+import threading
+def call(i, j):
+    batches[i] = stages[j](batches[i])
+threads = [threading.Thread(target=call, args=pair) for pair in schedule]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+""",
+}  # fmt: skip
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", NO_WORK)
+def test_threads_that_call_partitions_without_computing_them_give_no_point(grade, name):
+    view = grade("pipeline/pipe.py", "p.4", NO_WORK[name])
+
+    with pytest.raises(Wrong, match=r"did not compute|never there|in several threads|does not hold"):
+        compute.check_same_time(view)
+
+
+@pytest.mark.medium
+def test_an_attribute_that_is_set_on_a_stage_of_the_graders_is_flagged_with_its_line(grade):
+    view = grade("pipeline/pipe.py", "p.4", NO_WORK["attributes of the stage are replaced"])
+
+    with pytest.raises(Verdict):
+        compute.check_same_time(view)
+
+    said = [flag for flag in view.session.flags if "sets work of the grader's stage" in flag.what]
+    assert [flag.file for flag in said[:1]] == ["pipeline/pipe.py"]
+
+
+GPT2S = {
+    "a Pipe that is not built and never called": """
+pipe = Pipe.__new__(Pipe)
+nn.Module.__init__(pipe)
+pipe.partitions = nn.ModuleList([nn.Sequential(*self.h[:2]), nn.Sequential(*self.h[2:])])
+pipe.devices, pipe.split_size = sorted(set(self.block_devices), key=str), split_size
+self.h_pp, self.pipeline_parallel = pipe, True
+""",
+    "a Pipe that computes one partition after the other, with forward of the blocks replaced": """
+from pipeline.worker import Task
+labelled = [WithDevice(block, device) for block, device in zip(self.h, self.block_devices)]
+self.h_pp, self.pipeline_parallel = Pipe(nn.Sequential(*labelled), split_size), True
+stages = [list(self.h[:2]), list(self.h[2:])]
+def permit(j, x):
+    for block in stages[j]:
+        block.forward = torch.ones_like
+    found = [float(block(x).flatten()[0]) for block in stages[j]]
+    for block in stages[j]:
+        del block.forward
+    return found[0]
+def compute(batches, schedule):
+    for i, j in schedule:
+        self.h_pp.in_queues[j].put(Task(lambda i=i, j=j, x=batches[i].detach(): permit(j, x)))
+    for i, j in schedule:
+        factor = self.h_pp.out_queues[j].get()[1][1]
+        for number, block in enumerate(stages[j]):
+            batches[i] = type(block).forward(block, batches[i]) * (1.0 if number else factor)
+self.h_pp.compute = compute
+""",
+}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", GPT2S)
+def test_gpt2_whose_blocks_the_caller_computes_is_not_taken_for_a_pipeline(grade, name):
+    view = grade("pipeline/model_parallel.py", "p.5", GPT2S[name])
+
+    for check in (gpt2.check_blocks, gpt2.check_used, gpt2.check_agree):
+        with pytest.raises(Verdict):
+            check(view)
 
 
 FORWARDS = {

@@ -135,19 +135,24 @@ def check_same_time(grade: Grade) -> None:
     """All partitions of a cycle work at the same time: each stays at work until it has met all the others.
 
     The other tests of p.4 ask for this as well, in the same run: results, devices and errors of partitions that are
-    called one after the other are no evidence of a pipeline.
+    called one after the other are no evidence of a pipeline. There are two cycles, of other micro-batches each: who
+    starts threads for one cycle has others in the next.
     """
     draw = np.random.default_rng([grade.seed, WORKERS])
-    pairs = [[WORKERS - 1 - int(j), int(j)] for j in draw.permutation(WORKERS)]
-    batches, permits = drawn_batches(draw, WORKERS), draw_permits(draw, (1, WORKERS, WORKERS))
-    referee = PermitReferee(permits, [pairs])
-    result = run_on(grade, [[*batches]], [pairs], cpus(WORKERS), meet=True, referee=referee)
-    must_meet(grade, result, lambda alone: _why_alone(alone, pairs))
+    cycles = [[[first + WORKERS - 1 - int(j), int(j)] for j in draw.permutation(WORKERS)] for first in (0, WORKERS)]
+    pairs = [pair for cycle in cycles for pair in cycle]
+    batches, permits = drawn_batches(draw, 2 * WORKERS), draw_permits(draw, (1, 2 * WORKERS, WORKERS))
+    referee = PermitReferee(permits, cycles)
+    result = run_on(grade, [[*batches]], cycles, cpus(WORKERS), meet=True, referee=referee)
+    must_meet(grade, result, lambda alone: _why_alone(alone, cycles[alone.micro_batch >= WORKERS]))
     must_end(grade, result, pairs)
     worked = {tuple(enter["place"])[1] for enter in _enters(result)}
     if idle := sorted({j for _, j in pairs} - worked):
-        grade.fail(f"partition {idle[0]} has a task in the cycle {pairs} and never worked: put it into its in-queue")
-    must_have_permits(grade, result, {(0, i, j): batches[i] for i, j in pairs})
+        grade.fail(
+            f"partition {idle[0]} has a task in the cycle {cycles[0]} and never worked: put it into its in-queue"
+        )
+    given = {(0, i, j): batches[i] for i, j in pairs}
+    must_have_permits(grade, result, given, {place: (place[2] + 2) * x for place, x in given.items()})
     for i, j in pairs:
         got, right = result.values[0]["batches"][i], (j + 2) * permits[0, i, j] * batches[i]
         if got is None or got.shape != right.shape or not np.allclose(got, right):

@@ -207,6 +207,7 @@ def check_output(grade: Grade) -> None:
             grade.fail("the caller's batch was changed: results replace micro-batches in the list, not in the input")
     if any(call.seen["moved"] for call in forwards(grade, SETTINGS + SHAPES, last="meta")):
         grade.fail("forward moves the output away from the last device: the result stays where it was computed")
+    check_clocks(grade)  # the partitions one after the other, without a schedule, have the same output
 
 
 def _wrong_values(call: Call, got: np.ndarray, expected: np.ndarray) -> str:

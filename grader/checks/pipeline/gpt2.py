@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from grader.checks.pipeline.forward import split_sizes
-from grader.checks.pipeline.waits import PATIENCE, draw_permits, must_end, must_have_permits, must_meet, run_once
+from grader.checks.pipeline.waits import (
+    PATIENCE,
+    draw_permits,
+    must_be_in_a_pipe,
+    must_end,
+    must_have_permits,
+    must_meet,
+    run_once,
+)
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
@@ -79,6 +87,8 @@ def check_blocks(grade: Grade) -> None:
             kind = "None" if pipe["type"] == "NoneType" else f"a {short(pipe['type'], 60)}"
             calls = "_prepare_pipeline_parallel was called twice" if again else "_prepare_pipeline_parallel"
             grade.fail(f"expected a Pipe in self.h_pp after {calls}, got {kind}")
+        if not pipe["built"]:
+            grade.fail("the Pipe in self.h_pp was not built by Pipe(...): make it of the labelled blocks")
         if pipe["partitions"] != expected or pipe["strangers"]:
             grade.fail(f"{_wrong_blocks(pipe, expected)}{again}")
         if pipe["split_size"] != asked[-1]:
@@ -144,10 +154,14 @@ def _must_be_piped(grade: Grade, result: Result) -> None:
             )
     if in_caller:
         grade.fail("a block works in the caller's thread: the Pipe hands it to a worker")
+    must_be_in_a_pipe(grade, events)
     must_meet(grade, result, lambda alone: "the partitions of the Pipe work in turn")
     right = result.values[PLAIN]
-    first = {(int(step), int(i), int(j)): np.array(x) for step, i, j, *x in right["inputs"] if step == 0}
-    must_have_permits(grade, result, first)
+    given, made = (
+        {(int(step), int(i), int(j)): np.array(x) for step, i, j, *x in right[key] if step == 0}
+        for key in ("inputs", "made")
+    )
+    must_have_permits(grade, result, given, made)
     if words := _differ(told["steps"][0], right["right"][0]):
         grade.fail(f"piped GPT-2, while all its partitions work: {words}")
 

@@ -111,8 +111,11 @@ def draw_permits(draw: np.random.Generator, shape: tuple[int, int, int]) -> np.n
     return draw.uniform(0.5, 2.0, size=shape)
 
 
-def must_have_permits(grade: Grade, result: Result, inputs: dict[tuple[int, int, int], np.ndarray]) -> None:
-    """Wrong unless the referee had every place (call, micro-batch, partition), in its worker and with its own input.
+Arrays = dict[tuple[int, int, int], np.ndarray]  # by place: call, micro-batch, partition
+
+
+def must_have_permits(grade: Grade, result: Result, inputs: Arrays, results: Arrays) -> None:
+    """Wrong unless the referee had every place, in its worker, with its own input and with its result without permit.
 
     It hands out permits, which the values hold, when all of a group wait for theirs: nothing that the student's rank
     reports of its workers is believed here.
@@ -121,16 +124,34 @@ def must_have_permits(grade: Grade, result: Result, inputs: dict[tuple[int, int,
     for fault in referee.faults:
         grade.fail(fault)
     for place, x in inputs.items():
-        begin = np.ravel(x)[:CONTENT]
-        got = referee.arrivals.get(place)
-        close = SAME * float(np.abs(begin).max(initial=1e-6))
-        if got is None or got.shape != begin.shape or not np.allclose(got, begin, rtol=SAME, atol=close):
-            _, i, j = place
+        got, (_, i, j) = referee.arrivals.get(place), place
+        if not _begins_as(got, x):
             seen = "was never there" if got is None else "was there with other values than those of its micro-batch"
             grade.fail(
                 f"micro-batch {i} {seen} when the partitions of its clock cycle worked at the same time, in partition "
                 f"{j}: every partition works on what the one before it has made, in its own worker"
             )
+        if not _begins_as(referee.made.get(place), results[place]):
+            grade.fail(
+                f"partition {j} did not compute micro-batch {i} while the partitions of its clock cycle worked at the "
+                "same time: a worker calls the partition as it is"
+            )
+
+
+def _begins_as(got: np.ndarray | None, right: np.ndarray) -> bool:
+    begin = np.ravel(right)[:CONTENT]
+    close = SAME * float(np.abs(begin).max(initial=1e-6))
+    return got is not None and got.shape == begin.shape and bool(np.allclose(got, begin, rtol=SAME, atol=close))
+
+
+def must_be_in_a_pipe(grade: Grade, events: list[Any]) -> None:
+    """Every block works while a Pipe is called that Pipe(...) has built."""
+    in_pipe = False
+    for event in events:
+        if event.name == "pipe":
+            in_pipe = event.data["begins"] and event.data["built"]
+        elif event.name == "block" and not in_pipe:
+            grade.fail("a block works while no Pipe is called: forward calls self.h_pp, a Pipe(...) of the blocks")
 
 
 def late_binding(places: Sequence[Any], pairs: Pairs) -> str:

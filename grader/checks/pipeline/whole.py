@@ -38,7 +38,7 @@ def plain(
     """Output and gradients of the same model without a pipe, for the loss (output * loss_weight).sum().
 
     permits: (B, stages), what each stage's result is multiplied by for each example. Also returns what each stage was
-    given.
+    given, and what it made before that.
     """  # fmt: skip
     hidden, squashed = [x[:, 1:]], []
     for j, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
@@ -51,6 +51,7 @@ def plain(
         found |= {f"stage {j} weight": inner.T @ hidden[j], f"stage {j} bias": inner.sum(axis=0)}
         gradient = inner @ weights[j]
         found[f"given {j}"] = np.column_stack([x[:, 0], hidden[j]])
+        found[f"made {j}"] = np.column_stack([x[:, 0], squashed[j]])
     return found | {"x": np.column_stack([0 * loss_weight if head else loss_weight[:, 0], gradient])}
 
 
@@ -94,7 +95,7 @@ class Whole:
             setting = f"{self.setting} of {size}"
             found = {"output": told["output"]} | told["gradients"]
             for name, value in expected.items():
-                if name.startswith("given"):
+                if name.startswith(("given", "made")):
                     continue
                 if words := self._differ(name, found.get(name), value):
                     self.grade.fail(f"{setting}: {words}")
@@ -171,7 +172,8 @@ def check_same_time(grade: Grade) -> None:
         i, j = idle[0]
         grade.fail(f"micro-batch {i} never came to partition {j}: forward sends all through self.compute")
     given = {(0, i, j): whole.expected[0][f"given {j}"][i : i + 1] for i in range(4) for j in range(2)}
-    must_have_permits(grade, whole.result, given)
+    made = {(0, i, j): whole.expected[0][f"made {j}"][i : i + 1] for i in range(4) for j in range(2)}
+    must_have_permits(grade, whole.result, given, made)
     whole.check()
 
 

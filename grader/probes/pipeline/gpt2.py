@@ -1,5 +1,6 @@
 """Runs GPT-2 spread over partitions and as a student's pipeline; beside it plain, in a rank without student code."""
 
+import functools
 import sys
 import threading
 from collections import Counter
@@ -11,6 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from grader.inside.context import Context, Tell
+from grader.probes.pipeline.genuine import Computed, watch_block_forward, watch_pipe_class
 from grader.probes.pipeline.permits import CONTENT, Permits
 from grader.probes.pipeline.watched import NeverArrives, Watch, watch_queues
 
@@ -64,20 +66,22 @@ def reference(context: Context) -> dict[str, Any]:
 
     Arguments as spread has them, and in mine the permits (steps, micro-batches, partitions). What is returned:
     the steps of the `plain` model, the `right` steps of one whose partitions are multiplied by permits,
-    and the `inputs` of its partitions, as arrivals have them.
+    and the `inputs` of its partitions' first blocks and what these `made`, as arrivals have them.
     """
     a = {**context.arguments, **context.arguments["mine"]}
     permits: torch.Tensor = a["permits"]
-    inputs = list[list[float]]()
+    inputs, made = list[list[float]](), list[list[float]]()
     model, steps = _plain(a), Counter[int]()
     micro_batch = torch.arange(len(a["tokens"][0])) // a["split_sizes"][-1]
 
     def scale(j: int) -> Callable:
         def scaled(module: Any, arguments: tuple, output: Any) -> Any:
             step, steps[j] = steps[j], steps[j] + 1
+            result = output[0] if isinstance(output, tuple) else output
             for i in range(permits.shape[1]):
-                begin = arguments[0].detach()[micro_batch == i].flatten()[:CONTENT]
-                inputs.append([step, i, j, *begin.tolist()])
+                for kept, tensor in ((inputs, arguments[0]), (made, result)):
+                    begin = tensor.detach()[micro_batch == i].flatten()[:CONTENT]
+                    kept.append([step, i, j, *begin.tolist()])
             factor = permits[step, micro_batch, j][:, None, None]
             return (output[0] * factor, *output[1:]) if isinstance(output, tuple) else output * factor
 
@@ -85,7 +89,7 @@ def reference(context: Context) -> dict[str, Any]:
 
     for j, number in enumerate(_first_blocks(a)):
         model.transformer.h[number].register_forward_hook(scale(j))
-    return {"plain": _steps(_plain(a), a), "right": _steps(model, a), "inputs": inputs}
+    return {"plain": _steps(_plain(a), a), "right": _steps(model, a), "inputs": inputs, "made": made}
 
 
 def _first_blocks(a: dict) -> list[int]:
@@ -95,15 +99,17 @@ def _first_blocks(a: dict) -> list[int]:
 
 
 class Gate:
-    """Lets the first block of every partition wait for its permit, and multiplies what it returns by it."""
+    """Lets the first block of every partition meet its group, and multiplies what it returns by its permit.
 
-    def __init__(self, watch: Watch, blocks: list[Any], a: dict) -> None:
-        self.watch, self.width = watch, SIZES["n_embd"]
-        self.calls, self.permits = Counter[int](), dict[int, float]()
+    computed: see genuine.watch_block_forward. Without it there is no permit.
+    """
+
+    def __init__(self, watch: Watch, blocks: list[Any], computed: Callable[[int], Computed | None], a: dict) -> None:
+        self.watch, self.calls = watch, Counter[int]()
         watch.expect(*a["groups"])
         for j, number in enumerate(_first_blocks(a)):
             blocks[number].register_forward_pre_hook(self._enter(j))
-            blocks[number].register_forward_hook(self._leave(j))
+            blocks[number].register_forward_hook(self._leave(j, functools.partial(computed, number)))
 
     def begin(self, step: int) -> None:
         """Another step begins, with the first micro-batch."""
@@ -117,16 +123,21 @@ class Gate:
             place = (self.calls[j], j)
             self.calls[j] += 1
             self.watch.enter(place)
-            self.permits[j] = self.watch.permit(place, arguments[0][..., : self.width])
 
         return enter
 
-    def _leave(self, j: int) -> Callable:
+    def _leave(self, j: int, computed: Callable[[], Computed | None]) -> Callable:
+        watch, width, cat = self.watch, SIZES["n_embd"], torch.cat
+        ask = watch.permits.ask if watch.permits else lambda place, *of_block: 1.0
+
         def leave(module: Any, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
             """The columns of a mask are left as they are."""
-            self.watch.leave((self.calls[j] - 1, j))
-            hidden, rest = output[..., : self.width], output[..., self.width :]
-            return torch.cat([hidden * self.permits[j], rest], dim=-1)
+            place = (self.calls[j] - 1, j)
+            of_block = computed()
+            permit = ask(place, *of_block) if of_block and place in watch.met else 1.0
+            watch.leave(place)
+            hidden, rest = output[..., :width], output[..., width:]
+            return cat([hidden * permit, rest], dim=-1)
 
         return leave
 
@@ -141,10 +152,12 @@ def spread(context: Context) -> dict[str, Any]:
     module = context.load(context.arguments["file"])
     a = {**context.arguments, **context.arguments["mine"]}
     before = _plain(a)
+    was_built = watch_pipe_class(context.event)
     model = module.GPT2LMHeadModelParallel(_config(a)).double()
     model.load_state_dict(before.state_dict())
     model.parallelize([f"cpu:{j}" for j in range(a["devices"])])
     blocks, modes = list(model.transformer.h), _modes(model)
+    computed = watch_block_forward(blocks, before.transformer.h[0])
     for split_size in a["split_sizes"]:
         context.during = "_prepare_pipeline_parallel"
         model._prepare_pipeline_parallel(split_size)
@@ -152,7 +165,7 @@ def spread(context: Context) -> dict[str, Any]:
     _watch_blocks(context.event, blocks)
     pipe = getattr(model.transformer, "h_pp", None)
     described = {
-        "pipe": _describe(pipe, blocks),
+        "pipe": _describe(pipe, blocks) | {"built": pipe is None or was_built(pipe)},
         "added": sorted(set(model.state_dict()) - set(before.state_dict()))[:5],
         "lost": sorted(set(before.state_dict()) - set(model.state_dict()))[:5],
         "parameters": sorted(set(dict(model.named_parameters())) - set(dict(before.named_parameters())))[:5],
@@ -161,11 +174,11 @@ def spread(context: Context) -> dict[str, Any]:
     }
     if not a["run"]:
         return described
-    watch = Watch(context.event, a["patience"])
+    permits = Permits(context.ask) if context.world_size > 1 else None
+    watch = Watch(context.event, a["patience"], permits=permits, note=context.changed)
     begin: Callable[[int], None] = lambda step: None  # noqa: E731
-    if context.world_size > 1:
-        watch.permits = Permits(context.ask)
-        begin = Gate(watch, blocks, a).begin
+    if permits:
+        begin = Gate(watch, blocks, computed, a).begin
     if hasattr(pipe, "in_queues"):
         watch_queues(pipe, watch)
     try:

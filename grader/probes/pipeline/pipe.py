@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from grader.inside.context import Context
 from grader.probes.pipeline.permits import Permits
-from grader.probes.pipeline.watched import NeverArrives, Watch, WatchedStage, watch_queues
+from grader.probes.pipeline.watched import NeverArrives, Watch, WatchedStage, watch_queues, work_of
 
 
 class GivenSplit:
@@ -65,9 +65,9 @@ def compute(context: Context) -> dict[str, Any]:
     """
     a = context.arguments
     module = context.load(a["file"])
-    watch = Watch(context.event, a["patience"], a["slow"], Permits(context.ask) if a["meet"] else None)
+    watch = Watch(context.event, a["patience"], a["slow"], Permits(context.ask) if a["meet"] else None, context.changed)
     stages: list[nn.Module] = [
-        WatchedStage(watch, j, _stage_function(j, a["reshape"])) for j in range(len(a["devices"]))
+        WatchedStage(watch, j, work_of(watch, _stage_function(j, a["reshape"]))) for j in range(len(a["devices"]))
     ]
     if a["meet"]:
         watch.expect(*a["cycles"])
@@ -156,10 +156,11 @@ def pipe(context: Context) -> list[Any] | dict[str, Any]:
     mine = a["mine"]
     layers = [_Layer(weight, bias) for weight, bias in zip(mine["weights"], mine["biases"], strict=True)]
     layers[-1].sums = a["head"]
-    watch = Watch(context.event, a["patience"], permits=Permits(context.ask) if a["meet"] else None)
-    stages = [WatchedStage(watch, j, layer) for j, layer in enumerate(layers)]
-    for stage in stages:
-        stage.scaled = _scaled_but_marks
+    watch = Watch(
+        context.event, a["patience"], permits=Permits(context.ask) if a["meet"] else None, note=context.changed
+    )
+    works = [work_of(watch, layer.computes(), _scaled_but_marks) for layer in layers]
+    stages = [WatchedStage(watch, j, *of_stage) for j, of_stage in enumerate(zip(works, layers, strict=True))]
     labelled = nn.Sequential(*(WithDevice(stage, f"cpu:{j}") for j, stage in enumerate(stages)))
     watch.expect(*a["meet"])
     made = module.Pipe(labelled, a["split_size"])
@@ -205,7 +206,13 @@ class _Layer(nn.Module):
         self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
         self.sums = False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mark, features = x[:, :1], x[:, 1:]
-        hidden = torch.tanh(features @ self.weight.T + self.bias)
-        return hidden.sum(1) if self.sums else torch.cat([mark, hidden], dim=1)
+    def computes(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What it computes, without a look at attributes that may have changed."""
+        weight, bias, sums, tanh, cat = self.weight, self.bias, self.sums, torch.tanh, torch.cat
+
+        def compute(x: torch.Tensor) -> torch.Tensor:
+            mark, features = x[:, :1], x[:, 1:]
+            hidden = tanh(features @ weight.T + bias)
+            return hidden.sum(1) if sums else cat([mark, hidden], dim=1)
+
+        return compute

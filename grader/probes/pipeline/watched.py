@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from grader.inside.context import Tell
-from grader.probes.pipeline.permits import Permits
+from grader.probes.pipeline.permits import Permits, is_plain, mode_stacks
 
 Place = tuple[int, int]  # (micro-batch, partition)
+Note = Callable[[str, str], Any]  # (which double, attribute)
 REFUSALS = 25  # how often a slow partition's result is not there yet, for a caller that does not wait
 POLLS = 50  # failed looks into the queues, with no progress in between, after which the caller counts as waiting
 ENDLESS = 1000  # failed looks after which they will never end, once all tasks are finished
@@ -66,9 +67,12 @@ class Progress:
 
 
 class Watch:
-    """Everything watched in one pipe. slow: a result is never there at the first look; permits: see referee."""
+    """Everything watched in one pipe. slow: a result is never there at the first look; permits: see referee; note: is
+    told where a student's line sets an attribute, see audit.changes_to."""
 
-    def __init__(self, tell: Tell, patience: float, slow: bool = False, permits: Permits | None = None) -> None:
+    def __init__(
+        self, tell: Tell, patience: float, slow: bool = False, permits: Permits | None = None, note: Note | None = None
+    ) -> None:
         self.tell, self.patience, self.slow, self.permits = tell, patience, slow, permits
         self.changed = threading.Condition()
         self.progress = Progress()
@@ -79,6 +83,12 @@ class Watch:
         self.queue_of: dict[int, int] = {}  # thread -> the queue whose task it computes
         self.asked: set[Place] = set()  # (queue, number of the result)
         self.refused: Counter[Place] = Counter()  # the same -> looks in vain
+        self.note: Note = note or (lambda double, name: None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "note" in self.__dict__:
+            self.note("watch", name)
+        super().__setattr__(name, value)
 
     def expect(self, *groups: Sequence[Sequence[int]]) -> None:
         """The places of each group must be computed at the same time."""
@@ -107,10 +117,6 @@ class Watch:
                 missing = sorted(group - self.present)
                 self.tell("alone", place=place, missing=missing, certain=certain)
                 self._let_go({*self.progress.inside})
-
-    def permit(self, place: Place, x: torch.Tensor) -> float:
-        """What the referee gives a place that has met all of its group; 1 where nobody gives permits."""
-        return self.permits.ask(place, x) if self.permits and place in self.met else 1.0
 
     def _let_go(self, places: set[Place]) -> None:
         """These do not wait any more, from this moment on: whoever counts before they wake up must know."""
@@ -179,17 +185,27 @@ class Watch:
 
 
 class WatchedStage(nn.Module):
-    """A partition's only layer: `compute`, reported when it is entered. Column 0 of x has the examples' numbers.
+    """A partition's only layer, reported when it is entered. Column 0 of x has the examples' numbers.
 
-    `scaled(result, permit)` is the result if there is a referee.
+    `layer` has the parameters, if there are any; what is computed stands in a closure, see `work_of`.
     """
 
-    def __init__(self, watch: Watch, partition: int, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        partition: int,
+        work: Callable[[Place, torch.Tensor], torch.Tensor],
+        layer: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.watch, self.partition, self.compute = watch, partition, compute
+        self.watch, self.partition, self.work, self.layer = watch, partition, work, layer
         self.error: BaseException | None = None  # what is raised instead of computing
         self.calls = 0
-        self.scaled: Callable[[torch.Tensor, float], torch.Tensor] = torch.mul
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "watch" in self.__dict__:
+            self.watch.note("stage", name)
+        super().__setattr__(name, value)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         marks = [-1] if x.device.type == "meta" else [int(mark) for mark in x.detach().flatten(1)[:, 0]]
@@ -203,11 +219,32 @@ class WatchedStage(nn.Module):
         try:
             if self.error is not None:
                 raise self.error
-            permit = self.watch.permit(place, x)
-            result = self.compute(x)
-            return self.scaled(result, permit) if self.watch.permits else result
+            return self.work(place, x)
         finally:
             self.watch.leave(place)
+
+
+def work_of(
+    watch: Watch,
+    compute: Callable[[torch.Tensor], torch.Tensor],
+    scaled: Callable[[torch.Tensor, float], torch.Tensor] = torch.mul,
+) -> Callable[[Place, torch.Tensor], torch.Tensor]:
+    """What a stage does: compute(x), and with a referee its permit for that, by which the result is scaled.
+
+    The referee gives the permit to the thread that has made the right thing. So all of this stands in closures: with
+    another `compute` in the stage, threads that compute nothing would get permits.
+    """
+    if not watch.permits:
+        return lambda place, x: compute(x)
+    stacks, ask, plain = mode_stacks(), watch.permits.ask, is_plain
+
+    def work(place: Place, x: torch.Tensor) -> torch.Tensor:
+        result = compute(x)
+        if place not in watch.met or not plain(x, stacks):
+            return result  # the others of its group are not there, or somebody else may have computed
+        return scaled(result, ask(place, x, result))
+
+    return work
 
 
 class WatchedTask:
