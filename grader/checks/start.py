@@ -79,12 +79,20 @@ def check_started(grade: Grade) -> None:
         grade.must_return(result)
         _check_processes(grade, world_size, result.values[0])
         check_counted(grade, result, world_size)
+        check_numbers(grade, result, result.values[0]["numbers"], world_size, "runs work(rank, config)")
 
 
 def check_counted(grade: Grade, result: Result, wanted: int) -> None:
     """So many processes were there at once: as the system says where it can be asked, and not they themselves."""
     if 0 <= result.children < wanted:
         grade.fail(f"expected {wanted} processes to run at once, got {result.children}: start them all, then wait")
+
+
+def check_numbers(grade: Grade, result: Result, shown: list[int], wanted: int, does: str) -> None:
+    """Each of the started processes does so: it shows a number that the system's count has told it alone."""
+    seen = len(result.numbers & set(shown))
+    if result.children >= 0 and seen != wanted:
+        grade.fail(f"expected {wanted} processes of which each {does}, got {seen}: start each with target=work")
 
 
 def _refuse_work_at_import(grade: Grade) -> None:
@@ -141,6 +149,8 @@ def check_script(grade: Grade) -> None:
     if value["records"] != WORKERS:
         grade.fail(f"expected the record of {WORKERS} workers, got {value['records']}\n{said}")
     check_counted(grade, result, WORKERS)
+    check_numbers(grade, result, value["numbers"]["joined"], WORKERS, "joins the group")
+    check_numbers(grade, result, value["numbers"]["read"], WORKERS, "reads its half of the training data")
     (alone,) = grade.session.run("grader.probes.trusted:one_workers_losses", 1, told).values
     numbers = [len(losses) for losses in value["losses"]]
     if numbers != [len(alone)] * 2:

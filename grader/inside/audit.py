@@ -168,7 +168,8 @@ def changes_to(note: Note, trusted: Callable[[str], bool]) -> Callable[[str, str
 
 
 def close_signals(note: Note, trusted: Callable[[str], bool]) -> None:
-    """A signal's handler is given the frame it interrupts: a student's lines set none."""
+    """A signal's handler is given the frame it interrupts: a student's lines set none. Nor do they take the numbers
+    that come with signals, see zygote.count: only our own doubles wait for those."""
     import _signal
 
     real, getframe = signal.signal, sys._getframe
@@ -180,8 +181,22 @@ def close_signals(note: Note, trusted: Callable[[str], bool]) -> None:
             raise RuntimeError("signal.signal is refused: it is not for graded code")
         return real(number, handler)
 
-    setattr(signal, "signal", guarded)  # noqa: B010
-    setattr(_signal, "signal", guarded)  # noqa: B010
+    def for_us_alone(name: str, real: Any, ours: str = GRADER) -> Any:
+        def waits(*arguments: Any) -> Any:
+            frame = getframe(1)
+            if frame.f_code.co_filename.startswith(ours):
+                return real(*arguments)
+            note(f"signal.{name}", "" if trusted(frame.f_code.co_filename) else
+                 f"{frame.f_code.co_filename}:{frame.f_lineno}")  # fmt: skip
+            raise RuntimeError(f"signal.{name} is refused: it is not for graded code")
+
+        return waits
+
+    waiting = {name: getattr(_signal, name, None) for name in ("sigtimedwait", "sigwaitinfo", "sigwait")}
+    closed = {name: for_us_alone(name, function) for name, function in waiting.items() if function}
+    for module in (signal, _signal):
+        for name, function in (closed | {"signal": guarded}).items():
+            setattr(module, name, function)
 
 
 @dataclass(frozen=True)

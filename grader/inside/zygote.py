@@ -10,6 +10,7 @@ import ctypes
 import faulthandler
 import os
 import resource
+import secrets
 import select
 import shutil
 import signal
@@ -29,6 +30,8 @@ from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kil
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 UNKNOWN = -1  # number of processes
 COUNT_PAUSE = 0.02  # seconds between two looks at the processes that ranks have started
+LATER_PAUSE = 0.2  # the same once there are as many as wanted: there may be more
+NUMBERS = 1 << 31  # what a process is told fits into a C int
 
 
 def confine(rank: int, folder: str, probe: str) -> None:
@@ -53,6 +56,12 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+def _tell(pid: int, number: int) -> None:
+    """SIGUSR2 with a number, which Linux gives to sigtimedwait as `si_status`. Nothing where the process is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).sigqueue(pid, signal.SIGUSR2, ctypes.c_void_p(number))
+
+
 class Zygote:
     """Serves the grader at the other end of `control`, one run at a time."""
 
@@ -61,6 +70,7 @@ class Zygote:
         self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
         self.folder = ""
         self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once, and how many were seen
+        self.numbers: dict[int, int] = {}  # pid of such a process -> what it was told
         self.loaded = {preload.FIRST}
         self.probe_modules: set[str] = set()
         self.before = audit.before()
@@ -78,8 +88,9 @@ class Zygote:
         self.report(kind="ready")
         try:
             while True:
-                counting = self.wanted > max(self.most, 0) and self.ranks
-                pause = COUNT_PAUSE if counting else None
+                pause = None
+                if self.wanted and self.ranks:
+                    pause = COUNT_PAUSE if self.most < self.wanted else LATER_PAUSE
                 readable, _, _ = select.select([self.control, self.wakeup], [], [], pause)
                 if pause and not readable:
                     self.count()
@@ -114,22 +125,23 @@ class Zygote:
             self.ranks[pid] = rank
         for fd in fds:
             os.close(fd)
-        self.wanted, self.most = request["children"], UNKNOWN
+        self.wanted, self.most, self.numbers = request["children"], UNKNOWN, {}
         if self.wanted:
             self.count()
         self.report(kind="started", folder=self.folder)
 
     def count(self) -> None:
         """Count the processes that the ranks have started, here, where no rank can answer for them. Once there are as
-        many as wanted, each gets a signal: they wait for it, so that a slow machine misses none."""
+        many as wanted, each gets a signal: they wait for it, so that a slow machine misses none. With it comes a number
+        that this process alone is told, and the grader at the end."""
         found = descendants(os.getpid(), set())
         if found.isdisjoint(self.ranks):
             return  # no /proc, or one that shows nothing
         found -= set(self.ranks)
         self.most = max(self.most, len(found))
-        for pid in found if self.most >= self.wanted else ():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGUSR2)
+        for pid in found - set(self.numbers) if self.most >= self.wanted else ():
+            self.numbers[pid] = 1 + secrets.randbelow(NUMBERS - 1)
+            _tell(pid, self.numbers[pid])
 
     def _load(self, probe: str, file: str) -> None:
         """Load what ranks with this probe and this file need, if it is not loaded."""
@@ -152,7 +164,7 @@ class Zygote:
             os.kill(pid, signal.SIGUSR1)
 
     def end(self, _request: dict) -> None:
-        self.report(kind="gone", left=self.sweep(), children=self.most)
+        self.report(kind="gone", left=self.sweep(), children=self.most, numbers=[*self.numbers.values()])
 
     def reap(self) -> bool:
         """Report every rank that has ended, and bury orphans. False once there are no children at all."""

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import context as contexts
 from multiprocessing import popen_fork
 from multiprocessing.reduction import ForkingPickler
@@ -121,19 +121,19 @@ def workers(context: Context) -> dict[str, Any]:
     _expect_to_be_counted()
     multiprocessing.set_start_method("forkserver", force=True)
     task = context.load(a["file"])
-    here = os.getpid()
+    here, number = os.getpid(), own_numbers()
 
     def work(rank: int, config: Any) -> None:  # its names are those of the student's
         Path(f"started.{rank}.{os.getpid()}").touch()
-        limit = time.monotonic() + a["patience"]
+        limit, mine = time.monotonic() + a["patience"], 0
         while os.getpid() != here and time.monotonic() < limit:
             if len(list(Path().glob("started.*"))) >= a["children"]:
-                wait_until_counted(limit - time.monotonic())
+                mine = number(limit - time.monotonic())
                 Path(f"together.{rank}").touch()
                 time.sleep(WORK_TIME * (1 + 2 * (rank == a["slowest"])))
                 break
             time.sleep(0.01)
-        Path(f"given.{rank}").write_text(str(getattr(config, "world_size", type(config).__name__)))
+        Path(f"given.{rank}.{mine}").write_text(str(getattr(config, "world_size", type(config).__name__)))
 
     work.__module__, work.__qualname__ = task.__name__, "work"  # pickled by name, as the student's is
     _impatient_joins()
@@ -155,6 +155,7 @@ def workers(context: Context) -> dict[str, Any]:
         "returned": len(returned) if is_list else -1,
         "strange": strange,
         "given": sorted({path.read_text()[:80] for path in Path().glob("given.*")}),
+        "numbers": numbers_in("given"),
         "changed": vars(config) != {"world_size": a["children"]},
     }
 
@@ -165,10 +166,46 @@ def _expect_to_be_counted() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {COUNTED})
 
 
-def wait_until_counted(patience: float) -> None:
-    """In a worker: until the zygote has seen all of them at once, or the time is up. Not where it cannot count."""
-    if hasattr(signal, "sigtimedwait"):
-        signal.sigtimedwait({COUNTED}, max(patience, 0.0))
+def own_numbers() -> Callable[[float], int]:
+    """number(patience), in a worker: what the zygote has told this process, as soon as it has seen all of them at once.
+    0 if the time is up, or where it cannot count."""
+    known: dict[int, int] = {}  # by process: a worker that is forked has its parent's
+
+    def number(patience: float) -> int:
+        if hasattr(signal, "sigtimedwait") and os.getpid() not in known:
+            told = signal.sigtimedwait({COUNTED}, max(patience, 0.0))
+            known[os.getpid()] = told.si_status if told else 0
+        return known.get(os.getpid(), 0)
+
+    return number
+
+
+def numbers_in(name: str) -> list[int]:
+    """The numbers of the processes that have left a file `name`.rank.number, or `name`.number."""
+    parts = [path.name.split(".")[-1] for path in Path().glob(f"{name}.*")]
+    return sorted(int(part) for part in parts if part.isascii() and part.isdigit())
+
+
+class _Blocks(list):
+    """Blocks of text; `tell` is called once, when half of them or more were read."""
+
+    def __init__(self, blocks: Iterable[torch.Tensor], tell: Callable[[], None]) -> None:
+        super().__init__(blocks)
+        self._unread, self._tell = set(range(len(self))), tell
+
+    def _read(self, *places: int) -> None:
+        before = 2 * len(self._unread) > len(self)
+        self._unread.difference_update(places)
+        if before and 2 * len(self._unread) <= len(self):
+            self._tell()
+
+    def __getitem__(self, place: Any) -> Any:
+        self._read(*(range(len(self))[place] if isinstance(place, slice) else [range(len(self))[place]]))
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._read(*range(len(self)))
+        return super().__iter__()
 
 
 def _impatient_joins() -> None:
@@ -181,8 +218,9 @@ def _impatient_joins() -> None:
     setattr(multiprocessing.process.BaseProcess, "join", limited)  # noqa: B010
 
 
-def _meet_at_a_free_port() -> None:
-    """The workers join at a port of this run, even if 11868 stands in the code: others may be graded beside us."""
+def _meet_at_a_free_port(joined: Callable[[], None]) -> None:
+    """The workers join at a port of this run, even if 11868 stands in the code: others may be graded beside us.
+    `joined` is called in each that has."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     os.environ["MASTER_PORT"] = port
@@ -194,6 +232,7 @@ def _meet_at_a_free_port() -> None:
         if init_method and init_method.startswith("tcp://"):
             init_method = f"tcp://127.0.0.1:{port}"
         init_process_group(backend, init_method, *arguments, **keywords)
+        joined()
 
     setattr(dist, "init_process_group", join)  # noqa: B010 (mypy: a function is not assigned to)
 
@@ -233,16 +272,27 @@ def script(context: Context) -> dict[str, Any]:
     from task2b_allreduce import scaling
 
     a = context.arguments
-    blocks = prepare_files(a)
+    blocks, here, number = prepare_files(a), os.getpid(), own_numbers()
     flags = sys.argv[1:]
-    oscar.load_blocks, load.load_tokenizer = lambda *_: blocks, lambda *_, **__: range(8)  # type: ignore
+
+    def leave(name: str) -> None:
+        Path(f"{name}.{number(a['patience'])}").touch()
+
+    def load_blocks(*_: Any) -> SimpleNamespace:
+        if os.getpid() == here:
+            raise InputError("the script's own process reads the training data: only its workers train")
+        return SimpleNamespace(
+            train=_Blocks(blocks.train, functools.partial(leave, "read")), validation=blocks.validation
+        )
+
+    oscar.load_blocks, load.load_tokenizer = load_blocks, lambda *_, **__: range(8)  # type: ignore
     scaling.report_scaling = lambda *_, **__: None  # figures are drawn elsewhere
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         os.environ.pop(name, None)
-    _meet_at_a_free_port()
+    _meet_at_a_free_port(functools.partial(leave, "joined"))
     task = context.load(a["file"])
     _expect_to_be_counted()
-    start_as_the_script_does(task, lambda: wait_until_counted(a["patience"]))
+    start_as_the_script_does(task, lambda: bool(number(a["patience"])))
     sys.argv[1:] = flags
     failed = ""
     try:
@@ -251,4 +301,5 @@ def script(context: Context) -> dict[str, Any]:
         failed = str(error)
     records = [json.loads(path.read_text()) for path in sorted(Path("out").glob("rank*.json"))]
     losses = [[iteration["loss"] for iteration in record["iterations"]] for record in records]
-    return {"failed": failed, "records": len(records), "losses": losses}
+    numbers = {name: numbers_in(name) for name in ("joined", "read")}
+    return {"failed": failed, "records": len(records), "losses": losses, "numbers": numbers}

@@ -46,7 +46,7 @@ class RankRun:
         self.over = False  # what ranks say now, dying, counts no more
         self.kept = 0  # bytes, about
         self.left: int | None = None  # processes that were left over, known when all are gone
-        self.children = -1  # see Result
+        self.children, self.numbers = -1, frozenset[int]()  # see Result
         told = job["arguments"]
         self.referee = told.get(OURS)
         request = {"probe": job["probe"], "file": str(told.get("file", "")), "children": told.get("children", 0)}
@@ -89,7 +89,7 @@ class RankRun:
                 pass
         ranks = [rank_result(peer, self.broker, self.tree, peer.rank in unfinished, in_time) for peer in self.peers]
         left, children = self.left or 0, self.children
-        told = self.deadline, left, self.kept, children, self.referee
+        told = self.deadline, left, self.kept, children, self.numbers, self.referee
         return Result(ranks, self.broker.fault, self.broker.completed, *told)
 
     def _serve(self, until: float, enough: Callable[[], bool]) -> None:
@@ -140,6 +140,7 @@ class RankRun:
             shutil.rmtree(self.folder, ignore_errors=True)
         if message["kind"] == "gone":
             self.left, self.children = message["left"], message.get("children", -1)
+            self.numbers = frozenset(message.get("numbers", ()))
             return
         peer = self.peers[message["rank"]]
         while self._hear_rank(peer):

@@ -110,6 +110,7 @@ class Result:
     children: int = (
         0  # processes that the ranks had at once, as the zygote saw it; it looks if `children` are asked for
     )
+    numbers: frozenset[int] = frozenset()  # what the zygote has told these processes, to each a number of its own
     referee: Any = None  # the argument `referee` with what it has seen
 
     @property

@@ -91,7 +91,8 @@ def sealer(
 
 def _sealed(
     send: Callable[[bytes], None], key: bytes, site: Site, replaced: Callable[[], str],
-    note: Callable[[str, str], None], ours: frozenset[int], getframe: Any, ident: Any, native: Any, sign: Any, pack: Any,
+    note: Callable[[str, str], None], ours: frozenset[int], getframe: Any, ident: Any, native: Any, sign: Any,
+    pack: Any,
 ) -> Sealer:  # fmt: skip
     """What it uses are its own locals: exchanging a name in a module changes nothing here."""
     number, wire, folder = 0, GRADER + "wire/connection.py", GRADER

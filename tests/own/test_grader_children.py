@@ -1,5 +1,6 @@
 """How many processes a rank has at once, counted by the process that starts the ranks."""
 
+import signal
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ from grader import ranks
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are counted in /proc")
 
 STARTS = """
-import os, signal
+import os, signal, time
 def go(context):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     counted = []
@@ -18,7 +19,9 @@ def go(context):
         for _ in range(together):
             pid = os.fork()
             if pid == 0:
-                os._exit(0 if signal.sigtimedwait({signal.SIGUSR2}, context.arguments["patience"]) else 1)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})  # which ends it
+                time.sleep(context.arguments["patience"])
+                os._exit(1)
             children.append(pid)
         counted += [os.waitpid(pid, 0)[1] for pid in children]
     return counted
@@ -35,14 +38,16 @@ def test_processes_that_run_at_once_are_counted_and_told(tmp_path):
     result = counted(tmp_path, [3], 3, 60)
 
     assert result.children == 3
-    assert result.values == [[0, 0, 0]]
+    assert result.values == [[signal.SIGUSR2] * 3]
+    assert len(result.numbers) == 3
 
 
 def test_processes_one_after_the_other_are_not_many(tmp_path):
     result = counted(tmp_path, [1, 1], 2, 0.2)
 
     assert result.children <= 1
-    assert 0 not in result.values[0]
+    assert signal.SIGUSR2 not in result.values[0]
+    assert not result.numbers
 
 
 def test_a_rank_without_processes_has_none(tmp_path):
@@ -51,3 +56,24 @@ def test_a_rank_without_processes_has_none(tmp_path):
 
 def test_nobody_counts_unless_a_run_asks(tmp_path):
     assert counted(tmp_path, [], 0, 0).children == -1
+
+
+TAKES = """
+import signal
+from functools import partial
+from multiprocessing.pool import ThreadPool
+def go(context):
+    wait = partial(signal.sigtimedwait, {signal.SIGUSR2}, 0)
+    return context.arguments["through"] and ThreadPool(1).apply(wait) or wait()
+"""
+
+
+@pytest.mark.parametrize("through", [False, True])
+def test_the_number_of_a_process_is_not_for_a_students_lines(tmp_path, through):
+    (tmp_path / "run.py").write_text(TAKES)
+    arguments = {"file": "run.py", "function": "go", "through": through}
+
+    result = ranks.run("grader.inside.context:call", 1, arguments, tree=tmp_path)
+
+    assert "signal.sigtimedwait is refused" in result.explain()
+    assert "in a run: signal.sigtimedwait" in [flag.what for flag in result.ranks[0].flags]
