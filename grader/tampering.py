@@ -56,6 +56,7 @@ PLACES = re.compile(r"/proc/[^/ ]*/(mem|fd|maps|environ|task)|/dev/(fd|mem)|\bgr
 WORD = re.compile(r"\w+")
 COMPILED = {".so", ".pyc", ".pyd", ".dll", ".dylib", ".pth"}
 NAMES = FRAMES | INSIDES | ENDS
+CHANGES = {"update", "setdefault", "pop", "clear", "__setitem__", "__delitem__"}  # of a dictionary
 MAX_FLAGS = 50  # of one file
 MAKES_TEXT = ast.Constant | ast.BinOp | ast.JoinedStr | ast.Call | ast.Subscript
 
@@ -192,12 +193,36 @@ def _call(node: ast.Call, names: dict[str, str], texts: Texts) -> Iterator[str]:
     by_name = _path(node.func, names) in ("operator.attrgetter", "operator.methodcaller")
     if by_name and not all(texts.of(argument)[1] for argument in node.args):
         yield "takes attributes by a name that is made at run time"
+    if called == "vars" and node.args and (owner := _path(node.args[0], names)):
+        yield f"takes the names in {owner}"
+    if isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES and (space := _space(node.func.value)):
+        yield f"changes {space}"
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "__new__" and not _in_its_own_new(node):
+        yield "makes an object that is not initialised"
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("fromhex", "unhexlify", "b64decode"):
         yield "decodes text that may be code"
     if any(keyword.arg == "fileno" for keyword in node.keywords):
         yield "opens a descriptor by its number"
     if called == "open" and node.args and isinstance(node.args[0], ast.Constant) and type(node.args[0].value) is int:
         yield "opens a descriptor by its number"
+
+
+def _space(node: ast.expr) -> str:
+    """`vars(...)` or `__dict__`, where it belongs to another object than self; else ""."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "vars" and node.args:
+        return "" if _is_name(node.args[0], "self") else "vars() of an object"
+    if isinstance(node, ast.Attribute) and node.attr == "__dict__":
+        return "" if _is_name(node.value, "self") else "the __dict__ of an object"
+    return ""
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _in_its_own_new(node: ast.Call) -> bool:
+    """super().__new__(cls) and object.__new__(cls), as a class has them in its own __new__."""
+    return bool(node.args) and _is_name(node.args[0], "cls")
 
 
 def _is_plain(node: ast.expr, owner: str) -> bool:
@@ -211,6 +236,8 @@ def _replaced(target: ast.expr, names: dict[str, str]) -> Iterator[str]:
     if isinstance(target, ast.Tuple | ast.List):
         for part in target.elts:
             yield from _replaced(part, names)
+    elif isinstance(target, ast.Subscript) and (space := _space(target.value)):
+        yield f"changes {space}"
     elif isinstance(target, ast.Attribute) and _is_library(_path(target.value, names)):
         path = f"{_path(target.value, names)}.{target.attr}"
         if not path.startswith(SETTINGS):

@@ -155,14 +155,15 @@ def watch(note: Note, trusted: Callable[[str], bool]) -> None:
     sys.addaudithook(hook)
 
 
-def changes_to(note: Note, trusted: Callable[[str], bool]) -> Callable[[str, str], None]:
-    """changed(double, attribute), for the __setattr__ of a double: notes it where a student's line sets this."""
+def changes_to(note: Note, trusted: Callable[[str], bool]) -> Callable[..., None]:
+    """changed(double, attribute), for the __setattr__ of a double: notes it where a student's line sets this, or with
+    "reads" as third argument, for its __getattribute__, where one reads it."""
     getframe = sys._getframe
 
-    def changed(double: str, attribute: str) -> None:
+    def changed(double: str, attribute: str, does: str = "sets") -> None:
         frame = getframe(2)
         if not trusted(frame.f_code.co_filename):
-            note(f"sets {attribute} of the grader's {double}", f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            note(f"{does} {attribute} of the grader's {double}", f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
     return changed
 

@@ -68,7 +68,7 @@ class Context:
         self.event = teller(wire)
         self.ask, self.own = asker(wire), owner(wire)
         self.later = giver(wire)
-        self.changed: Callable[[str, str], None] = lambda double, attribute: None  # see audit.changes_to
+        self.changed: Callable[..., None] = lambda double, attribute, does="": None  # see audit.changes_to
         self._loaded = 0
         self._scattered: list[Any] = []
 

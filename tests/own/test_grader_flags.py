@@ -21,6 +21,13 @@ def flags(tmp_path, source):
 
 
 SUSPECT = {
+    "the names in a module": "import torch\nnames = vars(torch)\nnames['equal'] = print",
+    "names of a module, changed at once": "import torch\nvars(torch)['equal'] = print",
+    "the attributes of an object": "def f(layer):\n    vars(layer)['forward'] = print",
+    "the dictionary of an object": "def f(layer):\n    layer.__dict__['forward'] = print",
+    "the dictionary of an object, updated": "def f(layer):\n    layer.__dict__.update(forward=print)",
+    "an attribute of an object, deleted": "def f(layer):\n    del vars(layer)['forward']",
+    "an object that is not initialised": "pipe = Pipe.__new__(Pipe)",
     "frames": "import sys\nsys._getframe(1).f_locals",
     "an alias": "import sys as s\ns.modules['x']",
     "from": "from sys import modules",
@@ -63,6 +70,10 @@ SUSPECT = {
     "path": "open('/course/grader/reference.py')",
 }
 PLAIN = {
+    "an object's own attributes": "class A:\n    def f(self):\n        self.__dict__['x'] = vars(self)['y'] = 1",
+    "attributes that are read": "def f(arguments):\n    return vars(arguments)['x'], arguments.__dict__.items()",
+    "a class with a __new__": "class A:\n    def __new__(cls):\n        return super().__new__(cls)",
+    "a dictionary of its own": "names = {}\nnames.update(x=1)\nnames['y'] = 2\ndel names['x']",
     "a model": "import torch\nmodel.eval()\nfor m in model.modules():\n    m.weight.data.zero_()",
     "settings": "import torch\ntorch.backends.cudnn.benchmark = True\ntorch.manual_seed(1)",
     "attributes": "setattr(self, f'partition_{i}', p)\ngetattr(self, f'partition_{i}')",

@@ -61,7 +61,7 @@ def watch_pipe_class(event: Tell) -> Callable[[Any], bool]:
     if not isinstance(kind, type):
         return lambda pipe: False
     built = weakref.WeakSet[Any]()
-    build, call = kind.__init__, kind.__call__
+    build, call = getattr(kind, "__init__"), getattr(kind, "__call__")  # noqa: B004, B009 (mypy: unsound)
 
     @functools.wraps(build)
     def init(pipe: Any, *arguments: Any, **keywords: Any) -> None:

@@ -20,7 +20,7 @@ from grader.inside.context import Tell
 from grader.probes.pipeline.permits import Permits, is_plain, mode_stacks
 
 Place = tuple[int, int]  # (micro-batch, partition)
-Note = Callable[[str, str], Any]  # (which double, attribute)
+Note = Callable[..., Any]  # (which double, attribute), see audit.changes_to
 REFUSALS = 25  # how often a slow partition's result is not there yet, for a caller that does not wait
 POLLS = 50  # failed looks into the queues, with no progress in between, after which the caller counts as waiting
 ENDLESS = 1000  # failed looks after which they will never end, once all tasks are finished
@@ -83,7 +83,7 @@ class Watch:
         self.queue_of: dict[int, int] = {}  # thread -> the queue whose task it computes
         self.asked: set[Place] = set()  # (queue, number of the result)
         self.refused: Counter[Place] = Counter()  # the same -> looks in vain
-        self.note: Note = note or (lambda double, name: None)
+        self.note: Note = note or (lambda double, name, does="": None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "note" in self.__dict__:
@@ -202,9 +202,16 @@ class WatchedStage(nn.Module):
         self.error: BaseException | None = None  # what is raised instead of computing
         self.calls = 0
 
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name in ("watch", "work"):  # which are no layer's that a Pipe knows
+            watch = found if name == "watch" else super().__getattribute__("watch")
+            watch.note("stage", name, "reads")
+        return found
+
     def __setattr__(self, name: str, value: Any) -> None:
         if "watch" in self.__dict__:
-            self.watch.note("stage", name)
+            super().__getattribute__("watch").note("stage", name)
         super().__setattr__(name, value)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
