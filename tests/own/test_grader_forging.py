@@ -1,6 +1,7 @@
 """Forging with the grader's own objects: methods with another `self`, C code in between, permits asked by hand."""
 
 import shutil
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from common.paths import ROOT
 from course.table import load_course
-from grader.checks import partition_loaders
+from grader.checks import partition_loaders, start
 from grader.checks.pipeline import compute, forward, gpt2, waits, whole
 from grader.grading import Grade, Session
 from grader.ranks.referee import MAIN, NO_PERMIT, PermitReferee
@@ -183,7 +184,7 @@ def grade(tmp_path):
     """A function: the graders' view of a file with another body for a region."""
 
     def make(file, region, body):
-        for folder in ("common", "pipeline"):
+        for folder in ("common", "pipeline", "task2b_allreduce"):
             shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
         path = tmp_path / file
         before, rest = path.read_text().split(f"# BEGIN SOLUTION {region}\n")
@@ -371,6 +372,30 @@ def test_gpt2_whose_blocks_the_caller_computes_is_not_taken_for_a_pipeline(grade
     for check in (gpt2.check_blocks, gpt2.check_used, gpt2.check_agree):
         with pytest.raises(Verdict):
             check(view)
+
+
+SLEEPERS = """
+import time
+from pathlib import Path
+processes = [Process(target=time.sleep, args=(2.0,)) for _ in range(config.world_size)]
+for process in processes:
+    process.start()
+for rank, process in enumerate(processes):
+    Path(f"started.{rank}.{process.pid}").touch()
+    Path(f"together.{rank}").touch()
+    Path(f"given.{rank}.{process.pid}").write_text(str(config.world_size))
+for process in processes:
+    process.join()
+"""
+
+
+@pytest.mark.medium
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are counted in /proc")
+def test_processes_that_sleep_while_the_parent_writes_their_files_are_not_taken_for_workers(grade):
+    view = grade("task2b_allreduce/run_gpt2.py", "2b.9", SLEEPERS)
+
+    with pytest.raises(Wrong, match="of which each runs work"):
+        start.check_started(view)
 
 
 FORWARDS = {
