@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: setup demo demo-cluster test bank check verify handout gradescope
+.PHONY: setup demo demo-cluster watch test bank check verify handout gradescope
 .DEFAULT_GOAL := demo
 
 setup:
@@ -15,6 +15,9 @@ demo: setup
 # The same ladder where bytes cost time: four emulated nodes, and a model large enough that the links decide.
 demo-cluster: setup
 	$(RUN) -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train --learning_rate 1e-5
+
+watch: setup
+	$(RUN) -m grader.watch
 
 # Two test processes, each file in one of them; files that start many processes first, so that neither waits at the end.
 TWICE := -n 2 --dist loadfile --no-loadscope-reorder -p staff.tests.long_files_first

@@ -31,20 +31,32 @@ def _blocks(tree: Path, file: str) -> list[Block]:
         return []
 
 
-def next_step(course: Course, tree: Path, failed: Sequence[str] = (), asked: Collection[str] = ()) -> str:
-    """One line: what to do next; "" if nothing is left.
+def next_region(course: Course, tree: Path, asked: Collection[str] = ()) -> str:
+    """An open region whose needs are written, one of `asked` before others; "" if none is open."""
+    still_open = open_regions(course, tree)
+    order = sorted(course.in_order_of_needs(), key=lambda id: id not in asked)
+    return next((id for id in order if id in still_open and not set(course.all_needs(id)) & still_open.keys()), "")
 
-    The first region that has just failed; otherwise an open one whose needs are written, one of `asked` before others.
-    """
+
+def next_step(course: Course, tree: Path, failed: Sequence[str] = (), asked: Collection[str] = ()) -> str:
+    """One line: what to do next; "" if nothing is left. A region that has just failed comes before open ones."""
     if failed:
         return f"next: {failed[0]}; `python -m pytest --hint {failed[0]}` shows a hint, " + _command(failed[0])
-    still_open = open_regions(course, tree)
-    for id in sorted(course.in_order_of_needs(), key=lambda id: id not in asked):
-        if id in still_open and not set(course.all_needs(id)) & still_open.keys():
-            region = course.regions[id]
-            place = f"{region.file}:{still_open[id]}"
-            return f"next: {id} {region.title}, {place} (steps: {course.readme(id)}); " + _command(id)
+    if id := next_region(course, tree, asked):
+        region = course.regions[id]
+        place = f"{region.file}:{open_regions(course, tree)[id]}"
+        return f"next: {id} {region.title}, {place} (steps: {course.readme(id)}); " + _command(id)
     return ""
+
+
+def written(course: Course, tree: Path) -> dict[str, tuple[str, ...]]:
+    """Region -> what is written for it in its home file, part by part; a file that is no Python is left out."""
+    found: dict[str, tuple[str, ...]] = {}
+    for file in dict.fromkeys(region.file for region in course.regions.values()):
+        for block in _blocks(tree, file):
+            if block.id in course.regions and course.regions[block.id].file == file:
+                found[block.id] = (*found.get(block.id, ()), block.body)
+    return found
 
 
 def _command(region: str) -> str:

@@ -287,7 +287,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         files = " ".join(course.tasks[course.regions[region].task].whole)
         if files:
             terminalreporter.line(f"{region} has {points} more for the whole script: `python -m pytest {files}`")
-    tried = {entry.region for entry in entries if entry.status not in ("passed", "not attempted")}
+    tried = {entry.region for entry in entries if entry.status not in ("passed", "not attempted", Skipped.status)}
     asked = {entry.region for entry in entries if entry.status == "not attempted"} if len(tried) == 0 else set()
     failed = [id for id in course.in_order_of_needs() if id in tried]
     if step := next_step(course, tree, failed, asked):

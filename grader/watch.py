@@ -1,0 +1,162 @@
+"""Grades what you have just saved, and moves on to the next region when one passes.
+
+    python -m grader.watch           # begins with the first open region
+    python -m grader.watch 2a.3      # begins with this region
+    python -m grader.watch task2b    # begins with the first open region of this task
+
+The process that starts ranks stays loaded, so a verdict comes about a second after a save. In a terminal there are
+keys: h shows the next hint, a grades the whole task, q ends it. Without a terminal the same lines are printed.
+"""
+
+import argparse
+import contextlib
+import os
+import select
+import sys
+import termios
+import tty
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from watchfiles import watch as file_changes
+
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT, cache_dir
+from course.next_step import next_region, written
+from course.table import Course, load_course
+from grader import ranks
+from grader.plugin import ENTRIES, next_hint
+from grader.ranks.running import STARTER
+from grader.ranks.zygote_process import ZygoteProcess
+
+KEYS = "h: next hint   a: whole task   q: quit"
+OPTIONS = ("-q", "--no-header", "-p", "no:cacheprovider", "-W", "ignore:Module already imported:pytest.PytestWarning")
+LOOK = 200  # milliseconds between two looks at the keyboard
+EDITORS_FILES = (".swp", ".swx", "~", ".tmp")
+
+
+class OneGrading:
+    """A plugin of one pytest run: keeps its verdicts, and the zygote for the next run."""
+
+    def __init__(self) -> None:
+        self.zygote: ZygoteProcess | None = None
+        self.statuses: dict[str, str] = {}  # test -> status
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Take the zygote out of the way before the graders' plugin ends it."""
+        self.statuses = {test: entry.status for test, entry in config.stash.get(ENTRIES, {}).items()}
+        self.zygote = STARTER.take()
+
+
+class Watch:
+    """The region that is watched, and what was written when it was last graded."""
+
+    def __init__(self, course: Course, tree: Path, region: str) -> None:
+        self.course, self.tree, self.region = course, tree, region
+        self.seen = written(course, tree)
+
+    def grade(self, *selection: str) -> bool:
+        """Run graders in this process; whether all of them passed."""
+        run = OneGrading()
+        try:
+            pytest.main([*OPTIONS, "--tree", str(self.tree), *selection], [run])
+        finally:
+            STARTER.put(run.zygote)
+        return bool(run.statuses) and set(run.statuses.values()) == {"passed"}
+
+    def grade_region(self) -> None:
+        """Grade the watched region; when it passes, the next open one is watched."""
+        print(f"\n--- {self.region} {self.course.regions[self.region].title}", flush=True)
+        if self.grade("--region", self.region):
+            task = self.course.regions[self.region].task
+            of_task = {id for id, row in self.course.regions.items() if row.task == task}
+            following = next_region(self.course, self.tree, of_task)
+            if following and following != self.region:
+                self.region = following
+                print(f"watching {following} now", flush=True)
+
+    def saved(self) -> None:
+        """Grade the region whose lines have changed; the watched one where that cannot be seen."""
+        now = written(self.course, self.tree)
+        changed = [id for id in now if now[id] != self.seen.get(id)]
+        self.seen |= now
+        if changed and self.region not in changed:
+            self.region = changed[0]
+        self.grade_region()
+
+    def press(self, key: str) -> bool:
+        """What a key asks for; False to quit."""
+        if key == "h":
+            print(next_hint(self.course, self.region, cache_dir("hints") / "shown.json"), flush=True)
+        elif key == "a":
+            self.grade("-m", self.course.tasks[self.course.regions[self.region].task].marker)
+        return key != "q"
+
+    def run(self) -> None:
+        """Until q, Ctrl-C or the end of the terminal."""
+        self.grade_region()
+        folders = sorted({self.tree / row.file.partition("/")[0] for row in self.course.regions.values()})
+        there = [folder for folder in folders if folder.is_dir()]
+        with keys() as pressed:
+            print(KEYS if sys.stdin.isatty() else "watching; Ctrl-C ends it", flush=True)
+            for changes in file_changes(*there, debounce=50, step=20, rust_timeout=LOOK, yield_on_timeout=True):
+                files = {Path(file).relative_to(self.tree).as_posix() for _, file in changes}
+                mine = {file for file in files if file.endswith(".py") and not file.endswith(EDITORS_FILES)}
+                if mine:
+                    self.saved()
+                if (key := pressed()) and not self.press(key):
+                    return
+
+
+@contextlib.contextmanager
+def keys() -> Iterator:
+    """A function that returns the key that was pressed, or "". The terminal is as before when this ends."""
+    if not sys.stdin.isatty():
+        yield lambda: ""
+        return
+    before = termios.tcgetattr(sys.stdin)
+
+    def pressed() -> str:
+        ready, _, _ = select.select([sys.stdin], [], [], 0)
+        return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else ""
+
+    try:
+        tty.setcbreak(sys.stdin)
+        yield pressed
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def first_region(course: Course, tree: Path, wanted: str) -> str:
+    """The region to begin with. Raises InputError for a name that is neither a region nor a task."""
+    if wanted in course.regions:
+        return wanted
+    tasks = [task for task in course.tasks.values() if wanted in (task.id, task.marker, task.folder)]
+    if wanted and not tasks:
+        raise InputError(f"expected a region or a task, such as 2a.3 or task2a; got {wanted!r}")
+    among = [id for id, row in course.regions.items() if not tasks or row.task == tasks[0].id]
+    return next_region(course, tree, among if tasks else ()) or among[0]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m grader.watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", default="", help="a region or a task (default: the first open region)")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the folder of your files (default: this repository)")
+    arguments = parser.parse_args(argv)
+    course, tree = load_course(), arguments.tree.resolve()
+    region = first_region(course, tree, arguments.what)
+    ranks.start()
+    try:
+        Watch(course, tree, region).run()
+    except KeyboardInterrupt:
+        print()
+    finally:
+        ranks.stop()
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,108 @@
+"""grader.watch as a student uses it: files are saved, and what is printed says what became of them."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from common.paths import ROOT
+from course.table import load_course
+from grader.watch import first_region
+from tests.own.inline_student import wait_until
+
+COURSE = load_course()
+FILE = "common/data_partition.py"
+TODO = "        # TODO(cos598d) 2b.2: do it\n        {0}\n        # END TODO 2b.2"
+OPEN = 'raise NotImplementedError("TODO 2b.2: do it")'
+WRONG, RIGHT = "return self.data[index]", "return self.data[self.index[index]]"
+
+
+class Student:
+    """A tree in which only 2b.2 is open, and `grader.watch` at work on it."""
+
+    def __init__(self, folder):
+        self.path = folder / FILE
+        self.path.parent.mkdir(parents=True)
+        solved = (ROOT / FILE).read_text()
+        begin, end = solved.index("        # TODO(cos598d) 2b.2"), solved.index("        # END SOLUTION 2b.2")
+        self.parts = solved[:begin], solved[end + len("        # END SOLUTION 2b.2") :]
+        self.save(OPEN)
+        command = [sys.executable, "-u", "-m", "grader.watch", "2b.2", "--tree", str(folder)]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines: list[str] = []
+        self.new: queue.Queue[str] = queue.Queue()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.append(line)
+            self.new.put(line)
+
+    def save(self, body):
+        self.path.write_text(self.parts[0] + TODO.format(body) + self.parts[1])
+
+    def wait_for(self, words):
+        """The next line with these words."""
+        while words not in (line := self.new.get(timeout=120)):
+            pass
+        return line
+
+    def end(self):
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def student(tmp_path):
+    started = Student(tmp_path)
+    yield started
+    started.process.kill()
+    started.process.wait()
+    started.reader.join()
+    started.process.stdout.close()
+
+
+@pytest.mark.medium
+def test_each_save_is_graded_and_a_half_saved_file_an_endless_loop_and_ctrl_c_do_no_harm(student):
+    student.wait_for("not attempted")
+    student.wait_for("watching; Ctrl-C ends it")
+    student.save(WRONG)
+    student.wait_for("wrong: ")
+    student.save("return self.data[")
+    student.wait_for("cannot be loaded")
+    student.save(RIGHT)
+    student.wait_for("2/2")
+
+    assert student.end() == 0
+    assert not any("Traceback" in line for line in student.lines)
+
+
+def test_nothing_runs_on_after_the_end(student):
+    student.wait_for("watching; Ctrl-C ends it")
+    zygotes = [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(name) == student.process.pid]
+
+    student.end()
+
+    assert zygotes
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in zygotes))
+
+
+def _parent(pid):
+    try:
+        return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def test_it_begins_with_the_region_or_the_task_that_was_asked_for(tmp_path):
+    assert first_region(COURSE, tmp_path, "2a.3") == "2a.3"
+    assert first_region(COURSE, tmp_path, "task2b") == "2b.1"
+    with pytest.raises(ValueError, match=r"expected a region or a task, such as 2a\.3"):
+        first_region(COURSE, tmp_path, "9.9")
