@@ -2,21 +2,22 @@
 
 import pytest
 
-from grader.checks import whole_scripts
+from grader.checks import averages, whole_scripts
+from grader.checks.training import ddp
 
 graded = pytest.mark.graded
 
 
 @graded("2a.3", points=1, needs=["1.1", "1.4", "2a.1", "2a.2"])
 def test_task2a_trains_like_one_worker(grade):
-    whole_scripts.check_ladder(grade)
+    whole_scripts.check_ladder(grade, averages.must_be_by_hand)
 
 
 @graded("2b.1", points=1, needs=["1.1", "1.4", "2a.1", "2a.2"])
 def test_task2b_trains_like_one_worker(grade):
-    whole_scripts.check_ladder(grade)
+    whole_scripts.check_ladder(grade, averages.must_be_by_hand)
 
 
 @graded("3.1", points=1, needs=["1.1", "1.4", "2a.1", "2a.2"])
 def test_task3_trains_like_one_worker(grade):
-    whole_scripts.check_ladder(grade)
+    whole_scripts.check_ladder(grade, ddp.must_be_run_by_reducer)

@@ -207,6 +207,8 @@ def check_seed(grade: Grade) -> None:
     refuse_changes(grade, one["changed"], "DataPartitioner()")
     for parts in (one["partitions"], other):
         _must_be_exact(grade, length, sizes, parts)
+    halves = [np.isin(np.arange(length), parts[0] + parts[1]) for parts in (one["partitions"], other)]
+    check_orders_differ(grade, halves)
 
 
 def _must_be_exact(grade: Grade, length: int, sizes: list[float], parts: list[list[int]]) -> None:

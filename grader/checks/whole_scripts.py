@@ -1,6 +1,7 @@
 """Judges whole scripts on a real, tiny BERT, against a training run that the grader computes from the same examples."""
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,14 +22,16 @@ EVALUATED_ALONE = (
 )
 
 
-def check_ladder(grade: Grade, world_sizes: tuple[int, ...] = (2, 4)) -> None:
-    """Under the script's own AdamW the mean of the workers' losses is what the grader computes for the whole batch."""
+def check_ladder(grade: Grade, judge: Callable[[Grade, Result], None], world_sizes: tuple[int, ...] = (2, 4)) -> None:
+    """Under the script's own AdamW the mean of the workers' losses is what the grader computes for the whole batch.
+    `judge` says of a run whether what the lesson is about has averaged the gradients."""
     one = Script(grade, 1)
     one.check()
     for world_size in world_sizes:
         many = Script(grade, world_size)
         many.check_weights(one)
         many.check()
+        judge(grade, many.result)
 
 
 class Script:
@@ -44,6 +47,7 @@ class Script:
             config_seed=self.seed, **common,
         )  # fmt: skip
         _must_return(grade, result)
+        self.result = result
         self.traces = [_trace(rank.events) for rank in result.ranks]
         for rank, trace in enumerate(self.traces):
             if not trace["weights"] or not trace["trained"]:

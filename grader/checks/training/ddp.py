@@ -97,6 +97,13 @@ def must_be_averaged_by_reducer(training: Training) -> None:
             must_be_of_reducer(training.grade, rank, step.calls)
 
 
+def must_be_run_by_reducer(grade: Grade, result: Result) -> None:
+    """The same of every call of a whole script."""
+    for rank in result.ranks:
+        for call in rank.calls:
+            must_be_of_reducer(grade, rank, [call])
+
+
 def check_traffic(training: Training) -> None:
     """The weights are broadcast once, and in every step each gradient travels once, by the backward pass."""
     training.must_have_steps()
