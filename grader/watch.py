@@ -12,8 +12,10 @@ import argparse
 import contextlib
 import os
 import select
+import signal
 import sys
 import termios
+import threading
 import tty
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,7 +35,6 @@ from grader.ranks.zygote_process import ZygoteProcess
 KEYS = "h: next hint   a: whole task   q: quit"
 OPTIONS = ("-q", "--no-header", "-p", "no:cacheprovider", "-W", "ignore:Module already imported:pytest.PytestWarning")
 LOOK = 200  # milliseconds between two looks at the keyboard
-EDITORS_FILES = (".swp", ".swx", "~", ".tmp")
 
 
 class OneGrading:
@@ -56,14 +57,27 @@ class Watch:
     def __init__(self, course: Course, tree: Path, region: str) -> None:
         self.course, self.tree, self.region = course, tree, region
         self.seen = written(course, tree)
+        self.stamps = self.stamps_now()
+
+    def stamps_now(self) -> dict[str, tuple[int, int]]:
+        """File with regions -> its time and size. A save in the moment before the watching begins shows here alone."""
+        found = {}
+        for file in dict.fromkeys(row.file for row in self.course.regions.values()):
+            with contextlib.suppress(OSError):  # an editor may take it away for a moment
+                stat = (self.tree / file).stat()
+                found[file] = (stat.st_mtime_ns, stat.st_size)
+        return found
 
     def grade(self, *selection: str) -> bool:
         """Run graders in this process; whether all of them passed."""
         run = OneGrading()
         try:
-            pytest.main([*OPTIONS, "--tree", str(self.tree), *selection], [run])
+            here = [f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests")]
+            code = pytest.main([*OPTIONS, *here, f"--tree={self.tree}", *selection], [run])
         finally:
             STARTER.put(run.zygote)
+        if code == pytest.ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt  # pytest has taken Ctrl-C for itself
         return bool(run.statuses) and set(run.statuses.values()) == {"passed"}
 
     def grade_region(self) -> None:
@@ -102,9 +116,10 @@ class Watch:
         with keys() as pressed:
             print(KEYS if sys.stdin.isatty() else "watching; Ctrl-C ends it", flush=True)
             for changes in file_changes(*there, debounce=50, step=20, rust_timeout=LOOK, yield_on_timeout=True):
-                files = {Path(file).relative_to(self.tree).as_posix() for _, file in changes}
-                mine = {file for file in files if file.endswith(".py") and not file.endswith(EDITORS_FILES)}
-                if mine:
+                stamps = self.stamps_now()
+                others = any(Path(file).suffix == ".py" for _, file in changes)  # what regions import, for instance
+                if others or stamps != self.stamps:
+                    self.stamps = stamps
                     self.saved()
                 if (key := pressed()) and not self.press(key):
                     return
@@ -149,10 +164,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     course, tree = load_course(), arguments.tree.resolve()
     region = first_region(course, tree, arguments.what)
+    interrupted = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     ranks.start()
     try:
         Watch(course, tree, region).run()
-    except KeyboardInterrupt:
+    except BaseException:  # what pytest makes of an interrupt depends on where it comes
+        if not interrupted.is_set():
+            raise
         print()
     finally:
         ranks.stop()
