@@ -2,7 +2,7 @@
 
     look_at(tree, ["pipeline/pipe.py"])    # reads the files, runs nothing: [Flag("pipeline/pipe.py", 12, "reads ...")]
 
-A flag takes no points. The other flags come from runs: early exits, forged messages, replaced functions (see guard).
+A flag takes no points. The other flags come from runs: early exits, forged messages, replaced functions (see audit).
 """
 
 import ast

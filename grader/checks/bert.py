@@ -9,7 +9,7 @@ from grader.grading import Grade
 
 LABELS = {"mnli": 3, "sts-b": 1, "rte": 2}
 VOCABULARY = 16
-EXAMPLES, WIDTH = 4, 8  # the width is that of probes_bert.SIZES
+EXAMPLES, WIDTH = 4, 8  # the width is that of probes.bert.SIZES
 SETTINGS = {  # what is drawn for the configuration, and the words for it
     "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "dropout of the attention",

@@ -26,7 +26,7 @@ MANY = (180, 12)  # examples and total batch: enough to see whether they were sh
 def batches(
     grade: Grade, length: int, batch: int, world_size: int, collate: bool = True, given: Any = None
 ) -> list[dict]:
-    """What partition_dataset gives each rank; see probes_data. `given`: the partitions that it is made to find."""
+    """What partition_dataset gives each rank; see probes.data. `given`: the partitions that it is made to find."""
     try:
         values = on_data(grade, "loader", world_size, length, batch=batch, collate=collate, given=given)
     except Crashed as crash:

@@ -15,7 +15,7 @@ from grader.wire import drawn as draws
 
 ROUNDING = 1e-6  # shares are products of floats
 SEEDS = 6  # shuffles that are judged together
-MORE = 5  # examples of a second data set, see probes_data.partitioner
+MORE = 5  # examples of a second data set, see probes.data.partitioner
 
 
 def texts(grade: Grade, count: int) -> list[str]:
@@ -24,7 +24,7 @@ def texts(grade: Grade, count: int) -> list[str]:
 
 
 def on_data(grade: Grade, probe: str, world_size: int, length: int, more: int = 0, **arguments: Any) -> list[Any]:
-    """What a probe of probes_data returns on each rank, on `length` texts that a rank gets after it has loaded."""
+    """What a probe of probes.data returns on each rank, on `length` texts that a rank gets after it has loaded."""
     each = [texts(grade, length + more)] * world_size
     return grade.values(f"grader.probes.data:{probe}", world_size, seed=None, each=each, length=length, **arguments)
 
@@ -40,7 +40,7 @@ def numbered(grade: Grade, length: int, told: Any) -> Any:
 
 
 def partitions(grade: Grade, length: int, sizes: list[float], seed: int = 1234, noise: int = 0) -> dict[str, Any]:
-    """What DataPartitioner makes of `length` examples; see probes_data."""
+    """What DataPartitioner makes of `length` examples; see probes.data."""
     (value,) = on_data(grade, "partitioner", 1, length, MORE, sizes=sizes, partition_seed=seed, noise=noise)
     must_be_indices(grade, value["partitions"])
     return value

@@ -13,7 +13,7 @@ from grader.verdicts import builds_on, last_words, not_attempted
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 COURSE_HOSTS, COURSE_PORT = ("127.0.0.1", "localhost"), "11868"
-WORKERS = 2  # of the whole script, see probes_start
+WORKERS = 2  # of the whole script, see probes.start
 PATIENCE = 3.0  # seconds in which all processes must be seen running at once
 LOSS_ERROR = 1e-4  # of a loss; the workers' gradients are added up in another order than one worker's
 

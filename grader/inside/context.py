@@ -123,7 +123,7 @@ def asker(wire: Wire) -> Callable[..., Any]:
 
 def owner(wire: Wire) -> Callable[[type], Any]:
     """own(kind): objects of this class are the grader's. For one that is made in a rank, before a student's file runs;
-    the others are known, see guard.identities."""
+    the others are known, see audit.identities."""
 
     def own(kind: type) -> type:
         wire.send({"kind": "own", "type": kind})
@@ -171,7 +171,7 @@ def load(context: Context) -> None:
 def run_probe(connection: socket.socket, notes: int, before: audit.Before, compiled: CompiledFiles) -> None:
     """The whole life of a rank: take the job from the grader, run the probe, send back its value or its failure.
 
-    `notes` is the pipe for what the guard sees, `before` what it compares with.
+    `notes` is the pipe for what audit sees, `before` what it compares with.
     """
     job = values.receive(connection, values.to_tensor)
     probe = find_function(job["probe"])

@@ -90,7 +90,7 @@ def script(context: Context) -> None:
     """The whole main() of a run_glue.py, with its AdamW, on a BERT without dropout and drawn examples.
 
     Arguments: file, checkpoint_seed, vocabulary, config_seed, rate, mine (ids and labels of this rank's training and
-    dev set), train (how many of them train), batch (of one worker), epochs. Events as in probes_train, of forward
+    dev set), train (how many of them train), batch (of one worker), epochs. Events as in probes.train, of forward
     passes and the record only, and `weights` and `trained`: the parameters that training starts and ends with.
     """
     a = context.arguments

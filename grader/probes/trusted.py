@@ -27,7 +27,7 @@ def orders(context: Context) -> list[list[int]]:
 
 
 def checkpoint(context: Context) -> dict[str, Any]:
-    """The `weights` that probes_bert saves, and what BERT without a head makes of ids: `pooled` (examples, width).
+    """The `weights` that probes.bert saves, and what BERT without a head makes of ids: `pooled` (examples, width).
 
     Arguments: checkpoint_seed, vocabulary, mine (ids).
     """

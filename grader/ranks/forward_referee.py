@@ -37,7 +37,7 @@ class ForwardReferee:
     seen: list[Seen] = field(default_factory=list)  # of each call of forward
 
     def ask(self, message: dict) -> Answers:
-        """What the stand-ins of probes_pipeline_forward send."""
+        """What the stand-ins of probes.pipeline.forward send."""
         number, answer = int(message["id"]), None
         if message["what"] == "begin":
             self.seen.append(Seen())

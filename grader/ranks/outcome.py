@@ -62,7 +62,7 @@ class RankResult:
     stderr: str = ""
     dropped: int = 0  # bytes printed beyond the limit of both, at least; see printing.Stream
     events: list[Event] = field(default_factory=list)
-    flags: list[Flag] = field(default_factory=list)  # what looks like tampering, see guard and tampering
+    flags: list[Flag] = field(default_factory=list)  # what looks like tampering, see audit and tampering
 
     @property
     def calls(self) -> list[Call]:

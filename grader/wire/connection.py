@@ -27,7 +27,7 @@ class Wire:
         self.pending: dict[int, Any] = {}  # handles of calls nobody has waited for, oldest first
 
     def send(self, message: dict) -> None:
-        """Sign and send; see seal. Raises what it refuses."""
+        """Sign and send; see signatures. Raises what it refuses."""
         with self._writing:
             error = self._put(message)
         if error:

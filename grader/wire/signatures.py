@@ -41,7 +41,7 @@ Sealer = Generator[Exception | None, dict | None, None]
 
 
 class Site(Protocol):
-    """What sites.Sites is."""
+    """What call_sites.Sites is."""
 
     def __call__(self, frame: FrameType | None) -> tuple[str, str]: ...
 
@@ -81,7 +81,7 @@ def sealer(
     """A primed generator: `.send(message)` signs and sends, and returns the error if it refuses.
 
     It adds where the call came from (file:line, inside what) by itself, and looks at its callers: they are frames of
-    the grader's. `replaced` names a function of ours that was exchanged; `ours`: see guard.identities.
+    the grader's. `replaced` names a function of ours that was exchanged; `ours`: see audit.identities.
     """
     idents = _thread.get_ident, _thread.get_native_id  # the second is not given to a later thread again
     sealed = _sealed(send, key, site, replaced, note, ours, sys._getframe, *idents, sign, values.pack)

@@ -23,7 +23,7 @@ MAX_HEADER = 2 << 20  # bytes of JSON; as objects of Python they take up to 25 t
 MAX_BODY = 64 << 20  # bytes of all tensors of one message
 MAX_TEXT = 10_000  # characters of one text, the rest is left out: it may be matched, formatted and shown
 MAX_STREAM = 1 << 30  # bytes of all messages that one rank may send in a run
-SIGNATURE = 16  # bytes before each message of a rank, see seal
+SIGNATURE = 16  # bytes before each message of a rank, see signatures
 ALIGNMENT = 16  # torch.frombuffer wants its offset to be a multiple of the item size
 LENGTHS = struct.Struct("!II")
 

@@ -47,7 +47,7 @@ class Seen:
     message: str = ""
 
 
-class Watch:
+class OneRun:
     """A pytest plugin that keeps which tests there are, and what came of them, by the name of their function."""
 
     def __init__(self) -> None:
@@ -142,9 +142,9 @@ def grade_report(tree: Path, seed: int) -> list[dict[str, Any]]:
         return json.loads(report.read_text())["tests"]
 
 
-def _pytest(arguments: list[str]) -> Watch:
+def _pytest(arguments: list[str]) -> OneRun:
     """One pytest in this process, silent, and ended after LIMIT seconds."""
-    watch = Watch()
+    watch = OneRun()
     signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(LIMIT)
     try:

@@ -1,7 +1,7 @@
 """Runs a student's gradient reducer on drawn gradients, and judges what was sent, when, and what came of it.
 
 The gradient of every use of a parameter is drawn for each rank and multiplied by a permit, which the grader gives when
-backward asks for it (probes_beyond_overlap). So the broker's order is evidence: a message that holds a gradient was
+backward asks for it (probes.beyond.overlap). So the broker's order is evidence: a message that holds a gradient was
 sent after its permit was given, and before those that came later.
 """
 

@@ -72,7 +72,7 @@ def numbered(draw: np.random.Generator, size: int, features: tuple[int, ...] = (
 
 
 def forwards(grade: Grade, settings: tuple[PipeSetting, ...] = SETTINGS, last: str = "cpu") -> Iterator[Call]:
-    """Every call of every setting; see probes_pipeline_forward. All tests of p.3 look at the same runs."""
+    """Every call of every setting; see probes.pipeline.forward. All tests of p.3 look at the same runs."""
     draw = np.random.default_rng(grade.seed)
     for setting in settings:
         batches = [numbered(draw, size, setting.features) for size in setting.sizes]

@@ -16,7 +16,7 @@ from grader.verdicts import Deadlocked, TimedOut
 SAME = 1e-4  # of an input: another kernel for attention rounds differently by 1e-6 to 1e-5
 PATIENCE = 8.0  # seconds after which partitions that wait for each other give up where no count shows it before
 DEADLINE = 20.0  # seconds for a run, which takes well under one
-PIPES = "grader.probes_pipeline_"  # the probes that run a student's Pipe
+PIPES = "grader.probes.pipeline."  # the probes that run a student's Pipe
 
 Pairs = Sequence[Sequence[int]]
 

@@ -2,7 +2,7 @@
 
 `Training.gradient` computes in numpy what a step should be, from the drawn weights and the examples that the ranks'
 forward passes really saw. Every rank has tokens and labels of its own: no rank can know the gradient of another. What a
-rank reports is compared with that, and never part of it; see path.
+rank reports is compared with that, and never part of it; see parameters.
 """
 
 import math
@@ -79,7 +79,7 @@ class Training:
             self.grade.fail("a batch of the training comes from the dev set: train on data.train")
 
     def before(self, rank: int, number: int) -> Arrays:
-        """The parameters that a rank must have before this step, computed here; see path."""
+        """The parameters that a rank must have before this step, computed here; see parameters."""
         while len(self._paths[rank]) <= number:
             self._follow(len(self._paths[rank]) - 1)
         weights = self._paths[rank][number]

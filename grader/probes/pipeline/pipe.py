@@ -1,4 +1,4 @@
-"""Runs a student's Pipe: compute alone, and whole; forward alone is in probes_pipeline_forward."""
+"""Runs a student's Pipe: compute alone, and whole; forward alone is in probes.pipeline.forward."""
 
 import contextlib
 import functools
