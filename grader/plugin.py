@@ -21,7 +21,7 @@ from common.errors import InputError
 from common.paths import ROOT, atomic_write, cache_dir
 from course.next_step import next_step
 from course.table import STEPS_OF_A_HINT, Course, load_course
-from grader import feedback, ranks, report, tampering
+from grader import messages, ranks, report, tampering
 from grader.grading import Grade, Session
 from grader.report import Entry
 from grader.verdicts import Skipped, Verdict
@@ -171,7 +171,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _leave_out_pytests_list(config: pytest.Config) -> None:
-    """Where there are graded tests only, feedback.py says what has failed, once and by region."""
+    """Where there are graded tests only, messages.py says what has failed, once and by region."""
     if config.option.tbstyle == "auto":
         config.option.tbstyle = "no"
     terminal = config.pluginmanager.get_plugin("terminalreporter")
@@ -280,7 +280,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     course, tree = config.stash[SESSION].course, config.stash[SESSION].tree
     printed, all_ranks = config.stash[WRITTEN].printed, config.getoption("--prints") == "all"
-    told = feedback.messages(entries, course, printed, all_ranks)
+    told = messages.messages(entries, course, printed, all_ranks)
     for line in [*told, "", *report.render(entries, course)]:
         terminalreporter.line(line)
     for region, points in report.points_elsewhere(entries, course).items():

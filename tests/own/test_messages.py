@@ -5,7 +5,7 @@ import pytest
 from common.paths import ROOT
 from course.next_step import next_step, open_regions
 from course.table import load_course
-from grader.feedback import messages
+from grader.messages import messages
 from grader.report import Entry
 
 COURSE = load_course()
