@@ -1,11 +1,12 @@
 """What the layout promises, computed from the code."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from common.paths import ROOT
-from staff.proofs.code_measures import cycles, measure
+from staff.proofs.code_measures import cycles, main, measure
 
 MOST_FILES = 16  # .py files directly in one package
 
@@ -43,3 +44,12 @@ def test_what_is_counted_is_what_is_there(tmp_path: Path):
     assert found.packages == {"one": (2, 10)}
     assert found.class_names == {"Run": ["one/first.py", "one/second.py"]}
     assert found.uses_of_any == 1
+
+
+def test_the_command_prints_its_figures(tmp_path, capsys):
+    (tmp_path / "course.toml").write_text("")
+    (tmp_path / "one.py").write_text("x = 1\n")
+
+    main([str(tmp_path)])
+
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["lines"] == 1
