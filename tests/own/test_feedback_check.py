@@ -29,7 +29,8 @@ def test_the_quick_check_tries_a_region_in_both_places_and_two_commands(monkeypa
 
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     folders = [folder.name for command, folder in tried if "pytest" in command]
-    assert (end.value.code, folders) == (0, ["handout", ROOT.name])
+    assert (end.value.code, folders) == (0, ["handout", ROOT.name, ROOT.name])  # the third is the loop
+    assert list(figures["loops"]) == ["p.2"]
     assert len(figures["commands"]) == len(figures["task_scripts"]) == 3
     assert sum(command == feedback.IMPORTS for command, _ in tried) == 3
 
@@ -40,7 +41,7 @@ def test_the_quick_check_runs_a_region_and_two_commands_and_exits_by_its_goals()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     figures = json.loads(done.stdout.splitlines()[-1])
 
-    assert list(figures["regions"]) == ["p.2"]
+    assert list(figures["regions"]) == list(figures["loops"]) == ["p.2"]
     assert len(figures["commands"]) == len(figures["task_scripts"]) == 3
     assert done.returncode == (0 if all(figures["met"].values()) else 1)
 
