@@ -65,4 +65,6 @@ def most_alike(length: int) -> int:
     half = length // 2
     ways = math.comb(length, half)
     chances = [math.comb(half, same) * math.comb(length - half, half - same) / ways for same in range(half + 1)]
-    return next(same for same in range(half + 1) if sum(chances[same:]) < APART)
+    # Of short data no number is rare enough. Then all must be common, if chance gives that once in 10^10 or less.
+    none_is = half if chances[half] < 1e-10 else half + 1
+    return next((same for same in range(half + 1) if sum(chances[same:]) < APART), none_is)

@@ -67,3 +67,9 @@ def test_one_shuffle_moved_along_by_the_seed_is_the_same_order(turn):
 
     with pytest.raises(Verdict, match="only moved along"):
         mixing.check_orders_differ(Judge(), halves)
+
+
+def test_for_every_number_of_examples_there_is_a_limit():
+    assert all(0 < mixing.most_alike(length) <= length // 2 + 1 for length in range(4, 200))
+    assert mixing.most_alike(10) == 6  # equal halves of so few are no evidence
+    assert mixing.most_alike(40) == 20
