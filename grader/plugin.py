@@ -285,7 +285,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.line(line)
     for region, points in report.points_elsewhere(entries, course).items():
         files = " ".join(course.tasks[course.regions[region].task].whole)
-        if files:
+        if files and config.getoption("--region"):  # with -k nobody asked for all of them
             terminalreporter.line(f"{region} has {points} more for the whole script: `python -m pytest {files}`")
     tried = {entry.region for entry in entries if entry.status not in ("passed", "not attempted", Skipped.status)}
     asked = {entry.region for entry in entries if entry.status == "not attempted"} if len(tried) == 0 else set()
