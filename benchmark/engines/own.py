@@ -64,7 +64,7 @@ class OwnOverlap(Engine):
         return value
 
     def choose(self, loss: Tensor) -> None:
-        """Set the size of the buckets. finish() of the first step makes them anew anyway, then of this size.
+        """Set the size of the buckets. It takes effect when finish() of the first step makes the buckets anew.
 
         It costs the first step some backward passes, whose gradients are dropped.
         """

@@ -67,7 +67,7 @@ def must_be_divided_at_random(grade: Grade) -> None:
 
 def must_use_partitioner(grade: Grade) -> None:
     """Where DataPartitioner is used, a rank's batches hold the examples of the partition that it gives, here a drawn
-    one. Whoever shuffles and deals out in partition_dataset itself does without: then what is mixed is right."""
+    one. A partition_dataset that shuffles and deals out by itself uses none: then only the mixing is judged."""
     (length, batch), ranks = MANY, 2
     order = [int(index) for index in np.random.default_rng([grade.seed, 8]).permutation(length)]
     given = [sorted(order[: length // ranks]), sorted(order[length // ranks :])]

@@ -187,7 +187,7 @@ class Watch:
 class WatchedStage(nn.Module):
     """A partition's only layer, reported when it is entered. Column 0 of x has the examples' numbers.
 
-    `layer` has the parameters, if there are any; what is computed stands in a closure, see `work_of`.
+    `layer` has the parameters, if there are any; the computation is kept in a closure, see `work_of`.
     """
 
     def __init__(
