@@ -50,7 +50,7 @@ ELSEWHERE = {
     r"^paste ": "reads what a run has left; the command above it makes that",
     r"submit\.py": "test_submit_*.py, staff/tests/test_carry.py",
     r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_graded_points.py",
-    r"staff\.(attacks|sandbox|grade|mistakes|both_sides|gradescope|proofs|repeat)|staff/gradescope": "the staff's tests",
+    r"staff\.(attacks|sandbox|grade|mistakes|both_sides|gradescope|proofs|repeat)|staff/gradescope": "staff's tests",
     r"benchmark\.": "the benchmark's tests, and docs/measurements.md",
     r"runs/task4_\$|for batch|compare\.py": "test_traffic.py",
 }
