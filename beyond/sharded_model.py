@@ -1,0 +1,264 @@
+"""ZeRO-3, which PyTorch calls FSDP: every rank keeps a shard of each parameter, and gathers the others when it needs them.
+
+    sharded = ShardedModel(model, model.transformer.h, partial(AdamW, lr=1e-4))
+    for batch in batches:
+        model(batch).backward()       # hooks gather parameters, free them, and send gradients
+        sharded.finish()              # this rank's shard of the mean gradient is there
+        sharded.clip(1.0)
+        sharded.step()                # update the own shards; the next forward gathers
+
+                          time ──>
+    forward     |          | block 0      | block 1      | block 2      |
+    network     | gather 0 | gather 1 |   | gather 2 |   |
+    in memory     0          0, 1           1, 2           2
+
+    backward    | block 2             | block 1             | block 0             |
+    network     | gather 1 |          | send 2 | gather 0 | | send 1 |            | send 0 |
+    in memory     2, 1                  1, 0                  0
+
+Besides its shards, a rank has two blocks in memory at most: the one that computes, and the next one. A step moves three
+units of (N-1)/N S bytes instead of the two of ZeRO-2, because the parameters are gathered twice.
+
+Parameters outside the blocks (embeddings, the last norm), and those that several blocks share, are the root. It is
+gathered before forward, and freed when its gradients are complete.
+
+Sources: Rajbhandari et al., "ZeRO", 2020, section 5.3. Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from beyond.flat_parameters import FlatParameters, Shard, ShardOptimizer, parameters_by_block
+from beyond.sharded_optimizer import clip_shards
+
+
+class ShardedBlock:
+    """The parameters of one block. This rank keeps a shard; the whole is in memory only while the block needs it.
+
+    flat: the parameters, see flat_parameters.py. shard: what this rank keeps, in fp32. nbytes: size of the whole.
+    gathering: the handle of an all_gather in transit. is_whole: whether flat.values may be read.
+    missing: the parameters whose gradients are not ready. sending: the handle of their reduce_scatter in transit.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        """Keep the shard and free the rest.
+
+        b.8  [1] `own` is a copy of this rank's part of flat.values, in fp32, of length flat.shard_length. It must not
+                 be a view: the memory of flat.values is given up.
+        """
+        self.flat = FlatParameters(parameters, dist.get_world_size())
+        self.nbytes = self.flat.values.nbytes
+        self.missing = set(parameters)
+        self.gathering: Any = None
+        self.sending: Any = None
+        self.is_whole = True
+        # TODO(cos598d) b.8: step [1] (1-2 lines)
+        # BEGIN SOLUTION b.8
+        own = self.flat.values.chunk(dist.get_world_size())[dist.get_rank()].to(torch.float32, copy=True)
+        # END SOLUTION b.8
+        self.shard = Shard(own, self.flat, dist.get_rank())
+        self.free()
+
+    def free(self) -> None:
+        """Give up the memory of the whole parameters.
+
+        b.8  [2] Resize the storage of flat.values to 0 bytes (Tensor.untyped_storage, UntypedStorage.resize_): the
+                 tensor and its views stay as they are, without memory. Set is_whole to False.
+        """
+        # TODO(cos598d) b.8: step [2] (2 lines)
+        # BEGIN SOLUTION b.8
+        self.flat.values.untyped_storage().resize_(0)
+        self.is_whole = False
+        # END SOLUTION b.8
+
+    def start_gather(self) -> None:
+        """Start to gather the whole parameters, and return at once. Do nothing if they are here or on their way.
+
+        b.8  [3] Resize the storage of flat.values to nbytes.
+             [4] Start an all_gather of the shards into flat.values that does not wait; keep its handle in `gathering`.
+                 The shard is sent in the dtype of flat.values.
+        """
+        # TODO(cos598d) b.8: steps [3] and [4] (about 5 lines)
+        # BEGIN SOLUTION b.8
+        if self.is_whole or self.gathering is not None:
+            return
+        self.flat.values.untyped_storage().resize_(self.nbytes)
+        self.own = self.shard.values.to(self.flat.values.dtype)
+        self.gathering = dist.all_gather_single(self.flat.values, self.own, async_op=True)
+        # END SOLUTION b.8
+
+    def wait(self) -> None:
+        """Return when the whole parameters are in memory; gather them if that was not started.
+
+        b.8  [5] Start the gather if need be, and wait for it. Set gathering to None and is_whole to True.
+        """
+        # TODO(cos598d) b.8: step [5] (about 5 lines)
+        # BEGIN SOLUTION b.8
+        self.start_gather()
+        if self.gathering is not None:
+            self.gathering.wait()
+        self.gathering, self.own = None, None
+        self.is_whole = True
+        # END SOLUTION b.8
+
+    def send(self) -> None:
+        """Start to bring every rank its shard of the gradients, and free the block.
+
+        b.10 [1] Take the gradients: `take_gradients` returns them as one tensor, in the order of flat.values.
+             [2] Free the parameters: this block is done.
+             [3] Start a reduce_scatter or an all_to_all that does not wait. Keep the handle in `sending`, and both
+                 tensors until it is done.
+        """
+        # TODO(cos598d) b.10: steps [1] to [3] (about 4 lines)
+        # BEGIN SOLUTION b.10
+        self.outgoing = self.flat.take_gradients()
+        self.free()
+        self.received = torch.empty_like(self.outgoing)
+        self.sending = dist.all_to_all_single(self.received, self.outgoing, async_op=True)
+        # END SOLUTION b.10
+
+    def receive(self) -> None:
+        """Wait for the message, and add the mean over all ranks to the gradient of this rank's shard.
+
+        b.10 [4] Wait. Add the mean over all ranks, in fp32, to shard.gradient, which may be None.
+             [5] Give up the tensors of the message, and set `missing` to all parameters again.
+        """
+        # TODO(cos598d) b.10: steps [4] and [5] (about 6 lines)
+        # BEGIN SOLUTION b.10
+        self.sending.wait()
+        world_size = dist.get_world_size()
+        mean = self.received.view(world_size, -1).sum(dim=0, dtype=torch.float32) / world_size
+        self.shard.gradient = mean if self.shard.gradient is None else self.shard.gradient + mean
+        self.sending = self.received = self.outgoing = None
+        self.missing = set(self.flat.parameters)
+        # END SOLUTION b.10
+
+
+class ShardedModel:
+    """Shards a model's parameters, gradients and optimizer state over all ranks; the model itself is used as before.
+
+    model: the same module with the same values on every rank. blocks: its layers, in the order in which forward uses
+    them. make_optimizer: parameter groups -> torch optimizer. weight_decay: of matrices; biases and norms do not decay.
+    All ranks must use the same parameters in every step. Frozen parameters stay whole on every rank.
+
+    Attributes
+    blocks: one ShardedBlock for each block, in order. root: the ShardedBlock of all other parameters.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Sequence[nn.Module],
+        make_optimizer: Callable[[list[dict]], Optimizer],
+        weight_decay: float = 0.0,
+    ) -> None:
+        *of_blocks, root = parameters_by_block(model, blocks)
+        self.root = ShardedBlock(root)
+        self.blocks = [ShardedBlock(parameters) for parameters in of_blocks]
+        self.all = [*self.blocks[::-1], self.root]  # the order in which backward completes them
+        self.block_of = {parameter: block for block in self.all for parameter in block.flat.parameters}
+        self.optimizer = ShardOptimizer([block.shard for block in self.all], make_optimizer, weight_decay)
+        model.register_forward_pre_hook(lambda module, inputs: self.before_model())
+        model.register_forward_hook(lambda module, inputs, outputs: self.after_model())
+        for i, block in enumerate(blocks):
+            block.register_forward_pre_hook(lambda module, inputs, i=i: self.before_forward(i))
+            block.register_forward_hook(lambda module, inputs, outputs, i=i: self.after_forward(i))
+            block.register_full_backward_pre_hook(lambda module, gradients, i=i: self.before_backward(i))
+        for parameter in self.block_of:
+            parameter.register_post_accumulate_grad_hook(self.gradient_ready)
+
+    def before_model(self) -> None:
+        """Gather what forward needs first."""
+        for block in (self.root, *self.blocks[:1]):
+            block.start_gather()
+        self.root.wait()
+
+    def after_model(self) -> None:
+        """Free the root if no backward follows; it is needed again at the end of backward."""
+        if not torch.is_grad_enabled():
+            self.root.free()
+
+    def before_forward(self, i: int) -> None:
+        """Called before block i computes.
+
+        b.9  [1] Wait until the block is whole.
+             [2] Start to gather the next block, so that it travels while this one computes.
+        """
+        # TODO(cos598d) b.9: steps [1] and [2] (about 3 lines)
+        # BEGIN SOLUTION b.9
+        self.blocks[i].wait()
+        if i + 1 < len(self.blocks):
+            self.blocks[i + 1].start_gather()
+        # END SOLUTION b.9
+
+    def after_forward(self, i: int) -> None:
+        """Called when block i has computed.
+
+        b.9  [3] Free the block. But backward begins with the last block: it stays, unless gradients are disabled
+                 (torch.is_grad_enabled).
+        """
+        # TODO(cos598d) b.9: step [3] (about 2 lines)
+        # BEGIN SOLUTION b.9
+        if i + 1 < len(self.blocks) or not torch.is_grad_enabled():
+            self.blocks[i].free()
+        # END SOLUTION b.9
+
+    def before_backward(self, i: int) -> None:
+        """Called before backward computes the gradients of block i.
+
+        b.9  [4] Wait until the block is whole.
+             [5] Start to gather the block that backward needs next.
+        """
+        # TODO(cos598d) b.9: steps [4] and [5] (about 3 lines)
+        # BEGIN SOLUTION b.9
+        self.blocks[i].wait()
+        if i > 0:
+            self.blocks[i - 1].start_gather()
+        # END SOLUTION b.9
+
+    def gradient_ready(self, parameter: Parameter) -> None:
+        """The hook: backward calls it as soon as parameter.grad is complete.
+
+        b.10 [6] Remove the parameter from its block's `missing`. If that was the last one, send the block.
+        """
+        # TODO(cos598d) b.10: step [6] (about 4 lines)
+        # BEGIN SOLUTION b.10
+        block = self.block_of[parameter]
+        block.missing.remove(parameter)
+        if not block.missing:
+            block.send()
+        # END SOLUTION b.10
+
+    def finish(self) -> None:
+        """Wait until every shard has its gradient. Call it after every backward, micro-batches included.
+
+        b.10 [7] Send the blocks that have not been sent, in the order of self.all: a parameter got no gradient.
+             [8] Receive all blocks.
+        """
+        # TODO(cos598d) b.10: steps [7] and [8] (about 5 lines)
+        # BEGIN SOLUTION b.10
+        for block in self.all:
+            if block.sending is None:
+                block.send()
+        for block in self.all:
+            block.receive()
+        # END SOLUTION b.10
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their norm is at most max_norm; return the norm before."""
+        return clip_shards([block.shard for block in self.all], max_norm)
+
+    def step(self) -> None:
+        """Update this rank's shards; the next forward gathers the new values."""
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of the shards, before the next step."""
+        for block in self.all:
+            block.shard.gradient = None

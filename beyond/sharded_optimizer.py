@@ -1,0 +1,193 @@
+"""ZeRO-1 and ZeRO-2: every rank has the whole model, but the state of the optimizer is divided among the ranks.
+
+    sharded = ShardedOptimizer(model, model.transformer.h, partial(AdamW, lr=1e-4))
+    for batch in batches:
+        model(batch).backward()       # ZeRO-2 sends gradients meanwhile
+        sharded.finish()              # this rank's shard of the mean gradient is there
+        sharded.clip(1.0)
+        sharded.step()                # update the own shard, then gather the shards of all ranks
+
+              gradients                             parameters
+    rank 0    ■ ■ ■ ■                  ■ . . .             ■ . . .                ■ ■ ■ ■
+    rank 1    ■ ■ ■ ■  reduce_scatter  . ■ . .    step     . ■ . .   all_gather   ■ ■ ■ ■
+    rank 2    ■ ■ ■ ■  ─────────────>  . . ■ .  ────────>  . . ■ .  ───────────>  ■ ■ ■ ■
+    rank 3    ■ ■ ■ ■                  . . . ■             . . . ■                ■ ■ ■ ■
+
+Adam keeps two numbers for every parameter. With N ranks, each rank keeps 1/N of them. A reduce_scatter followed by an
+all_gather moves as many bytes as one all_reduce, so this saves memory and costs no bytes. ZeRO-1 sends the gradients when
+backward has ended. ZeRO-2 sends those of a block as soon as they are complete, and frees them.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, section 5.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from beyond.flat_parameters import FlatParameters, Shard, ShardOptimizer, parameters_by_block
+
+
+class Bucket:
+    """Parameters whose gradients travel as one message; this rank updates a shard of them.
+
+    flat: the parameters, see flat_parameters.py. shard: this rank's part of their values.
+    missing: the parameters whose gradients are not ready. work: the handle of the message in transit.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        """Cut the shard out of the flat parameters.
+
+        b.6  [1] `own` is this rank's part of flat.values, in fp32, of length flat.shard_length. For fp32 parameters it
+                 is a view, so that updating the shard updates the parameters; for others it is a copy.
+        """
+        self.flat = FlatParameters(parameters, dist.get_world_size())
+        self.missing = set(parameters)
+        self.work: Any = None
+        # TODO(cos598d) b.6: step [1] (1-2 lines)
+        # BEGIN SOLUTION b.6
+        own = self.flat.values.chunk(dist.get_world_size())[dist.get_rank()].float()
+        # END SOLUTION b.6
+        self.shard = Shard(own, self.flat, dist.get_rank())
+
+    def send(self) -> None:
+        """Start to bring every rank its shard of all gradients, and return at once.
+
+        b.6  [2] Take the gradients: `take_gradients` returns them as one tensor, in the order of flat.values.
+             [3] Start a collective that does not wait: a reduce_scatter, or an all_to_all of the N shards. Keep the
+                 handle in self.work, and both tensors until it is done.
+        """
+        # TODO(cos598d) b.6: steps [2] and [3] (about 3 lines)
+        # BEGIN SOLUTION b.6
+        self.outgoing = self.flat.take_gradients()
+        self.received = torch.empty_like(self.outgoing)
+        self.work = dist.all_to_all_single(self.received, self.outgoing, async_op=True)
+        # END SOLUTION b.6
+
+    def receive(self) -> None:
+        """Wait for the message, and add the mean over all ranks to the gradient of this rank's shard.
+
+        b.6  [4] Wait. Compute the mean over all ranks of this rank's shard, in fp32.
+             [5] This is shard.gradient. If there is a gradient already, from an earlier micro-batch, add to it.
+             [6] Give up the tensors of the message: they are as large as the gradients that ZeRO saves.
+        """
+        # TODO(cos598d) b.6: steps [4] to [6] (about 5 lines)
+        # BEGIN SOLUTION b.6
+        self.work.wait()
+        world_size = dist.get_world_size()
+        mean = self.received.view(world_size, -1).sum(dim=0, dtype=torch.float32) / world_size
+        self.shard.gradient = mean if self.shard.gradient is None else self.shard.gradient + mean
+        self.work = self.received = self.outgoing = None
+        # END SOLUTION b.6
+
+
+class ShardedOptimizer:
+    """An optimizer whose state is divided among the ranks, and the exchange of gradients that belongs to it.
+
+    model: the same module with the same values on every rank. Afterwards its parameters are views of flat tensors.
+    blocks: the modules of the model whose parameters travel together; what is outside of them travels together as well.
+    make_optimizer: parameter groups -> torch optimizer. weight_decay: of matrices; biases and norms do not decay.
+    stage: 1 sends all gradients in finish(), 2 sends during backward.
+
+    Attributes
+    buckets: one for each block, in the order in which they are sent. bucket_of: parameter -> its bucket.
+    next_bucket: index of the first bucket that has not been sent in this step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Sequence[nn.Module],
+        make_optimizer: Callable[[list[dict]], Optimizer],
+        weight_decay: float = 0.0,
+        stage: int = 2,
+    ) -> None:
+        *of_blocks, root = parameters_by_block(model, blocks)
+        in_order = [*of_blocks[::-1], root]  # backward begins with the last block and ends with the embeddings
+        self.buckets = [Bucket(parameters) for parameters in in_order if parameters]
+        self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.flat.parameters}
+        self.next_bucket = 0
+        self.optimizer = ShardOptimizer([bucket.shard for bucket in self.buckets], make_optimizer, weight_decay)
+        if stage == 2:
+            for parameter in self.bucket_of:
+                parameter.register_post_accumulate_grad_hook(self.gradient_ready)
+
+    def gradient_ready(self, parameter: Parameter) -> None:
+        """The hook of ZeRO-2: backward calls it as soon as parameter.grad is complete.
+
+        b.6  [7] Remove the parameter from its bucket's `missing`. Send the next bucket if nothing is missing in it any
+                 more, then the one after it, and so on, as in b.4: all ranks send in the same order.
+        """
+        # TODO(cos598d) b.6: step [7] (about 4 lines)
+        # BEGIN SOLUTION b.6
+        self.bucket_of[parameter].missing.remove(parameter)
+        while self.next_bucket < len(self.buckets) and not self.buckets[self.next_bucket].missing:
+            self.buckets[self.next_bucket].send()
+            self.next_bucket += 1
+        # END SOLUTION b.6
+
+    def finish(self) -> None:
+        """Send the remaining buckets, and wait for all: every shard then has its gradient, and parameters have none.
+
+        With several micro-batches in a step, ZeRO-2 calls it after every backward, ZeRO-1 after the last one.
+        """
+        for bucket in self.buckets[self.next_bucket :]:
+            bucket.send()
+        for bucket in self.buckets:
+            bucket.receive()
+            bucket.missing = set(bucket.flat.parameters)
+        self.next_bucket = 0
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their norm is at most max_norm; return the norm before."""
+        return clip_shards([bucket.shard for bucket in self.buckets], max_norm)
+
+    def step(self) -> None:
+        """Update this rank's shards, then copy the shards of all ranks to every rank.
+
+        b.7  [3] Update the shards: self.optimizer.step().
+             [4] For every bucket, start an all_gather of the shards into flat.values that does not wait. All tensors
+                 of an all_gather have the dtype of flat.values.
+             [5] Wait for all of them.
+        """
+        # TODO(cos598d) b.7: steps [3] to [5] (about 7 lines)
+        # BEGIN SOLUTION b.7
+        self.optimizer.step()
+        handles = []
+        for bucket in self.buckets:
+            values = bucket.flat.values
+            own = bucket.shard.values.to(values.dtype, copy=True)  # a copy: the shard may be a view of what is written
+            handles.append(dist.all_gather_single(values, own, async_op=True))
+        for handle in handles:
+            handle.wait()
+        # END SOLUTION b.7
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of the shards, before the next step."""
+        for bucket in self.buckets:
+            bucket.shard.gradient = None
+
+
+def clip_shards(shards: Sequence[Shard], max_norm: float) -> Tensor:
+    """Scale the gradients of the shards of all ranks so that their common norm is at most max_norm.
+
+    Returns the norm before, a tensor without dimensions, the same on every rank. The factor is that of torch's
+    clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
+
+    b.7  [1] A rank knows only its shards. Add up the squares of their gradients, and sum that over all ranks.
+         [2] Scale the gradients in place.
+    """
+    # TODO(cos598d) b.7: steps [1] and [2] (about 6 lines)
+    # BEGIN SOLUTION b.7
+    gradients = [shard.gradient for shard in shards if shard.gradient is not None]
+    squares = sum(gradient.square().sum() for gradient in gradients)
+    dist.all_reduce(squares)
+    norm = squares.sqrt()
+    for gradient in gradients:
+        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return norm
+    # END SOLUTION b.7
