@@ -15,5 +15,8 @@ STRATEGIES = (
     "pipeline",
     "own_ring",
     "own_overlap",
+    "own_zero1",
+    "own_zero2",
+    "own_zero3",
 )
 MODELS = ("gpt2", "gpt2-tiny", "gpt2-24m", "t5-tiny", "t5-small", "t5-large", "t5-3b", "t5-11b")

@@ -53,6 +53,9 @@ STRATEGIES: dict[str, Callable[[Settings, Worker, nn.Module], Engine]] = {
     "pipeline": make_pipeline,
     "own_ring": partial(make_own, "OwnRing"),
     "own_overlap": partial(make_own, "OwnOverlap"),
+    "own_zero1": partial(make_own, "OwnZero1"),
+    "own_zero2": partial(make_own, "OwnZero2"),
+    "own_zero3": partial(make_own, "OwnZero3"),
 }
 
 
@@ -66,8 +69,8 @@ def why_not(settings: Settings) -> str:
             return "--strategy dp (nn.DataParallel) copies the model to GPUs and there is none here; use ddp"
         if world > 1:
             return f"--strategy dp is one process for all GPUs, got {world} workers; leave --workers out"
-    if name == "fsdp" and settings.precision == "fp16":
-        return "--strategy fsdp has no gradient scaler for fp16; use bf16"
+    if name in ("fsdp", "own_zero1", "own_zero2", "own_zero3") and settings.precision == "fp16":
+        return f"--strategy {name} has no gradient scaler for fp16; use bf16"
     if name.startswith("zero"):
         return _why_not_deepspeed(settings)
     if name == "pipeline":

@@ -1,4 +1,4 @@
-"""A record that also holds the cost of communication: exposed seconds, messages and bytes.
+"""A record that also holds the cost of communication (exposed seconds, messages and bytes) and of memory.
 
 torch's flight recorder, which a record reads, has no entry for a send over gloo. So sends are counted as they are made.
 """
@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 # PyTorch documents this class ("Extending torch with Modes") but gives it no public address, and its public
 # TorchFunctionMode does not see c10d's operators. Where a release moves it, this import stops run_gpt2.py at its first
 # line. The lessons and their graders do not need it.
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from beyond.memory import PeakMemory, persistent_bytes
 from common.record import Record
 
 
@@ -37,6 +40,12 @@ class CommunicationRecord(Record):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.sends = SendCounter()
+        self.persistent = 0
+        self.peak = PeakMemory(self.worker.device)
+
+    def memory(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Record what stays in memory from step to step; call it before the gradients are dropped."""
+        self.persistent = persistent_bytes(model, optimizer)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -54,6 +63,7 @@ class CommunicationRecord(Record):
             "messages": sum(entry["count"] for entry in record["collectives"]) / steps,
             "bytes": sum(entry["bytes"] for entry in record["collectives"]) / steps,
         }
+        record["memory"] = {"persistent_bytes": self.persistent, "peak_bytes": self.peak.bytes()}
         return record
 
     def _print_summary(self) -> None:
@@ -64,3 +74,4 @@ class CommunicationRecord(Record):
                 f"communication per iteration: {found['exposed_seconds']:.4f} s not hidden by backward, "
                 f"{found['messages']:.1f} messages, {found['bytes']:,.0f} bytes handed over"
             )
+        print(f"memory: {self.persistent:,} bytes of parameters, gradients and optimizer state on this worker")

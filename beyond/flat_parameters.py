@@ -8,12 +8,11 @@ message serves all parameters, and a shard may begin in the middle of a paramete
 after them: in every shard, weight decay ends in at most one place. The zeros at the end fill up the last shard.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.optim import Optimizer
 
 
 def parameters_by_block(model: nn.Module, blocks: Sequence[nn.Module]) -> list[list[Parameter]]:
@@ -76,36 +75,31 @@ class FlatParameters:
 class Shard:
     """What one rank keeps of flat parameters, and updates.
 
-    values: (L,) in fp32. gradient: (L,) in fp32, or None before the first backward of a step.
-    parts: the same memory as two parameters of an optimizer, the matrices' part and the rest. One of them may be empty.
+    values: (L,) in fp32. parts: the same memory as two parameters for an optimizer, the matrices' elements and the
+    rest; one of them may be empty.
     """
 
     def __init__(self, values: Tensor, flat: FlatParameters, rank: int) -> None:
         matrices = min(max(flat.decayed - rank * flat.shard_length, 0), flat.shard_length)
         self.values = values
-        self.gradient: Tensor | None = None
-        self.parts = [Parameter(part) for part in values.split([matrices, flat.shard_length - matrices])]
+        self.lengths = [matrices, flat.shard_length - matrices]
+        self.parts = [Parameter(part) for part in values.split(self.lengths)]
+        self._gradient: Tensor | None = None
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """The gradient of `values`, (L,) in fp32, or None. To set it is to set the gradients of `parts`, as views."""
+        return self._gradient
+
+    @gradient.setter
+    def gradient(self, gradient: Tensor | None) -> None:
+        self._gradient = gradient
+        pieces = [None, None] if gradient is None else gradient.split(self.lengths)
+        for part, piece in zip(self.parts, pieces, strict=True):
+            part.grad = piece
 
 
-class ShardOptimizer:
-    """A torch optimizer for shards: it has state for this rank's elements only.
-
-    make_optimizer: parameter groups -> optimizer, for example `lambda groups: AdamW(groups, lr=1e-4)`.
-    """
-
-    def __init__(
-        self, shards: list[Shard], make_optimizer: Callable[[list[dict]], Optimizer], weight_decay: float
-    ) -> None:
-        self.shards = shards
-        matrices, rest = zip(*(shard.parts for shard in shards), strict=True)
-        self.optimizer = make_optimizer(
-            [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        )
-
-    def step(self) -> None:
-        """Update the shards by their gradients."""
-        for shard in self.shards:
-            gradients = [None, None] if shard.gradient is None else shard.gradient.split([*map(len, shard.parts)])
-            for part, gradient in zip(shard.parts, gradients, strict=True):
-                part.grad = gradient
-        self.optimizer.step()
+def decay_groups(shards: Sequence[Shard], weight_decay: float) -> list[dict]:
+    """Return parameter groups for an optimizer: matrices decay, biases and norms do not."""
+    matrices, rest = zip(*(shard.parts for shard in shards), strict=True)
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]

@@ -1,8 +1,9 @@
-"""Beyond the ladder: train on OSCAR text, and average the gradients with what you wrote in this folder.
+"""Beyond the ladder: train on OSCAR text with what you wrote in this folder.
 
     arguments -> process group -> partition of the data -> model -> strategy -> train -> record
 
---strategy names the lesson: ring (ring.py) or overlap (overlap.py). README.md in this folder has the numbered steps.
+--strategy names the lesson: ring (ring.py), overlap (overlap.py), zero1 and zero2 (sharded_optimizer.py) or zero3
+(sharded_model.py). README.md in this folder has the numbered steps.
 Shapes: B examples in a worker's batch, T tokens in an example.
 """
 
@@ -12,13 +13,17 @@ from pathlib import Path
 
 import torch.distributed as dist
 import transformers
-from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from beyond import ring
 from beyond.byte_counts import CommunicationRecord
+from beyond.checkpoint import load_shards, save_shards
 from beyond.overlap import GradientReducer
+from beyond.replicated import Replicated
+from beyond.sharded_model import ShardedModel
+from beyond.sharded_optimizer import ShardedOptimizer
 from common.arguments import parse_beyond_arguments
 from common.data.oscar import load_blocks
 from common.data_partition import partition_dataset
@@ -26,7 +31,7 @@ from common.errors import exit_on_input_error
 from common.evaluation import evaluate_text
 from common.models.fit import fit_model
 from common.models.load import load_tokenizer
-from common.optim import build_optimizer, set_seed
+from common.optim import build_schedule, set_seed
 from common.workers.process_group import process_group
 
 
@@ -46,21 +51,32 @@ def join(config):
     # END SOLUTION 2a.1
 
 
-def averaging(config, model):
-    """Return the function to call after backward: when it returns, every gradient is the mean over all workers."""
+def make_strategy(config, model):
+    """Return the lesson's object: finish(), clip(), step(), zero_grad(), and torch's optimizer as `optimizer`."""
+    make_optimizer = partial(AdamW, lr=config.learning_rate, eps=config.adam_epsilon)
+    blocks = model.transformer.h
+    if config.strategy == "zero3":
+        return ShardedModel(model, blocks, make_optimizer, config.weight_decay)
+    if config.strategy in ("zero1", "zero2"):
+        stage = int(config.strategy.removeprefix("zero"))
+        return ShardedOptimizer(model, blocks, make_optimizer, config.weight_decay, stage)
     if config.strategy == "ring":
-        return partial(ring.average_gradients, model)
-    return GradientReducer(model, config.bucket_bytes).finish
+        finish = partial(ring.average_gradients, model)
+    else:
+        finish = GradientReducer(model, config.bucket_bytes).finish
+    return Replicated(model, finish, make_optimizer, config.weight_decay)
 
 
 def train(config, worker, model, loader, validation, record):
     """Train `model` on this worker's partition; in every step, all workers together see config.batch_size examples.
 
-    1.2  Compute the gradient of the loss with respect to every parameter; with overlap, it also sends buckets.
+    1.2  Compute the gradient of the loss with respect to every parameter. Except with ring and zero1, this also sends.
     1.3  Update the parameters.
     """
-    finish_gradients = averaging(config, model)
-    optimizer, scheduler = build_optimizer(config, model, len(loader))
+    optimizer = make_strategy(config, model)
+    if config.resume_from:
+        load_shards(config.resume_from, optimizer)
+    scheduler = build_schedule(config, optimizer.optimizer, len(loader))
     for epoch in record.epochs(loader):
         model.train()
         for tokens in record.iterations(loader):  # (B, T)
@@ -72,17 +88,20 @@ def train(config, worker, model, loader, validation, record):
                 loss.backward()
                 # END SOLUTION 1.2
             with record.phase("communication"):  # what backward did not hide
-                finish_gradients()
+                optimizer.finish()
             with record.phase("optimizer"):
-                clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
+                optimizer.clip(config.max_grad_norm or float("inf"))
                 # TODO(cos598d) 1.3: take one optimizer step (1 line)
                 # BEGIN SOLUTION 1.3
                 optimizer.step()
                 # END SOLUTION 1.3
                 scheduler.step()
-                model.zero_grad()
+                record.memory(model, optimizer.optimizer)
+                optimizer.zero_grad()
             record.loss(loss.item())
         record.evaluation(epoch, evaluate_text(worker, model, validation))
+    if config.save_to:
+        save_shards(config.save_to, optimizer)
 
 
 def main():

@@ -1,4 +1,4 @@
-"""ZeRO-3, which PyTorch calls FSDP: every rank keeps a shard of each parameter, and gathers the others when it needs them.
+"""ZeRO-3, which PyTorch calls FSDP: every rank keeps a shard of each parameter, and gathers the rest when it needs it.
 
     sharded = ShardedModel(model, model.transformer.h, partial(AdamW, lr=1e-4))
     for batch in batches:
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from beyond.flat_parameters import FlatParameters, Shard, ShardOptimizer, parameters_by_block
+from beyond.flat_parameters import FlatParameters, Shard, decay_groups, parameters_by_block
 from beyond.sharded_optimizer import clip_shards
 
 
@@ -149,6 +149,7 @@ class ShardedModel:
 
     Attributes
     blocks: one ShardedBlock for each block, in order. root: the ShardedBlock of all other parameters.
+    pieces: the blocks from last to first, then the root. optimizer: torch's, over the shards.
     """
 
     def __init__(
@@ -161,9 +162,9 @@ class ShardedModel:
         *of_blocks, root = parameters_by_block(model, blocks)
         self.root = ShardedBlock(root)
         self.blocks = [ShardedBlock(parameters) for parameters in of_blocks]
-        self.all = [*self.blocks[::-1], self.root]  # the order in which backward completes them
-        self.block_of = {parameter: block for block in self.all for parameter in block.flat.parameters}
-        self.optimizer = ShardOptimizer([block.shard for block in self.all], make_optimizer, weight_decay)
+        self.pieces = [*self.blocks[::-1], self.root]  # the order in which backward completes them
+        self.block_of = {parameter: block for block in self.pieces for parameter in block.flat.parameters}
+        self.optimizer = make_optimizer(decay_groups([block.shard for block in self.pieces], weight_decay))
         model.register_forward_pre_hook(lambda module, inputs: self.before_model())
         model.register_forward_hook(lambda module, inputs, outputs: self.after_model())
         for i, block in enumerate(blocks):
@@ -238,21 +239,21 @@ class ShardedModel:
     def finish(self) -> None:
         """Wait until every shard has its gradient. Call it after every backward, micro-batches included.
 
-        b.10 [7] Send the blocks that have not been sent, in the order of self.all: a parameter got no gradient.
+        b.10 [7] Send the blocks that have not been sent, in the order of self.pieces: a parameter got no gradient.
              [8] Receive all blocks.
         """
         # TODO(cos598d) b.10: steps [7] and [8] (about 5 lines)
         # BEGIN SOLUTION b.10
-        for block in self.all:
+        for block in self.pieces:
             if block.sending is None:
                 block.send()
-        for block in self.all:
+        for block in self.pieces:
             block.receive()
         # END SOLUTION b.10
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm is at most max_norm; return the norm before."""
-        return clip_shards([block.shard for block in self.all], max_norm)
+        return clip_shards([block.shard for block in self.pieces], max_norm)
 
     def step(self) -> None:
         """Update this rank's shards; the next forward gathers the new values."""
@@ -260,5 +261,5 @@ class ShardedModel:
 
     def zero_grad(self) -> None:
         """Drop the gradients of the shards, before the next step."""
-        for block in self.all:
+        for block in self.pieces:
             block.shard.gradient = None

@@ -14,8 +14,8 @@
     rank 3    ■ ■ ■ ■                  . . . ■             . . . ■                ■ ■ ■ ■
 
 Adam keeps two numbers for every parameter. With N ranks, each rank keeps 1/N of them. A reduce_scatter followed by an
-all_gather moves as many bytes as one all_reduce, so this saves memory and costs no bytes. ZeRO-1 sends the gradients when
-backward has ended. ZeRO-2 sends those of a block as soon as they are complete, and frees them.
+all_gather moves as many bytes as one all_reduce, so this saves memory and costs no bytes. ZeRO-1 sends the gradients
+when backward has ended. ZeRO-2 sends those of a block as soon as they are complete, and frees them.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, section 5.
 """
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from beyond.flat_parameters import FlatParameters, Shard, ShardOptimizer, parameters_by_block
+from beyond.flat_parameters import FlatParameters, Shard, decay_groups, parameters_by_block
 
 
 class Bucket:
@@ -94,8 +94,9 @@ class ShardedOptimizer:
     stage: 1 sends all gradients in finish(), 2 sends during backward.
 
     Attributes
-    buckets: one for each block, in the order in which they are sent. bucket_of: parameter -> its bucket.
-    next_bucket: index of the first bucket that has not been sent in this step.
+    buckets: one for each block, in the order in which they are sent; checkpoint.py knows them as `pieces`.
+    bucket_of: parameter -> its bucket. next_bucket: index of the first bucket that has not been sent in this step.
+    optimizer: torch's, over the shards.
     """
 
     def __init__(
@@ -108,10 +109,10 @@ class ShardedOptimizer:
     ) -> None:
         *of_blocks, root = parameters_by_block(model, blocks)
         in_order = [*of_blocks[::-1], root]  # backward begins with the last block and ends with the embeddings
-        self.buckets = [Bucket(parameters) for parameters in in_order if parameters]
+        self.buckets = self.pieces = [Bucket(parameters) for parameters in in_order if parameters]
         self.bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.flat.parameters}
         self.next_bucket = 0
-        self.optimizer = ShardOptimizer([bucket.shard for bucket in self.buckets], make_optimizer, weight_decay)
+        self.optimizer = make_optimizer(decay_groups([bucket.shard for bucket in self.buckets], weight_decay))
         if stage == 2:
             for parameter in self.bucket_of:
                 parameter.register_post_accumulate_grad_hook(self.gradient_ready)

@@ -85,13 +85,23 @@ def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: i
     return Gpt2Config(**only_fields(Gpt2Config, arguments))
 
 
+BEYOND_STRATEGIES = ("ring", "overlap", "zero1", "zero2", "zero3")
+
+
 def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
     """Return the flags of the bonus script, which has one strategy for each lesson."""
     parser = _gpt2_parser("beyond")
     add = parser.add_argument
-    add("--strategy", choices=("ring", "overlap"), default="ring", help="the lesson that averages the gradients (ring)")
+    add("--strategy", choices=BEYOND_STRATEGIES, default="ring", help="the lesson to use (ring)")
     add("--bucket_mb", type=float, default=4.0, help="overlap: largest size of a bucket in MiB (4)")
+    add("--save_to", type=Path, help="zero1 to zero3: folder in which every rank saves its shards at the end")
+    add("--resume_from", type=Path, help="zero1 to zero3: begin with the shards that --save_to has saved")
     arguments = vars(parser.parse_args(argv))
+    for name in ("save_to", "resume_from"):
+        if arguments[name] and not arguments["strategy"].startswith("zero"):
+            raise InputError(
+                f"--{name}: expected a strategy with shards (zero1, zero2, zero3), got {arguments['strategy']}"
+            )
     if not 0 < arguments["bucket_mb"] <= 2**20:
         raise InputError(f"--bucket_mb: expected a size in MiB, above 0, got {arguments['bucket_mb']}")
     arguments["bucket_bytes"] = int(arguments["bucket_mb"] * 2**20)

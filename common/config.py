@@ -85,5 +85,7 @@ class Gpt2Config(RunConfig):
 class BeyondConfig(Gpt2Config):
     """The flags of beyond/run_gpt2.py."""
 
-    strategy: str  # ring or overlap
-    bucket_bytes: int  # the most that a bucket of gradients holds
+    strategy: str  # ring, overlap, zero1, zero2 or zero3
+    bucket_bytes: int  # overlap: the most that a bucket of gradients holds
+    save_to: Path | None  # zero1 to zero3: folder for the shards at the end of the run
+    resume_from: Path | None  # zero1 to zero3: folder with the shards of an earlier run

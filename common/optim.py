@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.optimization import get_linear_schedule_with_warmup
 
@@ -26,12 +26,17 @@ def build_optimizer(config: RunConfig, model: nn.Module, steps_per_epoch: int) -
     The learning rate rises linearly over --warmup_steps, then falls linearly to 0 at the last step
     (Devlin et al., BERT, 2019).
     """
+    groups = weight_decay_groups(model, config.weight_decay)
+    optimizer = AdamW(groups, lr=config.learning_rate, eps=config.adam_epsilon)
+    return optimizer, build_schedule(config, optimizer, steps_per_epoch)
+
+
+def build_schedule(config: RunConfig, optimizer: Optimizer, steps_per_epoch: int) -> LambdaLR:
+    """Return the schedule of build_optimizer for an optimizer that exists."""
     total, warmup = total_steps(config, steps_per_epoch), config.warmup_steps
     if warmup and warmup >= total:
         raise InputError(f"--warmup_steps: expected fewer than the run's {total} steps, got {warmup}")
-    groups = weight_decay_groups(model, config.weight_decay)
-    optimizer = AdamW(groups, lr=config.learning_rate, eps=config.adam_epsilon)
-    return optimizer, get_linear_schedule_with_warmup(optimizer, warmup, total)
+    return get_linear_schedule_with_warmup(optimizer, warmup, total)
 
 
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:

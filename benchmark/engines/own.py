@@ -1,19 +1,23 @@
-"""The bonus lessons as strategies: the solved files in beyond/, loaded by path; they differ in how they average.
+"""The bonus lessons as strategies: the solved files in beyond/, loaded by path.
 
 own_ring averages all gradients after backward, own_overlap bucket by bucket during backward. With --bucket_mb auto
-the size of its buckets is chosen in the first step, see bucket_size.py.
+the size of its buckets is chosen in the first step, see bucket_size.py. own_zero1, own_zero2 and own_zero3 shard what
+ZeRO's stages shard. With --precision bf16 their model is bf16 and the shards are fp32.
 """
 
 import contextlib
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from benchmark.engines.bucket_size import bucket_bytes, measure
-from benchmark.engines.engine import Engine
+from benchmark.engines.engine import BETAS, HALF, Engine
+from benchmark.engines.fsdp import blocks
 from benchmark.measure.payload import sent
 from common.paths import ROOT, import_file
 
@@ -75,3 +79,81 @@ class OwnOverlap(Engine):
         self.is_chosen = True
         if self.worker.is_first:
             print(f"own_overlap: buckets of {self.reducer.bucket_bytes / 2**20:.2f} MiB: {costs}", file=sys.stderr)
+
+
+class OwnSharded(Engine):
+    """What the three stages share: the lesson's object has the optimizer, clips, and steps."""
+
+    autocasts = False
+    sharded: Any  # ShardedOptimizer or ShardedModel
+
+    def wrap(self, model: nn.Module) -> Any:
+        settings = self.settings
+        make = partial(torch.optim.AdamW, lr=settings.learning_rate, eps=settings.adam_epsilon, betas=BETAS)
+        if settings.precision != "fp32":
+            model = model.to(HALF[settings.precision])
+        self.sharded = self.shard(model, blocks(model), make, settings.weight_decay)
+        return model
+
+    def shard(self, *arguments: Any) -> Any:
+        """The lesson's object for (model, blocks, make_optimizer, weight_decay)."""
+        raise NotImplementedError
+
+    def make_optimizer(self) -> Any:
+        return self.sharded.optimizer
+
+    def backward(self, loss: Tensor, last: bool) -> Tensor:
+        value = super().backward(loss, last)
+        self.sharded.finish()
+        return value
+
+    def step(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if self.settings.max_grad_norm:
+            self.sharded.clip(self.settings.max_grad_norm)
+        self.sharded.step()
+        self.sharded.zero_grad()
+
+    def save(self, folder: Path) -> None:
+        lesson("checkpoint").save_shards(folder, self.sharded)
+
+    def load(self, folder: Path) -> None:
+        lesson("checkpoint").load_shards(folder, self.sharded)
+
+
+class OwnZero1(OwnSharded):
+    """The state of the optimizer is sharded; gradients go to the owner of their shard when the step begins."""
+
+    def shard(self, *arguments: Any) -> Any:
+        return lesson("sharded_optimizer").ShardedOptimizer(*arguments, stage=1)
+
+    def backward(self, loss: Tensor, last: bool) -> Tensor:
+        return Engine.backward(self, loss, last)  # gradients stay and add up until the step
+
+    def step(self, rate: float) -> None:
+        self.sharded.finish()
+        super().step(rate)
+
+
+class OwnZero2(OwnSharded):
+    """State and gradients are sharded; gradients leave during backward, block by block."""
+
+    def shard(self, *arguments: Any) -> Any:
+        return lesson("sharded_optimizer").ShardedOptimizer(*arguments, stage=2)
+
+
+class OwnZero3(OwnSharded):
+    """State, gradients and parameters are sharded; a block's parameters are gathered before it computes."""
+
+    def shard(self, *arguments: Any) -> Any:
+        return lesson("sharded_model").ShardedModel(*arguments)
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        for block in self.sharded.pieces:
+            block.wait()
+        full = super().full_parameters()
+        full = {name: parameter.clone() for name, parameter in full.items()}
+        for block in self.sharded.pieces:
+            block.free()
+        return full

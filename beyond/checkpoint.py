@@ -1,0 +1,121 @@
+"""Save the shards of all ranks, and resume from them with any number of ranks. This code is given.
+
+    FOLDER/shard0_of_4.pt ... shard3_of_4.pt     one file per rank, written by torch.save
+
+Each file has a list with one dictionary per bucket or block, in the order of `pieces`:
+
+    "sizes"     the number of elements of every parameter, in the order of FlatParameters.parameters
+    "tensors"   name -> tensor of length L: "values", and the optimizer's tensors, such as "exp_avg", all in fp32
+    "numbers"   name -> number, such as "step"
+
+The shards of all ranks, one after another, are the flat tensor: sum(sizes) elements, then zeros that fill the last shard.
+So another number of ranks only changes where the flat tensor is cut.
+"""
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from beyond.flat_parameters import FlatParameters, Shard
+from common.errors import InputError
+from common.paths import atomic_write
+
+
+class Piece(Protocol):
+    """A Bucket or a ShardedBlock."""
+
+    flat: FlatParameters
+    shard: Shard
+
+
+class Sharded(Protocol):
+    """A ShardedOptimizer or a ShardedModel."""
+
+    pieces: Sequence[Piece]
+    optimizer: Optimizer
+
+
+def save_shards(folder: Path, sharded: Sharded) -> None:
+    """Write this rank's file. Every rank calls it; the checkpoint is complete when all of them have returned.
+
+    Raises InputError if the file cannot be written.
+    """
+    state = [_state_of(piece, sharded.optimizer) for piece in sharded.pieces]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(folder / f"shard{dist.get_rank()}_of_{dist.get_world_size()}.pt", "wb") as file:
+            torch.save(state, file)
+    except OSError as error:
+        raise InputError(f"checkpoint {folder}: cannot write it: {error.strerror or error}") from error
+
+
+def load_shards(folder: Path, sharded: Sharded) -> None:
+    """Set shards, parameters and optimizer state from a checkpoint of any number of ranks. Every rank calls it.
+
+    Raises InputError if files are missing or damaged, or if the checkpoint is of another model.
+    """
+    saved = [_read(file) for file in _files(folder)]
+    sizes = [piece.flat.sizes for piece in sharded.pieces]
+    if any([entry["sizes"] for entry in state] != sizes for state in saved):
+        raise InputError(f"checkpoint {folder}: its parameters have other sizes than this model's, or another order")
+    for i, piece in enumerate(sharded.pieces):
+        shards = [state[i]["tensors"] for state in saved]
+        whole = {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
+        _set_state(piece, sharded.optimizer, whole, saved[0][i]["numbers"])
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    try:
+        return torch.load(file)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise InputError(f"checkpoint {file}: cannot read it, save it again ({type(error).__name__})") from error
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of one checkpoint, in the order of the ranks that wrote them."""
+    found = sorted(folder.glob("shard0_of_*.pt"))
+    if len(found) != 1:
+        raise InputError(f"checkpoint {folder}: expected one file shard0_of_N.pt, found {len(found)}")
+    count = int(found[0].stem.removeprefix("shard0_of_"))
+    files = [folder / f"shard{rank}_of_{count}.pt" for rank in range(count)]
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise InputError(f"checkpoint {folder}: {', '.join(missing)} missing; copy the files of all {count} ranks")
+    return files
+
+
+def _state_of(piece: Piece, optimizer: Optimizer) -> dict[str, Any]:
+    """One entry of this rank's file."""
+    states = [optimizer.state[part] for part in piece.shard.parts]
+    tensors, numbers = {"values": piece.shard.values.clone()}, {}
+    for name, value in states[0].items():
+        if isinstance(value, Tensor) and value.dim() == 1:
+            tensors[name] = torch.cat([state[name] for state in states])
+        else:
+            numbers[name] = value
+    return {"sizes": piece.flat.sizes, "tensors": tensors, "numbers": numbers}
+
+
+def _set_state(piece: Piece, optimizer: Optimizer, whole: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+    """Cut the flat tensors for this number of ranks, and put this rank's shard into place."""
+    flat, shard = piece.flat, piece.shard
+    length = flat.shard_length
+    lengths = [len(part) for part in shard.parts]
+    mine = {}
+    for name, tensor in whole.items():
+        padded = torch.zeros(length * dist.get_world_size())
+        padded[: sum(flat.sizes)] = tensor[: sum(flat.sizes)]
+        mine[name] = padded[dist.get_rank() * length :][:length].clone()
+        if name == "values" and flat.values.untyped_storage().nbytes():  # ZeRO-3 has given this memory up
+            flat.values.copy_(padded)
+    shard.values.copy_(mine.pop("values"))
+    for i, part in enumerate(shard.parts):
+        tensors = {name: tensor.split(lengths)[i] for name, tensor in mine.items()}
+        copies = {name: value.clone() if isinstance(value, Tensor) else value for name, value in numbers.items()}
+        optimizer.state[part] = tensors | copies
