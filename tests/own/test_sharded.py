@@ -1,0 +1,93 @@
+"""The solved lessons on shards, on real gloo: ZeRO-1, 2 and 3 train as one worker, and keep what the textbook says."""
+
+import functools
+
+import pytest
+import torch
+
+from beyond.checkpoint import _files
+from common.errors import InputError
+from common.paths import ROOT
+from tests.own.warm import Script
+
+pytestmark = pytest.mark.medium
+
+SOME, OTHERS = (3, 1), (4, 2)  # numbers of workers: of make test, and of make bank as well; the second resumes
+SIZES = [*SOME, *(pytest.param(size, marks=pytest.mark.proof) for size in OTHERS)]
+STAGES = pytest.mark.parametrize("stage", [1, 2, 3], ids="zero{}".format)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """kept(scene, world size) -> what each rank kept of a scene; SOME and OTHERS run together each, when needed."""
+
+    @functools.cache
+    def run(sizes):
+        folder = tmp_path_factory.mktemp("sharded")
+        log = folder / "log"
+        code = Script(ROOT / "tests/own/sharded_runs.py", (folder, *sizes), log).wait(timeout=360)
+        assert code == 0, log.read_text()
+        return folder
+
+    def read(scene, size):
+        folder = run(SOME if size in SOME else OTHERS)
+        return [torch.load(folder / f"{scene}_{size}_{rank}.pt", weights_only=False) for rank in range(size)]
+
+    return read
+
+
+@pytest.mark.parametrize("size", SIZES)
+@STAGES
+def test_losses_and_parameters_of_20_steps_are_those_of_one_worker(kept, size, stage):
+    for rank in kept("trained", size):
+        losses, parameters = rank[stage]
+        expected, theirs = rank["single"]
+        assert losses == pytest.approx(expected, abs=5e-6)
+        for name, parameter in parameters.items():
+            torch.testing.assert_close(parameter, theirs[name], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("sizes", [SOME, pytest.param(OTHERS, marks=pytest.mark.proof)], ids=str)
+@STAGES
+def test_a_run_resumed_with_another_number_of_workers_has_the_same_losses(kept, sizes, stage):
+    before, after = (kept("resumed", size)[0][stage] for size in sizes)
+    assert after == pytest.approx(before, abs=5e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@STAGES
+def test_tied_frozen_unused_and_bf16_parameters_are_updated_as_on_one_worker(kept, size, stage):
+    for rank in kept("odd_steps", size):
+        for name, (ours, theirs) in rank[stage]["parameters"].items():
+            torch.testing.assert_close(
+                ours, theirs.to(ours.dtype), atol=1e-2 if ours.dtype == torch.bfloat16 else 1e-3, rtol=0, msg=name
+            )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@STAGES
+def test_the_optimizer_has_state_for_its_own_shards_in_fp32_and_for_nothing_else(kept, size, stage):
+    for rank in kept("odd_steps", size):
+        assert rank[stage]["dtypes"] == {torch.float32}
+        assert rank[stage]["state"] == rank[stage]["owned"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@STAGES
+def test_what_stays_in_memory_is_the_textbook_s_within_one_percent(kept, size, stage):
+    bytes_per_parameter = {1: 4 + 12 / size, 2: 4 + 12 / size, 3: 16 / size}[stage]  # gradients are sharded by finish()
+    for rank in kept("memory", size):
+        assert rank[stage][0] == pytest.approx(bytes_per_parameter * rank["parameters"], rel=0.01)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_block_of_zero3_stays_whole_after_an_evaluation(kept, size):
+    for rank in kept("memory", size):
+        assert rank[3][1] == 0
+
+
+def test_a_checkpoint_without_one_rank_s_file_is_refused_by_name(tmp_path):
+    for rank in (0, 1, 3):
+        (tmp_path / f"shard{rank}_of_4.pt").touch()
+    with pytest.raises(InputError, match=r"shard2_of_4\.pt missing; copy the files of all 4 ranks"):
+        _files(tmp_path)
