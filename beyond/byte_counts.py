@@ -42,15 +42,19 @@ class CommunicationRecord(Record):
         self.sends = SendCounter()
         self.persistent = 0
         self.peak = PeakMemory(self.worker.device)
+        self.watched: tuple[nn.Module, Optimizer] | None = None
 
-    def memory(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Record what stays in memory from step to step; call it before the gradients are dropped."""
-        self.persistent = persistent_bytes(model, optimizer)
+    def watch_memory(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Count the bytes of parameters, gradients and optimizer state when all of them exist."""
+        self.watched = model, optimizer
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         with super().phase(name), self.sends if name == "communication" else contextlib.nullcontext():
             yield
+        # In the second iteration, the optimizer has made its state; after communication, the gradients are there.
+        if self.watched and name == "communication" and len(self._iterations) == 1:
+            self.persistent = persistent_bytes(*self.watched)
 
     def as_dict(self) -> dict:
         record = super().as_dict()

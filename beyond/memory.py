@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 def persistent_bytes(model: nn.Module, optimizer: Optimizer) -> int:
     """Return the bytes of all parameters, gradients and optimizer state; memory that several tensors share counts once.
 
-    Call it between the update and zero_grad. What a step needs only for a while is not included: activations, messages
+    Call it before the gradients are dropped. What a step needs only for a while is not included: activations, messages
     in transit, gathered blocks.
     """
     storages = {}

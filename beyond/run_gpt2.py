@@ -67,15 +67,14 @@ def make_strategy(config, model):
     return Replicated(model, finish, make_optimizer, config.weight_decay)
 
 
-def train(config, worker, model, loader, validation, record):
+def train(config, worker, model, optimizer, loader, validation, record):
     """Train `model` on this worker's partition; in every step, all workers together see config.batch_size examples.
+
+    optimizer: the lesson's object, see make_strategy.
 
     1.2  Compute the gradient of the loss with respect to every parameter. Except with ring and zero1, this also sends.
     1.3  Update the parameters.
     """
-    optimizer = make_strategy(config, model)
-    if config.resume_from:
-        load_shards(config.resume_from, optimizer)
     scheduler = build_schedule(config, optimizer.optimizer, len(loader))
     for epoch in record.epochs(loader):
         model.train()
@@ -96,12 +95,9 @@ def train(config, worker, model, loader, validation, record):
                 optimizer.step()
                 # END SOLUTION 1.3
                 scheduler.step()
-                record.memory(model, optimizer.optimizer)
                 optimizer.zero_grad()
             record.loss(loss.item())
         record.evaluation(epoch, evaluate_text(worker, model, validation))
-    if config.save_to:
-        save_shards(config.save_to, optimizer)
 
 
 def main():
@@ -115,7 +111,13 @@ def main():
         model = fit_model(model, config, tokenizer, config.model_max_length).to(worker.device)
         record = CommunicationRecord(config, worker)
         record.describe(model, len(data.train), len(data.validation))
-        train(config, worker, model, loader, data.validation, record)
+        optimizer = make_strategy(config, model)
+        if config.resume_from:
+            load_shards(config.resume_from, optimizer)
+        record.watch_memory(model, optimizer.optimizer)
+        train(config, worker, model, optimizer, loader, data.validation, record)
+        if config.save_to:
+            save_shards(config.save_to, optimizer)
         record.write()
 
 

@@ -83,8 +83,6 @@ def gpt2(context: Context) -> None:
     from common.record import Record
     from common.workers.process_group import Worker
 
-    if hasattr(task, "averaging"):  # the bonus lessons' way to average gradients, which has graders of its own
-        task.averaging = lambda config, model: lambda: None
     config = make_config(context, "Gpt2Config", **a["config"])
     worker = Worker(context.rank, context.world_size)
     blocks: Any = list(a["mine"]["ids"])
@@ -93,7 +91,18 @@ def gpt2(context: Context) -> None:
     record = watched_record(context.event, Record(config, worker))
     validation = list(a["mine"]["validation"])
     data = (loader, validation) if a["loaded"] else (SimpleNamespace(train=blocks, validation=validation),)
-    task.train(config, worker, wrapped(context, task, model, worker), *data, record)
+    wrapped_model = wrapped(context, task, model, worker)
+    if hasattr(task, "make_strategy"):  # what the bonus lessons average has graders of its own
+        data = (replicated(config, model), *data)
+    task.train(config, worker, wrapped_model, *data, record)
+
+
+def replicated(config: Any, model: torch.nn.Module) -> Any:
+    """What the bonus script's make_strategy returns, on a worker that has nobody to average with."""
+    from beyond.replicated import Replicated
+    from common import optim
+
+    return Replicated(model, lambda: None, lambda groups: optim.build_optimizer(config, model, 1)[0], 0.0)
 
 
 def start(context: Context) -> Any:
@@ -158,7 +167,12 @@ def watch_library(context: Context) -> None:
         current[:] = [Sgd(trainable, lr=config.learning_rate)]
         return current[0], Schedule(current[0], lambda step: 1 / (1 + step))
 
+    def build_schedule(config: Any, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> LambdaLR:
+        event("build", steps_per_epoch=steps_per_epoch)
+        return Schedule(optimizer, lambda step: 1 / (1 + step))
+
     optim.build_optimizer = build_optimizer  # type: ignore[assignment]
+    optim.build_schedule = build_schedule  # type: ignore[assignment]
 
     def note(parameters: Any, max_norm: Any, *arguments: Any, **keywords: Any) -> dict:
         return {"grads": snapshot(current[0], "grad") if current else {}, "limit": float(max_norm)}
