@@ -44,6 +44,7 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.inside.context:call": (),
     "grader.probes.beyond.overlap": (),
     "grader.probes.beyond.ring": (),
+    "grader.probes.beyond.sharded_optimizer": ("steps",),
     "grader.probes.data": (),
     "grader.probes.pipeline.split": (),
     "grader.probes.pipeline.forward": ("steps",),
@@ -59,6 +60,7 @@ PROBES: dict[str, tuple[str, ...]] = {
 FILES: dict[str, tuple[str, ...]] = {
     "beyond/overlap.py": (),
     "beyond/ring.py": (),
+    "beyond/sharded_optimizer.py": (),
     "common/data_partition.py": (),
     "common/schedule.py": (),
     "pipeline/partition.py": (),

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from grader.inside.context import Context
+from grader.wire import tags
 
 
 def buckets(context: Context) -> list[list[list[int]]]:
@@ -148,7 +149,7 @@ def behind(context: Context, late: int | None) -> Iterator[None]:
     box, others = torch.zeros(1), [rank for rank in range(context.world_size) if rank != late]
     if context.rank == late:
         for other in others:
-            dist.recv(box, other)
+            dist.recv(box, other, tag=tags.OURS)
     yield
     if late is not None and context.rank != late:
-        dist.send(box, late)
+        dist.send(box, late, tag=tags.OURS)

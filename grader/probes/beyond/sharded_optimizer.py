@@ -1,0 +1,153 @@
+"""Runs a student's sharded optimizer on a toy whose gradients are drawn; see overlap for the toy and its permits."""
+
+import gc
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from grader.inside.context import Context
+from grader.probes.beyond.overlap import Toy, behind
+
+
+class Sharded:
+    """A toy and the student's ShardedOptimizer of it.
+
+    Arguments: file, shapes, dtypes, frozen, tied, blocks (lists of parameters), stage, optimizer (a name of
+    torch.optim), options (of it), weight_decay; mine: values, of each parameter.
+    """
+
+    def __init__(self, context: Context) -> None:
+        a = context.arguments
+        lesson = context.load(a["file"])
+        self.mine = a["mine"]
+        context.join()
+        self.toy = Toy(a, context.later)
+        for parameter, value in zip(self.toy.numbered, self.mine["values"], strict=True):
+            parameter.data.copy_(value)
+        blocks = [nn.ModuleList([self.toy.layers[k] for k in block]) for block in a["blocks"]]
+        self.made: list[Optimizer] = []
+        decay = {"weight_decay": a["weight_decay"], "stage": a["stage"]}
+        self.optimizer = lesson.ShardedOptimizer(self.toy, blocks, self._make(a["optimizer"], a["options"]), **decay)
+
+    def _make(self, name: str, options: dict[str, Any]) -> Any:
+        def make_optimizer(groups: list[dict]) -> Optimizer:
+            self.made.append(getattr(torch.optim, name)(groups, **options))
+            return self.made[-1]
+
+        return make_optimizer
+
+    def state_elements(self) -> int:
+        """The elements of all optimizer states; counters of steps aside."""
+        states = [state for optimizer in self.made for state in optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        return sum(tensor.numel() for tensor in tensors if tensor.dim())
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self.toy.numbered]
+
+
+def backward(context: Context) -> dict[str, Any]:
+    """Some steps of backward and finish, with a stage's number of finishes, and no optimizer step.
+
+    Arguments: micros (of each step, how many micro-batches), late (the rank that waits in every micro-batch for the
+    backward of all others, or None); mine: uses and gradients, [step][micro-batch].
+    """
+    a = context.arguments
+    sharded = Sharded(context)
+    owns, before, finishes = owned(sharded), live_bytes(), []
+    for step, micros in enumerate(a["micros"]):
+        for micro in range(micros):
+            last = micro == micros - 1
+            run_backward(context, sharded, step, micro)
+            if a["stage"] == 2 or last:
+                sharded.optimizer.finish()
+                context.event("finished")
+                finishes.append({
+                    "step": step, "micro": micro, "live": live_bytes(),
+                    "gradients": [described(bucket.shard.gradient) for bucket in sharded.optimizer.buckets],
+                    "left": [k for k, p in enumerate(sharded.toy.numbered) if p.grad is not None],
+                })  # fmt: skip
+        sharded.optimizer.zero_grad()
+    return {"own": owns, "before": before, "finishes": finishes, "parameters": sharded.parameters()}
+
+
+def run_backward(context: Context, sharded: Sharded, step: int, micro: int) -> None:
+    """One micro-batch, between the events "backward" and "backward ended"."""
+    context.event("backward", step=step, micro=micro)
+    uses, gradients = (sharded.mine[name][step][micro] for name in ("uses", "gradients"))
+    loss = sharded.toy(f"{step} {micro}", uses, gradients)
+    with behind(context, context.arguments["late"]):
+        torch.autograd.backward(loss)
+    context.event("backward ended")
+
+
+def owned(sharded: Sharded) -> dict[str, Any]:
+    """Each rank's shards at the start, and the parameters while 1 is added to every shard."""
+    shards = [bucket.shard for bucket in sharded.optimizer.buckets]
+    told = [described(shard.values) for shard in shards]
+    kept = [shard.values.clone() for shard in shards]
+    with torch.no_grad():
+        for shard in shards:
+            shard.values += 1
+        raised = sharded.parameters()
+        for shard, values in zip(shards, kept, strict=True):
+            shard.values.copy_(values)
+    return {"shards": told, "raised": raised}
+
+
+def described(value: Any) -> dict[str, Any]:
+    """A tensor with its dtype, or the name of what is none."""
+    if not isinstance(value, torch.Tensor):
+        return {"type": type(value).__name__}
+    return {"dtype": str(value.dtype).removeprefix("torch."), "values": value.detach().clone()}
+
+
+def live_bytes() -> int:
+    """The memory behind all tensors that Python knows of."""
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def clip(context: Context) -> list[dict[str, Any]]:
+    """clip() of gradients that each rank is told for its shards. Arguments: limits; mine: shards, [case][bucket]."""
+    sharded = Sharded(context)
+    found = []
+    for limit, gradients in zip(context.arguments["limits"], sharded.mine["shards"], strict=True):
+        for bucket, gradient in zip(sharded.optimizer.buckets, gradients, strict=True):
+            bucket.shard.gradient = gradient.clone()
+        context.event("clip")
+        norm = sharded.optimizer.clip(limit)
+        context.event("clipped")
+        shards = [bucket.shard for bucket in sharded.optimizer.buckets]
+        found.append({"norm": described(norm), "gradients": [described(shard.gradient) for shard in shards]})
+    return found
+
+
+def steps(context: Context) -> dict[str, Any]:
+    """Whole steps: backward of all micro-batches, finish, clip, step, zero_grad. Arguments: those of backward; limits.
+
+    Returns of each step the parameters and the shards.
+    """
+    a = context.arguments
+    sharded = Sharded(context)
+    optimizer, found = sharded.optimizer, []
+    for step, micros in enumerate(a["micros"]):
+        for micro in range(micros):
+            run_backward(context, sharded, step, micro)
+            if a["stage"] == 2 or micro == micros - 1:
+                optimizer.finish()
+                context.event("finished")
+        if a["limits"][step] is not None:
+            context.event("clip")
+            optimizer.clip(a["limits"][step])
+            context.event("clipped")
+        context.event("step")
+        optimizer.step()
+        context.event("stepped")
+        optimizer.zero_grad()
+        shards = [described(bucket.shard.values) for bucket in optimizer.buckets]
+        found.append({"parameters": sharded.parameters(), "shards": shards})
+    return {"steps": found, "state": sharded.state_elements()}
