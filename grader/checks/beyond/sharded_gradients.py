@@ -1,5 +1,7 @@
 """Judges the shards that a rank keeps: of the parameters at the start, and of the mean gradient after finish()."""
 
+from itertools import product
+
 import numpy as np
 
 from grader.checks import diagnosis, reference
@@ -95,7 +97,9 @@ def _name(run: Sharded, rank: int, place: tuple[int, int], i: int, told: dict) -
             "it is rounded to bfloat16: add the gradients of bfloat16 parameters in float32. A reduce_scatter adds in "
             "the dtype of its tensors"
         )
-    return f"it is zero on rank {rank}" if not np.any(got) and np.any(right[rank]) else _ratio(got, right[rank], n)
+    if not np.any(got) and np.any(right[rank]):
+        return "it is zero: a bucket is sent when its gradients are there, once"
+    return _ratio(got, right[rank], n) or _mixed_shards(run, rank, place, i, got)
 
 
 def _candidates(run: Sharded, rank: int, place: tuple[int, int], i: int) -> list[tuple[np.ndarray, str]]:
@@ -129,6 +133,17 @@ def _candidates(run: Sharded, rank: int, place: tuple[int, int], i: int) -> list
             (right[rank] + before[rank], f"the gradient of step {earlier} is added to it"),
         ]
     return found
+
+
+def _mixed_shards(run: Sharded, rank: int, place: tuple[int, int], i: int, got: np.ndarray) -> str:
+    """Whether the ranks' gradients of different shards were added."""
+    sent = [run.rows(r, *place, i) for r in range(run.n)]
+    for shards in product(range(run.n), repeat=run.n):
+        mean = np.mean([rows[shard] for rows, shard in zip(sent, shards, strict=True)], axis=0)
+        if diagnosis.same(got, mean) and np.any(mean):
+            parts = ", ".join(f"rank {r}'s of shard {shard}" for r, shard in enumerate(shards))
+            return f"gradients of different shards are added up, {parts}: all ranks send the shards in the same order"
+    return ""
 
 
 def _ratio(got: np.ndarray, right: np.ndarray, n: int) -> str:

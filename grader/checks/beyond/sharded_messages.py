@@ -79,9 +79,12 @@ def _check_order(run: Sharded, rank: int, micro: Micro, where: str) -> list[int]
     for bucket, (*_, call) in zip(held, micro.sends, strict=True):
         if bucket is None:
             words = "in another order than that of flat.values" if _mixed(run, rank, micro, call) else "other numbers"
+            advice = ""
+            if not np.any(_numbers(call)):
+                words, advice = "zeros", "; each bucket is sent once, when its gradients are there"
             run.grade.fail(
                 f"{where} sends {words} ({call.name}, {call.where}), expected its own gradients of one bucket, as "
-                "take_gradients returns them"
+                f"take_gradients returns them{advice}"
             )
     known = [bucket for bucket in held if bucket is not None]
     order = [bucket for bucket, _ in groupby(bucket for bucket in known if bucket >= 0)]

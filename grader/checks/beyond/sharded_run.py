@@ -27,8 +27,8 @@ WORDS_OF_CRASHES = {
     "assigned grad has data of": "the values of a shard and its gradient are in float32, also for bfloat16 parameters",
     "KeyError: Parameter": "a parameter was taken out of `missing` twice in one backward: nothing but the hook takes "
     "it out, and finish() puts it back",
-    "'NoneType' object has no attribute 'wait'": "receive() finds no handle: send() starts the message and keeps its "
-    "handle in self.work",
+    "'NoneType' object has no attribute 'wait'": "receive() finds no handle: send() starts a message, also for a "
+    "bucket without gradients, and keeps its handle in self.work",
     "bfloat16 beside": "a message has one dtype: send this rank's shard in the dtype of flat.values",
     "float32 beside": "a message has one dtype: send this rank's shard in the dtype of flat.values",
 }
