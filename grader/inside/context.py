@@ -13,6 +13,7 @@ wrong, and holds no expected value: a rank can read all that is in it. Its modul
 """
 
 import functools
+import gc
 import importlib.util
 import random
 import socket
@@ -68,6 +69,7 @@ class Context:
         self.event = teller(wire)
         self.ask, self.own = asker(wire), owner(wire)
         self.later = giver(wire)
+        self.measure = measurer(wire, self.world_size)
         self.changed: Callable[..., None] = lambda double, attribute, does="": None  # see audit.changes_to
         self._loaded = 0
         self._scattered: list[Any] = []
@@ -139,6 +141,17 @@ def giver(wire: Wire) -> Callable[[str], Any]:
         return wire.inputs(key)
 
     return later
+
+
+def measurer(wire: Wire, world_size: int) -> Callable[[str], None]:
+    """measure(point): all ranks stand here until the zygote has looked at their memory, see Result.memory."""
+    fields = {"group": "measurement/0", "members": list(range(world_size))}
+
+    def measure(point: str) -> None:
+        gc.collect()
+        wire.answer(wire.post("measurement", fields | {"point": point}, waits=True), announced=True)
+
+    return measure
 
 
 def spy(tell: Tell, owner: Any, attribute: str, name: str = "", note: Note | None = None) -> None:

@@ -44,6 +44,8 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.inside.context:call": (),
     "grader.probes.beyond.overlap": (),
     "grader.probes.beyond.ring": (),
+    "grader.probes.beyond.sharded_model:block": (),
+    "grader.probes.beyond.sharded_model": ("steps",),
     "grader.probes.beyond.sharded_optimizer": ("steps",),
     "grader.probes.data": (),
     "grader.probes.pipeline.split": (),
@@ -60,6 +62,8 @@ PROBES: dict[str, tuple[str, ...]] = {
 FILES: dict[str, tuple[str, ...]] = {
     "beyond/overlap.py": (),
     "beyond/ring.py": (),
+    "beyond/flat_parameters.py": (),
+    "beyond/sharded_model.py": (),
     "beyond/sharded_optimizer.py": (),
     "common/data_partition.py": (),
     "common/schedule.py": (),

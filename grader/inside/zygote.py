@@ -2,7 +2,8 @@
 
 One zygote serves one grader process, over one socket; when that socket closes, for whatever reason, all that the
 zygote ever started is killed and it exits. Its requests: "run" (with the ranks' descriptors) forks the ranks, "stacks"
-lets them write where they are, "end" kills what is left of them. It reports "ready", "started", "exit" and "gone".
+lets them write where they are, "measure" asks for their memory, "end" kills what is left of them. It reports "ready",
+"started", "exit", "memory" and "gone".
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from grader.inside.bytecode import CompiledFiles
 from grader.inside.find import ROOT, find_function
 from grader.inside.printing import Stream
 from grader.wire import values
-from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kill_all
+from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kill_all, memory
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 UNKNOWN = -1  # number of processes
@@ -69,6 +70,7 @@ class Zygote:
         self.control = control
         self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
         self.folder = ""
+        self.forked_with = 0  # bytes of memory that a rank has when it is forked
         self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once, and how many were seen
         self.numbers: dict[int, int] = {}  # pid of such a process -> what it was told
         self.loaded = {preload.FIRST}
@@ -99,7 +101,8 @@ class Zygote:
                     self.reap()
                 if self.control in readable:
                     request = values.receive(self.control)
-                    {"run": self.run, "stacks": self.stacks, "end": self.end}[request["kind"]](request)
+                    serve = {"run": self.run, "stacks": self.stacks, "measure": self.measure, "end": self.end}
+                    serve[request["kind"]](request)
         except (EOFError, ConnectionError):
             pass  # the grader has ended or was killed
         finally:
@@ -115,12 +118,15 @@ class Zygote:
         self._load(request["probe"], request["file"])
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
+        self.forked_with = memory(os.getpid())
         for rank in range(size):
             folder = os.path.join(self.folder, f"rank{rank}")
             os.mkdir(folder)
             pid = os.fork()
             if pid == 0:
                 mine = fds[PER_RANK * rank : PER_RANK * (rank + 1)]
+                if request["measures"]:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # nothing is hidden in files: they hold no byte
                 become_rank(rank, folder, request["probe"], self.before, self.compiled, *mine)
             self.ranks[pid] = rank
         for fd in fds:
@@ -162,6 +168,19 @@ class Zygote:
         """Each rank that lives writes its Python stack to its stack descriptor, even in an endless loop or a sleep."""
         for pid in self.ranks:
             os.kill(pid, signal.SIGUSR1)
+
+    def measure(self, _request: dict) -> None:
+        """Report how much memory each rank has taken since it was forked, the processes that it has started included.
+
+        A process whose parent is gone hangs on the zygote: it counts for every rank.
+        """
+        families = {pid: {pid, *descendants(pid, set())} for pid in self.ranks}
+        orphans = descendants(os.getpid(), set()).difference(*families.values())
+        taken = {str(self.ranks[pid]): self._taken(family | orphans) for pid, family in families.items()}
+        self.report(kind="memory", taken=taken)
+
+    def _taken(self, family: set[int]) -> int:
+        return sum(max(memory(pid) - self.forked_with, 0) for pid in family)
 
     def end(self, _request: dict) -> None:
         self.report(kind="gone", left=self.sweep(), children=self.most, numbers=[*self.numbers.values()])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grader.ranks.calls import Call, Event, compute, disagreement, parse_call
+from grader.ranks.calls import MEASUREMENT, Call, Event, compute, disagreement, parse_call
 from grader.wire.values import MessageError
 
 MAX_EVENTS = 50_000  # per rank and run: about 50 MB
@@ -37,6 +37,7 @@ class Broker:
         self.completed: list[dict[int, Call]] = []  # every completed collective, rank -> call
         self.replies: list[tuple[int, dict]] = []
         self.fault: Fault | None = None
+        self.standing: list[Call] = []  # of all ranks, at a measurement: they wait for `measured`
         self.forgotten = 0  # bytes of payloads that are no longer kept
         self._keep = keep_payloads
         self._posted: Counter[tuple] = Counter()  # calls so far in each sequence, see Call.sequence
@@ -78,6 +79,12 @@ class Broker:
         self._waiting[rank][message["thread"]] = call
         self._look_for_deadlock()
 
+    def measured(self) -> None:
+        """The memory of all ranks at a measurement is known: they go on."""
+        standing, self.standing = self.standing, []
+        for call in standing:
+            self._complete(call, b"")
+
     def finish(self, rank: int) -> None:
         """A rank makes no more calls: it has returned, raised, exited or died."""
         self.live.discard(rank)
@@ -105,6 +112,8 @@ class Broker:
             self._fail("deadlock", "")  # each waits for the others to come to its own operation
         elif text := disagreement(ordered):
             self._fail("mismatch", text)
+        elif call.name == MEASUREMENT:
+            self.standing = ordered
         else:
             self.completed.append(calls)
             for part, payload in zip(ordered, compute(ordered), strict=True):
@@ -142,7 +151,7 @@ class Broker:
         self.replies.append((call.rank, {"id": call.identity} | content))
 
     def _look_for_deadlock(self) -> None:
-        if self.fault or not self.live:
+        if self.fault or not self.live or self.standing:
             return
         waiting = [call for rank in self.live for call in self._waiting[rank].values()]
         blocked = all(self._waiting[rank].keys() == self._threads[rank] for rank in self.live)

@@ -86,6 +86,8 @@ class Call(Event):
         return to_array(self.dtype, [-1, *self.shape], self.payload)
 
 
+MEASUREMENT = "measurement"  # a barrier of the grader's, at which the memory of all ranks is looked at
+
 # What each rank hands in, in units of its tensor: (at the root, elsewhere). n is the number of ranks.
 INPUTS: dict[str, Callable[[int], tuple[int, int]]] = {
     "all_reduce": lambda n: (1, 1),
@@ -98,6 +100,7 @@ INPUTS: dict[str, Callable[[int], tuple[int, int]]] = {
     "all_to_all": lambda n: (1, 1),  # its unit is the whole: what goes to whom is in `data`
     "barrier": lambda n: (0, 0),
     "init_process_group": lambda n: (0, 0),
+    MEASUREMENT: lambda n: (0, 0),
     "send": lambda n: (1, 1),
     "recv": lambda n: (0, 0),
 }
@@ -136,6 +139,8 @@ def parse_call(rank: int, message: dict) -> Call:
         if name in REDUCING and message["reduce"] not in REDUCTIONS:
             raise ValueError(f"no reduction {message['reduce']}")
         data = dict(message.get("join", {}))
+        if name == MEASUREMENT:
+            data = {"point": str(message["point"])[:200]}
         if name == "all_to_all":
             data = {side: [int(size) for size in message[side]] for side in ("sends", "expects")}
             lengths = {len(sizes) for sizes in data.values()}
@@ -204,6 +209,7 @@ def disagreement(calls: list[Call]) -> str:
         "shapes": lambda call: None if call.name == "all_to_all" else call.shape,
         "dtypes": lambda call: call.dtype,
         "addresses": lambda call: call.data.get("address"),
+        "points of a probe": lambda call: call.data.get("point"),
     }
     for aspect, value in aspects.items():
         if len({value(call) for call in calls}) > 1:

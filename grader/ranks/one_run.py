@@ -47,9 +47,12 @@ class RankRun:
         self.kept = 0  # bytes, about
         self.left: int | None = None  # processes that were left over, known when all are gone
         self.children, self.numbers = -1, frozenset[int]()  # see Result
+        self.memory: dict[str, list[int]] = {}  # see Result
+        self.measuring = ""  # the point at which all ranks stand
         told = job["arguments"]
         self.referee = told.get(OURS)
         request = {"probe": job["probe"], "file": str(told.get("file", "")), "children": told.get("children", 0)}
+        request["measures"] = bool(told.get("measures"))  # its ranks write no files, see measure in the zygote
         zygote.request(kind="run", world_size=world_size, **request)
         socket.send_fds(zygote.control, [b"."], [fd for peer in self.peers for fd in peer.their_fds])
         self.folder = zygote.receive()["folder"]
@@ -90,7 +93,7 @@ class RankRun:
         ranks = [rank_result(peer, self.broker, self.tree, peer.rank in unfinished, in_time) for peer in self.peers]
         left, children = self.left or 0, self.children
         told = self.deadline, left, self.kept, children, self.numbers, self.referee
-        return Result(ranks, self.broker.fault, self.broker.completed, *told)
+        return Result(ranks, self.broker.fault, self.broker.completed, *told, self.memory)
 
     def _serve(self, until: float, enough: Callable[[], bool]) -> None:
         """Answer whoever speaks, until that is enough or the time is up."""
@@ -100,6 +103,9 @@ class RankRun:
                     key.data()
             for output in self.flooding:
                 output.read()
+            if self.broker.standing and not self.measuring:
+                self.measuring = self.broker.standing[0].data["point"]
+                self.zygote.request(kind="measure")
             for rank, message in self.broker.replies:
                 self.peers[rank].outgoing += values.pack(message)
             self.broker.replies.clear()
@@ -141,6 +147,12 @@ class RankRun:
         if message["kind"] == "gone":
             self.left, self.children = message["left"], message.get("children", -1)
             self.numbers = frozenset(message.get("numbers", ()))
+            return
+        if message["kind"] == "memory":
+            taken = [int(message["taken"].get(str(peer.rank), 0)) for peer in self.peers]
+            self.memory[self.measuring] = taken
+            self.measuring = ""
+            self.broker.measured()
             return
         peer = self.peers[message["rank"]]
         while self._hear_rank(peer):

@@ -112,6 +112,8 @@ class Result:
     )
     numbers: frozenset[int] = frozenset()  # what the zygote has told these processes, to each a number of its own
     referee: Any = None  # the argument `referee` with what it has seen
+    # point of a measurement -> bytes that each rank had taken since the fork, as the zygote saw it; 0: cannot be seen
+    memory: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def outcome(self) -> str:

@@ -31,6 +31,17 @@ def kill_all(find: Callable[[], Iterable[int]]) -> set[int]:
     return seen
 
 
+def memory(pid: int) -> int:
+    """Bytes of memory that belong to a process: anonymous, shared or swapped out, and not what it reads from files.
+
+    0 for a process that is gone, and where there is no /proc. Everybody may read it, also beyond the walls of a rank.
+    """
+    with contextlib.suppress(OSError):
+        rows = (row.partition(":") for row in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return sum(int(size.split()[0]) << 10 for name, _, size in rows if name in ("RssAnon", "RssShmem", "VmSwap"))
+    return 0
+
+
 def descendants(ancestor: int, without_proc: set[int]) -> set[int]:
     """The living processes below `ancestor`; where there is no /proc, only those that are given."""
     if not os.path.isdir("/proc/self"):

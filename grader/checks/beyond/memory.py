@@ -1,0 +1,49 @@
+"""Judges how much memory ranks have, as the process that starts them sees it: nothing that a rank says counts.
+
+A limit is what a right solution needs, and half a block more. The memory of a rank is what it has taken since it was
+forked; the student's file, torch's optimizer and the like are less than OWN.
+"""
+
+from dataclasses import dataclass
+
+from grader.grading import Grade
+from grader.ranks.outcome import Result
+
+OWN = 500_000  # bytes
+
+
+@dataclass(frozen=True)
+class Limit:
+    """At a point, `parts` (name -> bytes) may be in memory. `advice` is what to do if there is more."""
+
+    point: str
+    when: str
+    parts: dict[str, int]
+    advice: str
+
+
+def check(grade: Grade, result: Result, limits: list[Limit], spare: int) -> None:
+    """Fails at the first point where a rank has more than the limit and `spare`.
+
+    Where the system shows no memory, nothing is judged.
+    """
+    for limit in limits:
+        allowed = sum(limit.parts.values())
+        for rank, taken in enumerate(result.memory.get(limit.point, [])):
+            if taken > allowed + spare + OWN:
+                parts = ", ".join(f"{name} {_mb(size)}" for name, size in limit.parts.items())
+                grade.fail(
+                    f"{limit.when}, rank {rank} has {_mb(taken)} in memory; expected about {_mb(allowed)} ({parts}): "
+                    f"{limit.advice}"
+                )
+
+
+def check_seen(grade: Grade, result: Result, limits: list[Limit]) -> None:
+    """Fails if a point was never reached: the probe measures wherever a block computes."""
+    for limit in limits:
+        if limit.point not in result.memory:
+            grade.fail(f"{limit.when}: the model does not come to this point")
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

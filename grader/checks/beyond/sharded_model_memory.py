@@ -1,0 +1,56 @@
+"""The memory that a sharded model may have, at the points where its toy measures."""
+
+from grader.checks.beyond import memory
+from grader.checks.beyond.memory import Limit
+from grader.checks.beyond.sharded_model import Sharded
+
+RANKS = 4
+
+
+def check_shards(run: Sharded) -> None:
+    """Between steps a rank has its shards: values, and after the first step the optimizer's state."""
+    shard = _shard(run)
+    limits = [
+        Limit("made", "after ShardedModel is made", {"values": shard}, "free every block when its shard is copied")
+    ]
+    for step in range(len(run.setting.micros)):
+        parts = {"values": shard} | ({"state of the optimizer": shard} if run.setting.finish else {})
+        if run.setting.finish:
+            gradients = {"values": shard, "gradients": shard} | ({"state of the optimizer": shard} if step else {})
+            when = f"after finish of step {step}"
+            advice = "free every block when it is sent, and give up the tensors of the message when it is received"
+            limits.append(Limit(f"{step} gradients", when, gradients, advice))
+        advice = "only the shards remain between steps; does something refer to whole parameters or gradients?"
+        limits.append(Limit(f"{step} ended", f"after step {step}", parts, advice))
+        if step in run.setting.evaluate:
+            when = f"after the evaluation after step {step}"
+            limits.append(
+                Limit(f"{step} evaluated", when, parts, "without gradients every block is freed after it has computed")
+            )
+    _check(run, limits)
+
+
+def check_blocks(run: Sharded) -> None:
+    """While a block computes, at most two are whole, the one that computes and the next one."""
+    shard, whole, limits = _shard(run), run.right.bytes(0), list[Limit]()
+    for step in range(len(run.setting.micros)):
+        shards = shard * (1 + bool(step and run.setting.finish))
+        for direction in ("forward", "backward"):
+            for place in range(run.setting.depth):
+                if direction == "backward" and run.setting.finish and place < run.setting.depth - 1:
+                    continue  # messages are in memory, too, and nobody can tell from outside whose memory it is
+                advice = "free a block when it has computed, and gather one ahead and no more"
+                parts = {"shards": shards, "two blocks": 2 * whole}
+                when = f"while block {place} computes in {direction} of step {step}"
+                limits.append(Limit(f"{step} 0 {direction} {place}", when, parts, advice))
+    _check(run, limits)
+
+
+def _shard(run: Sharded) -> int:
+    """Bytes of a rank's shards of all blocks."""
+    return sum(4 * run.right.length(block) for block in range(run.setting.depth + 1))
+
+
+def _check(run: Sharded, limits: list[Limit]) -> None:
+    memory.check_seen(run.grade, run.result, limits)
+    memory.check(run.grade, run.result, limits, run.right.bytes(0) // 4)

@@ -1,0 +1,111 @@
+"""How much memory a rank has, as the process that starts the ranks sees it."""
+
+import sys
+
+import pytest
+
+from grader import ranks
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is looked at in /proc")
+
+MB = 1_000_000
+LARGE = 655_360  # elements, 2.6 MB
+
+
+def measured(tmp_path, lines, world_size=2, **arguments):
+    """The memory of every rank at each point, in MB, and the run."""
+    body = "".join(f"    {line}\n" for line in lines.strip().splitlines())
+    (tmp_path / "run.py").write_text(f"import torch\ndef go(context):\n    measure = context.measure\n{body}")
+    told = {"file": "run.py", "function": "go", "measures": True} | arguments
+    result = ranks.run("grader.inside.context:call", world_size, told, tree=tmp_path)
+    return {point: [size / MB for size in taken] for point, taken in result.memory.items()}, result
+
+
+def test_a_tensor_counts_when_it_is_written_and_no_more_when_it_is_freed(tmp_path):
+    found, result = measured(
+        tmp_path,
+        f"""
+measure("before")
+kept = [torch.ones({LARGE}) for _ in range(8)]
+measure("whole")
+del kept[2:]
+measure("two")
+kept[0].untyped_storage().resize_(0)
+measure("one")
+""",
+    )
+
+    assert result.explain() == ""
+    for rank in range(2):
+        before, whole, two, one = (found[point][rank] for point in ("before", "whole", "two", "one"))
+        assert before < 1
+        assert [whole - before, two - before, one - before] == pytest.approx([20.97, 5.24, 2.62], abs=0.3)
+
+
+def test_each_rank_has_a_number_of_its_own(tmp_path):
+    found, _ = measured(tmp_path, f'kept = torch.ones({LARGE} * (1 + context.rank))\nmeasure("kept")', 3)
+
+    one, two, three = found["kept"]
+    assert [two - one, three - one] == pytest.approx([2.62, 5.24], abs=0.3)
+
+
+def test_the_memory_of_a_process_that_a_rank_starts_counts(tmp_path):
+    child = f"""
+import os, time
+ready, done = os.pipe()
+if os.fork() == 0:
+    if {{orphan}} and os.fork():
+        os._exit(0)
+    kept = torch.ones({LARGE})
+    os.write(done, b".")
+    time.sleep(60)
+os.read(ready, 1)
+measure("child")
+"""
+    for orphan in (False, True):
+        found, _ = measured(tmp_path, child.format(orphan=orphan), 1)
+        assert found["child"][0] > 2.6, orphan
+
+
+def test_shared_memory_counts(tmp_path):
+    found, _ = measured(
+        tmp_path, 'import mmap\nkept = mmap.mmap(-1, 1 << 22)\nkept.write(b"x" * (1 << 22))\nmeasure("kept")'
+    )
+
+    assert min(found["kept"]) > 4
+
+
+@pytest.mark.parametrize(
+    "hides",
+    [
+        f'torch.save(torch.ones({LARGE}), "hidden")',
+        f'torch.ones({LARGE}).numpy().tofile("hidden")',
+        f"torch.ones({LARGE}).share_memory_()",
+        'open("hidden", "wb", buffering=0).write(b"x" * 10)',
+        'import os; os.write(os.memfd_create("hidden"), b"x" * 10)',
+    ],
+)
+def test_a_rank_that_is_measured_can_write_no_file(tmp_path, hides):
+    _, result = measured(tmp_path, f'{hides}\nmeasure("hidden")', 1)
+
+    assert result.outcome == "raised" and "measurement" not in {call.name for call in result.ranks[0].calls}
+
+
+def test_a_rank_that_does_not_come_to_the_point_ends_the_run(tmp_path):
+    _, result = measured(tmp_path, 'if context.rank:\n    measure("there")')
+
+    assert result.outcome == "deadlock" and "rank 1 waits in measurement #1" in result.explain()
+
+
+def test_ranks_at_different_points_do_not_agree(tmp_path):
+    _, result = measured(tmp_path, 'measure(f"there {context.rank}")')
+
+    assert result.outcome == "mismatch" and "different points of a probe" in result.explain()
+
+
+def test_a_students_line_that_measures_is_noted(tmp_path):
+    (tmp_path / "run.py").write_text('def go(context):\n    context.measure("mine")\n')
+
+    result = ranks.run("grader.inside.context:call", 1, {"file": "run.py", "function": "go"}, tree=tmp_path)
+
+    assert "calls the grader's process group by hand" in " ".join(flag.what for flag in result.ranks[0].flags)
