@@ -2,7 +2,7 @@
 
 import pytest
 
-from grader.checks.beyond import sharded_gradients, sharded_messages, sharded_settings, sharded_steps
+from grader.checks.beyond import sharded_clip, sharded_gradients, sharded_messages, sharded_settings, sharded_steps
 from grader.checks.beyond.sharded_run import Sharded
 
 graded = pytest.mark.graded
@@ -43,7 +43,7 @@ def test_zero_2_sends_a_bucket_as_soon_as_it_is_complete_and_zero_1_in_finish(gr
 
 @graded("b.7", points=1)
 def test_clip_takes_the_norm_of_all_shards_and_scales_by_at_most_1(grade):
-    sharded_steps.check_clip(grade)
+    sharded_clip.check_clip(grade)
 
 
 @graded("b.7", points=1)

@@ -22,7 +22,7 @@ import numpy as np
 from grader import grading, imports, ranks
 from grader.checks import averages, bert, joining, partition_loaders, partitions, reference
 from grader.checks import start as starting
-from grader.checks.beyond import events
+from grader.checks.beyond import events, sharded_messages
 from grader.checks.pipeline import waits
 from grader.checks.training import ddp, sampling, steps
 from grader.inside import zygote
@@ -226,6 +226,7 @@ def _ranks_are_believed() -> None:
         (starting, "check_counted"), (starting, "check_numbers"),
         (sampling, "check_trained_on"), (bert, "_check_logits"),
         (ddp, "check_own_gradients_sent"), (events, "asked_now"),
+        (sharded_messages, "asked_now"),
     ):  # fmt: skip
         setattr(module, name, lambda *_: None)
     setattr(steps.Training, "before", _believed)  # noqa: B010

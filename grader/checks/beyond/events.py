@@ -37,16 +37,23 @@ def read(reduced: Reduced, rank: int) -> list[list[Micro]]:
                 steps[-1].append(Micro([], []))
         elif event.name == "given":
             step, micro, use = map(int, event.data["key"].split())
-            if asked_now(reduced, rank, (step, micro), steps):
+            if asked_now(reduced, rank, (step, micro, use), steps):
                 steps[-1][-1].given.append(uses[step][micro][use])
         elif isinstance(event, Call) and event.name == "all_reduce" and steps:
             steps[-1][-1].sends.append((len(steps[-1][-1].given), ended, event))
     return steps
 
 
-def asked_now(reduced: Reduced, rank: int, place: tuple[int, int], steps: list[list[Micro]]) -> bool:
-    """Fails for a permit of another (step, micro-batch) than the one that runs: it is backward that asks."""
-    if not steps or place != (len(steps) - 1, len(steps[-1]) - 1):
+def asked_now(reduced: Reduced, rank: int, place: tuple[int, int, int], steps: list[list[Micro]]) -> bool:
+    """Fails for a permit (step, micro-batch, use) out of turn: it is backward that asks, for the last use first."""
+    turn = None
+    if steps:
+        now = len(steps) - 1, len(steps[-1]) - 1
+        kinds = reduced.setting.of_rank(rank)[now[0]][now[1]]
+        uses = [use for use, k in enumerate(kinds) if k not in reduced.setting.frozen]
+        given = len(steps[-1][-1].given)
+        turn = (*now, uses[-1 - given]) if given < len(uses) else None
+    if place != turn:
         reduced.grade.fail(f"rank {rank} asks for the gradients of step {place[0]} before its backward computes them")
     return True
 

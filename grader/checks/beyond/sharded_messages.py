@@ -17,7 +17,7 @@ SMALL = 200  # bytes of a step that may travel beside the shards: a barrier, a n
 
 @dataclass
 class Micro:
-    """What one rank did in a micro-batch, until finish() was over.
+    """What one rank did in a micro-batch and until the next one.
 
     given: the parameters in the order in which backward came to them. sends: (how many had been given, whether backward
     had ended, the call).
@@ -30,23 +30,38 @@ class Micro:
 
 
 def read(run: Sharded, rank: int) -> list[Micro]:
-    """The micro-batches of a rank, in order. Fails for a permit of another one than that which runs."""
+    """The micro-batches of a rank, in order."""
     uses, micros = run.setting.of_rank(rank), list[Micro]()
-    ended = finished = False
+    ended = False
     for event in run.result.ranks[rank].events:
         if event.name == "backward":
             micros.append(Micro(event.data["step"], event.data["micro"]))
-            ended = finished = False
-        elif event.name in ("backward ended", "finished"):
-            ended, finished = True, event.name == "finished"
+            ended = False
+        elif event.name == "backward ended":
+            ended = True
         elif event.name == "given":
             step, micro, use = map(int, event.data["key"].split())
-            if not micros or ended or (step, micro) != (micros[-1].step, micros[-1].micro):
-                run.grade.fail(f"rank {rank} asks for the gradients of step {step} before its backward computes them")
-            micros[-1].given.append(uses[step][micro][use])
-        elif students_call(event) and isinstance(event, Call) and micros and not finished:
+            if asked_now(run, rank, (step, micro, use), None if ended or not micros else micros[-1]):
+                micros[-1].given.append(uses[step][micro][use])
+        elif students_call(event) and isinstance(event, Call) and micros:
             micros[-1].sends.append((len(micros[-1].given), ended, event))
     return micros
+
+
+def asked_now(run: Sharded, rank: int, place: tuple[int, int, int], running: Micro | None) -> bool:
+    """Fails for a permit (step, micro-batch, use) out of turn: it is backward that asks, for the last use first."""
+    turn = None
+    if running and len(running.given) < len(open_uses := trained_uses(run, rank, running)):
+        turn = (running.step, running.micro, open_uses[-1 - len(running.given)])
+    if place != turn:
+        run.grade.fail(f"rank {rank} asks for the gradients of step {place[0]} before its backward computes them")
+    return True
+
+
+def trained_uses(run: Sharded, rank: int, micro: Micro) -> list[int]:
+    """The uses in a micro-batch that need a gradient, in the order of forward."""
+    uses = run.setting.of_rank(rank)[micro.step][micro.micro]
+    return [use for use, k in enumerate(uses) if k not in run.setting.frozen]
 
 
 # --- what is in them, and when they leave ---

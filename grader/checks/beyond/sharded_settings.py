@@ -51,9 +51,9 @@ ACCUMULATED = replace(
 )
 ACCUMULATED_1 = replace(ACCUMULATED, stage=1)
 MEAN = ((3, PLAIN), (2, LARGE), (4, ODD), (1, PLAIN), (2, ODD), (3, replace(ODD, stage=1)))
-ADDED_UP = ((3, ACCUMULATED), (2, ACCUMULATED_1), (3, HALF), (1, ACCUMULATED))
-COUNTED = ((4, PLAIN), (2, LARGE), (3, ACCUMULATED_1), (2, HALF))
-SENT = ((3, PLAIN), (3, LATE), (3, CROSSED), (2, ACCUMULATED), (4, ACCUMULATED_1), (4, ODD))
+ADDED_UP = ((3, ACCUMULATED), (2, ACCUMULATED_1), (3, HALF))
+COUNTED = ((3, PLAIN), (2, LARGE), (4, ODD), (2, ACCUMULATED_1), (3, HALF))
+SENT = ((3, PLAIN), (3, LATE), (3, CROSSED), (3, ACCUMULATED), (2, ACCUMULATED_1), (4, ODD))
 
 
 def adamw(setting: Setting, limits: list[float | None]) -> Setting:
