@@ -24,10 +24,10 @@ def persistent_bytes(model: nn.Module, optimizer: Optimizer) -> int:
 
 def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:
     updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for parameter in (*model.parameters(), *updated):
-        yield parameter
-        if parameter.grad is not None:
-            yield parameter.grad
+    for kept in (*model.parameters(), *updated):
+        yield kept
+        if kept.grad is not None:
+            yield kept.grad
     for state in optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
 

@@ -171,8 +171,8 @@ class ShardedModel:
             block.register_forward_pre_hook(lambda module, inputs, i=i: self.before_forward(i))
             block.register_forward_hook(lambda module, inputs, outputs, i=i: self.after_forward(i))
             block.register_full_backward_pre_hook(lambda module, gradients, i=i: self.before_backward(i))
-        for parameter in self.block_of:
-            parameter.register_post_accumulate_grad_hook(self.gradient_ready)
+        for trained in self.block_of:
+            trained.register_post_accumulate_grad_hook(self.gradient_ready)
 
     def before_model(self) -> None:
         """Gather what forward needs first."""

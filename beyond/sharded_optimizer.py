@@ -36,7 +36,8 @@ class Bucket:
     """Parameters whose gradients travel as one message; this rank updates a shard of them.
 
     flat: the parameters, see flat_parameters.py. shard: this rank's part of their values.
-    missing: the parameters whose gradients are not ready. work: the handle of the message in transit.
+    missing: the parameters whose gradients are not ready.
+    work, outgoing, received: the handle of the message in transit, and its tensors; None if there is no message.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -48,6 +49,8 @@ class Bucket:
         self.flat = FlatParameters(parameters, dist.get_world_size())
         self.missing = set(parameters)
         self.work: Any = None
+        self.outgoing: Any = None
+        self.received: Any = None
         # TODO(cos598d) b.6: step [1] (1-2 lines)
         # BEGIN SOLUTION b.6
         own = self.flat.values.chunk(dist.get_world_size())[dist.get_rank()].float()
@@ -59,7 +62,8 @@ class Bucket:
 
         b.6  [2] Take the gradients: `take_gradients` returns them as one tensor, in the order of flat.values.
              [3] Start a collective that does not wait: a reduce_scatter, or an all_to_all of the N shards. Keep the
-                 handle in self.work, and both tensors until it is done.
+                 handle in self.work, and both tensors until it is done. A reduce_scatter adds in the dtype of its
+                 tensors: give it fp32.
         """
         # TODO(cos598d) b.6: steps [2] and [3] (about 3 lines)
         # BEGIN SOLUTION b.6
@@ -114,8 +118,8 @@ class ShardedOptimizer:
         self.next_bucket = 0
         self.optimizer = make_optimizer(decay_groups([bucket.shard for bucket in self.buckets], weight_decay))
         if stage == 2:
-            for parameter in self.bucket_of:
-                parameter.register_post_accumulate_grad_hook(self.gradient_ready)
+            for trained in self.bucket_of:
+                trained.register_post_accumulate_grad_hook(self.gradient_ready)
 
     def gradient_ready(self, parameter: Parameter) -> None:
         """The hook of ZeRO-2: backward calls it as soon as parameter.grad is complete.
@@ -136,8 +140,8 @@ class ShardedOptimizer:
 
         With several micro-batches in a step, ZeRO-2 calls it after every backward, ZeRO-1 after the last one.
         """
-        for bucket in self.buckets[self.next_bucket :]:
-            bucket.send()
+        for unsent in self.buckets[self.next_bucket :]:
+            unsent.send()
         for bucket in self.buckets:
             bucket.receive()
             bucket.missing = set(bucket.flat.parameters)
@@ -185,7 +189,7 @@ def clip_shards(shards: Sequence[Shard], max_norm: float) -> Tensor:
     # TODO(cos598d) b.7: steps [1] and [2] (about 6 lines)
     # BEGIN SOLUTION b.7
     gradients = [shard.gradient for shard in shards if shard.gradient is not None]
-    squares = sum(gradient.square().sum() for gradient in gradients)
+    squares = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
     dist.all_reduce(squares)
     norm = squares.sqrt()
     for gradient in gradients:

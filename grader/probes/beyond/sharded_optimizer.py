@@ -133,21 +133,21 @@ def steps(context: Context) -> dict[str, Any]:
     """
     a = context.arguments
     sharded = Sharded(context)
-    optimizer, found = sharded.optimizer, []
+    found: list[dict[str, Any]] = []
     for step, micros in enumerate(a["micros"]):
         for micro in range(micros):
             run_backward(context, sharded, step, micro)
             if a["stage"] == 2 or micro == micros - 1:
-                optimizer.finish()
+                sharded.optimizer.finish()
                 context.event("finished")
         if a["limits"][step] is not None:
             context.event("clip")
-            optimizer.clip(a["limits"][step])
+            sharded.optimizer.clip(a["limits"][step])
             context.event("clipped")
         context.event("step")
-        optimizer.step()
+        sharded.optimizer.step()
         context.event("stepped")
-        optimizer.zero_grad()
-        shards = [described(bucket.shard.values) for bucket in optimizer.buckets]
+        sharded.optimizer.zero_grad()
+        shards = [described(bucket.shard.values) for bucket in sharded.optimizer.buckets]
         found.append({"parameters": sharded.parameters(), "shards": shards})
     return {"steps": found, "state": sharded.state_elements()}
