@@ -300,7 +300,7 @@ def _relied_on() -> list[tuple[str, Any, str, Any]]:
         "torch._C": (torch._C, ["DisableTorchFunctionSubclass"]),
         "torch.Tensor": (
             torch.Tensor,
-            ["as_subclass", "detach", "reshape", "contiguous", "view", "numpy", "shape", "dtype"],
+            ["as_subclass", "detach", "reshape", "contiguous", "view", "clone", "numpy", "shape", "dtype"],
         ),
         "json": (json, ["dumps", "_default_encoder"]),
         "json.encoder": (json.encoder, ["c_make_encoder", "encode_basestring_ascii"]),

@@ -37,6 +37,10 @@ class SilentlyWrongError(ValueError):
     """A call that gloo carries out without an error, and with a wrong result."""
 
 
+class FreedError(RuntimeError):
+    """A result that has nowhere to go; gloo would write into memory that is no longer the tensor's."""
+
+
 class Handle(c10d.Work):
     """What a call returns. The outputs are written when the call has completed and somebody asks."""
 
@@ -76,6 +80,8 @@ def _write(payload: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
     for output in outputs:
         length = output.numel() * output.element_size()
         if length:
+            if output.untyped_storage().nbytes() < output.storage_offset() * output.element_size() + length:
+                raise FreedError("the memory of a collective's result was freed while the message was in transit")
             source = payload[offset : offset + length].clone().view(output.dtype).view(output.shape)
             with torch._C.DisableTorchFunctionSubclass():
                 output.data.copy_(source)  # .data: like gloo, and unlike copy_, autograd does not see the write

@@ -108,7 +108,8 @@ def tensor_bytes(plain: Any) -> bytes:
     """The elements of a plain tensor in the order of its indices, whatever its strides are."""
     import torch
 
-    return plain.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+    # A copy, since numpy() keeps the storage that it looks at from being resized for good.
+    return plain.reshape(-1).contiguous().view(torch.uint8).clone().numpy().tobytes()
 
 
 def to_array(dtype: str, shape: list[int], raw: bytes | memoryview) -> np.ndarray:

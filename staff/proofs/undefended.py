@@ -22,7 +22,7 @@ import numpy as np
 from grader import grading, imports, ranks
 from grader.checks import averages, bert, joining, partition_loaders, partitions, reference
 from grader.checks import start as starting
-from grader.checks.beyond import events, sharded_messages
+from grader.checks.beyond import events, memory, sharded_messages, sharded_model_events
 from grader.checks.pipeline import waits
 from grader.checks.training import ddp, sampling, steps
 from grader.inside import zygote
@@ -227,10 +227,35 @@ def _ranks_are_believed() -> None:
         (sampling, "check_trained_on"), (bert, "_check_logits"),
         (ddp, "check_own_gradients_sent"), (events, "asked_now"),
         (sharded_messages, "asked_now"),
+        (sharded_model_events, "check_bytes"),
     ):  # fmt: skip
         setattr(module, name, lambda *_: None)
     setattr(steps.Training, "before", _believed)  # noqa: B010
     _in_the_zygote("import grader.probes.sync as p; p.meet = lambda _: []")
+
+
+def _not_measured() -> None:
+    """Nobody looks at how much memory a rank has."""
+    setattr(memory, "check", lambda *_: None)  # noqa: B010
+
+
+def _ranks_alone() -> None:
+    """Of a rank's memory only what is private and its own is looked at, and not that of processes it has started."""
+    _in_the_zygote(
+        "import grader.inside.zygote as z; "
+        "z.memory = lambda pid: int(open(f'/proc/{pid}/status').read().split('RssAnon:')[1].split()[0]) << 10; "
+        "z.Zygote._taken = lambda zygote, family: max(map(z.memory, family & set(zygote.ranks))) - zygote.forked_with"
+    )
+
+
+def _measured_ranks_write() -> None:
+    """A rank whose memory is looked at may write files."""
+    ask = zygote_process.ZygoteProcess.request
+
+    def request(self: Any, **message: Any) -> None:
+        ask(self, **message | ({"measures": False} if "measures" in message else {}))
+
+    setattr(zygote_process.ZygoteProcess, "request", request)  # noqa: B010
 
 
 def _believed(training: steps.Training, rank: int, number: int) -> dict[str, np.ndarray]:
@@ -257,6 +282,9 @@ SWITCHES = {
     "callers": _any_caller,
     "imports": _import_statements_only,
     "evidence": _ranks_are_believed,
+    "measure": _not_measured,
+    "family": _ranks_alone,
+    "no_files": _measured_ranks_write,
 }
 
 

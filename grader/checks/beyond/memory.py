@@ -1,7 +1,7 @@
 """Judges how much memory ranks have, as the process that starts them sees it: nothing that a rank says counts.
 
-A limit is what a right solution needs, and half a block more. The memory of a rank is what it has taken since it was
-forked; the student's file, torch's optimizer and the like are less than OWN.
+The memory of a rank is what it has taken since the point "start", at which the student's file is not loaded yet. Its
+code, torch's optimizer and the like take less than OWN.
 """
 
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ def check(grade: Grade, result: Result, limits: list[Limit], spare: int) -> None
     for limit in limits:
         allowed = sum(limit.parts.values())
         for rank, taken in enumerate(result.memory.get(limit.point, [])):
+            taken -= result.memory["start"][rank]
             if taken > allowed + spare + OWN:
                 parts = ", ".join(f"{name} {_mb(size)}" for name, size in limit.parts.items())
                 grade.fail(

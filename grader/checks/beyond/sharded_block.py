@@ -9,7 +9,7 @@ from grader.checks.beyond.sharded_model_reference import rounded
 from grader.grading import Grade
 from grader.ranks.calls import Call
 from grader.ranks.outcome import RankResult, Result
-from grader.verdicts import Deadlocked
+from grader.verdicts import Crashed, Deadlocked
 from grader.wire import drawn as draws
 
 CASES = (
@@ -20,6 +20,11 @@ CASES = (
     {"shapes": [[640, 1024]], "dtype": "float32"},
 )
 FEW = CASES[:4]
+WORDS_OF_CRASHES = {
+    "split_with_sizes expects": "a shard is this rank's part alone: `own` has flat.shard_length elements",
+    "all_gather needs an output": "flat.values has lost its elements: free resizes its storage, the tensor stays",
+    "setStorage": "the storage of flat.values has no memory: resize it to nbytes before the gather",
+}
 
 
 class Gathered:
@@ -40,6 +45,9 @@ class Gathered:
         verdict = grade.verdict(self.result)
         if isinstance(verdict, Deadlocked):
             raise Deadlocked(f"{self._why_stuck(late)}{verdict}")
+        if isinstance(verdict, Crashed):
+            reasons = [reason for words, reason in WORDS_OF_CRASHES.items() if words in str(verdict)]
+            raise Crashed(f"{reasons[0]}\n{verdict}") if reasons else verdict
         if verdict:
             raise verdict
 

@@ -20,9 +20,14 @@ SLACK, HALF_SLACK = 5.0, 3000.0  # of reference.close; for bfloat16
 WITHOUT_GRADIENTS = "without gradients no backward follows, so free the last block, too (torch.is_grad_enabled)"
 WORDS_OF_CRASHES = {
     "computes in backward while": "the block that backward needs is not in memory: before_backward has to wait for it, "
-    "and a block that is freed after forward has to be gathered again",
+    "a block that is freed after forward has to be gathered again, and a block is sent with its last gradient",
+    "was freed while": "a block is freed while its gather is in transit: wait for block i before it computes, and "
+    "gather only the block that is needed next",
     "computes in forward while": "the block that forward needs is not in memory: before_forward has to wait for it",
-    "KeyError": "a parameter was taken out of `missing` twice: does receive set `missing` to all parameters again?",
+    "beyond/flat_parameters.py": "parameters are laid out flat whose memory was freed: parameters_by_block gives each "
+    "parameter once, and what several blocks share is the root's",
+    "KeyError": "a parameter was taken out of `missing` twice: finish has to send and receive every block, and receive "
+    "sets `missing` to all parameters again",
     "'NoneType' object has no attribute 'wait'": "wait() is called on a handle that is None: was the message of this "
     "block sent, and is its handle kept?",
 }
@@ -154,7 +159,7 @@ class Sharded:
             np.mean([flat(ranks[micro], block)[rank] for ranks in step.own], axis=0)
             for micro in range(self.setting.micros[s])
         ]
-        own = flat(np.sum([step.own[rank][micro] for micro in range(len(micros))], axis=0, dtype=object), block)
+        own = np.sum([flat(micro, block) for micro in step.own[rank]], axis=0)
         candidates = {
             "it is the gradient of the last micro-batch alone: add to shard.gradient, which may be None": micros[-1],
             f"it is the sum over {n} ranks: divide it by the number of ranks, once": right * n,

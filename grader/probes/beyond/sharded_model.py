@@ -218,6 +218,8 @@ def train(context: Context) -> list[dict[str, Any]]:
     [step][micro-batch][use], evaluations [step][use], moves [step][block].
     """
     a = context.arguments
+    measure: Callable[[str], None] = context.measure if a["measures"] else lambda point: None
+    measure("start")
     lesson = context.load(a["file"])
     mine = a["mine"]
     context.join()
@@ -227,7 +229,6 @@ def train(context: Context) -> list[dict[str, Any]]:
         lesson.ShardedModel.gradient_ready = taking(toy, taken)
     sharded = lesson.ShardedModel(toy, list(toy.layers), Momentum(a["rate"], a["momentum"]), weight_decay=a["decay"])
     blocks = [*sharded.blocks, sharded.root]
-    measure: Callable[[str], None] = context.measure if a["measures"] else lambda point: None
     measure("made")
     found = []
     for step, micros in enumerate(a["micros"]):
