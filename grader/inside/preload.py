@@ -47,6 +47,7 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes.beyond.sharded_model:block": (),
     "grader.probes.beyond.sharded_model": ("steps",),
     "grader.probes.beyond.sharded_optimizer": ("steps",),
+    "grader.probes.beyond.sharded_state": ("steps",),
     "grader.probes.data": (),
     "grader.probes.pipeline.split": (),
     "grader.probes.pipeline.forward": ("steps",),

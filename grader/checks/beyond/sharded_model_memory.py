@@ -53,4 +53,4 @@ def _shard(run: Sharded) -> int:
 
 def _check(run: Sharded, limits: list[Limit]) -> None:
     memory.check_seen(run.grade, run.result, limits)
-    memory.check(run.grade, run.result, limits, run.right.bytes(0) // 4)
+    memory.check(run.grade, run.result, limits, run.right.bytes(0) // 5)

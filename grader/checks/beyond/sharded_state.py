@@ -1,0 +1,29 @@
+"""Judges the memory of a sharded optimizer: every rank has the whole model, and its own part of everything else."""
+
+import math
+
+from grader.checks.beyond import memory
+from grader.checks.beyond.memory import Limit
+from grader.grading import Grade
+
+RANKS, STEPS = 4, 2
+SHAPES = [[320, 1024]] * 4  # 1.3 MB each
+
+
+def check_divided(grade: Grade) -> None:
+    """The optimizer's state and the gradients are those of the rank's shard alone."""
+    result = grade.run(
+        "grader.probes.beyond.sharded_state:steps", RANKS, seed=None, shapes=SHAPES, steps=STEPS, measures=True
+    )
+    grade.must_return(result)
+    whole = 4 * sum(map(math.prod, SHAPES))
+    shard, limits = whole // RANKS, list[Limit]()
+    for step in range(STEPS):
+        state = {"state of Adam": 2 * shard} if step else {}
+        parts = {"parameters": whole, "gradients": shard} | state
+        advice = "give up the gradients of all parameters, and the tensors of the messages, when they have been received"
+        limits.append(Limit(f"{step} gradients", f"after finish of step {step}", parts, advice))
+        parts = {"parameters": whole, "state of Adam": 2 * shard}
+        advice = "the optimizer has state for this rank's shards alone; does something refer to the gradients?"
+        limits.append(Limit(f"{step} ended", f"after step {step}", parts, advice))
+    memory.check(grade, result, limits, shard // 4)

@@ -1,0 +1,28 @@
+"""Measures the memory of a student's sharded optimizer, with large parameters and an optimizer that has state."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from grader.inside.context import Context
+
+
+def steps(context: Context) -> None:
+    """Some steps of ZeRO-1 with Adam on gradients of ones. Arguments: file, shapes (one parameter for a block), steps."""
+    a = context.arguments
+    context.measure("start")
+    lesson = context.load(a["file"])
+    context.join()
+    model = nn.ModuleList([nn.ParameterList([nn.Parameter(torch.ones(shape))]) for shape in [*a["shapes"], [3]]])
+    blocks = list(model)[:-1]
+    sharded = lesson.ShardedOptimizer(model, blocks, partial(torch.optim.Adam, lr=0.01), stage=1)
+    context.measure("made")
+    for step in range(a["steps"]):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        sharded.finish()
+        context.measure(f"{step} gradients")
+        sharded.step()
+        sharded.zero_grad()
+        context.measure(f"{step} ended")
