@@ -2,7 +2,14 @@
 
 import pytest
 
-from grader.checks.beyond import sharded_clip, sharded_gradients, sharded_messages, sharded_settings, sharded_steps
+from grader.checks.beyond import (
+    sharded_clip,
+    sharded_gradients,
+    sharded_messages,
+    sharded_settings,
+    sharded_state,
+    sharded_steps,
+)
 from grader.checks.beyond.sharded_run import Sharded
 
 graded = pytest.mark.graded
@@ -51,6 +58,7 @@ def test_after_each_step_all_ranks_have_the_parameters_of_one_process(grade):
     for world_size, setting in sharded_settings.TRAINED:
         sharded_steps.check_steps(grade, world_size, setting)
     sharded_steps.check_gather(grade)
+    sharded_state.check_divided(grade)
 
 
 @graded("b.7", points=1, absence=True)

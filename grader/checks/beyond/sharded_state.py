@@ -21,7 +21,9 @@ def check_divided(grade: Grade) -> None:
     for step in range(STEPS):
         state = {"state of Adam": 2 * shard} if step else {}
         parts = {"parameters": whole, "gradients": shard} | state
-        advice = "give up the gradients of all parameters, and the tensors of the messages, when they have been received"
+        advice = (
+            "give up the gradients of all parameters, and the tensors of the messages, when they have been received"
+        )
         limits.append(Limit(f"{step} gradients", f"after finish of step {step}", parts, advice))
         parts = {"parameters": whole, "state of Adam": 2 * shard}
         advice = "the optimizer has state for this rank's shards alone; does something refer to the gradients?"

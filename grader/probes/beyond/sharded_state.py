@@ -9,7 +9,10 @@ from grader.inside.context import Context
 
 
 def steps(context: Context) -> None:
-    """Some steps of ZeRO-1 with Adam on gradients of ones. Arguments: file, shapes (one parameter for a block), steps."""
+    """Some steps of ZeRO-1 with Adam on gradients of ones.
+
+    Arguments: file, shapes (of each block's only parameter), steps, measures.
+    """
     a = context.arguments
     context.measure("start")
     lesson = context.load(a["file"])
