@@ -180,16 +180,29 @@ def run_probe(connection: socket.socket, notes: int, before: audit.Before, compi
     sys.path.insert(0, job["tree"])
     compiled.serve(job["tree"])
     note, trust = audit.notes_to(notes), audit.trusted_files()
+    debug = debugging(job, note)
     rank = Rank(connection, job, note, before)
     rank.context.changed = audit.changes_to(note, trust)
     audit.close_signals(note, trust)
     audit.forget_ourselves(before.ours)
-    sys.breakpointhook = audit.refuse_debugger
-    audit.watch(note, trust)
+    if debug:  # nothing is graded, and a debugger asks for frames
+        debug()
+    else:
+        sys.breakpointhook = audit.refuse_debugger
+        audit.watch(note, trust)
     look = functools.partial(audit.note_patched, before.libraries, trust, note)
     # What can send a value stands on this frame's stack while the probe runs, and in no variable: code that gets hold
     # of the frame finds the context and nothing that would end the run.
     rank.last_word(look).send(rank.live(probe))
+
+
+def debugging(job: dict, note: audit.Note) -> Callable[[], None] | None:
+    """What prepares a rank of a run of grader.debug; None for a graded run, which need not load pdb."""
+    if "stops" not in job:
+        return None
+    from grader.inside.debugger import prepare
+
+    return functools.partial(prepare, job["rank"], job["stops"], note)
 
 
 class Rank:
