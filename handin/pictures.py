@@ -82,9 +82,9 @@ def is_whole(source: Path) -> bool:
 
 def _draw_losses(path: Path, runs: Sequence[Run]) -> None:
     with figure(path) as axes:
-        for run, colour, style in zip(runs, COLOURS, _LINES * 2, strict=False):
-            losses = run.mean_losses
-            axes.plot(range(1, len(losses) + 1), losses, style, color=colour, linewidth=1.5, label=NAMES[run.slot])
+        for number, (run, colour, style) in enumerate(zip(runs, COLOURS, _LINES * 2, strict=False)):
+            losses, width = run.mean_losses, 1.2 + 1.6 * (len(runs) - 1 - number)  # equal curves: thin on thick ones
+            axes.plot(range(1, len(losses) + 1), losses, style, color=colour, linewidth=width, label=NAMES[run.slot])
         axes.set_xlabel("iteration")
         axes.set_ylabel("training loss, mean over workers")
         axes.set_title("Loss of each iteration's batch")

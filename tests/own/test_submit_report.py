@@ -332,6 +332,21 @@ def test_a_speed_up_of_the_pipeline_that_cannot_be_is_flagged(tree, modes, said)
     assert f"pipeline_parallel against model_parallel: {said}" in doubts(tree)
 
 
+def test_epochs_of_unequal_speed_are_not_called_unequally_long(tree):
+    write_gpt2(tree / "submit_figures", training_time=1.6, tokens_per_second=1600.0)
+    assert "2560 tokens against 2000" in doubts(tree)
+
+    epochs = [[0.8, 2500.0], [1.6, 1250.0], [2.4, 2000 / 2.4]]  # 2,000 tokens each
+    write_gpt2(tree / "submit_figures", training_time=1.6, tokens_per_second=1600.0, epochs=epochs)
+    assert "tokens against" not in doubts(tree)
+
+    epochs[2][1] = 400.0
+    write_gpt2(tree / "submit_figures", training_time=1.6, tokens_per_second=1600.0, epochs=epochs)
+    write_one = tree / "submit_figures/data_parallel_1.json"
+    write_one.write_text(json.dumps(json.loads(write_one.read_text()) | {"epochs": [[2.0, 1000.0]] * 3}))
+    assert "960 tokens against 2000" in doubts(tree)
+
+
 def test_half_written_gpt2_metrics_are_named(tree):
     (tree / "submit_figures/data_parallel_1.json").write_text('{"workers": 1')
     (tree / "submit_figures/pipeline_metrics.json").write_text("[]")
