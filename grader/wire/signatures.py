@@ -26,6 +26,7 @@ from grader.wire.values import SIGNATURE, MessageError
 LINE, ENDING = 0, 1  # which key
 GRADER = str(Path(__file__).resolve().parents[1]) + os.sep
 BY_HAND = "calls the grader's process group by hand"
+OWN_METHOD = "a process group's own method"  # where torch.distributed's functions were not called
 ASKS_BY_HAND = "asks for a permit by hand, and not by calling a partition"
 ENTERED = frozenset({"forward", "leave"})  # our functions that torch calls when a partition is called
 FORGED = "sends a message of the grader's that was made outside of the grader"
@@ -48,6 +49,8 @@ class Site(Protocol):
     def students(self, filename: str) -> str: ...
 
     def calls_modules(self, filename: str) -> bool: ...
+
+    def is_collective(self, frame: FrameType) -> bool: ...
 
 
 def new_keys() -> tuple[bytes, bytes]:
@@ -96,7 +99,7 @@ def _sealed(
 ) -> Sealer:  # fmt: skip
     """What it uses are its own locals: exchanging a name in a module changes nothing here."""
     number, wire, folder = 0, GRADER + "wire/connection.py", GRADER
-    main, look, made, by_hand = ident(), strange_frame, list[type](), asks_by_hand
+    main, look, made, by_hand, own_method = ident(), strange_frame, list[type](), asks_by_hand, OWN_METHOD
     answer: Exception | None = None
     while True:
         frame = strange = message = data = None  # a generator that waits must not keep a student's objects alive
@@ -133,6 +136,8 @@ def _sealed(
                 if kind == "call" and not joins:
                     while frame and frame.f_code.co_filename.startswith(folder):
                         frame = frame.f_back
+                    if frame and message and not site.is_collective(frame):
+                        message["inside"] = message["inside"] or own_method
                     if frame and site.students(frame.f_code.co_filename):  # and not torch.distributed
                         note(BY_HAND, f"{frame.f_code.co_filename}:{frame.f_lineno}")
                 data = pack(message)
