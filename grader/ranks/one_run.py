@@ -237,7 +237,7 @@ class RankRun:
                 case "returned" | "raised" as ending:
                     peer.never_waited = list(message["never_waited"])
                     peer.value, peer.error = message.get("value"), failure(message.get("error"))
-                    peer.ending = ending
+                    peer.ending, peer.signed_off = ending, True
                     self.broker.finish(peer.rank)
                 case other:
                     raise MessageError(f"a message of the kind {other}")
