@@ -67,10 +67,10 @@ class _Writer:
     def blocks(self, tokens: Sequence[Token]) -> None:
         rest = iter(tokens)
         depth, bullet = 0, ""
-        begins = {id(token): number for number, token in enumerate(tokens) if token.type == "heading_open"}
+        places = {id(token): number for number, token in enumerate(tokens)}
         for token in rest:
             if token.type == "heading_open":
-                self._keep_together(self._height_with_next(tokens[begins[id(token)] :]))
+                self._keep_together(self._height_with_next(tokens[places[id(token)] :]))
                 self._heading(token.tag, next(rest))
             elif token.type in ("bullet_list_open", "ordered_list_open"):
                 depth += 1
@@ -84,6 +84,8 @@ class _Writer:
             elif token.type == "table_open":
                 self._table(rest)
             elif token.type == "inline":
+                if token.content.endswith(":") and not depth:  # it speaks of what is next
+                    self._keep_together(7 + self._height_with_next(tokens[places[id(token)] + 1 :]))
                 self._paragraph(token.children or [], depth, bullet)
                 bullet = ""
 
