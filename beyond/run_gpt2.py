@@ -10,11 +10,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+import common.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+
 import torch.distributed as dist
 import transformers
 from torch.nn.utils import clip_grad_norm_
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from beyond import ring
 from beyond.byte_counts import CommunicationRecord

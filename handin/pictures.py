@@ -84,7 +84,7 @@ def _draw_losses(path: Path, runs: Sequence[Run]) -> None:
     with figure(path) as axes:
         for number, (run, colour, marker) in enumerate(zip(runs, COLOURS, _MARKERS * 2, strict=False)):
             losses = run.mean_losses
-            width = 1.2 + 2.0 * (len(runs) - 1 - number)  # of equal curves, the thin ones lie on the thick ones
+            width = 1.2 + 2.0 * (len(runs) - 1 - number)  # equal curves: a thin line on top of a thick one
             axes.plot(
                 range(1, len(losses) + 1), losses, color=colour, linewidth=width, label=NAMES[run.slot],
                 marker=marker, markersize=width + 4, markevery=(3 * number, 3 * len(runs)),
