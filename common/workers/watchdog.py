@@ -91,6 +91,10 @@ class Watchdog:
         self._last_resort = threading.Thread(target=self._end_if_watch_hangs, daemon=True, name="last resort")
         self._last_resort.start()
 
+    @property
+    def thread_ident(self) -> int | None:
+        return self._thread.ident
+
     def close(self) -> None:
         self._closed.set()
         self._thread.join(timeout=5)

@@ -468,3 +468,24 @@ def test_whatever_stands_in_a_record_the_report_is_written(tmp_path, odd):
         text, _ = read(tmp_path)
 
         assert "## Scalability" in text, place
+
+
+def test_a_newest_run_that_was_stopped_is_shown_with_a_row_per_rank(tree):
+    row = {"rank": "1", "state": "waits", "where": "all_reduce #42 (5), run_glue.py:72", "calls": "42 all_reduce"}
+    kept = {"conclusion": "rank 0 died (process 7 on here)", "rows": [row]}
+    (tree / "runs" / "task3_ddp" / "stopped.json").write_text(json.dumps(kept))
+
+    report = build_report(tree, COURSE, ADA)
+
+    text = report.markdown.read_text()
+    assert "| 1 | waits | all_reduce #42 (5), run_glue.py:72 | 42 all_reduce |" in text
+    assert "runs/task3_ddp: the newest run was stopped: rank 0 died (process 7 on here)" in report.findings.doubts
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"conclusion": 1, "rows": [{}]}'])
+def test_a_damaged_file_of_a_stopped_run_is_left_out(tree, content):
+    (tree / "runs" / "task3_ddp" / "stopped.json").write_text(content)
+
+    report = build_report(tree, COURSE, ADA)
+
+    assert not any("stopped" in doubt for doubt in report.findings.doubts)
