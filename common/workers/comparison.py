@@ -15,7 +15,7 @@ _WAITED_FOR = (COMPUTES, IDLE, STOPPED, SILENT)
 
 
 def is_deadlock(rows: Sequence[Row]) -> bool:
-    """Return whether nobody can go on: all wait or have finished, and not all in the same call.
+    """Return whether nobody can continue: all wait or have finished, and not all in the same call.
 
     All in the same call is a slow or broken network: --hang_seconds ends that.
     """

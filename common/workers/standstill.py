@@ -1,4 +1,4 @@
-"""Finds out that no rank can ever go on, within about three seconds and without a false alarm.
+"""Finds out that no rank can ever continue, within about three seconds and without a false alarm.
 
 Two things can look like it and are not: a rank that computes while the others wait for it, and a large tensor on a
 slow network. So there is an alarm only if the main threads of all ranks sleep, in different calls, while no byte moves
@@ -32,7 +32,7 @@ class Standstill:
         self._seen: dict[int, tuple[int, int]] = {}  # rank -> its sleep and looks when all were first read asleep
 
     def look(self, has_finished: bool = False) -> bool:
-        """Return whether no rank can go on. `has_finished`: this one waits for the others to finish, too."""
+        """Return whether no rank can continue. `has_finished`: this one waits for the others to finish, too."""
         if not (self._is_asleep() or has_finished):
             if self._looks:
                 self._exchange.set(f"sleep/{self._rank}", "")

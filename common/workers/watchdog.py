@@ -1,9 +1,9 @@
-"""Stops a run that cannot go on, and says why: one row per rank, and what they show together.
+"""Stops a run that cannot continue, and says why: one row per rank, and what they show together.
 
 Each rank has a thread that looks twice a second. It costs next to nothing while the main thread computes. There is
 trouble if
     - a connection to another rank was lost, or
-    - all ranks wait, each in another collective, and no byte moves: nobody can ever go on, or
+    - all ranks wait, each in another collective, and no byte moves: nobody can ever continue, or
     - one rank has made no progress for --hang_seconds.
 Whoever notices tells the others through the store. Then every rank writes its row there, the lowest rank prints them,
 and all exit. Without this, a forgotten collective ends after 30 minutes, in Gloo's own time-out, which says not where.
@@ -131,7 +131,7 @@ class Watchdog:
                 if self._main_store_is_gone():
                     self._stop_run("lost contact with rank 0")
                 if self._standstill.look(self._has_finished):
-                    self._stop_run("no rank can go on: each waits for another one")
+                    self._stop_run("no rank can continue: each waits for another one")
             if self._pulse.age > self._config.hang_seconds and not self._has_finished:
                 self._stop_run(f"no progress for {self._config.hang_seconds:g} s (--hang_seconds)")
 

@@ -1,4 +1,4 @@
-"""What the rows of several ranks say together, and when it is too early to say that nobody can go on."""
+"""What the rows of several ranks say together, and when it is too early to say that nobody can continue."""
 
 import socket
 

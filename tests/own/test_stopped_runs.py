@@ -1,4 +1,4 @@
-"""Runs that cannot go on, with real processes and gloo: which rank is named, and why."""
+"""Runs that cannot continue, with real processes and gloo: which rank is named, and why."""
 
 import re
 import signal
@@ -42,7 +42,7 @@ def test_different_collectives_are_named_while_all_ranks_wait(tmp_path):
         "rank 1 called broadcast (5) where the others called all_reduce (5) in iteration 3"
     )
     assert stopped.codes == [3, 3, 3]
-    assert "no rank can go on" in "".join(stopped.logs)
+    assert "no rank can continue" in "".join(stopped.logs)
 
 
 def test_a_message_that_nobody_sends_is_a_standstill(tmp_path):
