@@ -11,8 +11,6 @@ from common.paths import atomic_write
 from course.table import Course
 from handin import sections
 from handin.choice import Chosen, choose, missing_runs
-from handin.chunks import micro_batches
-from handin.communication import exposed, shares
 from handin.gpt2_runs import read_gpt2
 from handin.measures import doubts_about
 from handin.pictures import Pictures
@@ -21,6 +19,7 @@ from handin.sections import Findings
 from handin.stopped import find_stopped, tables
 from handin.student import Student, remembered
 from handin.task4 import traffic
+from handin.task_tables import exposed, micro_batches, shares
 from handin.words import is_unchanged_outside, read_words, seal, section
 
 TITLE = "Distributed Training of Language Models"
