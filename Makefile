@@ -10,9 +10,9 @@ setup:
 	@$(PYTHON) install.py dev
 
 demo: setup
-	$(RUN) -m cluster.ladder --workers 4 --iterations 40
+	$(RUN) -m cluster.ladder --demo
 
-# The same ladder where bytes cost time: four emulated nodes, and a model large enough that the links decide.
+# The same with a larger model.
 demo-cluster: setup
 	$(RUN) -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train --learning_rate 1e-5
 

@@ -79,9 +79,19 @@ def main():
     python = os.path.join(VENV, "bin", "python")
     if not os.path.exists(python):
         make_venv()
-    print("installing into .venv, a few minutes the first time", flush=True)
+    print("installing into .venv, a few minutes the first time; pip shows each package", flush=True)
     constraints = os.path.join(HERE, "constraints.txt")
-    command = [python, "-m", "pip", "install", "-q", "-c", constraints, *torch_index(), *requirements()]
+    command = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "-c",
+        constraints,
+        *torch_index(),
+        *requirements(),
+    ]
     if subprocess.run(command).returncode:
         stop("pip could not install what is needed; see its message above. Free disk space: 10 GB are enough")
     with open(stamp, "w") as file:

@@ -33,7 +33,7 @@ from benchmark.workload import Workload, load_workload
 from cluster.launch import free_port
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT, atomic_write
-from common.workers.process_group import process_group
+from common.workers.process_group import Worker, process_group
 
 WARM_UP, MEASURED = 2, 2  # steps
 INTERFACE = "eth0"  # of an emulated node
@@ -54,7 +54,7 @@ def work(settings: Settings, names: list[str]) -> None:
                 json.dump(rows, file)
 
 
-def account(settings: Settings, worker: Any, workload: Workload) -> dict[str, Any]:
+def account(settings: Settings, worker: Worker, workload: Workload) -> dict[str, Any]:
     """One strategy's row, on every worker: means over the workers."""
     model = workload.build(settings)
     shapes = [parameter.shape for parameter in model.parameters()]

@@ -17,10 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from benchmark.engines.engine import Engine
+from benchmark.settings import Settings
 from common.errors import InputError
+from common.workers.process_group import Worker
 
 
-def save(folder: Path, step: int, engine: Any, losses: list[float]) -> None:
+def save(folder: Path, step: int, engine: Engine, losses: list[float]) -> None:
     """Keep the state after `step` steps. Raises InputError if it cannot be written. All workers call it together."""
     settings, worker = engine.settings, engine.worker
     final = folder / f"step-{step:08d}"
@@ -49,7 +52,7 @@ def save(folder: Path, step: int, engine: Any, losses: list[float]) -> None:
         raise InputError(f"cannot write checkpoint {final}: {said} ({free:.0f} MB free); make room or use --output_dir")
 
 
-def load(folder: Path, engine: Any) -> tuple[int, list[float]]:
+def load(folder: Path, engine: Engine) -> tuple[int, list[float]]:
     """The newest checkpoint's step and losses so far, its state in `engine`; (0, []) where there is none.
 
     Raises InputError if a file is missing or damaged, or if it belongs to another run.
@@ -96,7 +99,7 @@ def _finish(folder: Path, partial: Path, final: Path, manifest: dict) -> str:
     return ""
 
 
-def _identity(settings: Any) -> dict:
+def _identity(settings: Settings) -> dict:
     """What must be the same for the continued run to be the same run."""
     names = ("strategy", "model", "world_size", "batch_size", "accumulation", "length", "precision", "seed")
     return {name: getattr(settings, name) for name in names}
@@ -107,12 +110,12 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _random_states(worker: Any) -> dict:
+def _random_states(worker: Worker) -> dict:
     gpu = torch.cuda.get_rng_state(worker.device) if worker.device.type == "cuda" else None
     return {"cpu": torch.get_rng_state(), "gpu": gpu}
 
 
-def _restore_random_states(worker: Any, states: dict) -> None:
+def _restore_random_states(worker: Worker, states: dict) -> None:
     torch.set_rng_state(states["cpu"])
     if states["gpu"] is not None:
         torch.cuda.set_rng_state(states["gpu"], worker.device)

@@ -37,15 +37,15 @@ from benchmark.workers import join, reports, start_workers
 from benchmark.workload import Workload, load_workload
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
-from common.workers.process_group import process_group
+from common.workers.process_group import Worker, process_group
 
 WARM_UP = 3  # rounds
 
 
-class Contestant:
+class ComparedStrategy:
     """One strategy, ready to take steps."""
 
-    def __init__(self, label: str, settings: Settings, worker: Any, workload: Workload) -> None:
+    def __init__(self, label: str, settings: Settings, worker: Worker, workload: Workload) -> None:
         strategy = label.split()[0]
         if strategy == "single":
             settings = replace(settings, batch_size=settings.batch_size * settings.world_size, world_size=1, rank=0)
@@ -81,24 +81,24 @@ def work(settings: Settings, labels: list[str]) -> None:
     """One worker: all strategies in turn; the first worker keeps the figures."""
     with process_group(settings, join) as worker:
         workload = load_workload(settings)
-        contestants = []
+        compared = []
         for label in labels:
-            contestants.append(Contestant(label, settings, worker, workload))
+            compared.append(ComparedStrategy(label, settings, worker, workload))
             worker.pulse.beat()
         seconds = np.zeros((settings.max_steps, len(labels)))
         for number in range(settings.max_steps):
             for turn in np.random.default_rng(number).permutation(len(labels)):
                 worker.pulse.beat()
-                batches = contestants[turn].next_batches()
+                batches = compared[turn].next_batches()
                 dist.barrier()
                 begin = time.perf_counter()
-                contestants[turn].step(number, batches)
+                compared[turn].step(number, batches)
                 dist.barrier()  # a step ends when the slowest worker has ended it
                 seconds[number, turn] = time.perf_counter() - begin
-        losses = torch.tensor([[loss.item() for loss in contestant.losses] for contestant in contestants]).double()
+        losses = torch.tensor([[loss.item() for loss in strategy.losses] for strategy in compared]).double()
         dist.all_reduce(losses)  # workers see different shares of a step; single sees all of it on each
         losses /= worker.world_size
-        parameters = [contestant.engine.full_parameters() for contestant in contestants]  # collectives
+        parameters = [strategy.engine.full_parameters() for strategy in compared]  # collectives
         if worker.is_first:
             with atomic_write(settings.output_dir / "rounds.json") as file:
                 distances = [distance(parameters[0], other) for other in parameters]
@@ -134,7 +134,7 @@ def evaluate(settings: Settings, labels: list[str], base: str, found: dict) -> l
 
 
 def labels_of(settings: Settings, only: str, base: str) -> tuple[list[str], list[str]]:
-    """The contestants, `single` first, and why others are missing."""
+    """The strategies to compare, `single` first, and why others are missing."""
     wanted = only.split(",") if only else list(STRATEGIES)
     for name in [*wanted, base]:
         if name not in STRATEGIES:

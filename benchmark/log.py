@@ -4,13 +4,15 @@ import os
 import warnings
 from typing import Any
 
+from benchmark.settings import Settings
 from common.paths import atomic_write
+from common.workers.process_group import Worker
 
 
 class Log:
     """Losses and evaluations; only the first worker writes."""
 
-    def __init__(self, settings: Any, worker: Any) -> None:
+    def __init__(self, settings: Settings, worker: Worker) -> None:
         self.settings, self.is_first = settings, worker.is_first
         self.losses: list[float] = []
         self.evaluations: list[dict] = []
@@ -54,14 +56,14 @@ class Log:
             self._wandb.log(values, step=step)
 
 
-def _tensorboard(settings: Any) -> Any:
+def _tensorboard(settings: Settings) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.utils.tensorboard import SummaryWriter
     return SummaryWriter(str(settings.output_dir / "tensorboard"))
 
 
-def _wandb(settings: Any) -> Any:
+def _wandb(settings: Settings) -> Any:
     os.environ["WANDB_MODE"] = "offline"  # nothing leaves this machine; `wandb sync` sends it later
     import wandb
 

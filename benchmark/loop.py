@@ -8,17 +8,20 @@ import torch.distributed as dist
 from tqdm.auto import tqdm
 
 from benchmark import checkpoint
+from benchmark.engines.engine import Engine
 from benchmark.log import Log
 from benchmark.measure.memory import counted, live_bytes
 from benchmark.measure.meter import Meter, Window
 from benchmark.measure.payload import Payload
 from benchmark.measure.profile import Tracer, mark
+from benchmark.settings import Settings
 from benchmark.workload import Workload
+from common.workers.process_group import Worker
 
 TRACED = 2  # steps
 
 
-def rate_at(settings: Any, step: int) -> float:
+def rate_at(settings: Settings, step: int) -> float:
     """Learning rate of step 0, 1, ...: rises over --warmup_steps, then stays, or falls to 0 as half a cosine."""
     warmup, total, top = settings.warmup_steps, settings.max_steps, settings.learning_rate
     if step < warmup:
@@ -39,7 +42,7 @@ class Plan:
         self.dropped, self.timed, self.traced = dropped, count - dropped - traced, traced
 
 
-def train(settings: Any, worker: Any, workload: Workload, engine: Any, log: Log) -> dict[str, Any]:
+def train(settings: Settings, worker: Worker, workload: Workload, engine: Engine, log: Log) -> dict[str, Any]:
     """Train to --max_steps; what was measured on this worker."""
     first, losses = checkpoint.load(settings.output_dir / "checkpoints", engine) if settings.resume else (0, [])
     log.restart(losses)
@@ -86,12 +89,12 @@ def train(settings: Any, worker: Any, workload: Workload, engine: Any, log: Log)
     return measured
 
 
-def is_due(settings: Any, done: int) -> bool:
+def is_due(settings: Settings, done: int) -> bool:
     """Whether a validation or a checkpoint follows the step."""
     return any(every and done % every == 0 for every in (settings.eval_every, settings.checkpoint_every))
 
 
-def between_steps(settings: Any, workload: Workload, engine: Any, log: Log, done: int) -> None:
+def between_steps(settings: Settings, workload: Workload, engine: Engine, log: Log, done: int) -> None:
     """Validation and checkpoint after `done` steps, where they are due; no part of a step's time."""
     if settings.eval_every and done % settings.eval_every == 0 and done < settings.max_steps:
         log.evaluation(done, engine.validate(workload.validation_batches(settings), workload.kind))
@@ -99,7 +102,7 @@ def between_steps(settings: Any, workload: Workload, engine: Any, log: Log, done
         checkpoint.save(settings.output_dir / "checkpoints", done, engine, log.losses)
 
 
-def close(measured: dict[str, Any], window: Window, payload: Payload, settings: Any) -> None:
+def close(measured: dict[str, Any], window: Window, payload: Payload, settings: Settings) -> None:
     """The end of the timed steps."""
     window.close()
     measured["window"] = window

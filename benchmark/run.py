@@ -17,6 +17,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also starts as a script, under torchrun
 
 from benchmark.arguments import parse
+from benchmark.engines.engine import Engine
 from benchmark.log import Log
 from benchmark.loop import train
 from benchmark.measure.result import assemble, table
@@ -66,7 +67,7 @@ def prepare(folder: Path) -> None:
         ) from None
 
 
-def save_model(settings: Settings, engine: Any, workload: Workload) -> float | None:
+def save_model(settings: Settings, engine: Engine, workload: Workload) -> float | None:
     """The trained model and its tokenizer in Hugging Face's format, by the first worker; T5's BLEU."""
     full = engine.full_parameters()  # a collective
     if not full:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, default_collate
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from benchmark.names import MODELS
+from benchmark.settings import Settings
 from common.data.oscar import load_blocks
 from common.errors import InputError
 from common.models.fit import set_dropout
@@ -56,7 +57,7 @@ class Workload:
     train: Dataset
     validation: Dataset
 
-    def build(self, settings: Any) -> nn.Module:
+    def build(self, settings: Settings) -> nn.Module:
         """A fresh model, the same on every worker and for every strategy with the same seed."""
         set_seed(settings.seed)
         model_class: Any = GPT2LMHeadModel if self.kind == "gpt2" else T5ForConditionalGeneration
@@ -67,7 +68,7 @@ class Workload:
         model.train()
         return model
 
-    def batches(self, settings: Any, first_step: int = 0) -> Iterator[Batch]:
+    def batches(self, settings: Settings, first_step: int = 0) -> Iterator[Batch]:
         """This worker's batches from `first_step` on, without end: `accumulation` of them for each step.
 
         The examples of a step, over all workers, are the next ones of a shuffled order that does not depend on the
@@ -92,14 +93,14 @@ class Workload:
                 yield default_collate([self.train[i] for i in micro])
             step += 1
 
-    def validation_batches(self, settings: Any) -> Iterator[Batch]:
+    def validation_batches(self, settings: Settings) -> Iterator[Batch]:
         """The first --eval_batches batches of the validation set: the same on every worker."""
         size, count = settings.batch_size, len(self.validation)  # type: ignore[arg-type]
         for begin in range(0, min(count, settings.eval_batches * size) - size + 1, size):
             yield default_collate([self.validation[i] for i in range(begin, begin + size)])
 
 
-def load_workload(settings: Any) -> Workload:
+def load_workload(settings: Settings) -> Workload:
     """Data and configuration for --model; raises InputError if there is no such model or no usable data."""
     from benchmark.translation import load_pairs
 

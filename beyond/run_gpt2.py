@@ -11,11 +11,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+
 import torch.distributed as dist
 import transformers
 from torch.optim import AdamW
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from beyond import ring
 from beyond.byte_counts import CommunicationRecord

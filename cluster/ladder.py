@@ -2,6 +2,7 @@
 
     python -m cluster.ladder [--workers 4] [--iterations 40] [-- flags for every task, such as --data_dir glue_data/RTE]
     python -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train
+    python -m cluster.ladder --demo        # four emulated nodes where the system allows them, otherwise this machine
 
 "MB handed in" is what a rank gives to its collectives in an iteration; what then crosses a network is task 4.
 Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch. With --nodes every
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from cluster.emulate import why_not
 from cluster.random_bert import SIZES, random_bert
 from common.errors import InputError, exit_on_input_error
 from common.figures import bars
@@ -25,10 +27,10 @@ from course.table import load_course
 TASKS = ("task1_single", "task2a_gather_scatter", "task2b_allreduce", "task3_ddp")
 NAMES = ("1 one worker", "2a gather + scatter", "2b all_reduce", "3 DDP")
 
-WHY = """On one machine nothing crosses a network: what a small model shows is latency, the cost of a message, and
-tasks 2a and 2b send one for every parameter. Bandwidth shows with a network and a larger model:
-    python -m cluster.emulate --nodes 4 --rate 1gbit -- python task2b_allreduce/run_glue.py \\
-        --master_ip 10.10.1.1 --master_port 6585 --world_size 4 --local_rank {rank}"""
+LOOPBACK = "Nothing crosses a network here: a small model shows what a message costs, not what its bytes cost."
+# A model and links for which bytes decide, as on real nodes: 34 MB of gradients are 0.27 s at 1 Gbit/s.
+ON_NODES = ("--nodes", "4", "--rate", "1gbit", "--random_bert", "8M", "--batch", "8", "--iterations", "10")
+TRAIN_ONLY = ("--do_train", "--learning_rate", "1e-5")
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="examples in a step of all workers (%(default)s)")
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--random_bert", choices=SIZES, help="a larger model, with random weights, instead of tiny")
+    parser.add_argument("--demo", action="store_true", help=f"{' '.join(ON_NODES)}, if this machine can emulate nodes")
     parser.add_argument("flags", nargs="*", help="after --: flags of run_glue.py, given to every task")
     arguments = parser.parse_args()
+    if arguments.demo:
+        arguments = parser.parse_args(demo_flags(why_not()))
     n = arguments.nodes or arguments.workers
     if n < 2 or arguments.batch % n:
         raise InputError(f"expected 2 or more workers that divide --batch {arguments.batch}, got {n}")
@@ -72,11 +77,7 @@ def main() -> None:
         print(step)
         return
     print(table(rows))
-    print(
-        f"{n} nodes, links of {arguments.rate}: the time above one worker's is mostly bytes."
-        if arguments.nodes
-        else WHY
-    )
+    print(f"{n} nodes, links of {arguments.rate}: bytes decide." if arguments.nodes else LOOPBACK)
     path = ROOT / "runs" / "ladder.png"
     title = f"{n} workers, batch {arguments.batch}" + (f", {arguments.rate}" if arguments.nodes else "")
     names = [row.name.replace(" ", "\n", 1) for row in rows]
@@ -84,6 +85,14 @@ def main() -> None:
     print(f"bar chart: {path.relative_to(ROOT)}")
     if step:
         print(step)
+
+
+def demo_flags(reason: str) -> list[str]:
+    """The flags of the demo, where `reason` says why this machine cannot emulate nodes; "" if it can."""
+    if not reason:
+        return [*ON_NODES, "--", *TRAIN_ONLY]
+    print(f"This machine cannot emulate nodes, so the demo cannot show what bytes cost: {reason}", flush=True)
+    return []
 
 
 def run(task: str, workers: int, arguments: argparse.Namespace) -> None:

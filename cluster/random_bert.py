@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SIZES: dict[str, dict[str, Any]] = {
     "1M": {"vocab_size": 3000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},  # to try things
+    "8M": {"vocab_size": 3000, "hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 12},
     "22M": {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12},
     "25M": {"vocab_size": 30522, "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8},  # large tensors
     "108M": {

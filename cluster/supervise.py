@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from cluster.screen import Line, Lines, Screen
+from common.workers.rows import COMPARING, HEADER
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 1.0  # after a first failure, for the ranks that fail with it: which of them is the cause?
+COMPARE_SECONDS = 5.0  # the same if the others have begun to compare themselves: their result says more
 STOP_SECONDS = 3.5  # the guards need 2.5; a guard that is still there after this is killed, and its rank with it
 TAIL_LINES = 5  # of a failed rank that said nothing new, show these again
 REPORT_LINES, HELD_LINES = 60, 200
@@ -32,9 +34,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # common/workers/process_group.py's. They are not the cause.
 CONSEQUENCE = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection refused|socket closed"
-    r"|lost contact with another|stopped because rank|rank 0 (left|says)",
+    rf"|lost contact with|{COMPARING}|{HEADER}|: stopped: |stopped because rank|rank 0 (left|says)",
     re.IGNORECASE,
 )
+ANNOUNCES_AN_END = re.compile(rf"Traceback|[Ee]rror|{COMPARING}|{HEADER}")
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Rank:
 
         After an error a rank still takes down torch, on a busy machine for seconds.
         """
-        patience = 10.0 if any(re.search("Traceback|[Ee]rror", line) for line in self.held) else 0.7
+        patience = 10.0 if any(ANNOUNCES_AN_END.search(line) for line in self.held) else 0.7
         return time.monotonic() < self.last_held_at + patience and len(self.held) < HELD_LINES
 
 
@@ -163,7 +166,9 @@ class Supervisor:
         return [rank for rank in self.ranks if rank.code is None]
 
     def _settled(self) -> bool:
-        return bool(self.failed) and time.monotonic() > self.first_failure_at + SETTLE_SECONDS
+        compares = any(COMPARING in line for rank in self._running() for line in rank.held)
+        patience = COMPARE_SECONDS if compares else SETTLE_SECONDS
+        return bool(self.failed) and time.monotonic() > self.first_failure_at + patience
 
     def _read(self, timeout: float) -> None:
         for key, _ in self.selector.select(timeout):
@@ -239,12 +244,15 @@ class Supervisor:
         """Of the ranks that failed within a moment, name the cause: the first that does not just miss another one."""
         causes = [rank for rank in self.failed if not CONSEQUENCE.search("\n".join([*rank.held, *rank.tail]))]
         cause = (causes or self.failed)[0]
-        last = (cause.held or list(cause.tail))[-REPORT_LINES:]
-        self.screen.say(f"{cause} failed first: {meaning(cause.code or 0)}" + (". Its last lines:" if last else ""))
-        for text in last:
-            self.screen.show(f"[{cause.number}] {text}", error=True)
+        tables = [(rank, rank.held[rank.held.index(HEADER) :]) for rank in self.ranks if HEADER in rank.held]
+        if causes or not tables:
+            last = (cause.held or list(cause.tail))[-REPORT_LINES:]
+            self.screen.say(f"{cause} failed first: {meaning(cause.code or 0)}" + (". Its last lines:" if last else ""))
+            self._show_lines(cause, last)
+        for rank, lines in tables[:1]:  # what the ranks have found out together explains all of them
+            self._show_lines(rank, lines)
         for rank in self.failed:
-            if rank is not cause:
+            if rank is not cause and not tables:
                 # Of the others one line is enough, and none where it is the same mistake.
                 said = f": {rank.held[-1]}" if rank.held and rank.held[-1:] != cause.held[-1:] else ""
                 self.screen.say(f"then {rank}: {meaning(rank.code or 0)}{said}")
@@ -252,6 +260,10 @@ class Supervisor:
         if stopped:
             self.screen.say("stopping: " + ", ".join(stopped))
         return cause
+
+    def _show_lines(self, rank: Rank, lines: list[str]) -> None:
+        for text in lines:
+            self.screen.show(f"[{rank.number}] {text}", error=True)
 
 
 def meaning(code: int) -> str:

@@ -15,6 +15,7 @@ from common.config import BeyondConfig, GlueConfig, Gpt2Config, RunConfig, Traff
 from common.errors import InputError
 from common.flags import Parser, check_at_least, only_fields, set_default, true_or_false, whole_number
 from common.paths import ROOT
+from common.workers.rows import STOPPED_FILE
 
 GLUE_TASKS = ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli", "mnli-mm", "qnli", "rte", "wnli")
 WORLD_SIZES = range(1, 65)
@@ -307,5 +308,5 @@ def _check_output(folder: Path, may_have_files: bool) -> None:
         raise InputError(f"--output_dir: expected a folder, {nearest} is a file or a broken link; name another folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(f"--output_dir: cannot write to {nearest} (Permission denied); name another folder")
-    if nearest == folder and not may_have_files and any(folder.iterdir()):
+    if nearest == folder and not may_have_files and any(file.name != STOPPED_FILE for file in folder.iterdir()):
         raise InputError(f"--output_dir: {folder} is not empty; name another, or add --overwrite_output_dir")

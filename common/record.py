@@ -29,8 +29,8 @@ from common.errors import InputError
 from common.optim import number_of_epochs, total_steps
 from common.paths import ROOT, atomic_write, shown
 from common.step_profiler import StepProfiler, parameter_table
-from common.workers.collectives import CollectiveLog
 from common.workers.process_group import Worker
+from common.workers.rows import STOPPED_FILE
 
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 
@@ -46,7 +46,7 @@ class Record:
         self.parameters = 0
         self.losses: list[float] = []
         self.evaluations: list[dict] = []
-        self.collectives = CollectiveLog()
+        self.collectives = worker.collectives
         self._iterations: list[dict] = []
         self._phases: dict[str, float] = {}
         _prepare(config)
@@ -79,6 +79,7 @@ class Record:
             begin = time.perf_counter()
             for batch in batches:
                 self._phases = {"data": time.perf_counter() - begin}
+                self.collectives.begin_iteration()
                 yield batch
                 self._synchronize()
                 self._finish_iteration(time.perf_counter() - begin)
@@ -90,7 +91,9 @@ class Record:
         """Time the block. The same name may appear several times in one iteration."""
         assert name in PHASES, name
         begin = time.perf_counter()
+        self.worker.pulse.phase = name
         yield
+        self.worker.pulse.phase = ""
         self._synchronize()  # a GPU still computes after the call has returned
         self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - begin
 
@@ -183,7 +186,7 @@ def _prepare(config: RunConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if folder.parent == ROOT / "runs":
             _keep_longest(folder)
-        for old in _files_of_a_run(folder):
+        for old in [*_files_of_a_run(folder), *folder.glob(STOPPED_FILE)]:
             old.unlink()
     except OSError as error:
         raise InputError(f"--output_dir: cannot write to {folder}: {error.strerror}") from None

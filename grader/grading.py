@@ -17,6 +17,7 @@ from grader.session import DEADLINE, Session
 from grader.verdicts import Crashed, Verdict, Wrong, builds_on, not_attempted, verdict_of
 
 LOAD_DEADLINE = 10.0
+PLACE = "REGION --rank RANK"  # in a rank's message about debuggers: a rank does not know its region
 
 
 class Grade:
@@ -84,6 +85,9 @@ class Grade:
         verdict = verdict_of(result, self.region)
         if isinstance(verdict, Crashed) and (other := self.crashed_in(result)) not in ("", self.region):
             return Crashed(f"{verdict}\n  this line belongs to region {other}: mend that first")
+        if verdict and PLACE in str(verdict):
+            rank = next((rank.rank for rank in result.ranks if rank.error and PLACE in rank.error.message), 0)
+            return type(verdict)(str(verdict).replace(PLACE, f"{self.region} --rank {rank}"))
         return verdict
 
     def crashed_in(self, result: Result) -> str:

@@ -29,16 +29,20 @@ def messages(
     lines: list[str] = []
     for region in course.in_order_of_needs():
         mine = [entry for entry in entries if entry.region == region]
-        failed = [entry for entry in mine if entry.status not in ("passed", "not attempted") and not _follows(entry)]
+        failed = [entry for entry in mine if tells(entry)]
         if failed:
             got, most = sum(entry.points for entry in mine), sum(entry.max_points for entry in mine)
             row = course.regions[region]
             lines.append(f"{region} {row.title}: {got} of {most} points ({row.file})")
-            lines += of_region(region, failed)
+            lines += of_region(failed)
             lines += prints([entry.id for entry in sorted(failed, key=_rank)], printed or {}, all_ranks)
-    if seeds := dict.fromkeys(found[1] for entry in entries if (found := SEED.search(entry.message))):
-        lines.append(f"inputs drawn with seed {', '.join(seeds)}; --seed draws them again")
-    return lines
+    return [*lines, *seed_line(entries)]
+
+
+def seed_line(entries: Iterable[Entry]) -> list[str]:
+    """One line with the seed that the inputs of these tests were drawn with; none where no message has one."""
+    seeds = dict.fromkeys(found[1] for entry in entries if (found := SEED.search(entry.message)))
+    return [f"inputs drawn with seed {', '.join(seeds)}; --seed draws them again"] if seeds else []
 
 
 def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]:
@@ -57,41 +61,57 @@ def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]
     return lines
 
 
-def of_region(region: str, failed: Iterable[Entry]) -> list[str]:
+def of_region(failed: Iterable[Entry]) -> list[str]:
     """One region's messages, the most telling in full and the others in a line each, with the tests that say them."""
-    tests: dict[str, list[Entry]] = {}
-    for entry in sorted(failed, key=_rank):
-        tests.setdefault(NUMBERS.sub("#", entry.message.splitlines()[0]), []).append(entry)
     lines: list[str] = []
-    for number, entries in enumerate(tests.values()):
-        first, *rest = entries
-        text = _waits(region, _without_seed(first)) or f"{first.status}: {_without_seed(first)}"
-        if number:
-            text = f"{textwrap.shorten(text, SHORT, placeholder=' ...')} [{_name(first)}]"
+    for number, (first, *rest) in enumerate(by_reason(failed)):
+        text = f"{in_a_line(first)} [{name(first)}]" if number else in_full(first)
         lines += textwrap.indent(text, "  ").splitlines()
         if rest:
-            lines.append(f"    the same: {', '.join(_name(entry) for entry in rest)}")
+            lines.append(f"    the same: {', '.join(map(name, rest))}")
     return lines
 
 
-def _follows(entry: Entry) -> bool:
-    """Whether the test only waits for the others of its region: the table says so."""
+def by_reason(failed: Iterable[Entry]) -> list[list[Entry]]:
+    """The failed tests of one region in groups that say the same but for numbers, the most telling group first."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in sorted(failed, key=_rank):
+        groups.setdefault(NUMBERS.sub("#", entry.message.partition("\n")[0]), []).append(entry)
+    return list(groups.values())
+
+
+def in_full(entry: Entry) -> str:
+    """A failure's status and message; for a test that waits for another region: which, and what was seen so far."""
+    need, seen = waits_for(entry)
+    return f"{entry.region} waits for {need}; seen so far: {seen}" if need else f"{entry.status}: {seen}"
+
+
+def in_a_line(entry: Entry) -> str:
+    """A failure cut short."""
+    return textwrap.shorten(in_full(entry), SHORT, placeholder=" ...")
+
+
+def waits_for(entry: Entry) -> tuple[str, str]:
+    """The region that a test waits for, "" for none, and its message without that and without the seed."""
+    message = SEED.sub("", entry.message)
+    found = WAITS.match(message)
+    return (found[1], message[found.end() :]) if found else ("", message)
+
+
+def tells(entry: Entry) -> bool:
+    """Whether a test has something to say: it was attempted, has not passed, and does not only wait for the others."""
+    return entry.status not in ("passed", "not attempted") and not follows(entry)
+
+
+def follows(entry: Entry) -> bool:
+    """Whether the test only waits for the others of its region."""
     return entry.message.startswith("not counted: this test counts when")
+
+
+def name(entry: Entry) -> str:
+    """A test's name without its file."""
+    return entry.id.rpartition("::")[2]
 
 
 def _rank(entry: Entry) -> tuple[int, bool]:
     return RANKING.index(entry.status) if entry.status in RANKING else 0, not CAUSE.search(entry.message)
-
-
-def _without_seed(entry: Entry) -> str:
-    return SEED.sub("", entry.message)
-
-
-def _waits(region: str, message: str) -> str:
-    """`p.3 waits for p.1; seen so far: ...` for a test that builds on a region that has not passed; "" for others."""
-    found = WAITS.match(message)
-    return f"{region} waits for {found[1]}; seen so far: {message[found.end() :]}" if found else ""
-
-
-def _name(entry: Entry) -> str:
-    return entry.id.rpartition("::")[2]

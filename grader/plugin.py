@@ -172,9 +172,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _leave_out_pytests_list(config: pytest.Config) -> None:
     """Where there are graded tests only, messages.py says what has failed, once and by region."""
-    if config.option.tbstyle == "auto":
-        config.option.tbstyle = "no"
     terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal and config.option.tbstyle == "auto":
+        config.option.tbstyle = "no"
     if terminal and config.option.reportchars == "fE":  # what pytest takes where nobody asks
         terminal.reportchars = ""
 

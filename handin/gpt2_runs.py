@@ -87,7 +87,7 @@ def _is_row(row: dict[str, Any]) -> bool:
 def _flatten(row: Any) -> dict[str, Any] | None:
     """A mode's {"metric": {"mean", "std"}} in the shape of a scaling row."""
     try:
-        flat = {"setting": row["setting"]}
+        flat = {"setting": row["setting"], "epochs": row.get("epochs")}
         for metric in ("training_time", "tokens_per_second"):
             flat |= {metric: row[metric]["mean"], f"{metric}_std": row[metric]["std"]}
         return flat if _is_row(flat) else None
@@ -121,18 +121,32 @@ def _doubts_about_scaling(found: Gpt2) -> Iterator[str]:
                 yield _not_as_long(what, one, row)
 
 
-def _tokens(row: dict[str, Any]) -> float:
-    """Of an epoch, by its throughput and its time."""
+def _tokens(row: dict[str, Any]) -> list[float]:
+    """Of each epoch, by its throughput and its time; of the mean epoch where the file is of an earlier version.
+
+    The mean throughput times the mean time is more: it grows with the differences between the epochs.
+    """
+    try:
+        return [time * speed for time, speed in row["epochs"] if is_time(time) and is_time(speed)] or [_of_means(row)]
+    except (KeyError, TypeError, ValueError):
+        return [_of_means(row)]
+
+
+def _of_means(row: dict[str, Any]) -> float:
     return row["tokens_per_second"] * row["training_time"]
 
 
 def _as_long(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    return 0.9 < _tokens(row) / _tokens(other) < 1.1  # the mean of a quotient is not quite the quotient of the means
+    """Whether the epochs of two runs were equally long, each against the other's of the same number."""
+    return all(0.9 < mine / theirs < 1.1 for mine, theirs in zip(_tokens(row), _tokens(other), strict=False))
 
 
 def _not_as_long(what: str, base: dict[str, Any], row: dict[str, Any]) -> str:
+    mine, theirs = max(
+        zip(_tokens(row), _tokens(base), strict=False), key=lambda pair: abs(math.log(pair[0] / pair[1]))
+    )
     return (
-        f"{what}: tokens per second x time of an epoch is {_tokens(row):.0f} tokens against {_tokens(base):.0f}: "
+        f"{what}: tokens per second x time of an epoch is {mine:.0f} tokens against {theirs:.0f}: "
         "the epochs were not equally long (--max_steps?), or one throughput contradicts its own time"
     )
 

@@ -27,11 +27,12 @@ _SEED = 598  # of the graders' inputs, so that packing twice asks the same quest
 
 @dataclass(frozen=True)
 class Contents:
-    """Name in the archive -> its bytes, and what was left out or is missing, in one line each."""
+    """Name in the archive -> its bytes, and what was left out, is missing or is doubtful, in one line each."""
 
     files: dict[str, bytes]
     left_out: list[str]
     missing: list[str]
+    doubtful: list[str]
 
 
 def run_graders(tree: Path, course: Course) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def collect(tree: Path, course: Course, report: Report, points: dict[str, Any] |
             files[f"figures/{picture.name}"] = picture.read_bytes()
     if points is not None:
         files["points.json"] = _points_without_messages(points)
-    return Contents(dict(sorted(files.items())), left_out, missing)
+    return Contents(dict(sorted(files.items())), left_out, missing, report.findings.doubts)
 
 
 def archive_name(file: str, course: Course) -> str:
@@ -160,6 +161,7 @@ def pack(
     write_archive(contents, archive)
     lines = points_table(points, course) if points else ["the graders were not run"]
     lines += [f"missing: {what}" for what in contents.missing]
+    lines += [f"doubtful: {what}" for what in contents.doubtful]
     lines += [f"left out: {what}" for what in contents.left_out]
     shown = archive.relative_to(tree) if archive.is_relative_to(tree) else archive
     size = archive.stat().st_size / 1e6

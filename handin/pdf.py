@@ -22,6 +22,8 @@ from handin.pictures import is_whole
 _FONTS = Path(matplotlib.get_data_path(), "fonts", "ttf")
 _SIZE = 10  # of running text, in points
 _HEADINGS = {"h1": 18, "h2": 13, "h3": 11}
+_LINES = 32.0  # millimetres of text that stay with a heading
+_GAP = 4.0  # millimetres between two pictures
 _NO_DATE = datetime(2020, 1, 1, tzinfo=UTC)  # a PDF has to name one
 
 
@@ -36,6 +38,13 @@ class _Pages(FPDF):
 
 def markdown_to_pdf(text: str, folder: Path, title: str, author: str) -> bytes:
     """The PDF of a report; pictures are looked for from `folder`."""
+    pages = _new_pages(title, author)
+    _Writer(pages, folder).blocks(MarkdownIt("commonmark").enable("table").parse(text))
+    return bytes(pages.output())
+
+
+def _new_pages(title: str, author: str) -> FPDF:
+    """The first page, empty."""
     pages = _Pages()
     pages.set_margins(20, 18)
     pages.set_auto_page_break(True, margin=18)
@@ -46,8 +55,7 @@ def markdown_to_pdf(text: str, folder: Path, title: str, author: str) -> bytes:
         pages.add_font("Sans", style, _FONTS / f"DejaVu{name}.ttf")
     pages.add_font("Mono", "", _FONTS / "DejaVuSansMono.ttf")
     pages.add_page()
-    _Writer(pages, folder).blocks(MarkdownIt("commonmark").enable("table").parse(text))
-    return bytes(pages.output())
+    return pages
 
 
 class _Writer:
@@ -59,8 +67,10 @@ class _Writer:
     def blocks(self, tokens: Sequence[Token]) -> None:
         rest = iter(tokens)
         depth, bullet = 0, ""
+        places = {id(token): number for number, token in enumerate(tokens)}
         for token in rest:
             if token.type == "heading_open":
+                self._keep_together(self._height_with_next(tokens[places[id(token)] :]))
                 self._heading(token.tag, next(rest))
             elif token.type in ("bullet_list_open", "ordered_list_open"):
                 depth += 1
@@ -74,18 +84,36 @@ class _Writer:
             elif token.type == "table_open":
                 self._table(rest)
             elif token.type == "inline":
+                if token.content.endswith(":") and not depth:  # it speaks of what is next
+                    self._keep_together(7 + self._height_with_next(tokens[places[id(token)] + 1 :]))
                 self._paragraph(token.children or [], depth, bullet)
                 bullet = ""
 
     def _heading(self, tag: str, token: Token) -> None:
         size = _HEADINGS.get(tag, _SIZE)
-        self._keep_together(size + 32)  # and the first lines of what follows
         self.pages.ln(2 if self.pages.get_y() > 30 else 0)
         level = int(tag[1]) - 1
         self.pages.start_section(_plain(token), level=min(level, 2), strict=False)
         self.pages.set_font("Sans", "B", size)
         self.pages.multi_cell(0, size * 0.5, _plain(token), new_x="LMARGIN", new_y="NEXT", align="L")
         self.pages.ln(1.5)
+
+    def _height_with_next(self, tokens: Sequence[Token]) -> float:
+        """Millimetres of a heading and of what must not be on the next page without it."""
+        for number, token in enumerate(tokens):
+            match token.type:
+                case "heading_open":
+                    below = self._height_with_next(tokens[number + 3 :])
+                    return 0.5 * _HEADINGS.get(token.tag, _SIZE) + 4 + max(below, _LINES)
+                case "fence" | "code_block":
+                    return _code_height(token.content)
+                case "table_open":
+                    end = next(n for n, other in enumerate(tokens) if other.type == "table_close")
+                    return _table_height(sum(other.type == "tr_open" for other in tokens[:end]))
+                case "inline":
+                    pictures = [child for child in token.children or [] if child.type == "image"][:2]
+                    return self._picture_heights(pictures)[1] if pictures else _LINES
+        return 0.0
 
     def _keep_together(self, millimetres: float) -> None:
         """Begin a new page if fewer than so many millimetres are left."""
@@ -132,23 +160,22 @@ class _Writer:
         pages.set_font("Mono", size=8)
         pages.set_fill_color(244)
         lines = content.rstrip("\n").split("\n")
-        self._keep_together(min(4.2 * len(lines), 60))
+        self._keep_together(_code_height(content))
         for line in lines:
             pages.multi_cell(0, 4.2, line or " ", fill=True, new_x="LMARGIN", new_y="NEXT", align="L")
         pages.ln(2.5)
 
     def _pictures(self, pictures: Sequence[Token]) -> None:
         """Write one or two pictures next to each other, each with its caption below."""
-        paths = [(self.folder / str(picture.attrs["src"])).resolve() for picture in pictures]
-        inside = self.folder.resolve()
-        if not all(path.is_relative_to(inside) and is_whole(path) for path in paths):
+        paths = self._paths(pictures)
+        if not paths:
             self._runs([Token("text", "", 0, content=f"[no picture {pictures[0].attrs['src']}]")])
             self.pages.ln(7)
             return
-        pages, gap = self.pages, 4.0
-        width = min(115.0, (pages.epw - gap * (len(paths) - 1)) / len(paths))
-        heights = [min(width * _height_of(path), 100.0) for path in paths]
-        self._keep_together(max(heights) + 12)
+        pages, gap = self.pages, _GAP
+        width = self._picture_width(len(paths))
+        heights, together = self._picture_heights(pictures)
+        self._keep_together(together)
         x, y = pages.l_margin + (pages.epw - width * len(paths) - gap * (len(paths) - 1)) / 2, pages.get_y()
         bottom = y
         for picture, path, height in zip(pictures, paths, heights, strict=True):
@@ -158,6 +185,20 @@ class _Writer:
             pages.multi_cell(width, 4.2, picture.content, align="C", new_x="LMARGIN", new_y="NEXT")
             bottom, x = max(bottom, pages.get_y()), x + width + gap
         pages.set_y(bottom + 3)
+
+    def _paths(self, pictures: Sequence[Token]) -> list[Path]:
+        """Where pictures are; nothing if one of them cannot be shown."""
+        paths = [(self.folder / str(picture.attrs["src"])).resolve() for picture in pictures]
+        inside = self.folder.resolve()
+        return paths if all(path.is_relative_to(inside) and is_whole(path) for path in paths) else []
+
+    def _picture_width(self, count: int) -> float:
+        return min(115.0, (self.pages.epw - _GAP * (count - 1)) / count)
+
+    def _picture_heights(self, pictures: Sequence[Token]) -> tuple[list[float], float]:
+        """Of each picture, and of all with their captions."""
+        heights = [min(self._picture_width(len(pictures)) * _height_of(path), 100.0) for path in self._paths(pictures)]
+        return heights, max(heights, default=0.0) + 12
 
     def _table(self, rest: Iterator[Token]) -> None:
         rows: list[list[str]] = []
@@ -179,7 +220,7 @@ class _Writer:
                 self._runs([Token("text", "", 0, content=" | ".join(row))])
                 pages.ln(5)
             return
-        self._keep_together(min(9.0 * len(rows), 120))
+        self._keep_together(_table_height(len(rows)))
         with pages.table(
             col_widths=widths,
             width=min(sum(widths), pages.epw),
@@ -224,6 +265,15 @@ def _widths(rows: Sequence[Sequence[str]], pages: FPDF, size: float, whole_cells
         + max(pages.get_string_width(text) for cell in column for text in ([cell] if whole_cells else cell.split(" ")))
         for column in columns
     ]
+
+
+def _code_height(content: str) -> float:
+    """Millimetres of code that are kept together."""
+    return min(4.2 * (content.rstrip("\n").count("\n") + 1), 60)
+
+
+def _table_height(rows: int) -> float:
+    return min(9.0 * rows, 120)
 
 
 def _height_of(path: Path) -> float:

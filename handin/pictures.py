@@ -20,7 +20,7 @@ _COMMANDS = {
     "data_parallel": "python task2b_allreduce/run_gpt2.py --n_epochs 4 --world_size 2 --batch_size 128",
     "pipeline": "python pipeline/run_gpt2.py --model_parallel_mode pipeline_parallel --n_epochs 4",
 }
-_LINES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "^", "D")
 
 
 class Pictures:
@@ -82,9 +82,13 @@ def is_whole(source: Path) -> bool:
 
 def _draw_losses(path: Path, runs: Sequence[Run]) -> None:
     with figure(path) as axes:
-        for run, colour, style in zip(runs, COLOURS, _LINES * 2, strict=False):
+        for number, (run, colour, marker) in enumerate(zip(runs, COLOURS, _MARKERS * 2, strict=False)):
             losses = run.mean_losses
-            axes.plot(range(1, len(losses) + 1), losses, style, color=colour, linewidth=1.5, label=NAMES[run.slot])
+            width = 1.2 + 2.0 * (len(runs) - 1 - number)  # equal curves: a thin line on top of a thick one
+            axes.plot(
+                range(1, len(losses) + 1), losses, color=colour, linewidth=width, label=NAMES[run.slot],
+                marker=marker, markersize=width + 4, markevery=(3 * number, 3 * len(runs)),
+            )  # fmt: skip
         axes.set_xlabel("iteration")
         axes.set_ylabel("training loss, mean over workers")
         axes.set_title("Loss of each iteration's batch")

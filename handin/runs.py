@@ -23,6 +23,7 @@ SLOTS = {
     "task3_gpt2": ("task3_ddp", "gpt2"),
     "task4": ("task4_traffic", "glue"),
     "pipeline": ("pipeline", "gpt2"),
+    "beyond": ("beyond", "gpt2"),
 }
 _OWN_OF_A_RANK = {"rank", "rank_on_node", "output_dir", "overwrite_output_dir", "master_ip", "master_port", "data_dir"}
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
+from handin.measures import iteration_time
 from handin.pictures import Pictures
 from handin.runs import Run, differences
 from handin.sections import Findings, table
@@ -12,13 +13,17 @@ from handin.sections import Findings, table
 NOT_MEASURED = (
     "Not measured: see `task4_traffic/README.md`, and `python task4_traffic/compare.py` with the folders of its runs.\n"
 )
-_HEAD = ["batch", "workers", "tensors", "S (MB)", "iterations", "expected (MB)", "with framing (MB)", "observed (MB)"]
+_RUNS = ["batch", "dtype", "workers", "tensors", "S (MB)", "iterations", "s per iteration", "run"]
+_BYTES = ["batch", "dtype", "expected (MB)", "with framing (MB)", "observed (MB)", "x payload", "x with framing", "run"]
+_BATCHES = (64, 32, 16)  # of all workers together, what the course asks for
+_SCRIPT = "python -m cluster.launch --workers 4 -- task4_traffic/run_glue.py --num_train_epochs 1"
 _TOLERANCE = 0.05  # of observed over expected with framing
 
 
 def traffic(tree: Path, runs: Sequence[Run], folder: Path, findings: Findings, pictures: Pictures) -> str:
     """A row for each run of task 4, and its two plots; what cannot be read is named."""
     runs = sorted(runs, key=lambda run: (-_batch(run), run.name))
+    findings.missing += _missing(runs)
     if not runs:
         return NOT_MEASURED
     rows = [row for run in runs if (row := _row(tree, run, findings))]
@@ -28,25 +33,45 @@ def traffic(tree: Path, runs: Sequence[Run], folder: Path, findings: Findings, p
         if run.workers != runs[0].workers:
             said = f"{runs[0].workers} workers against {run.workers}"
             findings.doubt([f"traffic of {runs[0].name} and {run.name} is not comparable: {said}"])
-    if len({_batch(run) for run in runs}) < 2:
-        findings.doubt(["task 4 was run with one batch size only, the course asks for 64, 32 and 16"])
     plots = [
         pictures.copied(folder / "traffic_per_epoch.png", "Bytes sent in an epoch against the batch size"),
         pictures.copied(folder / "traffic_over_time.png", "Traffic over time"),
     ]
     text = (
         "Sent by rank 0 in an epoch. S: bytes of all tensors of one iteration; expected: payload by the algorithm; "
-        "framing was calibrated apart; x: observed over expected with framing.\n\n"
+        "framing was calibrated apart; x: observed over expected, for the payload alone and with framing.\n\n"
     )
-    return "\n".join([text + table([*_HEAD, "x", "run"], rows) if rows else NOT_MEASURED, "".join(plots)])
+    if not rows:
+        return "\n".join([NOT_MEASURED, "".join(plots)])
+    of_runs, of_bytes = zip(*rows, strict=True)
+    return "\n".join([text + table(_RUNS, of_runs), table(_BYTES, of_bytes), "".join(plots)])
+
+
+def _missing(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """The batch sizes of which there is no run, and the run with shorter gradients."""
+    there = {_batch(run) for run in runs if _dtype(run) == "fp32"}
+    missing = []
+    if absent := [batch for batch in _BATCHES if batch not in there]:
+        of_a_worker = " ".join(str(batch // 4) for batch in absent)
+        folder = "--per_gpu_train_batch_size $b --output_dir runs/task4_$((4 * b))"
+        what = f"task 4 with total batch {', '.join(map(str, absent))}"
+        missing.append((what, f"for b in {of_a_worker}; do {_SCRIPT} {folder}; done"))
+    if not any(_dtype(run) == "bf16" for run in runs):
+        flags = "--per_gpu_train_batch_size 16 --grad_dtype bf16 --output_dir runs/task4_bf16"
+        missing.append(("task 4 with --grad_dtype bf16", f"{_SCRIPT} {flags}"))
+    return missing
+
+
+def _dtype(run: Run) -> str:
+    return str(run.first["config"].get("grad_dtype", "fp32"))
 
 
 def _batch(run: Run) -> int:
     return run.setting["total batch"]
 
 
-def _row(tree: Path, run: Run, findings: Findings) -> list[str] | None:
-    """The cells of one run. What is expected comes from the student's own lines, so anything may be raised."""
+def _row(tree: Path, run: Run, findings: Findings) -> tuple[list[str], list[str]] | None:
+    """The cells of one run in both tables. The student's own lines say what is expected: anything may be raised."""
     try:
         from task4_traffic.compare import read_run
 
@@ -65,6 +90,10 @@ def _row(tree: Path, run: Run, findings: Findings) -> list[str] | None:
             f"{run.name}: {ratio:.2f} times as much traffic was observed as expected with framing: "
             "something else used the interface, another one was counted, or the expectation is wrong"
         ])  # fmt: skip
-    cells = [kept.batch, kept.world_size, kept.tensors, f"{kept.tensor_bytes / 1e6:.3f}", steps]
-    return [*map(str, cells), *(f"{x:.2f}" for x in (expected, expected + framing, observed)), f"{ratio:.3f}",
-            f"`{run.name}`"]  # fmt: skip
+    begin, name = [str(kept.batch), _dtype(run)], f"`{run.name}`"
+    size, seconds = f"{kept.tensor_bytes / 1e6:.3f}", str(iteration_time(run) or "–")
+    megabytes = [f"{x:.2f}" for x in (expected, expected + framing, observed)]
+    return (
+        [*begin, str(kept.world_size), str(kept.tensors), size, str(steps), seconds, name],
+        [*begin, *megabytes, f"{observed / expected:.3f}", f"{ratio:.3f}", name],
+    )

@@ -16,19 +16,36 @@ from handin.measures import doubts_about
 from handin.pictures import Pictures
 from handin.runs import Run, find_runs
 from handin.sections import Findings
+from handin.stopped import find_stopped, tables
 from handin.student import Student, remembered
 from handin.task4 import traffic
+from handin.task_tables import exposed, micro_batches, shares
 from handin.words import is_unchanged_outside, read_words, seal, section
 
 TITLE = "Distributed Training of Language Models"
 ASKS = {
     "implementation": "What is not plain from your code? What went wrong, and how did you find it? Which machine?",
-    "task1": "Is the loss what you expect of a new head with two labels? How does the metric change, against guessing?",
-    "reasons": "Why do 2a, 2b and 3 differ, or why not? Calls and bytes, latency and bandwidth, overlap; cite figures.",
+    "task1": "Is the loss what you expect of a new head with two labels? How does the metric change, against guessing? "
+    "Why is the first iteration left out of the mean? From --profile: which tensors hold most of the parameters, and "
+    "how many bytes of gradients does one step produce?",
+    "task2a": "Why do rank 0 and rank 1 differ? How many bytes does each send and receive in one iteration? What "
+    "happens with 16 workers?",
+    "reasons": "Why do 2a, 2b and 3 differ, or why not? Calls and bytes, latency and bandwidth, overlap; cite figures. "
+    "Why can task 3's communication not be measured from outside?",
     "scalability": "What do your figures say about more workers, a larger model, a slower network?",
-    "traffic": "Optional. How do traffic and tensor size change with the batch size? Observed against expected: why?",
+    "traffic": "Which tensors are sent in one iteration: shapes, dtype, bytes, and which few hold most of them? What "
+    "changes with the batch size and what does not, and why? Why is the ratio larger for the tiny model than for "
+    "BERT-base? What changes with bf16? How many bytes does each of 4 workers send in an epoch of RTE with BERT-base, "
+    "and how long does that take at least at 1 Gbit/s?",
     "gpt2": "How far are both speed-ups from the ideal, and where does the rest go?",
+    "pipeline": "What is the largest speed-up for your numbers of partitions and micro-batches, and what limits it "
+    "further? Why does it stop growing? Why must all tasks of a clock cycle be in the queues before the first result "
+    "is taken out?",
+    "beyond": "Bonus. Why is the exposed communication never zero? Which bucket size was best, and what limits it on "
+    "either side? Two ranks send the same two buckets in different orders: what happens if they have the same size, "
+    "and if not?",
 }
+OPTIONAL = ("traffic", "beyond")  # sections that may stay empty
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,8 @@ def write_markdown(
     found, unusable = find_runs(tree, runs)
     chosen = choose(found)
     findings.doubt(unusable)
+    stopped = find_stopped(tree, runs)
+    findings.doubt(run.doubt for run in stopped)
     for run in found:
         findings.doubt(f"{run.name}: {doubt}" for doubt in doubts_about(run, run in chosen.measured))
     findings.missing += missing_runs(chosen, tree)
@@ -103,16 +122,19 @@ def write_markdown(
         "Implementation details": _implementation(tree, course, findings, own["implementation"]),
         "Task 1: losses and metric": _task1(chosen, findings, pictures, own["task1"]),
         "Time per iteration of tasks 2a, 2b and 3": _times(chosen, findings, pictures),
+        "Communication of tasks 2a and 2b": _communication(chosen, own["task2a"]),
         "Reasons for the differences": own["reasons"],
         "Scalability": _scalability(chosen, findings, own["scalability"]),
         "Network traffic": traffic(tree, chosen.traffic, runs, findings, pictures) + "\n" + own["traffic"],
         "GPT-2: data parallel and pipeline": _gpt2(tree, runs, found, findings, pictures, own["gpt2"]),
-        "Which run each number came from": sections.where_from(found, chosen.used),
+        "Pipeline: numbers of micro-batches": f"{micro_batches(found, findings)}\n{own['pipeline']}",
+        "Beyond the ladder (bonus)": _beyond(found, own["beyond"]),
+        "Which run each number came from": sections.where_from(found, chosen.used) + tables(stopped),
     }
     left_over = {name: text for name, text in words.items() if name not in ASKS and text.strip()}
     if left_over:  # sections that an earlier version of this command had
         parts["Further notes"] = "\n".join(section(name, words, "kept from an earlier report") for name in left_over)
-    if empty := [name for name in ASKS if name != "traffic" and not words.get(name, "").strip()]:
+    if empty := [name for name in ASKS if name not in OPTIONAL and not words.get(name, "").strip()]:
         findings.missing.append((f"your own words: {', '.join(empty)}", "edit report/report.md"))
     body = "\n".join(f"## {head}\n\n{part}" for head, part in parts.items())
     return f"{_head(student)}\n{_unfinished(findings)}{body}\n"
@@ -170,6 +192,15 @@ def _times(chosen: Chosen, findings: Findings, pictures: Pictures) -> str:
         pictures.losses("losses.png", "Training loss of all tasks", runs),
     ]
     return "\n".join(parts)
+
+
+def _communication(chosen: Chosen, words: str) -> str:
+    text = "Mean over the first 40 iterations without the first, as each rank measured it.\n\n"
+    return text + shares([run for run in chosen.timed if run.slot != "task3"]) + "\n" + words
+
+
+def _beyond(found: Sequence[Run], words: str) -> str:
+    return exposed([run for run in found if run.slot in ("beyond", "task3_gpt2")]) + "\n" + words
 
 
 def _scalability(chosen: Chosen, findings: Findings, words: str) -> str:

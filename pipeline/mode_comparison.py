@@ -6,6 +6,7 @@ second, each as mean and standard deviation over the epochs, without the first o
 
 import json
 from pathlib import Path
+from typing import Any
 
 from common.config import Gpt2Config
 from common.figures import bars
@@ -21,21 +22,23 @@ FIGURES = {
 }
 
 
-def epoch_metrics(config: Gpt2Config, record: Record) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation over the epochs; a single epoch is not dropped."""
+def epoch_metrics(config: Gpt2Config, record: Record) -> dict[str, Any]:
+    """Mean and standard deviation over the epochs, and both metrics of every epoch; a single epoch is not dropped."""
     seconds = [iteration["seconds"] for iteration in record.as_dict()["iterations"]]
     per_epoch = record.steps_per_epoch
     epochs = [seconds[i : i + per_epoch] for i in range(0, len(seconds), per_epoch)]
     whole = [sum(epoch) for epoch in epochs if len(epoch) == per_epoch] or [sum(seconds)]
     times = whole[1:] or whole
     tokens = config.batch_size * config.model_max_length * min(per_epoch, len(seconds))
-    return {
+    speeds = [tokens / time for time in times]
+    means = {
         name: dict(zip(("mean", "std"), mean_and_deviation(values), strict=True))
-        for name, values in (("training_time", times), ("tokens_per_second", [tokens / time for time in times]))
+        for name, values in (("training_time", times), ("tokens_per_second", speeds))
     }
+    return {**means, "epochs": list(zip(times, speeds, strict=True))}
 
 
-def compare_modes(config: Gpt2Config, metrics: dict[str, dict[str, float]]) -> None:
+def compare_modes(config: Gpt2Config, metrics: dict[str, Any]) -> None:
     """Print and keep this run's metrics; draw both figures over the modes that have been run so far."""
     mode = config.model_parallel_mode if config.schedule == "threads" else config.schedule
     for name, (label, _) in FIGURES.items():

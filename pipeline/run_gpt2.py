@@ -13,11 +13,12 @@ import math
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+
 import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from common.arguments import parse_gpt2_arguments
 from common.data.oscar import load_blocks

@@ -8,12 +8,13 @@ Shapes: B examples in a worker's batch, T tokens in an example. README.md in thi
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+
 import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from common.arguments import parse_glue_arguments
 from common.data.glue import TASKS, load_glue

@@ -10,13 +10,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+
 import torch.distributed as dist
 import torch.multiprocessing
 import transformers
 from torch.multiprocessing import Process
 from torch.nn.utils import clip_grad_norm_
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from common.arguments import parse_gpt2_arguments
 from common.data.oscar import load_blocks

@@ -31,8 +31,8 @@ def check_workers(processes: Sequence) -> None:
         raise InputError("rank {} exited with code {}; see its message above".format(*failed[0]))
 
 
-def epoch_metrics(record: dict) -> dict[str, float]:
-    """Return one worker's mean and standard deviation over epochs of training time (s) and tokens per second.
+def measured_epochs(record: dict) -> list[tuple[float, float]]:
+    """Return one worker's training time (s) and tokens per second of every epoch.
 
     The first epoch is a warm-up and is left out, unless it is the only one.
     """
@@ -41,8 +41,14 @@ def epoch_metrics(record: dict) -> dict[str, float]:
     epochs = [seconds[i : i + steps] for i in range(0, len(seconds), steps)]
     epochs = epochs[1:] or epochs
     tokens = config["batch_size"] // record["world_size"] * config["model_max_length"]  # in one iteration
-    time, time_std = mean_and_deviation([sum(epoch) for epoch in epochs])
-    speed, speed_std = mean_and_deviation([len(epoch) * tokens / sum(epoch) for epoch in epochs])
+    return [(sum(epoch), len(epoch) * tokens / sum(epoch)) for epoch in epochs]
+
+
+def epoch_metrics(record: dict) -> dict[str, float]:
+    """Return one worker's mean and standard deviation over epochs of training time (s) and tokens per second."""
+    times, speeds = zip(*measured_epochs(record), strict=True)
+    time, time_std = mean_and_deviation(times)
+    speed, speed_std = mean_and_deviation(speeds)
     return {
         "training_time": time,
         "training_time_std": time_std,
@@ -73,6 +79,10 @@ def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
         "batch_size": config.batch_size,
         "setting": _setting(config, records[0]),
         **combine(workers),
+        "epochs": [
+            [sum(time for time, _ in epoch) / len(epoch), sum(speed for _, speed in epoch)]
+            for epoch in zip(*map(measured_epochs, records), strict=True)
+        ],
     }
     print(f"{config.world_size} workers: {_words(together)}")
     if config.n_epochs < 3:

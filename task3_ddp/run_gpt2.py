@@ -8,12 +8,13 @@ Shapes: B examples in a worker's batch, T tokens in an example. README.md in thi
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+
 import torch.distributed as dist
 import transformers
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from common.arguments import parse_gpt2_arguments
 from common.data.oscar import load_blocks

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
+import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
 
 from common.errors import InputError, exit_on_input_error
 from common.figures import COLOURS, HATCHES, figure

@@ -1,12 +1,14 @@
 """How long a person waits: for the graders of one region, for a wrong flag, for the report of an infinite loop.
 
     python -m benchmark.checks.feedback [--rounds 5] [--quick]
+    python -m benchmark.checks.feedback --watch [--quick]
 
 One region of each task is graded by a fresh pytest, in the solved repository and in a handout whose regions are solved.
 Every command answers --help, a wrong flag and a wrong value; that of a task script is compared with importing torch and
 transformers, in turns. Then each of those regions loops for ever. Medians of wall time; run it on a quiet machine.
---quick: one round, one region, two commands, one loop. Last line of stdout: one JSON object; exit code 0 if every goal
-is met.
+--watch: instead of all that, the time from a save to the verdict of grader.watch (feedback_watch.py).
+--quick: one round, one region, two commands, one loop; with --watch two saves in one region. Last line of stdout: one
+JSON object; exit code 0 if every goal is met.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmark.checks import feedback_watch
 from benchmark.checks.feedback_commands import LIGHT, TRAINING, Command, lines
 from common.paths import ROOT
 from course.table import load_course
@@ -101,8 +104,17 @@ def solved_handout(folder: Path) -> Path:
     return folder / "handout"
 
 
+def watch(handout: Path, quick: bool) -> dict:
+    """The figures of --watch."""
+    regions = feedback_watch.REGIONS[-1:] if quick else feedback_watch.REGIONS
+    count = 2 if quick else feedback_watch.SAVES
+    return {"saves": count, "watch": feedback_watch.saves(handout, regions, count)}
+
+
 def verdicts(figures: dict) -> dict[str, bool]:
     """Which goals are met."""
+    if "watch" in figures:
+        return {"watch": all(row["seconds"] <= feedback_watch.MOST_SECONDS for row in figures["watch"].values())}
     regions = figures["regions"].values()
     return {
         "handout": all(row["handout"] <= MOST_HANDOUT for row in regions),
@@ -117,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="how often each is timed (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="one round, one region, two commands, one loop")
+    parser.add_argument("--watch", action="store_true", help="time from a save to grader.watch's verdict only")
     options = parser.parse_args(argv)
     rounds = 1 if options.quick else options.rounds
     regions = QUICK_REGIONS if options.quick else REGIONS
@@ -124,13 +137,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     training = QUICK_COMMANDS[1:] if options.quick else TRAINING
     place = Path(tempfile.mkdtemp(prefix="cos598d-feedback-"))
     try:
-        figures: dict = {
-            "rounds": rounds,
-            "regions": grade_regions(regions, solved_handout(place), rounds),
-            "commands": answer(light, rounds),
-            "task_scripts": answer(training, rounds, "x import torch, transformers"),
-            "loops": loop_for_ever(regions),
-        }
+        figures: dict = (
+            watch(solved_handout(place), options.quick)
+            if options.watch
+            else {
+                "rounds": rounds,
+                "regions": grade_regions(regions, solved_handout(place), rounds),
+                "commands": answer(light, rounds),
+                "task_scripts": answer(training, rounds, "x import torch, transformers"),
+                "loops": loop_for_ever(regions),
+            }
+        )
     finally:
         shutil.rmtree(place, ignore_errors=True)
     figures["met"] = verdicts(figures)

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmark.settings import Settings
 from common.errors import InputError
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -25,7 +26,7 @@ def read_config(path: Path) -> dict:
     return config
 
 
-def shared(settings: Any, offload: bool) -> dict:
+def shared(settings: Settings, offload: bool) -> dict:
     """What is equal for every strategy, in DeepSpeed's words."""
     adam = {
         "lr": settings.learning_rate,
@@ -47,13 +48,13 @@ def shared(settings: Any, offload: bool) -> dict:
     return config
 
 
-def deepspeed_config(settings: Any, strategy: str) -> dict:
+def deepspeed_config(settings: Settings, strategy: str) -> dict:
     """The file's configuration with the shared values."""
     config = read_config(settings.deepspeed_config or CONFIGS / f"{strategy}.json")
     return config | shared(settings, offload=strategy.endswith("_offload"))
 
 
-def contradiction(settings: Any) -> str:
+def contradiction(settings: Settings) -> str:
     """What a --deepspeed_config says that the command line does not, in one line; empty if there is nothing."""
     if settings.deepspeed_config is None:
         return ""

@@ -9,9 +9,10 @@ from benchmark.measure.intervals import interval
 from benchmark.measure.memory import known, textbook
 from benchmark.measure.profile import own_rss
 from benchmark.settings import Settings
+from common.workers.process_group import Worker
 
 
-def assemble(settings: Settings, worker: Any, shapes: list[torch.Size], measured: dict, log: Any) -> dict[str, Any]:
+def assemble(settings: Settings, worker: Worker, shapes: list[torch.Size], measured: dict, log: Any) -> dict[str, Any]:
     """All figures of this worker; seconds in ms, bytes in bytes, None for what could not be measured."""
     plan, window = measured["plan"], measured["window"]
     parameters = sum(shape.numel() for shape in shapes)
@@ -66,7 +67,7 @@ def phases(steps: list[dict], trace: dict | None, strategy: str) -> dict[str, fl
     return found
 
 
-def memory(settings: Settings, worker: Any, shapes: list[torch.Size], measured: dict, trace: dict) -> dict[str, Any]:
+def memory(settings: Settings, worker: Worker, shapes: list[torch.Size], measured: dict, trace: dict) -> dict[str, Any]:
     """Each figure by what it is."""
     count = sum(shape.numel() for shape in shapes)
     on_gpu = worker.device.type == "cuda"

@@ -7,9 +7,13 @@ part of PyTorch. If it is missing, everything here reports no collectives.
 import math
 import os
 import pickle
+import threading
+import time
+from bisect import bisect_right
 from dataclasses import dataclass
 
 BUFFER = 4000
+ITERATIONS = 1000  # whose counts are kept
 
 
 def turn_on_recorder() -> None:
@@ -24,23 +28,28 @@ class Collective:
     number: int
     name: str  # all_reduce, gather, ...
     bytes: int  # of this rank's input tensors
-    place: str  # file:line of the call, outside torch
     shapes: tuple
+    created_ns: int = 0  # when it was called, in the system's time
+    is_pending: bool = False  # started and not completed
+
+    @property
+    def tensors(self) -> str:
+        """Their shapes in words, such as (16x4)."""
+        return "(" + ", ".join("x".join(map(str, shape)) or "a number" for shape in self.shapes) + ")"
 
     def __str__(self) -> str:
-        shapes = ", ".join("x".join(map(str, shape)) or "a number" for shape in self.shapes)
-        return f"{self.name} #{self.number + 1} ({shapes}) at {self.place}"
+        return f"{self.name} #{self.number + 1} {self.tensors}"
 
 
-def recorded(with_places: bool = False) -> list[Collective]:
+def recorded() -> list[Collective]:
     """Return the entries of the recorder, oldest first; an empty list if there is no recorder.
 
-    Looking up the source lines takes seconds the first time, so they are left out by default.
+    The source lines are left out: looking them up takes seconds the first time.
     """
     try:
         from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
 
-        dump = _dump_fr_trace(includeStackTraces=with_places)
+        dump = _dump_fr_trace(includeStackTraces=False)
         entries = pickle.loads(dump)["entries"]  # made by torch in this process
     except (ImportError, RuntimeError, KeyError, TypeError):
         return []
@@ -48,23 +57,41 @@ def recorded(with_places: bool = False) -> list[Collective]:
 
 
 class CollectiveLog:
-    """Counts the collectives of a run by name, without a limit."""
+    """Counts the collectives of a run by name and by iteration, without a limit."""
 
     def __init__(self) -> None:
+        self.begun: list[int] = []  # when each iteration began, in the system's time
+        self.total: dict[str, int] = {}  # since the process group was created, whatever was forgotten
+        self.of_iteration: dict[int, dict[str, int]] = {}  # iteration, from 1 -> name -> count; 0: before the first
+        self._lock = threading.Lock()  # the watchdog reads while the main thread waits
         self._count: dict[str, int] = {}
         self._bytes: dict[str, int] = {}
         self._last = -1
         self._iterations_until_full = 0
         self._iterations = 0
 
-    def drain(self) -> int:
+    def begin_iteration(self) -> None:
+        """What is called from now on belongs to the next iteration: the recorder knows the time of every call."""
+        self.begun.append(time.time_ns())
+
+    def iteration_at(self, nanoseconds: int) -> int:
+        """Return the iteration at this time, from 1; 0 before the first."""
+        return bisect_right(self.begun, nanoseconds)
+
+    def drain(self, entries: list[Collective] | None = None) -> int:
         """Add the entries since the last call; return their number."""
-        fresh = [entry for entry in recorded() if entry.number > self._last]
-        for entry in fresh:
-            self._count[entry.name] = self._count.get(entry.name, 0) + 1
-            self._bytes[entry.name] = self._bytes.get(entry.name, 0) + entry.bytes
-            self._last = entry.number
-        return len(fresh)
+        with self._lock:
+            fresh = [entry for entry in (recorded() if entries is None else entries) if entry.number > self._last]
+            for entry in fresh:
+                self._count[entry.name] = self._count.get(entry.name, 0) + 1
+                self._bytes[entry.name] = self._bytes.get(entry.name, 0) + entry.bytes
+                self.total[entry.name] = self.total.get(entry.name, 0) + 1
+                cell = self.of_iteration.setdefault(self.iteration_at(entry.created_ns), {})
+                cell[entry.name] = cell.get(entry.name, 0) + 1
+                self._last = entry.number
+            for old in sorted(self.of_iteration)[:-ITERATIONS]:
+                del self.of_iteration[old]
+            return len(fresh)
 
     def forget(self) -> None:
         """Forget earlier entries and start to count."""
@@ -93,13 +120,5 @@ def _collective(entry: dict) -> Collective:
     shapes = tuple(tuple(shape) for shape in entry.get("input_sizes", ()))
     dtypes = [dtype.removeprefix("torch.") for dtype in entry.get("input_dtypes", ())]
     sizes = [math.prod(shape) * _BYTES.get(dtype, 1) for shape, dtype in zip(shapes, dtypes, strict=False)]
-    return Collective(entry["record_id"], name, sum(sizes), _place(entry), shapes)
-
-
-def _place(entry: dict) -> str:
-    """Return the innermost frame that is not part of torch."""
-    for frame in entry.get("frames", ()):
-        file = frame.get("filename", "")
-        if file.endswith(".py") and "/torch/" not in file and "contextlib" not in file:
-            return f"{'/'.join(file.split('/')[-2:])}:{frame['line']}"
-    return "an unknown line"
+    created, retired = entry.get("time_created_ns") or 0, entry.get("retired", True)
+    return Collective(entry["record_id"], name, sum(sizes), shapes, created, not retired)

@@ -5,7 +5,7 @@
 
 Before `join`, it chooses the network interface that leads to the master, and the workers announce themselves. So a
 worker that is missing, was started twice or has different flags is reported at once. After `join`, a worker whose peer
-dies, or that makes no progress, reports where it waits and exits with code 3.
+dies, or that cannot make progress, compares itself with the others, reports who waits where, and exits with code 3.
 """
 
 import contextlib
@@ -21,9 +21,10 @@ import torch.distributed as dist
 
 from common.config import RunConfig
 from common.errors import InputError
-from common.workers.collectives import turn_on_recorder
+from common.workers.collectives import CollectiveLog, turn_on_recorder
+from common.workers.pulse import Pulse
 from common.workers.roll_call import call_the_roll
-from common.workers.watchdog import LOST_CONTACT, Deadline, Pulse, Watchdog, stop
+from common.workers.watchdog import Deadline, Watchdog
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Worker:
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     pulse: Pulse = field(default_factory=Pulse, repr=False, compare=False)
+    collectives: CollectiveLog = field(default_factory=CollectiveLog, repr=False, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -68,16 +70,15 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
     call_the_roll(config)
     with Deadline(config.join_seconds, f"rank {config.rank}: init_process_group did not return"):
         _join(config, join)
-    watchdog = Watchdog(config, worker.pulse)
+    watchdog = Watchdog(config, worker.pulse, worker.collectives)
     try:
         yield worker
-    except RuntimeError as error:
-        if not _is_lost_contact(error):
-            raise
-        watchdog.report(f"lost contact with another worker, which may have died: {_reason(error)}")
-        stop(LOST_CONTACT)
-    finally:
+    except BaseException as error:
+        if isinstance(error, RuntimeError) and _is_lost_contact(error):
+            watchdog.lost_contact(_reason(error), error.__traceback__)
+        watchdog.failed(error)
         watchdog.close()
+        raise
     watchdog.leave_together()
     if dist.is_initialized():
         dist.destroy_process_group()

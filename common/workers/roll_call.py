@@ -1,18 +1,51 @@
 """Before joining the process group, every worker announces itself, so that a mistake is reported and does not hang.
 
-The first worker listens on master_ip:master_port, the others connect and send one line of JSON. It answers each with
-"ok" or with what is wrong, closes, and leaves the port to the lesson's own init_process_group.
+The first worker listens on master_ip:master_port, the others connect and send one line of JSON. It greets each, tells
+all of them when all are there or what is wrong, closes, and leaves the port to the lesson's own init_process_group.
 """
 
 import contextlib
+import errno
 import json
 import os
+import select
 import socket
+import sys
 import time
+from dataclasses import asdict, dataclass
 from io import TextIOWrapper
 
 from common.config import RunConfig
 from common.errors import InputError
+from common.workers.exchange import Process, who_joined
+
+GREETING_SECONDS = 2.0  # rank 0 greets at once; a store of a run that has begun never does
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A worker that has announced itself, and the connection on which it waits for the answer."""
+
+    connection: socket.socket
+    line: TextIOWrapper
+    process: Process
+
+    def send(self, **words: object) -> None:
+        with contextlib.suppress(OSError):
+            self.line.write(json.dumps(words) + "\n")
+            self.line.flush()
+
+    def has_left(self) -> bool:
+        """Return whether its end is closed: stopped by Ctrl-C, for instance."""
+        self.connection.setblocking(False)
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        finally:
+            self.connection.settimeout(5)
 
 
 def call_the_roll(config: RunConfig) -> None:
@@ -25,7 +58,8 @@ def call_the_roll(config: RunConfig) -> None:
 
 def _answer_all(config: RunConfig, deadline: float) -> None:
     """On rank 0: wait for the others, then send the result to all of them."""
-    there: dict[int, TextIOWrapper] = {}
+    there: dict[int, Caller] = {}
+    twice: list[str] = []
     wrong = ""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(_listen(config))
@@ -38,43 +72,60 @@ def _answer_all(config: RunConfig, deadline: float) -> None:
                 wrong = (
                     f"rank {', '.join(missing)} of {config.world_size} did not connect within "
                     f"{config.join_seconds:g} s; start every worker with the same --master_ip, --master_port "
-                    "and --world_size"
+                    f"and --world_size{''.join(f' ({one})' for one in twice)}"
                 )
                 break
             line = stack.enter_context(connection).makefile("rw", encoding="utf-8")
             connection.settimeout(5)
-            wrong = _check_in(line, address, config, there)
+            wrong = _check_in(connection, line, address, config, there, twice)
         server.close()  # before the answer: what connects from now on is meant for the lesson's own store
-        for line in there.values():
-            with contextlib.suppress(OSError):
-                line.write(json.dumps({"wrong": wrong}) + "\n")
-                line.flush()
+        for caller in there.values():
+            caller.send(wrong=wrong)
     if wrong:
         raise InputError(wrong)
 
 
-def _check_in(line: TextIOWrapper, address: str, config: RunConfig, there: dict[int, TextIOWrapper]) -> str:
-    """Read one worker's line; return what is wrong with it, or the empty string."""
+def _check_in(
+    connection: socket.socket,
+    line: TextIOWrapper,
+    address: str,
+    config: RunConfig,
+    there: dict[int, Caller],
+    twice: list[str],
+) -> str:
+    """Read one worker's line; return what is wrong with all of the start. A rank used twice is only refused."""
     try:
         who = json.loads(line.readline(1000))
         rank, world_size, task = who["rank"], who["world_size"], who["task"]
+        caller = Caller(connection, line, Process(**who["process"]))
     except (OSError, ValueError, KeyError, TypeError):
         return ""  # not one of ours, for instance a port scan: continue to wait
     wrong = ""
+    if rank == 0 or (rank in there and not there[rank].has_left()):
+        caller.send(wrong=already_joined(rank, Process.own() if rank == 0 else there[rank].process))
+        twice.append(f"rank {rank} was started twice, the second time as {caller.process}")
+        print(f"{twice[-1]}: refused; still waiting for the others", file=sys.stderr, flush=True)
+        return ""
     if world_size != config.world_size:
         wrong = f"rank {rank} at {address} has --world_size {world_size}, rank 0 has {config.world_size}"
     elif task != config.task:
         wrong = f"rank {rank} at {address} runs {task}, rank 0 runs {config.task}"
-    elif rank in there or rank == 0:
-        wrong = f"rank {rank} was started twice (the second time at {address}); give every worker its own --local_rank"
-    there[-1 if wrong else rank] = line  # the wrong one gets the message as well
+    caller.send(greeting="wait for the others")
+    there[rank] = caller  # the wrong one gets the message as well
     return wrong
+
+
+def already_joined(rank: int, process: Process) -> str:
+    """The sentence for a worker whose number is taken."""
+    return f"rank {rank} has already joined ({process}): start this worker with another --local_rank"
 
 
 def _listen(config: RunConfig) -> socket.socket:
     try:
         return socket.create_server((config.master_ip, config.master_port), backlog=config.world_size)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE and (taken := _whose_port(config)):
+            raise InputError(taken) from None
         place = f"{config.master_ip}:{config.master_port}"
         hint = "another program, or an earlier run, uses it: choose another --master_port"
         if "assign" in str(error) or isinstance(error, socket.gaierror):
@@ -82,21 +133,50 @@ def _listen(config: RunConfig) -> socket.socket:
         raise InputError(f"rank 0 cannot listen on {place} ({error.strerror or error}); {hint}") from None
 
 
+def _whose_port(config: RunConfig) -> str:
+    """What another rank 0 at this port says: one that still waits for its workers, or one whose run has begun."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with socket.create_connection((config.master_ip, config.master_port), timeout=GREETING_SECONDS) as connection:
+            return _announce(connection, config)
+    return _whose_run(config)
+
+
+def _whose_run(config: RunConfig) -> str:
+    """Return who has this rank in a run of this course that has begun at the port; "" if there is none."""
+    process = who_joined(config.master_ip, config.master_port, config.rank)
+    return f"{already_joined(config.rank, process)}, or another run with another --master_port" if process else ""
+
+
+def _announce(connection: socket.socket, config: RunConfig) -> str:
+    """Send this worker's line; return what rank 0 answers. Raises OSError or ValueError if that is no answer."""
+    who = {"rank": config.rank, "world_size": config.world_size, "task": config.task}
+    with connection.makefile("rw", encoding="utf-8") as line:
+        line.write(json.dumps({**who, "process": asdict(Process.own())}) + "\n")
+        line.flush()
+        is_greeted = bool(select.select([connection], [], [], GREETING_SECONDS)[0])
+        if not is_greeted:  # the store of a run takes what it does not know, and says nothing
+            wrong = _whose_run(config)
+            if wrong or config.rank == 0:
+                return wrong
+        answer = json.loads(line.readline(10_000))
+        return (answer if "wrong" in answer else json.loads(line.readline(10_000)))["wrong"]
+
+
 def _report_in(config: RunConfig, deadline: float) -> None:
     """On any other rank: connect to rank 0, announce this rank, wait for the answer."""
-    with _connect(config, deadline) as connection, connection.makefile("rw", encoding="utf-8") as line:
-        line.write(json.dumps({"rank": config.rank, "world_size": config.world_size, "task": config.task}) + "\n")
-        line.flush()
+    with _connect(config, deadline) as connection:
         # Rank 0 answers when all have come; it waits no longer than its own --join_seconds, and a little more here.
         connection.settimeout(max(1.0, deadline - time.monotonic()) + 10)
         try:
-            answer = json.loads(line.readline(10_000))
-        except (OSError, ValueError):
-            raise InputError(
-                f"rank {config.rank}: rank 0 exited before all workers had connected; see its output"
-            ) from None
-    if answer["wrong"]:
-        raise InputError(f"rank 0 says: {answer['wrong']}")
+            wrong = _announce(connection, config)
+        except (OSError, ValueError, KeyError, TypeError):
+            wrong = _whose_run(config)
+            if not wrong:
+                raise InputError(
+                    f"rank {config.rank}: rank 0 exited before all workers had connected; see its output"
+                ) from None
+    if wrong:
+        raise InputError(wrong if "has already joined" in wrong else f"rank 0 says: {wrong}")
 
 
 def _connect(config: RunConfig, deadline: float) -> socket.socket:

@@ -1,35 +1,46 @@
-"""Stops a run that makes no progress: each worker reports the collective in which it waits, then all exit.
+"""Stops a run that cannot continue, and says why: one row per rank, and what they show together.
 
-Without this, a forgotten collective ends only after 30 minutes, in Gloo's own time-out, which does not say where.
+Each rank has a thread that looks twice a second. It costs next to nothing while the main thread computes. There is
+trouble if
+    - a connection to another rank was lost, or
+    - all ranks wait, each in another collective, and no byte moves: nobody can ever continue, or
+    - one rank has made no progress for --hang_seconds.
+Whoever notices tells the others through the store. Then every rank writes its row there, the lowest rank prints them,
+and all exit. Without this, a forgotten collective ends after 30 minutes, in Gloo's own time-out, which says not where.
 """
 
 import contextlib
+import json
 import os
 import sys
 import threading
 import time
-
-import torch.distributed as dist
+from types import TracebackType
 
 from common.config import RunConfig
-from common.workers.collectives import recorded
+from common.paths import atomic_write
+from common.workers.collectives import CollectiveLog, recorded
+from common.workers.comparison import conclude
+from common.workers.exchange import Exchange
+from common.workers.pulse import POINT_TO_POINT, STANDS_STILL, Pulse, Thread, frames_of, place, torch_function
+from common.workers.rows import (
+    COMPARING,
+    COMPUTES,
+    FAILED,
+    FINISHED,
+    IDLE,
+    STOPPED_FILE,
+    WAITS,
+    Calls,
+    Row,
+    signature,
+    table,
+)
+from common.workers.standstill import Standstill
 
 LOST_CONTACT = 3  # exit code of a worker that stops because of another one, or because nothing moves
-
-
-class Pulse:
-    """The time at which this worker last made progress."""
-
-    def __init__(self) -> None:
-        self.last = time.monotonic()
-
-    def beat(self) -> None:
-        self.last = time.monotonic()
-
-    @property
-    def age(self) -> float:
-        """Seconds since the last sign of life."""
-        return time.monotonic() - self.last
+TICK_SECONDS = 0.5
+COLLECT_SECONDS = 3.0  # for the rows of ranks on other machines; dead ones on this machine are noticed at once
 
 
 def stop(code: int) -> None:
@@ -59,74 +70,169 @@ class Deadline:
 
 
 class Watchdog:
-    """A thread that ends the run when this worker, or any other, has made no progress for --hang_seconds.
+    """The thread of one rank that watches the main thread and the other ranks' watchdogs."""
 
-    The first watchdog that notices writes this to a store on rank 0. Every watchdog reads the store each second. So a
-    worker in an endless loop stops too, although it waits for no other worker.
-    """
-
-    def __init__(self, config: RunConfig, pulse: Pulse):
+    def __init__(self, config: RunConfig, pulse: Pulse, collectives: CollectiveLog):
         self._config = config
         self._pulse = pulse
+        self._collectives = collectives
+        self._main = Thread()
+        self._exchange = Exchange(config)
         self._closed = threading.Event()
-        self._store = self._connect()
+        self._has_finished = False
+        self._comparing = threading.Lock()
+        self._lost: TracebackType | None = None  # of the call in which contact was lost
+        self._ticks_without_store = 0
+        rank, world_size = config.rank, config.world_size
+        self._standstill = Standstill(self._exchange, self._main, rank, world_size, lambda: self._row(self._state()))
         pulse.beat()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
         self._thread.start()
+        self._last_resort = threading.Thread(target=self._end_if_watch_hangs, daemon=True, name="last resort")
+        self._last_resort.start()
+
+    @property
+    def thread_ident(self) -> int | None:
+        return self._thread.ident
 
     def close(self) -> None:
-        """The run is over."""
         self._closed.set()
         self._thread.join(timeout=5)
 
     def leave_together(self) -> None:
         """The store is on rank 0, which waits here until the others no longer need it."""
+        self._has_finished = True
+        if self._config.rank:  # rank 0 can still be asked
+            self._exchange.set(f"end/{self._config.rank}", self._row(FINISHED).to_json(), is_last=True)
+        gone = self._exchange.count("left")
+        deadline = time.monotonic() + self._config.hang_seconds
+        while self._config.rank == 0 and 0 < gone < self._config.world_size and time.monotonic() < deadline:
+            time.sleep(0.05)
+            gone = self._exchange.count("left", 0)
         self.close()
-        if self._store is None:
-            return
-        with contextlib.suppress(RuntimeError):  # a worker that died meanwhile has been reported elsewhere
-            gone = self._store.add("left", 1)
-            deadline = time.monotonic() + self._config.hang_seconds
-            while self._config.rank == 0 and gone < self._config.world_size and time.monotonic() < deadline:
-                time.sleep(0.05)
-                gone = self._store.add("left", 0)
 
-    def report(self, reason: str) -> None:
-        """Print one line to stderr: why this rank stops, and its last collective with file and line."""
-        collectives = recorded(with_places=True)
-        last = f"last collective: {collectives[-1]}" if collectives else "no collective so far"
-        print(f"\nrank {self._config.rank}: {reason}; {last}", file=sys.stderr, flush=True)
+    def failed(self, error: BaseException) -> None:
+        """Leave word why this rank ends: the others notice only that it is gone."""
+        note = " ".join(f"{type(error).__name__}: {error}".split())[:200].removesuffix(": ")
+        row = self._row(FAILED, error.__traceback__, note=note)
+        self._closed.set()
+        self._exchange.set(f"end/{self._config.rank}", row.to_json(), is_last=True)
 
-    def _connect(self) -> dist.Store | None:
-        """A store of our own at the first worker: the group's store belongs to the main thread, which may hang."""
-        with contextlib.suppress(RuntimeError):
-            group_store = dist.distributed_c10d._get_default_store()
-            return group_store.clone() if hasattr(group_store, "clone") else None
-        return None
+    def lost_contact(self, reason: str, traceback: TracebackType | None) -> None:
+        """Compare the ranks, because a call of this one has failed, and exit."""
+        self._lost = traceback
+        self._stop_run(f"lost contact with another worker, which may have died: {reason}")
 
     def _watch(self) -> None:
+        while not self._closed.wait(TICK_SECONDS):
+            if self._config.world_size > 1:
+                if self._exchange.get("trouble"):
+                    self._stop_run("")
+                if self._main_store_is_gone():
+                    self._stop_run("lost contact with rank 0")
+                if self._standstill.look(self._has_finished):
+                    self._stop_run("no rank can continue: each waits for another one")
+            if self._pulse.age > self._config.hang_seconds and not self._has_finished:
+                self._stop_run(f"no progress for {self._config.hang_seconds:g} s (--hang_seconds)")
+
+    def _main_store_is_gone(self) -> bool:
+        """For three ticks: a rank that has just failed as rank 0 did should say so itself."""
+        self._ticks_without_store = self._ticks_without_store + 1 if self._exchange.main_is_gone() else 0
+        return self._ticks_without_store >= 3
+
+    def _end_if_watch_hangs(self) -> None:
+        """A store that is frozen, as rank 0 is after Ctrl-Z, never answers the watching thread."""
         patience = self._config.hang_seconds
-        while not self._closed.wait(min(1.0, patience / 4)):
-            word = self._word_from_others()
-            if word or self._pulse.age > patience:
-                if not word:
-                    self._leave_word()
-                self.report(word or f"no progress for {patience:g} s (--hang_seconds)")
-                time.sleep(2)  # the others read the word within a second and report too, before this end disturbs them
+        while not self._closed.wait(patience / 4):
+            if self._pulse.age > patience + 15 and not self._has_finished:
+                self._say(f"no progress for {patience:g} s (--hang_seconds), and rank 0 does not answer")
+                self._print(table([self._row(self._state())])[1:])
                 stop(LOST_CONTACT)
 
-    def _leave_word(self) -> None:
-        if self._store is not None:
-            with contextlib.suppress(RuntimeError):
-                self._store.set(
-                    "hang",
-                    f"rank {self._config.rank} saw no progress for {self._config.hang_seconds:g} s and stopped the run",
-                )
+    def _state(self) -> str:
+        """What the main thread does right now."""
+        if self._has_finished:
+            return FINISHED
+        before = self._main.cpu_seconds
+        time.sleep(0.1)
+        cpu = self._main.cpu_seconds
+        if before is None or cpu is None or cpu - before > STANDS_STILL:
+            return COMPUTES
+        waits = torch_function(self._main.frames()) in POINT_TO_POINT or any(entry.is_pending for entry in recorded())
+        return WAITS if waits else IDLE
 
-    def _word_from_others(self) -> str:
-        if self._store is None:
-            return ""
-        with contextlib.suppress(RuntimeError):
-            if self._store.check(["hang"]):
-                return self._store.get("hang").decode()
-        return ""
+    def _row(self, state: str, traceback: TracebackType | None = None, note: str = "", takes_part: bool = False) -> Row:
+        entries = recorded()
+        self._collectives.drain(entries)
+        frames = frames_of(traceback) if traceback else self._main.frames()
+        pending = [entry for entry in entries if entry.is_pending] if state == WAITS else []
+        shown = pending[:1] or entries[-1:]
+        call, number = (str(shown[0]), shown[0].number) if shown else ("", None)
+        if state == WAITS and (function := torch_function(frames)) in POINT_TO_POINT:
+            call, number = function, None
+        starts: dict[int, int] = {}
+        for entry in entries:
+            starts.setdefault(self._collectives.iteration_at(entry.created_ns), entry.number)
+        calls = Calls(
+            dict(self._collectives.total),
+            dict(self._collectives.of_iteration),
+            entries[0].number if entries else 0,
+            [signature(entry.name, entry.tensors) for entry in entries],
+            sorted(starts.items()),
+        )
+        return Row(
+            rank=self._config.rank,
+            state=state,
+            place="" if state == FINISHED else place(frames),
+            call=call,
+            number=number,
+            iteration=len(self._collectives.begun),
+            phase=self._pulse.phase,
+            note=note,
+            calls=calls,
+            takes_part=takes_part,
+        )
+
+    def _stop_run(self, reason: str) -> None:
+        """Compare the ranks and exit; the first thread that calls this does it, any other waits for the exit."""
+        if not self._comparing.acquire(blocking=False):
+            threading.Event().wait()
+        if reason:
+            self._say(f"{reason}; {COMPARING}")
+            self._exchange.set("trouble", str(self._config.rank), is_last=True)
+        row = self._row(WAITS if self._lost else self._state(), self._lost, takes_part=True)
+        self._exchange.set(f"end/{self._config.rank}", row.to_json(), is_last=True)
+        rows = self._exchange.collect(COLLECT_SECONDS)
+        if self._closed.is_set():
+            return  # this rank has failed meanwhile, and its own error says more
+        stays = [row.rank for row in rows if row.takes_part]
+        if self._config.rank == min([*stays, self._config.rank]):
+            self._tell(rows, others=len(stays) - 1)
+        else:
+            self._hear()
+        stop(LOST_CONTACT)
+
+    def _tell(self, rows: list[Row], others: int) -> None:
+        """As the lowest rank that is left: print and keep the rows, and wait until the others have read the result."""
+        conclusion = conclude(rows)
+        self._print([*table(rows), conclusion])
+        with contextlib.suppress(OSError), atomic_write(self._config.output_dir / STOPPED_FILE) as file:
+            json.dump({"conclusion": conclusion, "rows": [row.display() for row in rows]}, file, indent=1)
+        self._exchange.set("conclusion", conclusion, is_last=True)
+        deadline = time.monotonic() + 2
+        while self._exchange.count("read", 0) < others and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _hear(self) -> None:
+        """As any other rank: print what the lowest one has found."""
+        deadline = time.monotonic() + COLLECT_SECONDS + 1
+        while not (conclusion := self._exchange.get("conclusion")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._say(f"stopped: {conclusion or 'no rank has said why'}")
+        self._exchange.count("read")
+
+    def _say(self, text: str) -> None:
+        self._print([f"rank {self._config.rank}: {text}"])
+
+    def _print(self, lines: list[str]) -> None:
+        print("\n" + "\n".join(lines), file=sys.stderr, flush=True)

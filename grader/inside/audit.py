@@ -25,10 +25,7 @@ REFUSED = frozenset({
     "code.__new__", "marshal.loads",
 })  # fmt: skip
 NOTED = frozenset({"exec", "compile"})
-NO_DEBUGGER = (
-    "a debugger cannot ask anybody while the graders run: start the task's script on one worker, where breakpoint() "
-    "stops as usual, or print (what rank 0 prints is shown below the message)"
-)
+NO_DEBUGGER = "a debugger has no terminal while the graders run; `python -m grader.debug REGION --rank RANK` stops here"
 FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
 CODE = frozenset({"__code__", "__defaults__", "__kwdefaults__"})
 MAX_NOTES = 20
@@ -57,6 +54,12 @@ def notes_to(descriptor: int) -> Note:
                 write(descriptor, text.encode(errors="replace"))
 
     return note
+
+
+def end_notes(descriptor: int, line: str) -> None:
+    """Write the line that shows that all notes before it have arrived."""
+    with contextlib.suppress(OSError):
+        os.write(descriptor, f"{line}\n".encode())
 
 
 def trusted_files() -> Callable[[str], bool]:

@@ -34,7 +34,7 @@ from grader.inside.find import find_function
 from grader.wire import values
 from grader.wire.call_sites import Sites
 from grader.wire.connection import Wire
-from grader.wire.signatures import Sealer, sealer
+from grader.wire.signatures import Sealer, end_of_notes, sealer
 
 PARAMETERS = 400  # several times as many as a tested model has
 TORCH = str(Path(torch.__file__).parent)
@@ -193,39 +193,58 @@ def run_probe(connection: socket.socket, notes: int, before: audit.Before, compi
     sys.path.insert(0, job["tree"])
     compiled.serve(job["tree"])
     note, trust = audit.notes_to(notes), audit.trusted_files()
-    rank = Rank(connection, job, note, before)
+    debug = debugging(job, note)
+    rank = Rank(connection, job, note, before, notes)
     rank.context.changed = audit.changes_to(note, trust)
     audit.close_signals(note, trust)
     audit.forget_ourselves(before.ours)
-    sys.breakpointhook = audit.refuse_debugger
-    audit.watch(note, trust)
+    if debug:  # nothing is graded, and a debugger asks for frames
+        debug()
+    else:
+        sys.breakpointhook = audit.refuse_debugger
+        audit.watch(note, trust)
     look = functools.partial(audit.note_patched, before.libraries, trust, note)
     # What can send a value stands on this frame's stack while the probe runs, and in no variable: code that gets hold
     # of the frame finds the context and nothing that would end the run.
     rank.last_word(look).send(rank.live(probe))
 
 
+def debugging(job: dict, note: audit.Note) -> Callable[[], None] | None:
+    """What prepares a rank of a run of grader.debug; None for a graded run, which need not load pdb."""
+    if "stops" not in job:
+        return None
+    from grader.inside.debugger import prepare
+
+    return functools.partial(prepare, job["rank"], job["stops"], note)
+
+
 class Rank:
     """One rank: its line to the grader, and the context of its probe."""
 
-    def __init__(self, connection: socket.socket, job: dict, note: audit.Note, before: audit.Before) -> None:
+    def __init__(
+        self, connection: socket.socket, job: dict, note: audit.Note, before: audit.Before, notes: int
+    ) -> None:
         self.sites = Sites(job["tree"], TORCH)
         line, ending = (bytes.fromhex(key) for key in job.pop("keys"))
         told = self.sites, before.replaced, note, before.identities
         self.wire = Wire(connection, sealer(connection.sendall, line, *told).send)
         self._end = [sealer(connection.sendall, ending, *told)]
+        self._end_notes = [functools.partial(audit.end_notes, notes, end_of_notes(ending))]
         join_group.install(self.wire, job["rank"], job["world_size"])
         self.context = Context(self.wire, job)
 
     def last_word(self, look: Callable[[], Any]) -> Generator[None, dict, None]:
         """A primed generator: what it is sent goes to the grader as this rank's last message. Made only once."""
-        word = self._last_word(self._end.pop(), look)
+        word = self._last_word(self._end.pop(), look, self._end_notes.pop())
         next(word)
         return word
 
-    def _last_word(self, end: Sealer, look: Callable[[], Any]) -> Generator[None, dict, None]:
+    def _last_word(
+        self, end: Sealer, look: Callable[[], Any], end_notes: Callable[[], Any]
+    ) -> Generator[None, dict, None]:
         message = yield
         look()
+        end_notes()
         if error := end.send(message):  # a value that cannot be sent
             end.send(self.failed(error))
         yield

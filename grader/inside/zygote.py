@@ -136,7 +136,8 @@ class Zygote:
                 mine = fds[PER_RANK * rank : PER_RANK * (rank + 1)]
                 if request["measures"]:
                     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # nothing is hidden in files: they hold no byte
-                become_rank(rank, folder, request["probe"], self.before, self.compiled, *mine)
+                terminal = request["terminals"].get(str(rank), "")
+                become_rank(rank, folder, request["probe"], self.before, self.compiled, terminal, *mine)
             self.ranks[pid] = rank
         for fd in fds:
             os.close(fd)
@@ -226,24 +227,30 @@ class Zygote:
 
 
 def become_rank(
-    rank: int, folder: str, probe: str, before: audit.Before, compiled: CompiledFiles,
+    rank: int, folder: str, probe: str, before: audit.Before, compiled: CompiledFiles, terminal: str,
     line: int, stdout: int, stderr: int, stack: int, notes: int,
 ) -> NoReturn:  # fmt: skip
-    """The forked child: nothing of the zygote's is left open, and it never returns into the zygote's loop."""
+    """The forked child: nothing of the zygote's is left open, and it never returns into the zygote's loop.
+
+    In a `terminal` it reads and writes there: somebody debugs it, see grader/debug.py.
+    """
     code = 70
     sys.dont_write_bytecode = True  # a student's tree stays as it is
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(stdout, 1)
-        os.dup2(stderr, 2)
+        if terminal:
+            stdin = stdout = stderr = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
+        else:
+            stdin = os.open(os.devnull, os.O_RDONLY)
+        for number, descriptor in enumerate((stdin, stdout, stderr)):
+            os.dup2(descriptor, number)
         for fd in range(3, 256):
             if fd not in (line, stack, notes):
                 with contextlib.suppress(OSError):
                     os.close(fd)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open for the life of the process)
-        sys.stdout, sys.stderr = Stream(1, "stdout"), Stream(2, "stderr")
+        sys.stdout, sys.stderr = Stream(1, "stdout", bool(terminal)), Stream(2, "stderr", bool(terminal))
         faulthandler.enable(file=stack, all_threads=False)  # where a segmentation fault happened
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
         confine(rank, folder, probe)

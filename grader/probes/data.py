@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from grader.inside.context import Context
 
@@ -172,19 +172,6 @@ def use(context: Context) -> dict[str, Any]:
     return {"rounds": rounds, "before": before, "after": after, "changed": changed, "reads": reads}
 
 
-class GivenPartition:
-    """Stands for the student's Partition."""
-
-    def __init__(self, data: Any, index: list[int]) -> None:
-        self.data, self.index = data, index
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def __getitem__(self, place: int) -> Any:
-        return self.data[self.index[place]]
-
-
 class GivenPartitions:
     """Stands for the student's DataPartitioner: whatever it is asked for, it has these partitions."""
 
@@ -197,8 +184,8 @@ class GivenPartitions:
         self.shares.append([float(size) for size in islice(sizes, MORE_THAN_ANY)])
         return self
 
-    def use(self, partition: int) -> "GivenPartition":
-        return GivenPartition(self.data, self.partitions[partition])
+    def use(self, partition: int) -> Subset:
+        return Subset(self.data, self.given[partition])
 
 
 def loader(context: Context) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 A ring and a star on the first 2, 3, ... workers, one after the other. Used for region 4.2.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -29,18 +27,19 @@ def moves(context: Context) -> list[torch.Tensor]:
 
 
 def _ring(tensor: torch.Tensor, rank: int, workers: int) -> torch.Tensor:
-    """Pieces go to the right neighbour: first they are added up on their way, then the sums go round."""
-    pieces = list(tensor.chunk(workers))
-    right, left = (rank + 1) % workers, (rank - 1) % workers
-    for add in (True, False):
-        first = rank if add else rank + 1
-        for step in range(1, workers):
-            handle: Any = dist.isend(pieces[(first - step + 1) % workers].clone(), right)
-            arrived = torch.empty_like(pieces[0])
-            dist.recv(arrived, left)
-            handle.wait()
-            place = (first - step) % workers
-            pieces[place] = pieces[place] + arrived if add else arrived
+    """Each piece goes round alone, twice but for two hops: it is added up on its way, then its sum replaces the others.
+
+    Not all pieces at the same time, as in a ring that is to be fast: that is the lesson of region b.1.
+    """
+    pieces, right, left = list(tensor.chunk(workers)), (rank + 1) % workers, (rank - 1) % workers
+    for number, piece in enumerate(pieces):
+        for hop in range(2 * (workers - 1)):
+            if (number + hop) % workers == rank:
+                dist.send(piece, right)
+            elif (number + hop) % workers == left:
+                arrived = torch.empty_like(piece)
+                dist.recv(arrived, left)
+                piece.copy_(piece + arrived if hop < workers - 1 else arrived)
     return torch.cat(pieces)
 
 

@@ -7,8 +7,10 @@ from grader.ranks.outcome import Failure, Frame, RankResult
 from grader.ranks.peer import Peer
 from grader.tampering import Flag
 from grader.wire.call_sites import student_file
+from grader.wire.signatures import ENDING, end_of_notes
 
 LEFT_EARLY = "leaves with exit code {} before its run has ended"
+NOTES_LOST = "in a run: closes or fills the pipe on which the guard notes what it sees"
 NOT_OURS = 70  # the exit code of a rank that could not even start
 FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')  # a name ends at its quote: no text takes more than linear time
 MAX_MESSAGE = 4000  # characters of an exception's message
@@ -21,7 +23,10 @@ def rank_result(peer: Peer, broker: Broker, tree: str, unfinished: bool, in_time
     result = RankResult(peer.rank, "stopped", stdout=peer.stdout.text(), stderr=peer.stderr.text())
     result.dropped = peer.stdout.dropped + peer.stderr.dropped
     result.events = broker.events[peer.rank]
-    result.flags = [*peer.flags, *noted(peer.notes.text(), tree)]
+    notes, last = peer.notes.text().splitlines(), end_of_notes(peer.keys[ENDING])
+    result.flags = [*peer.flags, *noted([note for note in notes if note != last], tree)]
+    if peer.signed_off and last not in notes:
+        result.flags.append(Flag("", 0, NOTES_LOST))
     for call in result.calls:
         call.waited = call.identity not in peer.never_waited
     if fault and peer.rank in fault.stuck:
@@ -44,10 +49,10 @@ def rank_result(peer: Peer, broker: Broker, tree: str, unfinished: bool, in_time
     return result
 
 
-def noted(text: str, tree: str) -> list[Flag]:
+def noted(notes: list[str], tree: str) -> list[Flag]:
     """What the guard in a rank has written."""
     flags = []
-    for row in text.splitlines():
+    for row in notes:
         where, _, what = row.rpartition("\t")
         file, _, line = where.rpartition(":")
         flags.append(Flag(student_file(tree, file), int(line) if line.isdecimal() else 0, f"in a run: {what}"))

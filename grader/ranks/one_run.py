@@ -10,7 +10,8 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from grader.ranks.broker import Broker
@@ -34,11 +35,32 @@ OURS = "referee"  # the argument that no rank is told, see referee
 PRIVATE = {"each": "mine", "later": "later"}  # arguments that are lists by rank, and what a rank's own item is called
 
 
+@dataclass(frozen=True)
+class Debug:
+    """Which rank has pdb, in which terminal (a path), and the lines (file, number) where it stops by itself.
+
+    In the other ranks, in all of them where `rank` is None, breakpoint() does nothing.
+    """
+
+    rank: int | None
+    terminal: str
+    stops: Sequence[tuple[str, int]] = ()
+
+
 class RankRun:
     """One run, from the fork to the result."""
 
-    def __init__(self, zygote: ZygoteProcess, job: dict, world_size: int, deadline: float, keep_payloads: bool) -> None:
+    def __init__(
+        self,
+        zygote: ZygoteProcess,
+        job: dict,
+        world_size: int,
+        deadline: float,
+        keep_payloads: bool,
+        debug: Debug | None = None,
+    ) -> None:
         self.zygote, self.deadline, self.tree = zygote, deadline, job["tree"]
+        self.debug = debug
         self.broker = Broker(world_size, keep_payloads)
         self.peers = [Peer(rank) for rank in range(world_size)]
         self.selector = selectors.DefaultSelector()
@@ -53,7 +75,8 @@ class RankRun:
         self.referee = told.get(OURS)
         request = {"probe": job["probe"], "file": str(told.get("file", "")), "children": told.get("children", 0)}
         request["measures"] = bool(told.get("measures"))  # its ranks write no files, see measure in the zygote
-        zygote.request(kind="run", world_size=world_size, **request)
+        terminals = {str(debug.rank): debug.terminal} if debug else {}
+        zygote.request(kind="run", world_size=world_size, terminals=terminals, **request)
         socket.send_fds(zygote.control, [b"."], [fd for peer in self.peers for fd in peer.their_fds])
         self.folder = zygote.receive()["folder"]
         self.selector.register(zygote.control, selectors.EVENT_READ, self._hear_zygote)
@@ -65,8 +88,10 @@ class RankRun:
             told = rank_job(job, peer.rank)
             peer.mine = told["arguments"].pop("mine", None)
             peer.later = told["arguments"].pop("later", {})
-            keys = [key.hex() for key in peer.keys]
-            peer.outgoing += values.pack(told | {"world_size": world_size, "keys": keys})
+            told |= {"world_size": world_size, "keys": [key.hex() for key in peer.keys]}
+            if debug:
+                told["stops"] = list(debug.stops) if debug.rank == peer.rank else None
+            peer.outgoing += values.pack(told)
             self._flush(peer)
 
     def close(self) -> None:
@@ -78,6 +103,9 @@ class RankRun:
         limit = time.monotonic() + self.deadline
         self._serve(limit, lambda: self._all_ended() or self.broker.fault is not None)
         in_time = self._all_ended() or self.broker.fault is not None
+        if self.debug and self.debug.rank is not None and self.broker.fault:  # somebody may be typing
+            debugged = self.peers[self.debug.rank]
+            self._serve(limit, lambda: debugged.code is not None)
         if self.broker.fault:
             self._serve(min(limit, time.monotonic() + GRACE), self._all_ended)
         if not self._all_ended():
@@ -221,7 +249,7 @@ class RankRun:
                 case "returned" | "raised" as ending:
                     peer.never_waited = list(message["never_waited"])
                     peer.value, peer.error = message.get("value"), failure(message.get("error"))
-                    peer.ending = ending
+                    peer.ending, peer.signed_off = ending, True
                     self.broker.finish(peer.rank)
                 case other:
                     raise MessageError(f"a message of the kind {other}")

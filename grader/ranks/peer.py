@@ -52,6 +52,7 @@ class Peer:
         self.outgoing = bytearray()
         self.listening = True
         self.ending = ""  # its last word: "returned" or "raised"
+        self.signed_off = False  # the last word came with the signature of one
         self.value: Any = None
         self.error: Failure | None = None
         self.never_waited: list[int] = []

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from common.paths import ROOT
-from grader.ranks.one_run import RankRun
+from grader.ranks.one_run import Debug, RankRun
 from grader.ranks.outcome import RankResult, Result, RunError
 from grader.ranks.zygote_process import ZygoteProcess
 
@@ -76,6 +76,7 @@ class Starter:
         deadline: float = 30.0,
         tree: str | Path = ROOT,
         keep_payloads: bool = False,
+        debug: Debug | None = None,
     ) -> Result:
         """Run `probe` ("module:function", see grader/inside/context.py) on ranks 0 to world_size - 1, and wait for all.
 
@@ -90,7 +91,7 @@ class Starter:
         assert self.zygote is not None
         self.zygote.wait_until_ready()
         try:
-            with contextlib.closing(RankRun(self.zygote, job, world_size, deadline, keep_payloads)) as current:
+            with contextlib.closing(RankRun(self.zygote, job, world_size, deadline, keep_payloads, debug)) as current:
                 return current.result()
         except BaseException:
             self.stop()  # whatever state the zygote was in, its end takes all ranks with it

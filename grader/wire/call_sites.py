@@ -9,6 +9,11 @@ from grader.wire.signatures import GRADER
 
 # Between a student's dist.all_reduce(...) and the backend stand only these files: such a call is the student's own.
 PLUMBING = ("distributed_c10d", "c10d_logger")
+COLLECTIVES = frozenset({  # the functions of distributed_c10d that call a process group
+    "all_reduce", "reduce", "broadcast", "gather", "scatter", "all_gather", "all_gather_into_tensor",
+    "all_gather_single", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all",
+    "all_to_all_single", "barrier", "send", "recv", "isend", "irecv",
+})  # fmt: skip
 OURS = {"grader", "tests", "staff"}
 
 
@@ -20,6 +25,7 @@ class Sites:
         self.tree = tree
         self._names: dict[str, str] = {}
         self._plumbing = tuple(os.path.join(torch, "distributed", f"{name}.py") for name in PLUMBING)
+        self._names_of_collectives = COLLECTIVES
         self._parallel = os.path.join(torch, "nn", "parallel", "")
         self._modules = os.path.join(torch, "nn", "modules", "module.py")
         self._autograd = os.path.join(torch, "autograd", "")
@@ -49,6 +55,11 @@ class Sites:
         """The name under which a library's file is imported; other files, and code made from strings, as they are."""
         folder = next((folder for folder in self._libraries if file.startswith(folder)), "")
         return file.removeprefix(folder).removesuffix(".py").replace(os.sep, ".") if folder else file
+
+    def is_collective(self, frame: FrameType) -> bool:
+        """Whether this is dist.all_reduce or the like. Another frame that calls a process group does so by hand, or
+        through C++ code, which leaves no frame: the reducer of DistributedDataParallel needs no line of Python."""
+        return frame.f_code.co_filename == self._plumbing[0] and frame.f_code.co_name in self._names_of_collectives
 
     def calls_modules(self, filename: str) -> bool:
         """Whether this is where torch calls a module's forward and its hooks."""

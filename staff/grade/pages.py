@@ -5,35 +5,56 @@ What students wrote and printed stands in them, so everything is escaped, and th
 
 import re
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from course.table import Course
+from grader import messages
+from grader.report import Entry
 from staff.grade import gradebook
 from staff.grade.gradebook import Row
 from staff.grade.measurements import shared
 from staff.grade.submissions import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
-SEED = re.compile(r" \(inputs drawn with seed (\d{1,20}); [^()]{0,100}\)")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 WANTED, GOT = "expected ", ", got "
 
 
 @dataclass(frozen=True)
 class Said:
-    """A message taken apart: why, where, expected and got, the rest, and the seed of its inputs."""
+    """A message taken apart: why, where, expected and got, and the rest."""
 
     cause: str
     where: str = ""
     expected: str = ""
     got: str = ""
     rest: str = ""
-    seed: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Tests of a region that failed for one reason: what the first says, where it waits for another region which, the
+    sentences of the others, and what the ranks printed in the first that has something of them."""
+
+    test: Entry
+    said: Said
+    need: str
+    same: tuple[str, ...]
+    max_points: int
+    output: list[dict[str, Any]]
+
+    @property
+    def sentence(self) -> str:
+        return sentence(self.test.id)
+
+    @property
+    def line(self) -> str:
+        return messages.in_a_line(self.test)
 
 
 def take_apart(message: str) -> Said:
@@ -41,16 +62,13 @@ def take_apart(message: str) -> Said:
 
     In time linear in its length, whatever a hand-in has brought into it.
     """
-    found = SEED.search(message)
-    lines = SEED.sub("", message).strip("\n").split("\n")
-    seed = found[1] if found else ""
+    lines = message.strip("\n").split("\n")
     for number, line in enumerate(lines):
         if parts := expected_and_got(line):
             where, expected, got, why = parts
             cause = "\n".join([*lines[:number], *filter(None, [why])])
-            rest = "\n".join(lines[number + 1 :])
-            return Said(cause, where.strip(" :;,"), expected, got, rest, seed)
-    return Said(lines[0], rest="\n".join(lines[1:]), seed=seed)
+            return Said(cause, where.strip(" :;,"), expected, got, rest="\n".join(lines[number + 1 :]))
+    return Said(lines[0], rest="\n".join(lines[1:]))
 
 
 def expected_and_got(line: str) -> tuple[str, str, str, str] | None:
@@ -101,14 +119,12 @@ def _numbers(ranks: Sequence[int]) -> str:
 def student_page(row: Row, course: Course) -> str:
     """The page of one submission."""
     tasks = [task for id in course.tasks if (task := _task(row, course, id))["regions"]]
-    failed = [
-        region
-        for task in tasks
-        for region in task["regions"]
-        if any(test["status"] not in ("passed", "skipped") for test in region["tests"])
-    ]
-    first = failed[0] if failed else None
-    return _template("student.html").render(report=row.report, run=row.run, tasks=tasks, first=first)
+    tried = {test["region"] for test in row.tests if test["status"] not in ("passed", "skipped", "not attempted")}
+    first = next((id for id in course.in_order_of_needs() if id in tried), "")
+    look = next((region for task in tasks for region in task["regions"] if region["id"] == first), None)
+    return _template("student.html").render(
+        report=row.report, run=row.run, tasks=tasks, first=look, seed=messages.seed_line(entries(row))
+    )
 
 
 def _task(row: Row, course: Course, id: str) -> dict[str, Any]:
@@ -118,18 +134,36 @@ def _task(row: Row, course: Course, id: str) -> dict[str, Any]:
 
 
 def _region(row: Row, course: Course, region: Any) -> dict[str, Any]:
-    tests = [
-        test
-        | {
-            "sentence": sentence(test["id"]),
-            "said": take_apart(test["message"]),
-            "output": ranks_alike(row.run.get("output", {}).get(test["id"], [])),
-        }
-        for test in row.tests
-        if test["region"] == region.id
-    ]
+    tests = [test for test in entries(row) if test.region == region.id]
     about = {"id": region.id, "title": region.title, "file": region.file, "readme": course.readme(region.id)}
-    return about | {"hint": region.hints[0], "tests": tests} | _sums(tests)
+    return about | {
+        "hint": region.hints[0],
+        "tests": tests,
+        "failures": failures(tests, row.run.get("output", {})),
+        "follow": [sentence(test.id) for test in tests if messages.follows(test)],
+        "open": [sentence(test.id) for test in tests if test.status == "not attempted"],
+        "passed": [(sentence(test.id), test.points) for test in tests if test.status == "passed"],
+        "points": sum(test.points for test in tests),
+        "max_points": sum(test.max_points for test in tests),
+    }
+
+
+def failures(tests: Sequence[Entry], output: Mapping[str, list[dict[str, Any]]]) -> list[Failure]:
+    """The failed tests of one region as in the terminal: by reason, the most telling reason first."""
+    found = []
+    for group in messages.by_reason(filter(messages.tells, tests)):
+        need, seen = messages.waits_for(group[0])
+        printed = next(filter(None, (ranks_alike(output.get(test.id, [])) for test in group)), [])
+        points = sum(test.max_points for test in group)
+        same = tuple(sentence(test.id) for test in group[1:])
+        found.append(Failure(group[0], take_apart(seen), need, same, points, printed))
+    return found
+
+
+def entries(row: Row) -> list[Entry]:
+    """The graded tests of a submission."""
+    names = [field.name for field in fields(Entry)]
+    return [Entry(**{name: test[name] for name in names}) for test in row.tests]
 
 
 def _sums(parts: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -11,9 +11,9 @@ from staff.grade.gradebook import Row
 from staff.grade.hand_ins import Grading, grader_files, hidden_files
 from staff.grade.result_store import at_work, read_with_output
 from staff.grade.submissions import Submission
+from staff.gradescope.results import VISIBILITIES
 
 MARGIN = 40.0  # seconds before the platform's time-out: to end the graders, to sweep, to write
-VISIBILITIES = ("hidden", "after_due_date", "after_published", "visible")
 
 
 def grade_one(submission: Path, timeout: float) -> Row:

@@ -1,19 +1,25 @@
 """Gradescope's results.json from a report, and late days from its submission_metadata.json.
 
 The fields are those of Gradescope's autograder specification. A text above 100,000 characters is cut there, in the
-middle of whatever stands at that place, so the texts are kept short here.
+middle of whatever stands at that place, so the texts are kept short here. Tests that fail for one reason are grouped as
+in the terminal; hidden tests by themselves, for what a student can read must not speak of them.
 """
 
 import json
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from course.table import Course, score_in_words
+from grader import messages
+from grader.report import Entry
 from staff.grade.gradebook import Row
-from staff.grade.pages import ranks_alike, sentence
+from staff.grade.pages import entries, ranks_alike, sentence
+from staff.grade.read_report import clip
 
+VISIBILITIES = ("visible", "hidden", "after_due_date", "after_published")
 LONGEST_TEST = 4000  # characters of one test's output
 LONGEST_RANKS = 1500  # of them what ranks printed
 
@@ -24,7 +30,8 @@ def results(row: Row, course: Course, late: int | None, seconds: float) -> dict[
     What to look at by hand is in extra_data alone, which students never see: a hidden test would hide their score, too.
     """
     report, flags = row.report, row.run.get("flags", [])
-    lines = [f"{score_in_words(report)}.", *row.run["notes"]]
+    visible = [test for test in entries(row) if visibility(test.id, course) == "visible"]
+    lines = [f"{score_in_words(report)}.", *row.run["notes"], *messages.seed_line(visible)]
     if late is not None:
         lines.append(f"Late days: {late}.")
     return {
@@ -42,23 +49,47 @@ def results(row: Row, course: Course, late: int | None, seconds: float) -> dict[
             "environment": report["environment"],
             "look_at_by_hand": flags,
         },
-        "tests": [_test(test, row, course) for test in report["tests"]],
+        "tests": [_test(test, text, course) for test, text in _texts(row, course)],
     }
 
 
-def _test(test: dict[str, Any], row: Row, course: Course) -> dict[str, Any]:
-    passed = test["status"] == "passed"
+def _texts(row: Row, course: Course) -> Iterator[tuple[Entry, str]]:
+    """All tests with what each says, region by region; hidden tests apart from visible ones."""
+    tests = entries(row)
+    for region in course.in_order_of_needs():
+        for seen in VISIBILITIES:
+            mine = [test for test in tests if test.region == region and visibility(test.id, course) == seen]
+            yield from _of_region(mine, course.regions[region].hints[0], row.run["output"])
+
+
+def _of_region(tests: list[Entry], hint: str, output: Mapping[str, Any]) -> Iterator[tuple[Entry, str]]:
+    """A region's tests with their texts: failed ones by their reason, the most telling first and in full."""
+    for number, (first, *rest) in enumerate(messages.by_reason(filter(messages.tells, tests))):
+        text = messages.in_a_line(first) if number else messages.in_full(first)
+        if rest:
+            text += f"\n\nThe same: {'; '.join(sentence(test.id) for test in rest)}"
+        if not number:
+            text += f"\n\nHint: {hint}" if first.status != "skipped" else ""
+            text += _printed(next(filter(None, (output.get(test.id) for test in (first, *rest))), []))
+        yield first, clip(text, LONGEST_TEST)
+        yield from ((test, f'{test.status}, for the same reason as "{sentence(first.id)}"') for test in rest)
+    for test in tests:
+        if not messages.tells(test):
+            yield test, "" if test.status == "passed" else f"{test.status}: {test.message}"
+
+
+def _test(test: Entry, text: str, course: Course) -> dict[str, Any]:
     return {
-        "score": test["points"],
-        "max_score": test["max_points"],
-        "status": "passed" if passed else "failed",
-        "name": sentence(test["id"]),
+        "score": test.points,
+        "max_score": test.max_points,
+        "status": "passed" if test.status == "passed" else "failed",
+        "name": sentence(test.id),
         "name_format": "text",
-        "number": test["region"],
-        "output": "" if passed else _output(test, row, course),
+        "number": test.region,
+        "output": text,
         "output_format": "text",
-        "tags": [course.tasks[test["task"]].title, *(["bonus"] if test["task"] in course.bonus_tasks else [])],
-        "visibility": visibility(test["id"], course),
+        "tags": [course.tasks[test.task].title, *(["bonus"] if test.task in course.bonus_tasks else [])],
+        "visibility": visibility(test.id, course),
     }
 
 
@@ -67,15 +98,13 @@ def visibility(test: str, course: Course) -> str:
     return str(course.hidden.get("visibility", "hidden")) if test.startswith("staff/") else "visible"
 
 
-def _output(test: dict[str, Any], row: Row, course: Course) -> str:
-    """The message, the first hint, and what the ranks printed."""
-    text = f"{test['status']}: {test['message']}"
-    if test["status"] not in ("skipped", "not attempted"):
-        text += f"\n\nHint: {course.regions[test['region']].hints[0]}"
-    for rank in ranks_alike(row.run["output"].get(test["id"], [])):
+def _printed(output: Sequence[dict[str, Any]]) -> str:
+    """What the ranks printed and how they ended."""
+    text = ""
+    for rank in ranks_alike(output):
         printed = "\n".join(filter(None, (rank["stdout"], rank["stderr"])))
         text += f"\n\n{rank['ranks']} {rank['ended']}\n{printed[-LONGEST_RANKS:]}"
-    return text if len(text) <= LONGEST_TEST else f"{text[:LONGEST_TEST]}\n... (cut)"
+    return text
 
 
 def unfinished(why: str) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from course.zip_files import write_zip
 from staff.grade.gradebook import Row
 from staff.gradescope import build
 from staff.gradescope.classroom50 import result
-from staff.gradescope.grade_submission import VISIBILITIES
-from staff.gradescope.results import late_days, results, unfinished
+from staff.gradescope.results import VISIBILITIES, late_days, results, unfinished
 from staff.handout.regions import find_regions
 from staff.proofs import attack_bank, attack_runs
 
@@ -88,7 +87,7 @@ def test_results_follow_the_specification():
 
     check_schema(content)
     assert (content["score"], content["execution_time"], content["extra_data"]["late_days"]) == (2, 62, 2)
-    assert content["tests"][0] | {"tags": []} == {
+    assert content["tests"][-1] | {"tags": []} == {
         "score": 2, "max_score": 2, "status": "passed", "name": "a", "name_format": "text", "number": "2b.1",
         "output": "", "output_format": "text", "tags": [], "visibility": "visible",
     }  # fmt: skip
@@ -106,6 +105,45 @@ def test_a_failure_says_its_status_the_hint_and_what_ranks_printed():
 
     assert test["output"].startswith("crashed: rank 1 raised")
     assert COURSE.regions["2b.1"].hints[0] in test["output"] and "hello" in test["output"]
+
+
+def test_tests_that_fail_for_one_reason_are_told_once_and_the_cause_comes_first():
+    ranks = [{"rank": 0, "ended": "returned", "stdout": "hello", "stderr": ""}]
+    vague, cause = "expected 8 bytes, got 16", "every gradient is {0} times the mean on {0} workers: did you divide?"
+    seed = " (inputs drawn with seed 7; --seed 7 draws them again)"
+    row = graded(
+        ("tests/t.py::test_passes", "passed", ""),
+        ("tests/t.py::test_bytes", "wrong", vague + seed),
+        ("tests/t.py::test_mean", "wrong", cause.format(3) + seed),
+        ("tests/t.py::test_sizes", "wrong", cause.format(2) + seed),
+        (
+            "tests/t.py::test_later",
+            "skipped",
+            f"builds on region 2a.1, which is not passed yet. What was seen: {vague}",
+        ),
+        output={"tests/t.py::test_bytes": ranks, "tests/t.py::test_sizes": ranks},
+    )
+
+    content = results(row, COURSE, None, 1)
+
+    assert [(test["name"], test["output"]) for test in content["tests"]] == [
+        ("mean", f"wrong: {cause.format(3)}\n\nThe same: sizes\n\nHint: {COURSE.regions['2b.1'].hints[0]}"
+         "\n\nrank 0 returned\nhello"),
+        ("sizes", 'wrong, for the same reason as "mean"'),
+        ("bytes", f"wrong: {vague}"),
+        ("later", f"2b.1 waits for 2a.1; seen so far: {vague}"),
+        ("passes", ""),
+    ]  # fmt: skip
+    assert content["output"].splitlines()[-1] == "inputs drawn with seed 7; --seed draws them again"
+
+
+def test_a_visible_test_does_not_speak_of_hidden_ones():
+    row = graded(("staff/hidden/test_b.py::test_secret", "wrong", "x"), ("tests/t.py::test_a", "wrong", "x"))
+
+    first, second = results(row, COURSE, None, 1)["tests"]
+
+    assert (first["visibility"], second["visibility"]) == ("visible", COURSE.hidden["visibility"])
+    assert "secret" not in first["output"] and "the same" not in second["output"]
 
 
 def test_hidden_tests_are_shown_when_the_course_says_and_the_others_always():

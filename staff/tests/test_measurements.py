@@ -26,6 +26,7 @@ SMALL = {
     r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
     r"benchmark\.checks\.ladder": "-m benchmark.checks.ladder_steps --quick",
     r"benchmark\.checks\.grader_speed": "-m benchmark.checks.grader_speed --quick",
+    r"benchmark\.checks\.diagnosis_cost": "-m benchmark.checks.diagnosis_cost --quick",
     r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
     r"benchmark\.checks\.network --parts (tiny,large|rate|ladder)": "-m benchmark.checks.network --quick",
     r"make demo$|cluster\.ladder --workers": "-m cluster.ladder --workers 2 --batch 4 --iterations 2",

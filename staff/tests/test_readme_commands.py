@@ -44,6 +44,7 @@ ELSEWHERE = {
     r"--hosts ": "needs more machines (test_launch_ends.py, test_doctor.py: ssh to loopback)",
     r"^(sbatch|srun) ": "needs SLURM",
     r"grader\.watch|^make watch": "runs until it is ended (test_watch.py)",
+    r"grader\.debug": "asks in a terminal (test_debug.py)",
     r"--shell": "waits for a person (test_emulate.py)",
     r"--interface eno1|^dool|node0\.csv": "names interfaces and files of CloudLab nodes (test_traffic.py)",
     r"--input en_meta/": "needs OSCAR (test_oscar.py)",

@@ -73,5 +73,5 @@ def change(path: Path, **changes: object) -> None:
     """Change keys of a record; `config` and the like are merged."""
     record = json.loads(path.read_text())
     for key, value in changes.items():
-        record[key] = {**record[key], **value} if isinstance(value, dict) else value
+        record[key] = {**record.get(key, {}), **value} if isinstance(value, dict) else value
     path.write_text(json.dumps(record))

@@ -46,6 +46,16 @@ def test_the_quick_check_runs_a_region_and_two_commands_and_exits_by_its_goals()
     assert done.returncode == (0 if all(figures["met"].values()) else 1)
 
 
+@pytest.mark.medium
+def test_the_quick_check_of_watch_saves_a_region_twice_and_is_judged_by_its_goal():
+    command = [sys.executable, "-m", "benchmark.checks.feedback", "--watch", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    figures = json.loads(done.stdout.splitlines()[-1])
+
+    assert (figures["saves"], list(figures["watch"]), list(figures["met"])) == (2, ["p.4"], ["watch"])
+    assert done.returncode == (0 if figures["watch"]["p.4"]["seconds"] <= 1.5 else 1)
+
+
 def test_one_region_of_each_task_is_graded():
     course = load_course()
 

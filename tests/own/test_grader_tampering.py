@@ -5,7 +5,7 @@ import pytest
 
 from common.paths import ROOT
 from grader import ranks
-from grader.ranks.endings import innermost
+from grader.ranks.endings import NOTES_LOST, innermost
 from grader.wire import values
 from tests.own.inline_student import player
 
@@ -201,6 +201,65 @@ def test_collectives_of_torch_and_of_ddp_are_not_flagged(play):
 
     assert result.outcome == "returned"
     assert flags_of(result) == []
+
+
+def test_who_closes_the_pipe_of_the_guard_s_notes_is_flagged(play):
+    source = """
+        import stat
+
+        def go(context):
+            for descriptor in range(3, 64):
+                try:
+                    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                        os.close(descriptor)
+                except OSError:
+                    pass
+            exec("1")
+    """
+
+    result = play(source)
+
+    assert result.outcome == "returned", result.explain()
+    assert flags_of(result) == [NOTES_LOST]
+
+
+def test_a_collective_is_the_student_s_own_only_by_a_function_of_torch_distributed(play):
+    source = """
+        import operator
+        from torch.autograd import Variable
+        from torch.distributed.c10d_logger import _exception_logger
+
+        def go(context):
+            context.join()
+            for call in (dist.all_reduce, _exception_logger(dist.all_reduce)):
+                call(torch.ones(2))
+            dist.group.WORLD.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
+            reduced(lambda given: _exception_logger(Variable._execution_engine.run_backward)(*given))
+
+            def by_an_attribute(given):
+                class Group:
+                    run_backward = Variable._execution_engine.run_backward
+                    allreduce = property(operator.methodcaller("run_backward", *given))
+
+                try:
+                    dist.all_reduce(torch.ones(2), group=Group())
+                except Exception:
+                    pass
+
+            reduced(by_an_attribute)
+
+        def reduced(run):
+            parameter = torch.nn.Parameter(torch.ones(2))
+            reducer = dist.Reducer([parameter], [[0]], [1 << 40], dist.group.WORLD, [False])
+            reducer.prepare_for_backward([])
+            run(((parameter.sum(),), (torch.ones(()),), False, False, (), True, True))
+    """
+
+    result = play(source)
+
+    assert result.outcome == "returned", result.explain()
+    inside = [call.inside for call in result.ranks[0].calls if call.name == "all_reduce"]
+    assert inside == ["", "", *["a process group's own method"] * 3]
 
 
 def test_what_a_toy_tells_its_steps_with_leads_to_no_inputs(play):

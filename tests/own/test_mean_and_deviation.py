@@ -31,4 +31,5 @@ def test_data_parallel_and_pipeline_figures_have_the_same_mean_and_deviation():
 
     for name in ("training_time", "tokens_per_second"):
         assert other[name] == {"mean": pytest.approx(one[name]), "std": pytest.approx(one[f"{name}_std"])}
+    assert other["epochs"] == scaling.measured_epochs(record) == [(1.0, 128.0), (2.0, 64.0), (4.0, 32.0)]
     assert one["training_time_std"] == pytest.approx((7 / 3) ** 0.5)

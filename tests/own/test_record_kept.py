@@ -2,12 +2,12 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from common import record
 from common.arguments import parse_glue_arguments
+from common.workers.process_group import Worker
 from handin.choice import choose
 from handin.runs import find_runs
 from tests.own.run_records import write_run
@@ -22,7 +22,7 @@ def begin(tmp_path, monkeypatch):
     config = parse_glue_arguments(TASK, ["--output_dir", str(tmp_path / "elsewhere")])
 
     def begin_in(folder):
-        record.Record(replace(config, output_dir=folder), SimpleNamespace(rank=0, is_first=True))
+        record.Record(replace(config, output_dir=folder), Worker())
 
     return begin_in
 

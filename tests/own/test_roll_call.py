@@ -1,10 +1,13 @@
 """Before the group is joined: every mistake in starting the workers is a sentence, on every worker."""
 
+import json
+import os
 import socket
 import threading
 from dataclasses import replace
 
 import pytest
+import torch.distributed as dist
 
 from common.arguments import parse_glue_arguments
 from common.errors import InputError
@@ -56,10 +59,96 @@ def test_a_missing_rank_is_named_on_every_worker(config):
     assert all("rank 1 of 3 did not connect within 1 s" in message for message in told)
 
 
-def test_a_rank_that_is_started_twice_is_named(config):
-    told = start(replace(config, rank=0), replace(config, rank=1), replace(config, rank=1))
+def test_the_second_worker_of_a_rank_is_refused_and_the_others_go_on(config):
+    refused = threading.Event()
+    first, third = (replace(config, rank=rank) for rank in (1, 2))
+    told = {}
 
-    assert all("rank 1 was started twice" in message for message in told)
+    def join(name, config):
+        told[name] = start(config)[0]
+
+    def join_last():
+        refused.wait(60)
+        join("rank 2", third)
+
+    def join_twice():
+        start_together = [threading.Thread(target=join, args=(name, first)) for name in ("one", "other")]
+        for thread in start_together:
+            thread.start()
+        while len(told) < 1:  # one of the two is answered at once, the other waits for rank 2
+            start_together[0].join(0.05)
+        refused.set()
+        for thread in start_together:
+            thread.join()
+
+    threads = [threading.Thread(target=work) for work in (join_twice, join_last, lambda: join("rank 0", config))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+
+    assert sorted([told["one"], told["other"]])[0] == ""
+    message = max(told["one"], told["other"])
+    assert f"rank 1 has already joined (process {os.getpid()} on {socket.gethostname()})" in message
+    assert "start this worker with another --local_rank" in message
+    assert told["rank 0"] == told["rank 2"] == ""
+
+
+def test_a_rank_that_was_stopped_while_it_waited_may_come_again(config):
+    def announce_and_leave():
+        for _ in range(600):
+            try:
+                with socket.create_connection(("127.0.0.1", config.master_port), timeout=5) as connection:
+                    who = {"rank": 1, "world_size": 3, "task": config.task}
+                    who["process"] = {"host": "here", "process": 1, "space": 0}
+                    connection.sendall(json.dumps(who).encode() + b"\n")
+                    return
+            except ConnectionRefusedError:
+                threading.Event().wait(0.05)
+
+    gone = threading.Thread(target=announce_and_leave)
+    gone.start()
+    told = []
+    first = threading.Thread(target=lambda: told.extend(start(config)))
+    first.start()
+    gone.join()
+
+    assert start(replace(config, rank=1), replace(config, rank=2)) == ["", ""]
+    first.join(timeout=60)
+    assert told == [""]
+
+
+def test_a_second_rank_0_is_told_who_the_first_is(config):
+    told = []
+    first = threading.Thread(target=lambda: told.extend(start(config, replace(config, rank=1))))
+    first.start()
+    while True:  # until the first listens
+        try:
+            socket.create_connection(("127.0.0.1", config.master_port), timeout=5).close()
+            break
+        except ConnectionRefusedError:
+            threading.Event().wait(0.05)
+
+    (message,) = start(config)
+    start(replace(config, rank=2))
+    first.join(timeout=60)
+
+    assert f"rank 0 has already joined (process {os.getpid()} on {socket.gethostname()})" in message
+    assert "in use" not in message
+    assert told == ["", ""]
+
+
+def test_a_rank_of_a_run_that_has_begun_is_told_who_has_its_number(config):
+    address = ("127.0.0.1", config.master_port)
+    store = dist.TCPStore(*address, world_size=1, is_master=True, wait_for_workers=False)
+    for rank in range(3):
+        store.set(f"cos598d/process/{rank}", json.dumps({"host": "node7", "process": 4711 + rank}))
+
+    messages = start(config, replace(config, rank=2))
+
+    assert "rank 0 has already joined (process 4711 on node7)" in messages[0]
+    assert "rank 2 has already joined (process 4713 on node7)" in messages[1]
+    assert all("another --master_port" in message for message in messages)
 
 
 def test_different_world_sizes_are_both_named(config):

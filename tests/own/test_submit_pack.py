@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
 from handin.pack import archive_name, collect, pack, points_table, run_graders
+from handin.sections import Findings
 from handin.student import make_student
 from handin.write_report import build_report
 from tests.own.run_records import write_ladder
@@ -108,6 +110,15 @@ def test_a_home_file_that_is_not_there_is_named(tree):
 
 def test_what_the_report_misses_is_said_again(tree):
     assert any(what.startswith("figure submit_figures/") for what in collect(*_with_report(tree)).missing)
+
+
+def test_what_the_report_doubts_is_printed_as_well_as_what_it_misses(tree, tmp_path):
+    folder, report = tree
+    doubted = replace(report, findings=Findings([("a figure", "command")], ["times of a and b: within the noise"]))
+
+    lines = pack(folder, COURSE, ADA, lambda: doubted, tmp_path / "a.zip", grade=False)
+
+    assert "missing: a figure" in lines and "doubtful: times of a and b: within the noise" in lines
 
 
 @pytest.mark.medium

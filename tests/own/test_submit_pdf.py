@@ -4,9 +4,10 @@ import re
 import zlib
 
 import pytest
+from markdown_it import MarkdownIt
 from PIL import Image
 
-from handin.pdf import markdown_to_pdf
+from handin.pdf import _new_pages, _Writer, markdown_to_pdf
 
 EVERYTHING = """# Title
 
@@ -89,6 +90,19 @@ def test_pictures_are_embedded(tmp_path):
     pdf = markdown_to_pdf("![a](wide.png)\n![b](tall.png)\n\n![c](wide.png)\n", tmp_path, "T", "")
 
     assert pictures(pdf) == 2  # the second use of a picture refers to the first
+
+
+@pytest.mark.parametrize("follows", ["![a](tall.png)\n", "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 12])
+@pytest.mark.parametrize("lines", range(20, 36, 3))
+def test_no_heading_is_left_alone_at_the_foot_of_a_page(tmp_path, follows, lines):
+    Image.new("RGB", (300, 260), "red").save(tmp_path / "tall.png")
+    writer = _Writer(_new_pages("", ""), tmp_path)
+    writer.blocks(
+        MarkdownIt("commonmark").enable("table").parse("text\n\n" * lines + f"## Head\n\n### Below\n\n{follows}")
+    )
+
+    writer.pages.output()  # closes the fonts
+    assert [section.page_number for section in writer.pages._outline] == [writer.pages.page_no()] * 2
 
 
 @pytest.mark.parametrize("source", ["none.png", "../outside.png", "broken.png", "folder", "https://example.org/x.png"])

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from common.errors import InputError
+from common.paths import ROOT
 from course.table import load_course
 from handin.gpt2_runs import FIGURES
 from handin.pictures import Pictures
@@ -138,6 +139,68 @@ def test_a_damaged_figure_counts_as_missing(tree):
     assert f"(figures/{name})" not in text
 
 
+REPORTED = {  # README -> where the report answers each item of its section "Report": own words, or a heading
+    "task1_single": ["Task 1: losses and metric", "Task 1: losses and metric", "task1", "task1"],
+    "task2a_gather_scatter": ["Time per iteration of tasks 2a, 2b and 3"] * 2
+    + ["Communication of tasks 2a and 2b", "task2a"],
+    "task2b_allreduce": ["Time per iteration of tasks 2a, 2b and 3", "reasons", "gpt2"],
+    "task3_ddp": ["Time per iteration of tasks 2a, 2b and 3"] * 2 + ["reasons", "scalability"],
+    "task4_traffic": ["traffic", "Network traffic", "Network traffic", "Network traffic", "traffic"],
+    "pipeline": ["pipeline", "Pipeline: numbers of micro-batches", "pipeline"],
+    "beyond": ["Beyond the ladder (bonus)", "beyond", "beyond"],
+}
+
+
+@pytest.mark.parametrize("folder", REPORTED)
+def test_every_item_that_a_task_asks_to_report_has_its_place(tree, folder):
+    asked = (ROOT / folder / "README.md").read_text().partition("\n## Report\n")[2].partition("\n## ")[0]
+    text = read(tree)[0]
+
+    items = [line for line in asked.splitlines() if line[:2].rstrip(".").isdigit()]
+    assert len(items) == len(REPORTED[folder])
+    for place in REPORTED[folder]:
+        assert f"<!-- your words: {place} -->" in text or f"\n## {place}\n" in text
+
+
+def test_communication_is_shown_for_two_ranks_of_2a_and_2b(tree):
+    for rank, seconds in ((0, 0.05), (1, 0.1)):
+        path = tree / f"runs/task2a_gather_scatter/rank{rank}.json"
+        steps = json.loads(path.read_text())["iterations"]
+        change(path, iterations=[step | {"phases": {"communication": seconds}} for step in steps])
+
+    text = section(read(tree)[0], "Communication of tasks 2a and 2b")
+
+    assert "| 2a gather + scatter | 0 | 0.0500 | 25 % |" in text
+    assert "| 2a gather + scatter | 1 | 0.1000 | 50 % |" in text
+    assert "| 2b all_reduce | 1 | – | – |" in text
+
+
+def write_pipeline(folder, mode, chunks, seconds):
+    sizes = {"batch_size": 32, "model_max_length": 64, "n_epochs": 2}
+    modes = {"model_parallel_mode": mode, "schedule": "threads", "n_chunk": chunks}
+    write_run(folder, "pipeline", seconds=seconds, **sizes, **modes)
+
+
+def test_numbers_of_micro_batches_are_compared_with_the_schedules_limit(tree):
+    write_pipeline(tree / "runs/pipeline_off", "model_parallel", 4, 0.3)
+    write_pipeline(tree / "runs/pipeline_m4", "pipeline_parallel", 4, 0.2)
+
+    text, findings = read(tree)
+
+    assert "| 4 | 0.2001\u00a0±" in section(text, "Pipeline: numbers of micro-batches")
+    assert "| 1.50 | 1.60 (K = 2) | `runs/pipeline_m4` |" in text
+    missing = dict(findings.missing)
+    assert "for m in 1 2 8 16; do " in missing["the pipeline with --n_chunk 1, 2, 8, 16"]
+
+
+def test_what_is_not_hidden_is_shown_for_the_bonus(tree):
+    path = tree / "runs/beyond_overlap"
+    write_run(path, "beyond", 2, batch_size=32, model_max_length=64, n_epochs=2, strategy="overlap", bucket_mb=0.5)
+    change(path / "rank0.json", communication={"exposed_seconds": 0.25, "messages": 4.1, "bytes": 2e6})
+
+    assert "| overlap | 0.5 | 2 | 0.2500 | 4.1 | 2.000 |" in section(read(tree)[0], "Beyond the ladder (bonus)")
+
+
 def test_words_are_kept_when_the_report_is_built_again(tree):
     path = tree / "report" / "report.md"
     path.parent.mkdir()
@@ -185,7 +248,7 @@ def test_a_report_that_was_changed_outside_of_the_sections_is_kept(tree):
         ("<!-- end of your words: reasons -->", "", "end of your words: reasons -->' above this line"),
         ("<!-- your words: reasons -->", "", "'reasons' has an end marker but no start marker"),
         ("<!-- your words: reasons -->", "<!-- your words: task1 -->", "'task1' appears twice"),
-        ("<!-- end of your words: gpt2 -->", "", "below, got the file's end"),
+        ("<!-- end of your words: beyond -->", "", "below, got the file's end"),
     ],
 )
 def test_a_damaged_section_stops_the_build_and_nothing_is_overwritten(tree, old, new, said):
@@ -332,6 +395,21 @@ def test_a_speed_up_of_the_pipeline_that_cannot_be_is_flagged(tree, modes, said)
     assert f"pipeline_parallel against model_parallel: {said}" in doubts(tree)
 
 
+def test_epochs_of_unequal_speed_are_not_called_unequally_long(tree):
+    write_gpt2(tree / "submit_figures", training_time=1.6, tokens_per_second=1600.0)
+    assert "2560 tokens against 2000" in doubts(tree)
+
+    epochs = [[0.8, 2500.0], [1.6, 1250.0], [2.4, 2000 / 2.4]]  # 2,000 tokens each
+    write_gpt2(tree / "submit_figures", training_time=1.6, tokens_per_second=1600.0, epochs=epochs)
+    assert "tokens against" not in doubts(tree)
+
+    epochs[2][1] = 400.0
+    write_gpt2(tree / "submit_figures", training_time=1.6, tokens_per_second=1600.0, epochs=epochs)
+    write_one = tree / "submit_figures/data_parallel_1.json"
+    write_one.write_text(json.dumps(json.loads(write_one.read_text()) | {"epochs": [[2.0, 1000.0]] * 3}))
+    assert "960 tokens against 2000" in doubts(tree)
+
+
 def test_half_written_gpt2_metrics_are_named(tree):
     (tree / "submit_figures/data_parallel_1.json").write_text('{"workers": 1')
     (tree / "submit_figures/pipeline_metrics.json").write_text("[]")
@@ -390,3 +468,24 @@ def test_whatever_stands_in_a_record_the_report_is_written(tmp_path, odd):
         text, _ = read(tmp_path)
 
         assert "## Scalability" in text, place
+
+
+def test_a_newest_run_that_was_stopped_is_shown_with_a_row_per_rank(tree):
+    row = {"rank": "1", "state": "waits", "where": "all_reduce #42 (5), run_glue.py:72", "calls": "42 all_reduce"}
+    kept = {"conclusion": "rank 0 died (process 7 on here)", "rows": [row]}
+    (tree / "runs" / "task3_ddp" / "stopped.json").write_text(json.dumps(kept))
+
+    report = build_report(tree, COURSE, ADA)
+
+    text = report.markdown.read_text()
+    assert "| 1 | waits | all_reduce #42 (5), run_glue.py:72 | 42 all_reduce |" in text
+    assert "runs/task3_ddp: the newest run was stopped: rank 0 died (process 7 on here)" in report.findings.doubts
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"conclusion": 1, "rows": [{}]}'])
+def test_a_damaged_file_of_a_stopped_run_is_left_out(tree, content):
+    (tree / "runs" / "task3_ddp" / "stopped.json").write_text(content)
+
+    report = build_report(tree, COURSE, ADA)
+
+    assert not any("stopped" in doubt for doubt in report.findings.doubts)

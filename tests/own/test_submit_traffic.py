@@ -20,6 +20,13 @@ def read(tree):
     return text.partition("\n## Network traffic\n")[2].partition("\n## ")[0], "\n".join(findings.doubts)
 
 
+def missing(tree):
+    """What of task 4 is missing, with its command."""
+    findings = Findings()
+    write_markdown(tree, load_course(), None, tree / "runs", {}, findings, Pictures(tree))
+    return [row for row in findings.missing if row[0].startswith("task 4")]
+
+
 @pytest.fixture
 def tree(tmp_path):
     """Task 4 with two batch sizes."""
@@ -42,7 +49,8 @@ def measured(monkeypatch):
 def test_traffic_stands_in_a_row_for_each_batch_size(tree, measured):
     text, doubts = read(tree)
 
-    assert "| 64 | 4 | 41 | 2.000 | 10 | 30.00 | 31.00 | 31.00 | 1.000 | `runs/task4_64` |" in text
+    assert "| 64 | fp32 | 4 | 41 | 2.000 | 10 | 0.1000\u00a0±" in text
+    assert "| 64 | fp32 | 30.00 | 31.00 | 31.00 | 1.033 | 1.000 | `runs/task4_64` |" in text
     assert "`runs/task4_32`" in text
     assert "traffic" not in doubts
 
@@ -75,11 +83,24 @@ def test_a_run_without_its_traffic_file_is_named(tree):
     assert "traffic_0.json" in read(tree)[1]
 
 
-def test_without_task_4_nothing_is_missing(tmp_path):
+def test_without_task_4_its_runs_are_missing_and_nothing_is_doubted(tmp_path):
     text, doubts = read(tmp_path)
 
     assert "Not measured: see `task4_traffic/README.md`" in text
     assert "task4" not in doubts
+    assert [what for what, _ in missing(tmp_path)] == [
+        "task 4 with total batch 64, 32, 16",
+        "task 4 with --grad_dtype bf16",
+    ]
+
+
+def test_batch_sizes_without_a_run_are_named_with_the_command_that_makes_them(tree, measured):
+    write_run(tree / "runs/task4_bf16", "task4_traffic", 4, per_gpu_train_batch_size=16, grad_dtype="bf16")
+
+    ((what, command),) = missing(tree)
+
+    assert what == "task 4 with total batch 16"
+    assert command.startswith("for b in 4; do python -m cluster.launch --workers 4 -- task4_traffic/run_glue.py")
 
 
 @pytest.mark.medium

@@ -65,6 +65,7 @@ class Reduced:
         )  # fmt: skip
         if verdict := grade.verdict(self.result):
             raise self._explained(verdict)
+        self._must_send_by_hand()
 
     def _drawn(self, rank: int) -> tuple[dict, dict[str, np.ndarray]]:
         """A rank's part of the inputs, and its permits; keeps its gradients in `micros` and `own`."""
@@ -85,6 +86,15 @@ class Reduced:
         self.micros.append(own)
         self.own.append([[np.sum(arrays, axis=0) for arrays in zip(*step, strict=True)] for step in own])
         return {"uses": uses, "gradients": gradients}, permits
+
+    def _must_send_by_hand(self) -> None:
+        """The reducer of DistributedDataParallel, which is C++, would do all that is asked for here."""
+        calls = (call for rank in self.result.ranks for call in rank.calls if call.name == "all_reduce")
+        if other := next((call for call in calls if call.inside), None):
+            self.grade.fail(
+                f"all_reduce is called inside of {other.inside}{f' ({other.where})' if other.where else ''}, not by a "
+                "line of yours: send each bucket with dist.all_reduce"
+            )
 
     def _explained(self, verdict: Verdict) -> Verdict:
         """Torch's or our words, with the reason before them."""

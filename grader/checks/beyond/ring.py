@@ -19,6 +19,7 @@ from grader.verdicts import Deadlocked
 from grader.wire import drawn
 
 FILE = "beyond/ring.py"
+NO_RING = "expected sends and recvs and no more"
 SUM, GATHER = "reduce_scatter", "all_gather"
 EVEN = ((12, "float32"),)
 PLAIN = ((12, "float32"), (97, "float32"))
@@ -65,7 +66,16 @@ def _run(grade: Grade, half: str, world_size: int, cases: Cases, tensors: list[A
     if isinstance(verdict, Deadlocked) and (cause := _why_nobody_sends(result)):
         raise Deadlocked(f"{cause}\n{verdict}")
     grade.must_return(result)
+    _must_be_messages(grade, result)
     return result
+
+
+def _must_be_messages(grade: Grade, result: Result) -> None:
+    """A collective of torch gives the same values without a ring; one that moves nothing is judged with the rounds."""
+    for rank in result.ranks:
+        others = (call for call in rank.calls if call.name not in ("init_process_group", "barrier", "send", "recv"))
+        if call := next(others, None):
+            grade.fail(f"rank {rank.rank} calls {call.name} ({call.where}): {NO_RING}")
 
 
 def _why_nobody_sends(result: Result) -> str:
@@ -256,7 +266,7 @@ def _sends(grade: Grade, result: Result) -> list[list[list[Call]]]:
                 continue
             peer = (rank.rank + 1) % n if event.name == "send" else (rank.rank - 1) % n
             if not event.point_to_point:
-                grade.fail(f"rank {rank.rank} calls {event.name} ({event.where}): expected sends and recvs and no more")
+                grade.fail(f"rank {rank.rank} calls {event.name} ({event.where}): {NO_RING}")
             if event.root != peer:
                 way = "sends to its right neighbour" if event.name == "send" else "receives from its left neighbour"
                 grade.fail(

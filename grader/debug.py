@@ -1,0 +1,181 @@
+"""Runs the graders of one region with pdb on one rank, in this terminal.
+
+    python -m grader.debug 2a.3              # rank 0
+    python -m grader.debug 2a.3 --rank 1
+    python -m grader.debug 2a.3 --test mean  # a test with "mean" in its name
+
+The debugger stops at your `breakpoint()`, or at the region's first line if the region has none. The other ranks run
+normally and wait for yours where they need it; there is no time limit. It ends with the first run in which it has
+stopped: q and Ctrl-C end it at once. Nothing is graded.
+"""
+
+import argparse
+import ast
+import contextlib
+import os
+import re
+import sys
+import termios
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT
+from course.table import Course, load_course
+from course.todo import find_blocks
+from grader import ranks
+from grader.inside.debugger import STOPPED
+from grader.messages import name, of_region, prints
+from grader.plugin import ENTRIES, SESSION, WRITTEN
+from grader.ranks.one_run import Debug
+from grader.ranks.outcome import Result
+from grader.ranks.running import STARTER
+from grader.session import Session
+
+ALREADY = "ignore:Module already imported:pytest.PytestWarning"
+OPTIONS = ("-s", "-p", "no:terminal", "-p", "no:cacheprovider", "-W", ALREADY)
+NO_DEADLINE = 24 * 3600.0  # seconds; a wait of more than 24 days is refused by the system
+LOAD = "grader.inside.context:load"  # the run that only asks whether a file loads
+OWN_STOP = re.compile(r"\bbreakpoint\(|\bset_trace\(")
+
+
+class DebugSession(Session):
+    """The runs of a region's graders: one rank of each is debugged, until the debugger has stopped in one of them."""
+
+    def __init__(self, tree: Path, course: Course, seed: int, rank: int, debug: Debug) -> None:
+        super().__init__(tree, course, seed)
+        self.rank, self.debug = rank, debug
+        self.slowness = 1.0
+        self.stopped, self.quit = False, False
+        self.sizes: set[int] = set()  # numbers of ranks that were asked for
+
+    def run(
+        self, probe: str, world_size: int, arguments: dict, deadline: float = 0.0, payloads: bool = False
+    ) -> Result:
+        wanted = probe != LOAD and not self.stopped and self.rank < world_size
+        result = STARTER.run(
+            probe,
+            world_size,
+            arguments,
+            deadline=NO_DEADLINE,
+            tree=self.tree,
+            keep_payloads=payloads,
+            debug=self.debug if wanted else replace(self.debug, rank=None),
+        )
+        if probe != LOAD:
+            self.sizes.add(world_size)
+        if not wanted:
+            return result
+        mine = result.ranks[self.rank]
+        self.stopped = any(flag.what.endswith(STOPPED) for flag in mine.flags)
+        self.quit = bool(mine.error and mine.error.type == "BdbQuit")
+        if self.quit:
+            pytest.exit("quit", returncode=0)
+        return result
+
+
+class OneDebugging:
+    """A plugin of the pytest run: exchanges its session, and ends it after the test in which the debugger stopped."""
+
+    def __init__(self, session: DebugSession) -> None:
+        self.session = session
+        self.lines: list[str] = []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[SESSION] = self.session
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if not self.session.stopped:
+            print(f"{item.name}: pdb on rank {self.session.rank}; c: continue, q: quit", flush=True)
+
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        if self.session.stopped:
+            item.session.shouldstop = "the debugger has stopped once"
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """What the tests that ran came to; after q nobody asks."""
+        entries = session.config.stash[ENTRIES].values()
+        if not self.session.quit:
+            self.lines = [f"{name(entry)}: passed" for entry in entries if entry.status == "passed"]
+            self.lines += of_region(entry for entry in entries if entry.status != "passed")
+            self.lines += prints([entry.id for entry in entries], session.config.stash[WRITTEN].printed, all_ranks=True)
+
+
+def first_lines(tree: Path, file: str, region: str) -> list[tuple[str, int]]:
+    """The first statement of each part of a region; none where the student's own breakpoint() is in it.
+
+    Raises:
+        InputError: the file is missing or is no Python.
+    """
+    try:
+        text = (tree / file).read_text(encoding="utf-8")
+        statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        raise InputError(f"{file}: expected a Python file, got {error}; fix it first") from None
+    blocks = [block for block in find_blocks(text, file) if block.id == region]
+    if any(OWN_STOP.search(block.body) for block in blocks):
+        return []
+    inside = [[node.lineno for node in statements if block.line < node.lineno < block.end_line] for block in blocks]
+    return [(str(tree / file), min(lines)) for lines in inside if lines]
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[str]:
+    """The path of this terminal, which is as before when this ends: a rank that was killed cannot put it back.
+
+    Raises:
+        InputError: stdin is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise InputError("expected a terminal to debug in, got a file or a pipe as stdin; run this in a terminal")
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        path = os.ttyname(sys.stdin.fileno())
+    except OSError:  # the terminal is one of another container
+        path = f"/proc/{os.getpid()}/fd/{sys.stdin.fileno()}"
+    try:
+        yield path
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m grader.debug", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("region", help="such as 2a.3")
+    parser.add_argument("--rank", type=int, default=0, help="the rank to debug (%(default)s)")
+    parser.add_argument("--test", default="", metavar="TEXT", help="only tests with TEXT in their name")
+    parser.add_argument("--seed", type=int, default=0, help="draw these inputs (%(default)s)")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the folder of your files (default: this repository)")
+    options = parser.parse_args(argv)
+    course, tree = load_course(), options.tree.resolve()
+    if options.region not in course.regions:
+        raise InputError(f"expected a region, one of {', '.join(course.regions)}; got {options.region!r}")
+    if not 0 <= options.rank < ranks.running.MAX_RANKS:
+        raise InputError(f"--rank: expected 0 to {ranks.running.MAX_RANKS - 1}, got {options.rank}")
+    stops = first_lines(tree, course.regions[options.region].file, options.region)
+    here = [f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests"), f"--tree={tree}"]
+    chosen = ["--region", options.region, *(["-k", options.test] if options.test else [])]
+    with terminal() as path:
+        session = DebugSession(tree, course, options.seed, options.rank, Debug(options.rank, path, stops))
+        run = OneDebugging(session)
+        code = pytest.main([*OPTIONS, *here, *chosen], [run])
+    for line in run.lines:
+        print(line)
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise InputError(f"--test: no test of region {options.region} has {options.test!r} in its name")
+    if not (session.stopped or session.quit or code == pytest.ExitCode.INTERRUPTED):
+        sizes = ", ".join(map(str, sorted(session.sizes))) or "none"
+        raise InputError(
+            f"rank {options.rank} has not reached region {options.region} (numbers of ranks: {sizes}); "
+            "put breakpoint() where you want to stop, or choose another --rank"
+        )
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

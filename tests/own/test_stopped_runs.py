@@ -1,0 +1,116 @@
+"""Runs that cannot continue, with real processes and gloo: which rank is named, and why."""
+
+import re
+import signal
+import sys
+
+import pytest
+
+from cluster.launch import free_port
+from tests.own.processes import run
+from tests.own.stopping_ranks import run_ranks, write_program
+
+pytestmark = [pytest.mark.medium, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
+
+EQUAL_SIZES = "(3, 3, 3)"
+
+
+def test_a_call_that_was_left_out_is_counted_and_its_iteration_named(tmp_path):
+    stopped = run_ranks(tmp_path, "leaves_out", 1, 3, EQUAL_SIZES)
+
+    assert stopped.conclusion == "rank 1 has made 17 all_reduces, the others 18: it left one out in iteration 3"
+    assert stopped.codes == [3, 0, 3]
+
+
+def test_with_two_ranks_the_iterations_before_tell_which_one_left_the_call_out(tmp_path):
+    stopped = run_ranks(tmp_path, "leaves_out", 0, 2, EQUAL_SIZES)
+
+    assert stopped.conclusion == "rank 0 has made 17 all_reduces, rank 1 18: it left one out in iteration 3"
+    assert stopped.codes == [3, 3]  # rank 0 has finished and waits for rank 1, whose last call has no partner
+
+
+def test_a_call_of_its_own_size_is_named_though_another_rank_dies_of_it(tmp_path):
+    stopped = run_ranks(tmp_path, "leaves_out", 1)
+
+    assert "rank 1 left out all_reduce (5) in iteration 3" in stopped.conclusion
+
+
+def test_different_collectives_are_named_while_all_ranks_wait(tmp_path):
+    stopped = run_ranks(tmp_path, "calls_another", 1)
+
+    assert stopped.conclusion.startswith(
+        "rank 1 called broadcast (5) where the others called all_reduce (5) in iteration 3"
+    )
+    assert stopped.codes == [3, 3, 3]
+    assert "no rank can continue" in "".join(stopped.logs)
+
+
+def test_a_message_that_nobody_sends_is_a_standstill(tmp_path):
+    stopped = run_ranks(tmp_path, "receives", 1)
+
+    assert "rank 1 in recv at " in stopped.conclusion
+    assert stopped.codes == [3, 3, 3]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_was_killed_is_named_with_its_process(tmp_path, rank):
+    stopped = run_ranks(tmp_path, "dies", rank)
+
+    assert re.fullmatch(
+        rf"rank {rank} died \(process \d+ on .*; (killed by SIGKILL|see its own output)\)", stopped.kept["conclusion"]
+    )
+    assert stopped.codes[rank] == -signal.SIGKILL
+    assert sorted(stopped.codes)[1:] == [3, 3]
+    row = stopped.kept["rows"][1]
+    assert (row["rank"], row["state"], row["calls"]) == ("1", "waits", "8 all_reduce")
+    assert re.match(r"all_reduce #8 \(5\), .*/ranks\.py:\d+, iteration 3", row["where"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_failed_is_named_with_its_error(tmp_path, rank):
+    stopped = run_ranks(tmp_path, "fails", rank)
+
+    assert stopped.conclusion == f"rank {rank} failed in iteration 3: KeyError: 'the batch has no labels'"
+    assert stopped.codes[rank] == 1
+
+
+def test_the_table_is_printed_once_and_the_conclusion_by_every_rank(tmp_path):
+    stopped = run_ranks(tmp_path, "calls_another", 1)
+
+    assert [log.count("where each rank was:") for log in stopped.logs] == [1, 0, 0]
+    assert [log.count(stopped.kept["conclusion"]) for log in stopped.logs] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("what", ["sleeps", "computes"])
+def test_a_slow_rank_raises_no_alarm(tmp_path, what):
+    run = run_ranks(tmp_path, what, 1)
+
+    assert run.codes == [0, 0, 0]
+    assert run.kept is None
+    assert all("comparing" not in log for log in run.logs)
+
+
+def test_the_launcher_shows_the_table_below_the_rank_that_died(tmp_path):
+    script = write_program(tmp_path)
+    words = ["dies", "2", "(3, 5, 7)", "--master_port", free_port(), "--output_dir", tmp_path / "run"]
+
+    result = run("-m", "cluster.launch", "--workers", "3", "--", script, *words, timeout=240)
+
+    shown = result.stderr.splitlines()
+    first = shown.index("rank 2 failed first: killed by SIGKILL (exit code 137)")
+    assert shown[first + 1] == "[0] where each rank was:"
+    assert shown[first + 4].startswith("[0]   rank 2  died ")
+    assert shown[first + 5].startswith("[0] rank 2 died (process ")
+    assert result.returncode == 137
+
+
+def test_the_launcher_shows_only_the_table_if_no_rank_died(tmp_path):
+    script = write_program(tmp_path)
+    words = ["calls_another", "1", "(3, 5, 7)", "--master_port", free_port(), "--output_dir", tmp_path / "run"]
+
+    result = run("-m", "cluster.launch", "--workers", "3", "--", script, *words, timeout=240)
+
+    assert result.stderr.count("where each rank was:") == 1
+    assert result.stderr.count("rank 1 called broadcast") == 1
+    assert "failed first" not in result.stderr
+    assert result.returncode == 3
