@@ -41,9 +41,20 @@ def exposed(runs: Sequence[Run]) -> str:
         buckets = f"{config.get('bucket_mb')}" if strategy == "overlap" else "–"
         figures = [_cell(said.get("exposed_seconds"), 4), _cell(said.get("messages"), 1)]
         sent: Any = said.get("bytes")
-        figures.append(_cell(sent / 1e6 if is_number(sent) else None, 3))
+        stays: Any = (run.first.get("memory") or {}).get("persistent_bytes")
+        figures += [_cell(size / 1e6 if is_number(size) else None, 3) for size in (sent, stays)]
         rows.append([strategy, buckets, run.workers, *figures, str(iteration_time(run) or "–"), f"`{run.name}`"])
-    head = ["strategy", "bucket (MB)", "workers", "exposed (s)", "messages", "MB handed in", "s per iteration", "run"]
+    head = [
+        "strategy",
+        "bucket (MB)",
+        "workers",
+        "exposed (s)",
+        "messages",
+        "MB handed in",
+        "MB kept",
+        "s per iteration",
+        "run",
+    ]
     return table(head, rows) if any(run.slot == "beyond" for run in runs) else "Not measured: the bonus is optional.\n"
 
 

@@ -16,7 +16,6 @@ from handin.measures import doubts_about
 from handin.pictures import Pictures
 from handin.runs import Run, find_runs
 from handin.sections import Findings
-from handin.stopped import find_stopped, tables
 from handin.student import Student, remembered
 from handin.task4 import traffic
 from handin.task_tables import exposed, micro_batches, shares
@@ -112,7 +111,7 @@ def write_markdown(
     found, unusable = find_runs(tree, runs)
     chosen = choose(found)
     findings.doubt(unusable)
-    stopped = find_stopped(tree, runs)
+    stopped = sections.find_stopped(tree, runs)
     findings.doubt(run.doubt for run in stopped)
     for run in found:
         findings.doubt(f"{run.name}: {doubt}" for doubt in doubts_about(run, run in chosen.measured))
@@ -129,7 +128,7 @@ def write_markdown(
         "GPT-2: data parallel and pipeline": _gpt2(tree, runs, found, findings, pictures, own["gpt2"]),
         "Pipeline: numbers of micro-batches": f"{micro_batches(found, findings)}\n{own['pipeline']}",
         "Beyond the ladder (bonus)": _beyond(found, own["beyond"]),
-        "Which run each number came from": sections.where_from(found, chosen.used) + tables(stopped),
+        "Which run each number came from": sections.where_from(found, chosen.used) + sections.stopped_tables(stopped),
     }
     left_over = {name: text for name, text in words.items() if name not in ASKS and text.strip()}
     if left_over:  # sections that an earlier version of this command had

@@ -2,8 +2,8 @@
 
 import pytest
 
-from grader.checks.beyond import buckets, events, reducer_settings
-from grader.checks.beyond.overlap import Reduced
+from grader.checks.beyond.reducer import buckets, events, reducer_settings
+from grader.checks.beyond.reducer.overlap import Reduced
 
 graded = pytest.mark.graded
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from grader.checks.beyond import sharded_model_events, sharded_model_memory
-from grader.checks.beyond import sharded_model_settings as settings
-from grader.checks.beyond.sharded_block import CASES, Gathered
-from grader.checks.beyond.sharded_model import Sharded
+from grader.checks.beyond.sharded_model import sharded_model_events, sharded_model_memory
+from grader.checks.beyond.sharded_model import sharded_model_settings as settings
+from grader.checks.beyond.sharded_model.sharded_block import CASES, Gathered
+from grader.checks.beyond.sharded_model.sharded_model import ModelRun
 
 graded = pytest.mark.graded
 FILE = "beyond/sharded_model.py"
@@ -31,7 +31,7 @@ def test_the_sharded_model_imports_only_what_the_course_allows(grade):
 @graded("b.9", points=1)
 def test_every_block_computes_with_the_whole_parameters(grade):
     for world_size, setting in settings.TRAINED:
-        run = Sharded(grade, world_size, settings.gathers_only(setting))
+        run = ModelRun(grade, world_size, settings.gathers_only(setting))
         run.check_losses()
         run.check_local_gradients()
 
@@ -39,7 +39,7 @@ def test_every_block_computes_with_the_whole_parameters(grade):
 @graded("b.9", points=1)
 def test_the_next_block_is_gathered_while_this_one_computes_and_nothing_waits(grade):
     for setting in (settings.PLAIN, settings.LATE):
-        run = Sharded(grade, 3, settings.gathers_only(setting))
+        run = ModelRun(grade, 3, settings.gathers_only(setting))
         sharded_model_events.check_gathers(run)
         sharded_model_events.check_nothing_waits(run)
         sharded_model_events.check_bytes(run)
@@ -47,7 +47,7 @@ def test_the_next_block_is_gathered_while_this_one_computes_and_nothing_waits(gr
 
 @graded("b.9", points=1)
 def test_without_gradients_every_block_is_freed(grade):
-    run = Sharded(grade, 2, settings.gathers_only(settings.ODD))
+    run = ModelRun(grade, 2, settings.gathers_only(settings.ODD))
     run.check_held()
     run.check_freed(evaluation=True)
     run.check_losses()
@@ -56,7 +56,7 @@ def test_without_gradients_every_block_is_freed(grade):
 
 @graded("b.9", points=1)
 def test_at_most_two_blocks_are_in_memory(grade):
-    run = Sharded(grade, sharded_model_memory.RANKS, settings.gathers_only(settings.MEMORY))
+    run = ModelRun(grade, sharded_model_memory.RANKS, settings.gathers_only(settings.MEMORY))
     run.check_held()
     sharded_model_memory.check_shards(run)
     sharded_model_memory.check_blocks(run)
@@ -66,7 +66,7 @@ def test_at_most_two_blocks_are_in_memory(grade):
 @graded("b.10", points=1)
 def test_every_shard_gets_the_mean_gradient_and_steps_as_the_whole_model_does(grade):
     for world_size, setting in settings.TRAINED:
-        run = Sharded(grade, world_size, setting)
+        run = ModelRun(grade, world_size, setting)
         run.check_gradients()
         run.check_updates()
         run.check_losses()
@@ -75,7 +75,7 @@ def test_every_shard_gets_the_mean_gradient_and_steps_as_the_whole_model_does(gr
 @graded("b.10", points=1)
 def test_a_block_s_gradients_leave_as_soon_as_they_are_complete_and_no_hook_waits(grade):
     for world_size, setting in ((3, settings.PLAIN), (2, settings.ODD), (3, settings.LATE)):
-        run = Sharded(grade, world_size, setting)
+        run = ModelRun(grade, world_size, setting)
         sharded_model_events.check_sends(run)
         sharded_model_events.check_nothing_waits(run)
         sharded_model_events.check_bytes(run)
@@ -83,7 +83,7 @@ def test_a_block_s_gradients_leave_as_soon_as_they_are_complete_and_no_hook_wait
 
 @graded("b.10", points=1)
 def test_between_steps_a_rank_has_only_its_shards_in_memory(grade):
-    run = Sharded(grade, sharded_model_memory.RANKS, settings.MEMORY)
+    run = ModelRun(grade, sharded_model_memory.RANKS, settings.MEMORY)
     run.check_held()
     run.check_freed()
     sharded_model_memory.check_shards(run)

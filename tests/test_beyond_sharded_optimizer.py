@@ -2,15 +2,15 @@
 
 import pytest
 
-from grader.checks.beyond import (
+from grader.checks.beyond.sharded_model import sharded_state
+from grader.checks.beyond.sharded_optimizer import (
     sharded_clip,
     sharded_gradients,
     sharded_messages,
     sharded_settings,
-    sharded_state,
     sharded_steps,
 )
-from grader.checks.beyond.sharded_run import Sharded
+from grader.checks.beyond.sharded_optimizer.sharded_run import OptimizerRun
 
 graded = pytest.mark.graded
 
@@ -18,7 +18,7 @@ graded = pytest.mark.graded
 @graded("b.6", points=1)
 def test_each_rank_owns_its_shard_and_gets_the_mean_of_its_gradients(grade):
     for world_size, setting in sharded_settings.MEAN:
-        run = Sharded(grade, world_size, setting)
+        run = OptimizerRun(grade, world_size, setting)
         sharded_gradients.check_shards(run)
         sharded_gradients.check_means(run)
         sharded_gradients.check_frozen(run)
@@ -27,7 +27,7 @@ def test_each_rank_owns_its_shard_and_gets_the_mean_of_its_gradients(grade):
 @graded("b.6", points=1)
 def test_micro_batches_add_up_in_float32_and_every_step_starts_afresh(grade):
     for world_size, setting in sharded_settings.ADDED_UP:
-        run = Sharded(grade, world_size, setting)
+        run = OptimizerRun(grade, world_size, setting)
         sharded_gradients.check_shards(run)
         sharded_gradients.check_means(run)
 
@@ -35,7 +35,7 @@ def test_micro_batches_add_up_in_float32_and_every_step_starts_afresh(grade):
 @graded("b.6", points=1)
 def test_gradients_cost_no_more_than_a_reduce_scatter_and_leave_no_memory_behind(grade):
     for world_size, setting in sharded_settings.COUNTED:
-        run = Sharded(grade, world_size, setting)
+        run = OptimizerRun(grade, world_size, setting)
         sharded_messages.check_gradient_bytes(run)
         sharded_gradients.check_given_up(run)
 
@@ -43,7 +43,7 @@ def test_gradients_cost_no_more_than_a_reduce_scatter_and_leave_no_memory_behind
 @graded("b.6", points=1)
 def test_zero_2_sends_a_bucket_as_soon_as_it_is_complete_and_zero_1_in_finish(grade):
     for world_size, setting in sharded_settings.SENT:
-        run = Sharded(grade, world_size, setting)
+        run = OptimizerRun(grade, world_size, setting)
         sharded_messages.check_sent(run)
         sharded_messages.check_nothing_waits(run)
 

@@ -6,6 +6,7 @@ evaluation; the broker's calls are between them. A rank has its own examples and
 """
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,7 +79,7 @@ def gpt2(context: Context) -> None:
     own loader, as the pipeline's does).
     """
     a = context.arguments
-    watch_library(context)
+    make_optimizer = watch_library(context)
     task = start(context)
     from common.record import Record
     from common.workers.process_group import Worker
@@ -93,16 +94,11 @@ def gpt2(context: Context) -> None:
     data = (loader, validation) if a["loaded"] else (SimpleNamespace(train=blocks, validation=validation),)
     wrapped_model = wrapped(context, task, model, worker)
     if hasattr(task, "make_strategy"):  # what the bonus lessons average has graders of its own
-        data = (replicated(config, model), *data)
+        from beyond.replicated import Replicated
+
+        optimizer = Replicated(model, lambda: None, lambda groups: make_optimizer(config, model), 0.0)
+        data = (optimizer, *data)
     task.train(config, worker, wrapped_model, *data, record)
-
-
-def replicated(config: Any, model: torch.nn.Module) -> Any:
-    """What the bonus script's make_strategy returns, on a worker that has nobody to average with."""
-    from beyond.replicated import Replicated
-    from common import optim
-
-    return Replicated(model, lambda: None, lambda groups: optim.build_optimizer(config, model, 1)[0], 0.0)
 
 
 def start(context: Context) -> Any:
@@ -127,8 +123,11 @@ def snapshot(optimizer: torch.optim.Optimizer, attribute: str) -> dict[str, torc
     return {name: None if value is None else value.detach().clone() for name, value in values.items()}
 
 
-def watch_library(context: Context) -> None:
-    """Replace what train() uses by watched doubles, before the student's file copies their names."""
+def watch_library(context: Context) -> Callable[[Any, torch.nn.Module], torch.optim.Optimizer]:
+    """Replace what train() uses by watched doubles, before the student's file copies their names.
+
+    Returns the function that makes the optimizer of (config, model).
+    """
     from common import optim
     from task2b_allreduce import worker_gradients
 
@@ -161,11 +160,14 @@ def watch_library(context: Context) -> None:
             super().step(epoch)
             event("schedule", rate=self.get_last_lr()[0])
 
-    def build_optimizer(config: Any, model: torch.nn.Module, steps_per_epoch: int) -> tuple:
-        event("build", steps_per_epoch=steps_per_epoch)
+    def make_optimizer(config: Any, model: torch.nn.Module) -> Sgd:
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         current[:] = [Sgd(trainable, lr=config.learning_rate)]
-        return current[0], Schedule(current[0], lambda step: 1 / (1 + step))
+        return current[0]  # type: ignore[return-value]
+
+    def build_optimizer(config: Any, model: torch.nn.Module, steps_per_epoch: int) -> tuple:
+        optimizer = make_optimizer(config, model)
+        return optimizer, build_schedule(config, optimizer, steps_per_epoch)
 
     def build_schedule(config: Any, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> LambdaLR:
         event("build", steps_per_epoch=steps_per_epoch)
@@ -184,6 +186,7 @@ def watch_library(context: Context) -> None:
         event("kept", grads=snapshot(current[0], "grad") if current else {}, rank=rank)
 
     worker_gradients.keep_gradients = keep_gradients  # which would write into the repository
+    return make_optimizer
 
 
 def watched_record(tell: Tell, record: Any) -> Any:

@@ -22,7 +22,9 @@ import numpy as np
 from grader import grading, imports, ranks
 from grader.checks import averages, bert, joining, partition_loaders, partitions, reference
 from grader.checks import start as starting
-from grader.checks.beyond import events, memory, sharded_messages, sharded_model_events
+from grader.checks.beyond.reducer import events
+from grader.checks.beyond.sharded_model import memory, sharded_model_events
+from grader.checks.beyond.sharded_optimizer import sharded_messages
 from grader.checks.pipeline import waits
 from grader.checks.training import ddp, sampling, steps
 from grader.inside import zygote

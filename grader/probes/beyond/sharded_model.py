@@ -118,7 +118,7 @@ class Use(torch.autograd.Function):
 class Used:
     """One use of a parameter. `opens`: backward of this place begins with it."""
 
-    def __init__(self, toy: "Toy", number: int, place: int, coefficient: Tensor, opens: bool) -> None:
+    def __init__(self, toy: "BlocksToy", number: int, place: int, coefficient: Tensor, opens: bool) -> None:
         self.toy, self.number, self.place, self.coefficient, self.opens = toy, number, place, coefficient, opens
 
 
@@ -130,11 +130,11 @@ class Block(nn.Module):
         self.place = place
         self.weights = nn.ParameterList()
 
-    def forward(self, h: Tensor, toy: "Toy") -> Tensor:
+    def forward(self, h: Tensor, toy: "BlocksToy") -> Tensor:
         return toy.compute(h, self.place)
 
 
-class Toy(nn.Module):
+class BlocksToy(nn.Module):
     """Blocks with the parameters that `members` says, then the root with the others, in the order of their numbers."""
 
     def __init__(self, a: dict[str, Any], context: Context) -> None:
@@ -223,7 +223,7 @@ def train(context: Context) -> list[dict[str, Any]]:
     lesson = context.load(a["file"])
     mine = a["mine"]
     context.join()
-    toy = Toy(a, context)
+    toy = BlocksToy(a, context)
     taken: list[list[Any]] = [[None] * len(toy.numbered)]
     if not a["finish"]:
         lesson.ShardedModel.gradient_ready = taking(toy, taken)
@@ -275,7 +275,7 @@ def train(context: Context) -> list[dict[str, Any]]:
     return found
 
 
-def taking(toy: Toy, taken: list[list[Any]]) -> Callable[[Any, nn.Parameter], None]:
+def taking(toy: BlocksToy, taken: list[list[Any]]) -> Callable[[Any, nn.Parameter], None]:
     """A gradient_ready that keeps each gradient as it is, and frees a block whose gradients are complete."""
     number = {parameter: k for k, parameter in enumerate(toy.numbered)}
     used = {k for _, k in toy.uses}

@@ -11,7 +11,7 @@ from grader.inside.context import Context
 from grader.probes.beyond.overlap import Toy, behind
 
 
-class Sharded:
+class ToyOptimizer:
     """A toy and the student's ShardedOptimizer of it.
 
     Arguments: file, shapes, dtypes, frozen, tied, blocks (lists of parameters), stage, optimizer (a name of
@@ -55,7 +55,7 @@ def backward(context: Context) -> dict[str, Any]:
     backward of all others, or None); mine: uses and gradients, [step][micro-batch].
     """
     a = context.arguments
-    sharded = Sharded(context)
+    sharded = ToyOptimizer(context)
     owns, before, finishes = owned(sharded), live_bytes(), []
     for step, micros in enumerate(a["micros"]):
         for micro in range(micros):
@@ -73,7 +73,7 @@ def backward(context: Context) -> dict[str, Any]:
     return {"own": owns, "before": before, "finishes": finishes, "parameters": sharded.parameters()}
 
 
-def run_backward(context: Context, sharded: Sharded, step: int, micro: int) -> None:
+def run_backward(context: Context, sharded: ToyOptimizer, step: int, micro: int) -> None:
     """One micro-batch, between the events "backward" and "backward ended"."""
     context.event("backward", step=step, micro=micro)
     uses, gradients = (sharded.mine[name][step][micro] for name in ("uses", "gradients"))
@@ -83,7 +83,7 @@ def run_backward(context: Context, sharded: Sharded, step: int, micro: int) -> N
     context.event("backward ended")
 
 
-def owned(sharded: Sharded) -> dict[str, Any]:
+def owned(sharded: ToyOptimizer) -> dict[str, Any]:
     """Each rank's shards at the start, and the parameters while 1 is added to every shard."""
     shards = [bucket.shard for bucket in sharded.optimizer.buckets]
     told = [described(shard.values) for shard in shards]
@@ -113,7 +113,7 @@ def live_bytes() -> int:
 
 def clip(context: Context) -> list[dict[str, Any]]:
     """clip() of gradients that each rank is told for its shards. Arguments: limits; mine: shards, [case][bucket]."""
-    sharded = Sharded(context)
+    sharded = ToyOptimizer(context)
     found = []
     for limit, gradients in zip(context.arguments["limits"], sharded.mine["shards"], strict=True):
         for bucket, gradient in zip(sharded.optimizer.buckets, gradients, strict=True):
@@ -132,7 +132,7 @@ def steps(context: Context) -> dict[str, Any]:
     Returns of each step the parameters and the shards.
     """
     a = context.arguments
-    sharded = Sharded(context)
+    sharded = ToyOptimizer(context)
     found: list[dict[str, Any]] = []
     for step, micros in enumerate(a["micros"]):
         for micro in range(micros):

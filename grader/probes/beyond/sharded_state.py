@@ -22,8 +22,8 @@ def steps(context: Context) -> None:
     sharded = lesson.ShardedOptimizer(model, blocks, partial(torch.optim.Adam, lr=0.01), stage=1)
     context.measure("made")
     for step in range(a["steps"]):
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
+        for weight in model.parameters():
+            weight.grad = torch.ones_like(weight)
         sharded.finish()
         context.measure(f"{step} gradients")
         sharded.step()

@@ -1,13 +1,13 @@
 """The memory that a sharded model may have, at the points where its toy measures."""
 
-from grader.checks.beyond import memory
-from grader.checks.beyond.memory import Limit
-from grader.checks.beyond.sharded_model import Sharded
+from grader.checks.beyond.sharded_model import memory
+from grader.checks.beyond.sharded_model.memory import Limit
+from grader.checks.beyond.sharded_model.sharded_model import ModelRun
 
 RANKS = 4
 
 
-def check_shards(run: Sharded) -> None:
+def check_shards(run: ModelRun) -> None:
     """Between steps a rank has its shards: values, and after the first step the optimizer's state."""
     shard = _shard(run)
     limits = [
@@ -30,7 +30,7 @@ def check_shards(run: Sharded) -> None:
     _check(run, limits)
 
 
-def check_blocks(run: Sharded) -> None:
+def check_blocks(run: ModelRun) -> None:
     """While a block computes, at most two are whole, the one that computes and the next one."""
     shard, whole, limits = _shard(run), run.right.bytes(0), list[Limit]()
     for step in range(len(run.setting.micros)):
@@ -46,11 +46,11 @@ def check_blocks(run: Sharded) -> None:
     _check(run, limits)
 
 
-def _shard(run: Sharded) -> int:
+def _shard(run: ModelRun) -> int:
     """Bytes of a rank's shards of all blocks."""
     return sum(4 * run.right.length(block) for block in range(run.setting.depth + 1))
 
 
-def _check(run: Sharded, limits: list[Limit]) -> None:
+def _check(run: ModelRun, limits: list[Limit]) -> None:
     memory.check_seen(run.grade, run.result, limits)
     memory.check(run.grade, run.result, limits, run.right.bytes(0) // 5)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from grader.checks import diagnosis, reference
-from grader.checks.beyond import sharded_settings
-from grader.checks.beyond.sharded_run import PROBE, described, initial_values, students_call
+from grader.checks.beyond.sharded_optimizer import sharded_settings
+from grader.checks.beyond.sharded_optimizer.sharded_run import PROBE, described, initial_values, students_call
 from grader.grading import Grade
 from grader.wire import drawn
 

@@ -37,7 +37,7 @@ Arrays = list[np.ndarray]
 
 
 @dataclass(frozen=True)
-class Setting:
+class OptimizerSetting:
     """A toy, its blocks, and what every step uses. A parameter in several blocks, or in none, belongs to the root."""
 
     shapes: list[list[int]]
@@ -80,10 +80,10 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     return to_array(dtype, list(np.shape(array)), to_bytes(np.asarray(array, np.float32), dtype)).astype(np.float64)
 
 
-class Sharded:
+class OptimizerRun:
     """One run of a setting, with each rank's own gradients: micros[rank][step][micro-batch][parameter]."""
 
-    def __init__(self, grade: Grade, world_size: int, setting: Setting, probe: str = "backward") -> None:
+    def __init__(self, grade: Grade, world_size: int, setting: OptimizerSetting, probe: str = "backward") -> None:
         self.grade, self.setting, self.n = grade, setting, world_size
         self.buckets = setting.buckets()
         self.micros: list[list[list[Arrays]]] = []
@@ -180,14 +180,14 @@ class Sharded:
         return ""
 
 
-def initial_values(grade: Grade, setting: Setting) -> Arrays:
+def initial_values(grade: Grade, setting: OptimizerSetting) -> Arrays:
     """The parameters' values at the start, the same on every rank."""
     draw = draws.generator(grade.seed, 16)
     values = [draw.normal(size=shape) for shape in setting.shapes]
     return [rounded(value, setting.dtype(k)).astype(np.float32) for k, value in enumerate(values)]
 
 
-def described(setting: Setting) -> dict[str, Any]:
+def described(setting: OptimizerSetting) -> dict[str, Any]:
     """The arguments of the probes."""
     told = asdict(setting)
     del told["uses"]

@@ -26,7 +26,7 @@ Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank, the last for all
 
 
 @dataclass(frozen=True)
-class Setting:
+class ReducerSetting:
     """A toy, its steps, and the buckets that must be sent in each step (empty: not looked at)."""
 
     shapes: list[list[int]]
@@ -51,7 +51,7 @@ class Setting:
 class Reduced:
     """One run of a setting, with what every rank's own gradients are and what their mean is."""
 
-    def __init__(self, grade: Grade, world_size: int, setting: Setting) -> None:
+    def __init__(self, grade: Grade, world_size: int, setting: ReducerSetting) -> None:
         self.grade, self.setting, self.n = grade, setting, world_size
         self.micros: list[list[list[list[np.ndarray]]]] = []  # gradients: [rank][step][micro-batch][parameter]
         self.own: list[list[list[np.ndarray]]] = []  # their sums: [rank][step][parameter]

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from grader.checks import diagnosis, reference
-from grader.checks.beyond import sharded_messages, sharded_settings
-from grader.checks.beyond.sharded_run import Setting, Sharded, students_call
+from grader.checks.beyond.sharded_optimizer import sharded_messages, sharded_settings
+from grader.checks.beyond.sharded_optimizer.sharded_run import OptimizerRun, OptimizerSetting, students_call
 from grader.grading import Grade
 from grader.ranks.calls import Call
 
@@ -57,7 +57,7 @@ def sgd(options: dict) -> Callable[[], Update]:
 class Expected:
     """values[step][bucket]: (n, L), the shards after a step; values[0] is the start."""
 
-    def __init__(self, run: Sharded, times: int = 1) -> None:
+    def __init__(self, run: OptimizerRun, times: int = 1) -> None:
         """`times`: how often a step updates, for a student who does so more than once."""
         setting = run.setting
         kind = adamw if setting.optimizer == "AdamW" else sgd
@@ -77,9 +77,9 @@ class Expected:
             self.values.append(now)
 
 
-def check_steps(grade: Grade, n: int, setting: Setting) -> None:
+def check_steps(grade: Grade, n: int, setting: OptimizerSetting) -> None:
     """After every step all ranks have the parameters that one process would have, and state for their shards alone."""
-    run = Sharded(grade, n, setting, "steps")
+    run = OptimizerRun(grade, n, setting, "steps")
     expected = Expected(run).values
     for rank, value in enumerate(run.result.values):
         for step, told in enumerate(value["steps"]):
@@ -96,7 +96,7 @@ def check_steps(grade: Grade, n: int, setting: Setting) -> None:
             )
 
 
-def _check_bucket(run: Sharded, rank: int, step: int, i: int, told: dict, expected: list) -> None:
+def _check_bucket(run: OptimizerRun, rank: int, step: int, i: int, told: dict, expected: list) -> None:
     bucket, right = run.buckets[i], expected[step + 1][i]
     sizes = [run.initial[k].size for k in bucket]
     got = np.zeros(right.size)
@@ -125,7 +125,9 @@ def _close(got: np.ndarray, right: np.ndarray, total: float, half: bool) -> bool
     return bool(np.all(np.abs(got - right) <= 2.0**-8 * np.abs(right) + 1e-5))
 
 
-def _name_step(run: Sharded, rank: int, step: int, i: int, wrong: list[int], got: np.ndarray, expected: list) -> str:
+def _name_step(
+    run: OptimizerRun, rank: int, step: int, i: int, wrong: list[int], got: np.ndarray, expected: list
+) -> str:
     """The mistake that leaves these parameters; in general words if it is no known one."""
     right, before, n = expected[step + 1][i], expected[step][i], run.n
     total = float(np.linalg.norm(right))
@@ -154,7 +156,7 @@ def check_gather(grade: Grade) -> None:
     """step() sends each rank's shard to all others once, and starts all messages before it waits for one."""
     cases = [sharded_settings.GATHERED, (2, sharded_settings.TRAINED[3][1]), (4, sharded_settings.TRAINED[2][1])]
     for n, setting in cases:
-        run = Sharded(grade, n, replace(setting), "steps")
+        run = OptimizerRun(grade, n, replace(setting), "steps")
         size = sum(run.bytes_of(i) for i in range(len(run.buckets)))
         steps = [_calls_of_steps(run, rank) for rank in range(n)]
         for step, calls in enumerate(zip(*steps, strict=True)):
@@ -169,7 +171,7 @@ def check_gather(grade: Grade) -> None:
                     )
 
 
-def _calls_of_steps(run: Sharded, rank: int) -> list[list[Call]]:
+def _calls_of_steps(run: OptimizerRun, rank: int) -> list[list[Call]]:
     """What a rank has sent from the begin of each step() to the next backward."""
     found, inside = list[list[Call]](), False
     for event in run.result.ranks[rank].events:

@@ -5,13 +5,13 @@ from itertools import product
 import numpy as np
 
 from grader.checks import diagnosis, reference
-from grader.checks.beyond.sharded_run import Sharded
+from grader.checks.beyond.sharded_optimizer.sharded_run import OptimizerRun
 
 FILE = "beyond/sharded_optimizer.py"
 ROUNDED = 3000.0  # slack in which numbers that were rounded to bfloat16 lie
 
 
-def check_shards(run: Sharded) -> None:
+def check_shards(run: OptimizerRun) -> None:
     """Each rank holds its part of the values in float32; of float32 parameters it is a view."""
     for rank, value in enumerate(run.result.values):
         own = value["own"]
@@ -38,7 +38,7 @@ def _wrong_shard(told: dict, right: np.ndarray, rank: int) -> str:
     return f"the values are not this rank's part of flat.values; {words}"
 
 
-def _check_view(run: Sharded, i: int, rank: int, raised: list, where: str) -> None:
+def _check_view(run: OptimizerRun, i: int, rank: int, raised: list, where: str) -> None:
     """What is added to a float32 shard is added to the parameters, and not what is added to a copy."""
     bucket = run.buckets[i]
     if run.setting.dtype(bucket[0]) != "float32":
@@ -55,7 +55,7 @@ def _check_view(run: Sharded, i: int, rank: int, raised: list, where: str) -> No
         )
 
 
-def check_means(run: Sharded) -> None:
+def check_means(run: OptimizerRun) -> None:
     """After each finish() every shard has the mean of what all ranks have computed in this step so far."""
     for rank, value in enumerate(run.result.values):
         for finish in value["finishes"]:
@@ -64,7 +64,7 @@ def check_means(run: Sharded) -> None:
                 _check_mean(run, rank, step, micro, i, told)
 
 
-def _check_mean(run: Sharded, rank: int, step: int, micro: int, i: int, told: dict) -> None:
+def _check_mean(run: OptimizerRun, rank: int, step: int, micro: int, i: int, told: dict) -> None:
     where = f"step {step}, micro-batch {micro}, {run.n} ranks: the gradient of rank {rank}'s shard of bucket {i}"
     right = run.mean(step, micro, i)
     if "type" in told:
@@ -79,7 +79,7 @@ def _check_mean(run: Sharded, rank: int, step: int, micro: int, i: int, told: di
     run.grade.fail(f"{cause}\n{where}: {words}" if cause else f"{where}: {words}")
 
 
-def _name(run: Sharded, rank: int, place: tuple[int, int], i: int, told: dict) -> str:
+def _name(run: OptimizerRun, rank: int, place: tuple[int, int], i: int, told: dict) -> str:
     """The mistake that leaves this in a shard's gradient; "" if it is no known one."""
     got, right, n = told["values"], run.mean(*place, i), run.n
     if told["dtype"] == "bfloat16" or (np.shape(got) != right[rank].shape and np.size(got) == right.size):
@@ -102,7 +102,7 @@ def _name(run: Sharded, rank: int, place: tuple[int, int], i: int, told: dict) -
     return _ratio(got, right[rank], n) or _mixed_shards(run, rank, place, i, got)
 
 
-def _candidates(run: Sharded, rank: int, place: tuple[int, int], i: int) -> list[tuple[np.ndarray, str]]:
+def _candidates(run: OptimizerRun, rank: int, place: tuple[int, int], i: int) -> list[tuple[np.ndarray, str]]:
     """(value, words): in the order in which they are asked."""
     step, micro = place
     n, right = run.n, run.mean(step, micro, i)
@@ -135,7 +135,7 @@ def _candidates(run: Sharded, rank: int, place: tuple[int, int], i: int) -> list
     return found
 
 
-def _mixed_shards(run: Sharded, rank: int, place: tuple[int, int], i: int, got: np.ndarray) -> str:
+def _mixed_shards(run: OptimizerRun, rank: int, place: tuple[int, int], i: int, got: np.ndarray) -> str:
     """Whether the ranks' gradients of different shards were added."""
     sent = [run.rows(r, *place, i) for r in range(run.n)]
     for shards in product(range(run.n), repeat=run.n):
@@ -157,7 +157,7 @@ def _ratio(got: np.ndarray, right: np.ndarray, n: int) -> str:
     return f"it is {factor:.3f} times the mean" if factor and diagnosis.same(got, right * factor) else ""
 
 
-def check_frozen(run: Sharded) -> None:
+def check_frozen(run: OptimizerRun) -> None:
     """Frozen parameters do not change and have no gradient; nor do others change before step()."""
     for rank, value in enumerate(run.result.values):
         for k, (got, right) in enumerate(zip(value["parameters"], run.initial, strict=True)):
@@ -165,7 +165,7 @@ def check_frozen(run: Sharded) -> None:
                 run.grade.fail(f"parameter {k} itself changed on rank {rank}: only step() changes parameters")
 
 
-def check_given_up(run: Sharded) -> None:
+def check_given_up(run: OptimizerRun) -> None:
     """After finish() no parameter has a gradient, and no memory is left of the messages."""
     allowed = sum(run.setting.flat(bucket, run.initial, run.n).shape[1] * 4 for bucket in run.buckets)
     for rank, value in enumerate(run.result.values):

@@ -9,7 +9,7 @@ from itertools import groupby
 
 import numpy as np
 
-from grader.checks.beyond.sharded_run import ITEM, Sharded, students_call
+from grader.checks.beyond.sharded_optimizer.sharded_run import ITEM, OptimizerRun, students_call
 from grader.ranks.calls import Call
 
 SMALL = 200  # bytes of a step that may travel beside the shards: a barrier, a number
@@ -29,7 +29,7 @@ class Micro:
     sends: list[tuple[int, bool, Call]] = field(default_factory=list)
 
 
-def read(run: Sharded, rank: int) -> list[Micro]:
+def read(run: OptimizerRun, rank: int) -> list[Micro]:
     """The micro-batches of a rank, in order."""
     uses, micros = run.setting.of_rank(rank), list[Micro]()
     ended = False
@@ -48,7 +48,7 @@ def read(run: Sharded, rank: int) -> list[Micro]:
     return micros
 
 
-def asked_now(run: Sharded, rank: int, place: tuple[int, int, int], running: Micro | None) -> bool:
+def asked_now(run: OptimizerRun, rank: int, place: tuple[int, int, int], running: Micro | None) -> bool:
     """Fails for a permit (step, micro-batch, use) out of turn: it is backward that asks, for the last use first."""
     turn = None
     if running and len(running.given) < len(open_uses := trained_uses(run, rank, running)):
@@ -58,7 +58,7 @@ def asked_now(run: Sharded, rank: int, place: tuple[int, int, int], running: Mic
     return True
 
 
-def trained_uses(run: Sharded, rank: int, micro: Micro) -> list[int]:
+def trained_uses(run: OptimizerRun, rank: int, micro: Micro) -> list[int]:
     """The uses in a micro-batch that need a gradient, in the order of forward."""
     uses = run.setting.of_rank(rank)[micro.step][micro.micro]
     return [use for use, k in enumerate(uses) if k not in run.setting.frozen]
@@ -67,7 +67,7 @@ def trained_uses(run: Sharded, rank: int, micro: Micro) -> list[int]:
 # --- what is in them, and when they leave ---
 
 
-def check_sent(run: Sharded) -> None:
+def check_sent(run: OptimizerRun) -> None:
     """Each rank sends its own gradients, all buckets in their order; stage 1 in finish(), stage 2 during backward."""
     for rank in range(run.n):
         micros = read(run, rank)
@@ -82,13 +82,13 @@ def check_sent(run: Sharded) -> None:
                     _check_times(run, micro, held, where)
 
 
-def _check_silence(run: Sharded, micro: Micro, where: str, last: bool) -> None:
+def _check_silence(run: OptimizerRun, micro: Micro, where: str, last: bool) -> None:
     early = [call for _, ended, call in micro.sends if not ended or not last]
     if early:
         run.grade.fail(f"{where} sends during backward ({early[0].where}): stage 1 sends in the last finish() alone")
 
 
-def _check_order(run: Sharded, rank: int, micro: Micro, where: str) -> list[int]:
+def _check_order(run: OptimizerRun, rank: int, micro: Micro, where: str) -> list[int]:
     """The bucket of each message."""
     held = held_by(run, rank, micro)
     for bucket, (*_, call) in zip(held, micro.sends, strict=True):
@@ -118,7 +118,7 @@ def _check_order(run: Sharded, rank: int, micro: Micro, where: str) -> list[int]
     run.grade.fail(f"{where} sends the buckets {text}{line}, expected 0 to {expected[-1]} in this order: {cause}")
 
 
-def held_by(run: Sharded, rank: int, micro: Micro) -> list[int | None]:
+def held_by(run: OptimizerRun, rank: int, micro: Micro) -> list[int | None]:
     """The bucket whose shards each message of this rank holds; -1 for one without numbers, None for other numbers."""
     held, every = list[int | None](), [run.rows(rank, micro.step, micro.micro, i) for i in range(len(run.buckets))]
     current = 0
@@ -149,13 +149,13 @@ def _numbers(call: Call) -> np.ndarray:
     return call.sent_arrays().ravel().astype(np.float64) if call.payload else np.empty(0)
 
 
-def _mixed(run: Sharded, rank: int, micro: Micro, call: Call) -> bool:
+def _mixed(run: OptimizerRun, rank: int, micro: Micro, call: Call) -> bool:
     sent = np.sort(_numbers(call))
     rows = [np.sort(run.rows(rank, micro.step, micro.micro, i).ravel()) for i in range(len(run.buckets))]
     return any(sent.shape == one.shape and np.allclose(sent, one, rtol=1e-5, atol=1e-5) for one in rows)
 
 
-def _check_times(run: Sharded, micro: Micro, held: list[int], where: str) -> None:
+def _check_times(run: OptimizerRun, micro: Micro, held: list[int], where: str) -> None:
     """A bucket leaves when its last gradient and all buckets before it are there, and before the next gradient is."""
     places = {k: place for place, k in enumerate(micro.given, 1)}
     due, total = 0, len(micro.given)
@@ -171,7 +171,7 @@ def _check_times(run: Sharded, micro: Micro, held: list[int], where: str) -> Non
                 )
 
 
-def check_nothing_waits(run: Sharded) -> None:
+def check_nothing_waits(run: OptimizerRun) -> None:
     """No message of the gradients is sent by a call that waits; a run with a late rank has come to its end before."""
     for rank in range(run.n):
         for micro in read(run, rank):
@@ -186,7 +186,7 @@ def check_nothing_waits(run: Sharded) -> None:
 # --- what they cost ---
 
 
-def check_gradient_bytes(run: Sharded) -> None:
+def check_gradient_bytes(run: OptimizerRun) -> None:
     """Each exchange of gradients costs (N-1)/N of their bytes for a rank; bfloat16 may travel as float32."""
     widened = sum(run.bytes_of(i) * (4 // ITEM[run.setting.dtype(bucket[0])]) for i, bucket in enumerate(run.buckets))
     every = [read(run, rank) for rank in range(run.n)]
@@ -196,7 +196,7 @@ def check_gradient_bytes(run: Sharded) -> None:
         check_price(run, calls, widened, where, "a rank needs only its shard of the sum: reduce_scatter or all_to_all")
 
 
-def check_price(run: Sharded, calls: Iterable[Call], size: int, where: str, advice: str) -> None:
+def check_price(run: OptimizerRun, calls: Iterable[Call], size: int, where: str, advice: str) -> None:
     """Calls of all ranks together cost at most (N-1)/N of `size` bytes for a rank, and a few bytes more."""
     calls = list(calls)
     mean = sum(call.price for call in calls) / run.n

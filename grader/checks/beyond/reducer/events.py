@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grader.checks.beyond.overlap import Reduced
+from grader.checks.beyond.reducer.overlap import Reduced
 from grader.ranks.calls import Call
 
 

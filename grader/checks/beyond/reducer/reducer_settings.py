@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from grader.checks.beyond.overlap import Setting
+from grader.checks.beyond.reducer.overlap import ReducerSetting
 
 # The gradients become ready as 5 4, 3 2 1, 0; in the first step buckets go by the reversed order of registration.
-PLAIN = Setting(
+PLAIN = ReducerSetting(
     shapes=[[3, 4], [4], [2, 3, 2], [1], [4, 3], [5]],  # 48, 16, 48, 4, 48 and 20 bytes: two buckets are exactly full
     uses=[[[[0, 1, 2, 3, 4, 5]]]],
     bucket_bytes=68,
@@ -22,7 +22,7 @@ CROSSED = replace(
     bucket_bytes=32,
     buckets=[[[5, 4], [3, 2], [1, 0]]],
 )
-TIED = Setting(  # 0 is used first and last, so it is complete at the end; 2 is frozen
+TIED = ReducerSetting(  # 0 is used first and last, so it is complete at the end; 2 is frozen
     shapes=[[4, 3], [4], [5], [2, 3]],
     uses=[[[[0, 1, 2, 3, 0]]]],
     bucket_bytes=40,
@@ -31,7 +31,7 @@ TIED = Setting(  # 0 is used first and last, so it is complete at the end; 2 is 
     tied=0,
     finish=False,
 )
-MIXED = Setting(  # 2.6 MB, more than a bucket holds, beside some bytes of three dtypes
+MIXED = ReducerSetting(  # 2.6 MB, more than a bucket holds, beside some bytes of three dtypes
     shapes=[[3], [640, 1024], [4], [2, 3], [5]],
     uses=[[[[0, 1, 2, 3, 4]]]],
     bucket_bytes=10_000,
@@ -44,7 +44,7 @@ ALONE = replace(PLAIN, bucket_bytes=10_000, buckets=[[[5, 4, 3, 2, 1, 0]]])
 SENT = ((3, PLAIN), (4, TIED), (2, MIXED), (2, TWICE), (1, ALONE))
 
 # 0 is tied, 3 frozen, 5 unused; 4 is used by rank 0 alone, and in the last step by the others alone.
-ODD = Setting(
+ODD = ReducerSetting(
     shapes=[[4, 3], [4], [2, 2], [5], [3, 5], [6], [7]],
     uses=[
         [[[0, 1, 2, 3, 4, 6, 0], [0, 1, 2, 3, 6, 0]]],
@@ -59,7 +59,7 @@ ODD = Setting(
     zero=[0, 2],
 )
 # The second step's first no_sync ends with an exception, which must not keep it from sending.
-ACCUMULATED = Setting(
+ACCUMULATED = ReducerSetting(
     shapes=[[3, 4], [4], [6], [2, 3]],
     uses=[[[[0, 1, 2, 3]], [[0, 1, 2, 3]]], [[[0, 1, 2, 3]], [[0, 2, 1, 3]], [[0, 1, 2, 3]]]],
     bucket_bytes=50,
@@ -67,7 +67,7 @@ ACCUMULATED = Setting(
     fails=[1],
 )
 # In the first step they become ready as 1 3 2 4 on rank 0 and otherwise elsewhere; 0 is not used.
-SECOND_STEP = Setting(
+SECOND_STEP = ReducerSetting(
     shapes=[[4], [4], [4], [4], [4]],
     uses=[[[[4, 2, 3, 1], [1, 2, 3, 4]]], [[[4, 2, 3, 1], [4, 2, 1, 3]]]],
     bucket_bytes=32,

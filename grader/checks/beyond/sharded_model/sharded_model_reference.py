@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from grader.checks.beyond.sharded_model_settings import BEGIN, Setting
+from grader.checks.beyond.sharded_model.sharded_model_settings import BEGIN, ModelSetting
 from grader.wire import drawn as draws
 from grader.wire.values import to_array, to_bytes
 
@@ -49,7 +49,7 @@ class Step:
 class Reference:
     """Draws a setting's inputs for every rank, and computes its steps."""
 
-    def __init__(self, setting: Setting, world_size: int, seed: int) -> None:
+    def __init__(self, setting: ModelSetting, world_size: int, seed: int) -> None:
         self.setting, self.n, self.seed = setting, world_size, seed
         self.groups = setting.groups()
         shared = draws.generator(seed, 21)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from grader.checks import diagnosis, reference
-from grader.checks.beyond.sharded_model_reference import rounded
+from grader.checks.beyond.sharded_model.sharded_model_reference import rounded
 from grader.grading import Grade
 from grader.ranks.calls import Call
 from grader.ranks.outcome import RankResult, Result

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from grader.checks import diagnosis, reference
-from grader.checks.beyond.sharded_model_reference import Reference, Step
-from grader.checks.beyond.sharded_model_settings import BEGIN, Setting
+from grader.checks.beyond.sharded_model.sharded_model_reference import Reference, Step
+from grader.checks.beyond.sharded_model.sharded_model_settings import BEGIN, ModelSetting
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Deadlocked, Verdict
@@ -33,10 +33,10 @@ WORDS_OF_CRASHES = {
 }
 
 
-class Sharded:
+class ModelRun:
     """One run of a setting, and what is right for it."""
 
-    def __init__(self, grade: Grade, world_size: int, setting: Setting) -> None:
+    def __init__(self, grade: Grade, world_size: int, setting: ModelSetting) -> None:
         self.grade, self.setting, self.n = grade, setting, world_size
         self.right = Reference(setting, world_size, grade.seed)
         told = asdict(setting) | {

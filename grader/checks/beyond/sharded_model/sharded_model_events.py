@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from grader.checks.beyond.sharded_model import Sharded
-from grader.checks.beyond.sharded_model_settings import BEGIN
+from grader.checks.beyond.sharded_model.sharded_model import ModelRun
+from grader.checks.beyond.sharded_model.sharded_model_settings import BEGIN
 from grader.ranks.calls import Call
 
 SENDS = ("reduce_scatter", "all_to_all")
@@ -34,7 +34,7 @@ class Pass:
         return f"the evaluation after step {self.step}" if self.micro is None else f"step {self.step}"
 
 
-def read(run: Sharded, rank: int) -> list[Pass]:
+def read(run: ModelRun, rank: int) -> list[Pass]:
     passes: list[Pass] = []
     ended = False
     for event in run.result.ranks[rank].events:
@@ -56,7 +56,7 @@ def read(run: Sharded, rank: int) -> list[Pass]:
     return passes
 
 
-def _check_given(run: Sharded, rank: int, one: Pass) -> None:
+def _check_given(run: ModelRun, rank: int, one: Pass) -> None:
     """Permits are asked for by the computation, in its own order."""
     depth = run.setting.depth
     expected = [f"forward {place}" for place in range(BEGIN, depth + 1)]
@@ -70,7 +70,7 @@ def _check_given(run: Sharded, rank: int, one: Pass) -> None:
 # --- what a message is about ---
 
 
-def gathered(run: Sharded, rank: int, one: Pass, call: Call) -> int | None:
+def gathered(run: ModelRun, rank: int, one: Pass, call: Call) -> int | None:
     """The block whose shard of this rank a message holds, in the dtype of the block; None for none."""
     values = run.right.steps[one.step].before if one.micro is not None else run.right.steps[one.step].after
     sent = call.sent_arrays().ravel()
@@ -83,7 +83,7 @@ def gathered(run: Sharded, rank: int, one: Pass, call: Call) -> int | None:
     return None
 
 
-def sent_block(run: Sharded, rank: int, one: Pass, call: Call) -> int | None:
+def sent_block(run: ModelRun, rank: int, one: Pass, call: Call) -> int | None:
     """The block whose gradients on this rank a message holds, divided by the number of ranks or not; None for none."""
     if one.micro is None:
         return None
@@ -98,9 +98,9 @@ def sent_block(run: Sharded, rank: int, one: Pass, call: Call) -> int | None:
     return None
 
 
-def about(run: Sharded, rank: int, one: Pass, call: Call) -> tuple[str, int]:
+def about(run: ModelRun, rank: int, one: Pass, call: Call) -> tuple[str, int]:
     """("gather" or "send", block) of a message; fails where it is neither."""
-    which: Callable[[Sharded, int, Pass, Call], int | None] | None = None
+    which: Callable[[ModelRun, int, Pass, Call], int | None] | None = None
     which = gathered if call.name == "all_gather" else sent_block if call.name in SENDS else None
     place = f"{one.name}: rank {rank} calls {call.name} #{call.number} ({call.where})"
     if which is None:
@@ -119,7 +119,7 @@ def about(run: Sharded, rank: int, one: Pass, call: Call) -> tuple[str, int]:
     return ("gather" if which is gathered else "send"), block
 
 
-def _strange(run: Sharded, rank: int, one: Pass, call: Call) -> str:
+def _strange(run: ModelRun, rank: int, one: Pass, call: Call) -> str:
     """What a message holds that is not what it should be."""
     sent, right = call.sent_arrays().ravel().astype(np.float64), run.right
     step = right.steps[one.step]
@@ -155,7 +155,7 @@ def _strange(run: Sharded, rank: int, one: Pass, call: Call) -> str:
 # --- when ---
 
 
-def check_gathers(run: Sharded) -> None:
+def check_gathers(run: ModelRun) -> None:
     """A block is gathered while the one before it computes, in forward and in backward, and once in each."""
     for rank in range(run.n):
         for one in read(run, rank):
@@ -164,7 +164,7 @@ def check_gathers(run: Sharded) -> None:
             _check_gathers(run, rank, one, gathers)
 
 
-def _check_gathers(run: Sharded, rank: int, one: Pass, gathers: list[tuple[int, Call, int]]) -> None:
+def _check_gathers(run: ModelRun, rank: int, one: Pass, gathers: list[tuple[int, Call, int]]) -> None:
     depth, last = run.setting.depth, run.setting.depth - 1
     forward = len(range(BEGIN, depth + 1))
     due = [("forward", block, block) for block in range(depth)] + [("forward", depth, 0)]
@@ -199,7 +199,7 @@ def _check_gathers(run: Sharded, rank: int, one: Pass, gathers: list[tuple[int, 
         run.grade.fail(f"{one.name}: rank {rank} gathers {run.name(block)} again in backward ({call.where}): {why}")
 
 
-def _begins(run: Sharded, one: Pass, place: int) -> int:
+def _begins(run: ModelRun, one: Pass, place: int) -> int:
     """How many permits have been given when backward of this place begins."""
     uses = run.setting.uses()
     for count, name in enumerate(one.given):
@@ -209,20 +209,20 @@ def _begins(run: Sharded, one: Pass, place: int) -> int:
     return len(one.given)
 
 
-def _before(run: Sharded, direction: str, block: int) -> str:
+def _before(run: ModelRun, direction: str, block: int) -> str:
     if block == run.setting.depth or (direction == "forward" and block == 0):
         return "the root"
     return run.name(block - 1 if direction == "forward" else block + 1)
 
 
-def _computed(run: Sharded, one: Pass, given: int) -> str:
+def _computed(run: ModelRun, one: Pass, given: int) -> str:
     """What has computed when so many permits have been given."""
     direction, number = one.given[given - 1].split()
     place = int(number) if direction == "forward" else run.setting.uses()[int(number)][0]
     return f"{run.place(place)} has computed"
 
 
-def check_sends(run: Sharded) -> None:
+def check_sends(run: ModelRun) -> None:
     """A block's gradients leave once, when the last of them is there and before the next one is."""
     for rank in range(run.n):
         for one in read(run, rank):
@@ -236,7 +236,7 @@ def check_sends(run: Sharded) -> None:
                 _check_send(run, rank, one, block, *sends[0])
 
 
-def _missing(run: Sharded, rank: int, one: Pass, block: int, count: int) -> str:
+def _missing(run: ModelRun, rank: int, one: Pass, block: int, count: int) -> str:
     what = f"{one.name}: rank {rank} sends the gradients of {run.name(block)} {count} times, expected once"
     unused = [k for k in run.right.groups[block] if k in run.setting.unused]
     if count == 0 and unused:
@@ -244,7 +244,7 @@ def _missing(run: Sharded, rank: int, one: Pass, block: int, count: int) -> str:
     return f"{what} in each backward"
 
 
-def _check_send(run: Sharded, rank: int, one: Pass, block: int, given: int, ended: bool, call: Call) -> None:
+def _check_send(run: ModelRun, rank: int, one: Pass, block: int, given: int, ended: bool, call: Call) -> None:
     mine = run.right.groups[block]
     if any(k in run.setting.unused for k in mine):
         return  # finish sends it
@@ -259,7 +259,7 @@ def _check_send(run: Sharded, rank: int, one: Pass, block: int, given: int, ende
         )
 
 
-def check_nothing_waits(run: Sharded) -> None:
+def check_nothing_waits(run: ModelRun) -> None:
     """No gather ahead and no send waits: a run in which one rank is behind has come to its end."""
     for rank in run.result.ranks:
         for call in rank.calls:
@@ -273,7 +273,7 @@ def check_nothing_waits(run: Sharded) -> None:
 # --- bytes ---
 
 
-def check_bytes(run: Sharded) -> None:
+def check_bytes(run: ModelRun) -> None:
     """A micro-batch moves three times (N-1)/N of the parameters, less what stays: the last block, and the root."""
     depth, n = run.setting.depth, run.n
     sizes = [run.right.bytes(block) for block in range(depth + 1)]

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from grader.checks.beyond.sharded_run import Setting
+from grader.checks.beyond.sharded_optimizer.sharded_run import OptimizerSetting
 
 # The root (5, 6) is used first and last. Buckets: 4 3 | 0 2 1 | 6 5; 17, 28 and 17 elements, so some shards are padded.
-PLAIN = Setting(
+PLAIN = OptimizerSetting(
     shapes=[[3, 4], [4], [2, 3, 2], [5], [4, 3], [7], [2, 5]],
     blocks=[[0, 1, 2], [3, 4]],
     uses=[[[[5, 0, 1, 2, 3, 4, 6]]]],
@@ -21,7 +21,7 @@ CROSSED = replace(
 )
 # 0 is tied, in no block, used first and last; 6 is in two blocks; 3 and 9 are frozen; 5 is never used, block 3 in some
 # steps, and 4 by some ranks. Block 4 has nothing to train.
-ODD = Setting(
+ODD = OptimizerSetting(
     shapes=[[4, 3], [4], [2, 2], [5], [3, 5], [6], [7], [3, 3], [2, 2], [3]],
     blocks=[[1, 2], [3, 4, 5, 6], [6, 7], [8], [9]],
     uses=[
@@ -33,9 +33,9 @@ ODD = Setting(
     tied=0,
 )
 # A bucket of 2.6 MB, in which a shard begins and ends inside a matrix, beside some bytes.
-LARGE = Setting(shapes=[[3], [640, 1024], [5]], blocks=[[0, 1]], uses=[[[[2, 0, 1]]]])
+LARGE = OptimizerSetting(shapes=[[3], [640, 1024], [5]], blocks=[[0, 1]], uses=[[[[2, 0, 1]]]])
 # One block in bfloat16: its sum over the ranks, and over two micro-batches, needs float32.
-HALF = Setting(
+HALF = OptimizerSetting(
     shapes=[[6, 4], [9], [5], [3, 4]],
     blocks=[[0, 1], [2, 3]],
     uses=[[[[0, 1, 2, 3]], [[0, 1, 3, 2]]], [[[0, 1, 2, 3]]]],
@@ -56,7 +56,7 @@ COUNTED = ((3, PLAIN), (2, LARGE), (4, ODD), (2, ACCUMULATED_1), (3, HALF))
 SENT = ((3, PLAIN), (3, LATE), (3, CROSSED), (3, ACCUMULATED), (2, ACCUMULATED_1), (4, ODD))
 
 
-def adamw(setting: Setting, limits: list[float | None]) -> Setting:
+def adamw(setting: OptimizerSetting, limits: list[float | None]) -> OptimizerSetting:
     """The same setting, trained by AdamW with weight decay."""
     options = {"lr": 0.05, "betas": [0.8, 0.9], "eps": 1e-3}
     return replace(setting, optimizer="AdamW", options=options, weight_decay=0.3, limits=limits)

@@ -6,7 +6,7 @@ BEGIN = -1  # the place of the root before the blocks; after them it is their nu
 
 
 @dataclass(frozen=True)
-class Setting:
+class ModelSetting:
     """A toy and its steps. Parameters are numbered as model.parameters() gives them: those of the blocks come first."""
 
     shapes: list[list[int]]
@@ -47,14 +47,14 @@ class Setting:
 
 
 # Three blocks whose sizes differ and divide by no number of ranks; a root before and after them.
-PLAIN = Setting(
+PLAIN = ModelSetting(
     shapes=[[3, 4], [5], [7], [2, 5], [4, 3], [11], [3, 3], [6], [5, 1]],
     members=[[0, 1], [2, 3], [4, 5]],
     begin=[6, 7],
     end=[8],
 )
 # 1 is in two blocks (so it is the root's), 4 is frozen, 6 is used by nobody; three micro-batches, an evaluation.
-ODD = Setting(
+ODD = ModelSetting(
     shapes=[[4, 3], [5], [2, 3], [3, 3], [7], [6, 2], [3], [4, 2], [9]],
     members=[[0, 1], [2, 3, 4], [1, 5, 6], [7]],
     begin=[8],
@@ -66,7 +66,7 @@ ODD = Setting(
 # Block 1 is of bfloat16, and its updates are smaller than what bfloat16 can hold.
 HALF = replace(PLAIN, dtypes={2: "bfloat16", 3: "bfloat16"}, micros=(1, 1, 1), rate=0.0005, momentum=0.0, decay=0.0)
 # 2.6 MB in the middle block, beside some bytes.
-LARGE = Setting(
+LARGE = ModelSetting(
     shapes=[[3, 4], [640, 1024], [5], [4, 3], [6]], members=[[0], [1, 2], [3]], begin=[4], micros=(1, 1)
 )  # fmt: skip
 ALONE = replace(PLAIN, micros=(1,))
@@ -74,7 +74,7 @@ TRAINED = ((3, PLAIN), (2, ODD), (4, ODD), (2, HALF), (2, LARGE), (1, ODD))
 # One rank is one block behind the others: who waits for it without need waits for ever.
 LATE = replace(PLAIN, late=1)
 # Four blocks of 1.3 MB: what is in memory shows in the size of the process.
-MEMORY = Setting(
+MEMORY = ModelSetting(
     shapes=[[320, 1024], [5]] * 4 + [[6]],
     members=[[0, 1], [2, 3], [4, 5], [6, 7]],
     begin=[8],
@@ -83,6 +83,6 @@ MEMORY = Setting(
 )
 
 
-def gathers_only(setting: Setting) -> Setting:
+def gathers_only(setting: ModelSetting) -> ModelSetting:
     """The same without the student's exchange of gradients."""
     return replace(setting, finish=False)
