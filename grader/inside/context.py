@@ -144,12 +144,16 @@ def giver(wire: Wire) -> Callable[[str], Any]:
 
 
 def measurer(wire: Wire, world_size: int) -> Callable[[str], None]:
-    """measure(point): all ranks stand here until the zygote has looked at their memory, see Result.memory."""
+    """measure(point): all ranks stand here until the zygote has looked at their memory, see Result.memory.
+
+    Before that they meet once without a point: a rank that has met has read all answers that were on their way to it.
+    """
     fields = {"group": "measurement/0", "members": list(range(world_size))}
 
     def measure(point: str) -> None:
         gc.collect()
-        wire.answer(wire.post("measurement", fields | {"point": point}, waits=True), announced=True)
+        for name in ("", point):
+            wire.answer(wire.post("measurement", fields | {"point": name}, waits=True), announced=True)
 
     return measure
 

@@ -112,7 +112,7 @@ class Broker:
             self._fail("deadlock", "")  # each waits for the others to come to its own operation
         elif text := disagreement(ordered):
             self._fail("mismatch", text)
-        elif call.name == MEASUREMENT:
+        elif call.name == MEASUREMENT and call.data["point"]:
             self.standing = ordered
         else:
             self.completed.append(calls)

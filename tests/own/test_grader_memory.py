@@ -49,6 +49,22 @@ def test_each_rank_has_a_number_of_its_own(tmp_path):
     assert [two - one, three - one] == pytest.approx([2.62, 5.24], abs=0.3)
 
 
+def test_an_answer_that_is_on_its_way_is_read_before_the_look(tmp_path):
+    gather = f"""
+import torch.distributed as dist
+context.join()
+own, whole = torch.ones({LARGE}), torch.empty(3 * {LARGE})
+measure("before")
+work = dist.all_gather_single(whole, own, async_op=True)
+measure("in transit")
+"""
+
+    found, _ = measured(tmp_path, gather, 3)
+
+    taken = [after - before for before, after in zip(found["before"], found["in transit"], strict=True)]
+    assert taken == pytest.approx([3 * 2.62] * 3, abs=0.3)  # of the answer, once; nobody has written to `whole`
+
+
 def test_the_memory_of_a_process_that_a_rank_starts_counts(tmp_path):
     child = f"""
 import os, time
