@@ -18,7 +18,7 @@ from torch.nn import Parameter
 def parameters_by_block(model: nn.Module, blocks: Sequence[nn.Module]) -> list[list[Parameter]]:
     """Return the trainable parameters of each block, and those of the root as the last list; each parameter once.
 
-    The root has what lies in no block (embeddings, the last norm), and what several blocks share.
+    The root has what is in no block (embeddings, the last norm), and what several blocks share.
     Raises ValueError if a list has parameters of several dtypes: one message has one dtype.
     """
     owners: dict[Parameter, set[int]] = {p: set() for p in model.parameters() if p.requires_grad}

@@ -61,10 +61,8 @@ def make_strategy(config, model):
     if config.strategy in ("zero1", "zero2"):
         stage = int(config.strategy.removeprefix("zero"))
         return ShardedOptimizer(model, blocks, make_optimizer, config.weight_decay, stage)
-    if config.strategy == "ring":
-        finish = partial(ring.average_gradients, model)
-    else:
-        finish = GradientReducer(model, config.bucket_bytes).finish
+    average = partial(ring.average_gradients, model)
+    finish = average if config.strategy == "ring" else GradientReducer(model, config.bucket_bytes).finish
     return Replicated(model, finish, make_optimizer, config.weight_decay)
 
 

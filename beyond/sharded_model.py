@@ -42,8 +42,9 @@ class ShardedBlock:
     """The parameters of one block. This rank keeps a shard; the whole is in memory only while the block needs it.
 
     flat: the parameters, see flat_parameters.py. shard: what this rank keeps, in fp32. nbytes: size of the whole.
-    gathering: the handle of an all_gather in transit. is_whole: whether flat.values may be read.
-    missing: the parameters whose gradients are not ready. sending: the handle of their reduce_scatter in transit.
+    gathering, own: the handle of an all_gather in transit, and what this rank sends. is_whole: whether flat.values may be
+    read. missing: the parameters whose gradients are not ready.
+    sending, outgoing, received: the handle of the message in transit, and its tensors; None if there is no message.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -56,7 +57,10 @@ class ShardedBlock:
         self.nbytes = self.flat.values.nbytes
         self.missing = set(parameters)
         self.gathering: Any = None
+        self.own: Any = None
         self.sending: Any = None
+        self.outgoing: Any = None
+        self.received: Any = None
         self.is_whole = True
         # TODO(cos598d) b.8: step [1] (1-2 lines)
         # BEGIN SOLUTION b.8
@@ -168,11 +172,14 @@ class ShardedModel:
         model.register_forward_pre_hook(lambda module, inputs: self.before_model())
         model.register_forward_hook(lambda module, inputs, outputs: self.after_model())
         for i, block in enumerate(blocks):
-            block.register_forward_pre_hook(lambda module, inputs, i=i: self.before_forward(i))
-            block.register_forward_hook(lambda module, inputs, outputs, i=i: self.after_forward(i))
-            block.register_full_backward_pre_hook(lambda module, gradients, i=i: self.before_backward(i))
+            self._register(i, block)
         for trained in self.block_of:
             trained.register_post_accumulate_grad_hook(self.gradient_ready)
+
+    def _register(self, i: int, block: nn.Module) -> None:
+        block.register_forward_pre_hook(lambda module, inputs: self.before_forward(i))
+        block.register_forward_hook(lambda module, inputs, outputs: self.after_forward(i))
+        block.register_full_backward_pre_hook(lambda module, gradients: self.before_backward(i))
 
     def before_model(self) -> None:
         """Gather what forward needs first."""

@@ -27,7 +27,7 @@ from common.optim import weight_decay_groups
 from tests.own.equal_runs import on_ranks
 
 STAGES = (1, 2, 3)
-BATCH = 12  # in all; it divides by 1, 2, 3 and 4
+BATCH = 24  # in all; each of its two micro-batches divides by 1, 2, 3 and 4
 STEPS, MICROS = 20, 2
 DECAY, NORM = 0.1, 0.5
 MAKE = partial(AdamW, lr=1e-4)
