@@ -42,8 +42,8 @@ class ShardedBlock:
     """The parameters of one block. This rank keeps a shard; the whole is in memory only while the block needs it.
 
     flat: the parameters, see flat_parameters.py. shard: what this rank keeps, in fp32. nbytes: size of the whole.
-    gathering, own: the handle of an all_gather in transit, and what this rank sends. is_whole: whether flat.values may be
-    read. missing: the parameters whose gradients are not ready.
+    gathering, own: the handle of an all_gather in transit, and what this rank sends. is_whole: flat.values may be read.
+    missing: the parameters whose gradients are not ready.
     sending, outgoing, received: the handle of the message in transit, and its tensors; None if there is no message.
     """
 
