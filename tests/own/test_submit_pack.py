@@ -178,7 +178,7 @@ def test_bonus_points_stand_below_the_sum_and_are_no_part_of_it():
     lines = points_table({"score": 0, "max_score": 0, "bonus": 4, "max_bonus": 4, "tests": [test]}, COURSE)
 
     assert lines[-2].split() == ["together", "0", "of", "100"]
-    assert lines[-1].startswith("beyond       4 of  15  bonus, on top of these; b.2 has no grader here")
+    assert lines[-1].startswith("beyond       4 of  32  bonus, on top of these; b.2 has no grader here")
 
 
 @pytest.fixture
