@@ -164,10 +164,11 @@ class Watchdog:
     def _row(self, state: str, traceback: TracebackType | None = None, note: str = "", takes_part: bool = False) -> Row:
         entries = recorded()
         self._collectives.drain(entries)
+        frames: list[tuple[str, int, str]] = []  # of a rank that has finished: none
         if traceback:
             frames = frames_of(traceback)
-        else:
-            frames = [] if state == FINISHED else self._main.frames()
+        elif state != FINISHED:
+            frames = self._main.frames()
         pending = [entry for entry in entries if entry.is_pending] if state == WAITS else []
         shown = pending[:1] or entries[-1:]
         call, number = (str(shown[0]), shown[0].number) if shown else ("", None)
