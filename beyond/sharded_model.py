@@ -149,7 +149,8 @@ class ShardedModel:
 
     model: the same module with the same values on every rank. blocks: its layers, in the order in which forward uses
     them. make_optimizer: parameter groups -> torch optimizer. weight_decay: of matrices; biases and norms do not decay.
-    All ranks must use the same parameters in every step. Frozen parameters stay whole on every rank.
+    All ranks must use the same parameters in every step. Frozen parameters stay whole on every rank. Raises ValueError if a
+    block, or the rest of the model, has no trainable parameter.
 
     Attributes
     blocks: one ShardedBlock for each block, in order. root: the ShardedBlock of all other parameters.
@@ -164,6 +165,8 @@ class ShardedModel:
         weight_decay: float = 0.0,
     ) -> None:
         *of_blocks, root = parameters_by_block(model, blocks)
+        if not all([*of_blocks, root]):
+            raise ValueError("blocks: expected trainable parameters in each block, and some outside of all blocks")
         self.root = ShardedBlock(root)
         self.blocks = [ShardedBlock(parameters) for parameters in of_blocks]
         self.pieces = [*self.blocks[::-1], self.root]  # the order in which backward completes them

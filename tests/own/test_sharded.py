@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from beyond.checkpoint import _files
+from beyond.sharded_model import ShardedModel
 from common.errors import InputError
 from common.paths import ROOT
 from tests.own.warm import Script
@@ -84,6 +85,13 @@ def test_what_stays_in_memory_is_the_textbook_s_within_one_percent(kept, size, s
 def test_no_block_of_zero3_stays_whole_after_an_evaluation(kept, size):
     for rank in kept("memory", size):
         assert rank[3][1] == 0
+
+
+def test_a_block_without_trainable_parameters_is_refused():
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Tanh()])
+
+    with pytest.raises(ValueError, match="expected trainable parameters in each block, and some outside"):
+        ShardedModel(model, [model[1]], torch.optim.AdamW)
 
 
 def test_a_checkpoint_without_one_rank_s_file_is_refused_by_name(tmp_path):
