@@ -149,8 +149,8 @@ class ShardedModel:
 
     model: the same module with the same values on every rank. blocks: its layers, in the order in which forward uses
     them. make_optimizer: parameter groups -> torch optimizer. weight_decay: of matrices; biases and norms do not decay.
-    All ranks must use the same parameters in every step. Frozen parameters stay whole on every rank. Raises ValueError if a
-    block, or the rest of the model, has no trainable parameter.
+    All ranks must use the same parameters in every step. Frozen parameters stay whole on every rank.
+    Raises ValueError if a block, or the rest of the model, has no trainable parameter.
 
     Attributes
     blocks: one ShardedBlock for each block, in order. root: the ShardedBlock of all other parameters.
