@@ -13,7 +13,7 @@ from common.errors import InputError
 _OPEN = re.compile(r"<!-- your words: ([a-z0-9_]+) -->")
 _CLOSE = re.compile(r"<!-- end of your words: ([a-z0-9_]+) -->")
 _EMPTY = "*Not written yet.*"
-_SEAL = re.compile(r"<!-- built: ([0-9a-f]{16}) -->\n?")
+_FINGERPRINT = re.compile(r"<!-- built: ([0-9a-f]{16}) -->\n?")
 
 
 def read_words(text: str, file: str) -> dict[str, str]:
@@ -53,15 +53,15 @@ def section(name: str, words: dict[str, str], ask: str) -> str:
     return f"<!-- {ask} -->\n\n{empty}<!-- your words: {name} -->\n{inside}{_closing(name)}\n"
 
 
-def seal(text: str) -> str:
+def with_fingerprint(text: str) -> str:
     """Add a last line with a fingerprint of everything outside the sections, so that a later build sees a change."""
     return f"{text}<!-- built: {_digest(text)} -->\n"
 
 
 def is_unchanged_outside(text: str) -> bool:
-    """Return whether only the sections of a sealed report were changed."""
-    found = _SEAL.search(text)
-    return found is not None and _digest(_SEAL.sub("", text)) == found[1]
+    """Return whether only the sections of a report with its fingerprint were changed."""
+    found = _FINGERPRINT.search(text)
+    return found is not None and _digest(_FINGERPRINT.sub("", text)) == found[1]
 
 
 def _closing(name: str) -> str:

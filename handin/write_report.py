@@ -19,7 +19,7 @@ from handin.sections import Findings
 from handin.student import Student, remembered
 from handin.task4 import traffic
 from handin.task_tables import exposed, micro_batches, shares
-from handin.words import is_unchanged_outside, read_words, seal, section
+from handin.words import is_unchanged_outside, read_words, section, with_fingerprint
 
 TITLE = "Distributed Training of Language Models"
 ASKS = {
@@ -70,7 +70,7 @@ def build_report(tree: Path, course: Course, student: Student | None = None, run
     student = student or remembered(earlier)
     findings = Findings()
     pictures = Pictures(folder / "figures")
-    text = seal(write_markdown(tree, course, student, runs or tree / "runs", words, findings, pictures))
+    text = with_fingerprint(write_markdown(tree, course, student, runs or tree / "runs", words, findings, pictures))
     pictures.draw()
     kept_copy = None
     if earlier and not is_unchanged_outside(earlier):

@@ -34,7 +34,7 @@ from grader.inside.find import find_function
 from grader.wire import values
 from grader.wire.call_sites import Sites
 from grader.wire.connection import Wire
-from grader.wire.signatures import Sealer, end_of_notes, sealer
+from grader.wire.signatures import Signer, end_of_notes, signer
 
 PARAMETERS = 400  # several times as many as a tested model has
 TORCH = str(Path(torch.__file__).parent)
@@ -231,8 +231,8 @@ class Rank:
         self.sites = Sites(job["tree"], TORCH)
         line, ending = (bytes.fromhex(key) for key in job.pop("keys"))
         told = self.sites, before.replaced, note, before.identities
-        self.wire = Wire(connection, sealer(connection.sendall, line, *told).send)
-        self._end = [sealer(connection.sendall, ending, *told)]
+        self.wire = Wire(connection, signer(connection.sendall, line, *told).send)
+        self._end = [signer(connection.sendall, ending, *told)]
         self._end_notes = [functools.partial(audit.end_notes, notes, end_of_notes(ending))]
         join_group.install(self.wire, job["rank"], job["world_size"])
         self.context = Context(self.wire, job)
@@ -244,7 +244,7 @@ class Rank:
         return word
 
     def _last_word(
-        self, end: Sealer, look: Callable[[], Any], end_notes: Callable[[], Any]
+        self, end: Signer, look: Callable[[], Any], end_notes: Callable[[], Any]
     ) -> Generator[None, dict, None]:
         message = yield
         look()

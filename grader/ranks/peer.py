@@ -8,7 +8,7 @@ from grader.ranks.outcome import Failure
 from grader.tampering import Flag
 from grader.wire import values
 from grader.wire.processes import PER_RANK
-from grader.wire.signatures import Opener, new_keys
+from grader.wire.signatures import Verifier, new_keys
 
 MAX_OUTPUT = 100_000  # bytes kept of each rank's stdout, and as many of its stderr
 
@@ -46,7 +46,7 @@ class Peer:
         self.stdout, self.stderr, self.stack, self.notes = (Output(read) for read, _ in pipes)
         self.their_fds = [self.theirs.fileno(), *(write for _, write in pipes)]
         self.keys = new_keys()
-        self.frames = values.Frames(check=Opener(self.keys).open)
+        self.frames = values.Frames(check=Verifier(self.keys).open)
         self.mine: Any = None  # what only this rank starts with, for when it asks
         self.later: dict[str, Any] = {}  # what it is given one by one; when it asked is noted among its events
         self.outgoing = bytearray()

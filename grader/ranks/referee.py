@@ -4,7 +4,7 @@
                                    <── a permit ── as soon as a worker waits at every place of its group
 
 A partition's result is multiplied by its permit, a number that was drawn for this place and that no rank has. Each ask
-comes with the thread that waits for its answer; the rank's seal writes it down. So nobody needs to believe what a rank
+comes with the thread that waits for its answer; the rank's signature holds it. So nobody needs to believe what a rank
 reports of its workers: who does not bring a whole clock cycle at once, each partition in its own thread, with its own
 input and with what it has computed there, gets no permits, and no values that the judge finds right.
 """

@@ -38,7 +38,7 @@ CALLS = frozenset(number for name, number in dis.opmap.items() if name.startswit
 JOINING = (GRADER + "wire/connection.py", GRADER + "inside/join_group.py")
 CACHE = dis.opmap.get("CACHE", 0)  # follows an instruction; a frame can be there while it calls
 
-Sealer = Generator[Exception | None, dict | None, None]
+Signer = Generator[Exception | None, dict | None, None]
 
 
 class Site(Protocol):
@@ -67,7 +67,7 @@ def end_of_notes(key: bytes) -> str:
     return sign(b"notes", key, 0).hex()
 
 
-class Opener:
+class Verifier:
     """The grader's side: which key has signed the next message."""
 
     def __init__(self, keys: tuple[bytes, bytes]) -> None:
@@ -82,26 +82,26 @@ class Opener:
         raise MessageError("the message has no valid signature, so it is not from the grader's code in the rank")
 
 
-def sealer(
+def signer(
     send: Callable[[bytes], None], key: bytes, site: Site, replaced: Callable[[], str],
     note: Callable[[str, str], None], ours: frozenset[int],
-) -> Sealer:  # fmt: skip
+) -> Signer:  # fmt: skip
     """A primed generator: `.send(message)` signs and sends, and returns the error if it refuses.
 
     It adds where the call came from (file:line, inside what) by itself, and looks at its callers: they are frames of
     the grader's. `replaced` names a function of ours that was exchanged; `ours`: see audit.identities.
     """
     idents = _thread.get_ident, _thread.get_native_id  # the second is not given to a later thread again
-    sealed = _sealed(send, key, site, replaced, note, ours, sys._getframe, *idents, sign, values.pack)
-    next(sealed)
-    return sealed
+    primed = _signing(send, key, site, replaced, note, ours, sys._getframe, *idents, sign, values.pack)
+    next(primed)
+    return primed
 
 
-def _sealed(
+def _signing(
     send: Callable[[bytes], None], key: bytes, site: Site, replaced: Callable[[], str],
     note: Callable[[str, str], None], ours: frozenset[int], getframe: Any, ident: Any, native: Any, sign: Any,
     pack: Any,
-) -> Sealer:  # fmt: skip
+) -> Signer:  # fmt: skip
     """What it uses are its own locals: exchanging a name in a module changes nothing here."""
     number, wire, folder = 0, GRADER + "wire/connection.py", GRADER
     main, look, made, by_hand = ident(), strange_frame, list[type](), asks_by_hand

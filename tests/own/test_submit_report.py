@@ -13,7 +13,7 @@ from handin.gpt2_runs import FIGURES
 from handin.pictures import Pictures
 from handin.sections import Findings
 from handin.student import make_student, remembered
-from handin.words import read_words, seal
+from handin.words import read_words, with_fingerprint
 from handin.write_report import ASKS, build_report, summary, write_markdown
 from tests.own.run_records import change, write_ladder, write_run
 
@@ -204,7 +204,7 @@ def test_what_is_not_hidden_is_shown_for_the_bonus(tree):
 def test_words_are_kept_when_the_report_is_built_again(tree):
     path = tree / "report" / "report.md"
     path.parent.mkdir()
-    path.write_text(seal(read(tree)[0]))
+    path.write_text(with_fingerprint(read(tree)[0]))
     for section in ASKS:
         write_words(tree, section, f"My **words** on {section}.\n\n- a | b\n")
     write_run(tree / "runs/task3_ddp", "task3_ddp", 4, seconds=0.05)
@@ -233,7 +233,7 @@ def test_built_again_from_the_same_both_files_are_the_same(tree):
 def test_a_report_that_was_changed_outside_of_the_sections_is_kept(tree):
     path = tree / "report" / "report.md"
     path.parent.mkdir()
-    text = seal(read(tree)[0]).replace("## Scalability\n", "## Scalability\n\nMine, in the wrong place.\n")
+    text = with_fingerprint(read(tree)[0]).replace("## Scalability\n", "## Scalability\n\nMine, in the wrong place.\n")
     path.write_text(text)
 
     _, _, said = build(tree)
@@ -254,7 +254,7 @@ def test_a_report_that_was_changed_outside_of_the_sections_is_kept(tree):
 def test_a_damaged_section_stops_the_build_and_nothing_is_overwritten(tree, old, new, said):
     path = tree / "report" / "report.md"
     path.parent.mkdir()
-    damaged = seal(read(tree)[0]).replace(old, new)
+    damaged = with_fingerprint(read(tree)[0]).replace(old, new)
     path.write_text(damaged)
 
     with pytest.raises(InputError, match=r"report/report.md:\d+: ") as error:
