@@ -29,7 +29,7 @@ SMALL = {
     r"benchmark\.checks\.diagnosis_cost": "-m benchmark.checks.diagnosis_cost --quick",
     r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
     r"benchmark\.checks\.network --parts (tiny,large|rate|ladder)": "-m benchmark.checks.network --quick",
-    r"make demo$|cluster\.ladder --workers": "-m cluster.ladder --workers 2 --batch 4 --iterations 2",
+    r"make demo$|cluster\.ladder --(workers|demo)": "-m cluster.ladder --workers 2 --batch 4 --iterations 2",
     r"make demo-cluster|cluster\.ladder --nodes": "-m cluster.ladder --nodes 2 --random_bert 1M --iterations 2",
     r"benchmark\.run": "-m benchmark.run --workers 2 --max_steps 4 --dropped 1",
     r"benchmark\.compare": "-m benchmark.compare --workers 2 --max_steps 5 --only fsdp",
