@@ -68,7 +68,7 @@ class OwnOverlap(Engine):
         return value
 
     def choose(self, loss: Tensor) -> None:
-        """Set the size of the buckets. It takes effect when finish() of the first step makes the buckets anew.
+        """Set the size of the buckets. It takes effect when finish() of the first step makes new buckets.
 
         It costs the first step some backward passes, whose gradients are dropped.
         """

@@ -5,8 +5,8 @@ trouble if
     - a connection to another rank was lost, or
     - all ranks wait, each in another collective, and no byte moves: nobody can ever continue, or
     - one rank has made no progress for --hang_seconds.
-Whoever notices tells the others through the store. Then every rank writes its row there, the lowest rank prints them,
-and all exit. Without this, a forgotten collective ends after 30 minutes, in Gloo's own time-out, which says not where.
+The rank that notices tells the others through the store. Then every rank writes its row there, the lowest rank prints
+them, and all exit. Without this, a forgotten collective ends after 30 minutes, in Gloo's own time-out, which says not where.
 """
 
 import contextlib

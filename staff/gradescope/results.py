@@ -1,8 +1,8 @@
 """Gradescope's results.json from a report, and late days from its submission_metadata.json.
 
-The fields are those of Gradescope's autograder specification. A text above 100,000 characters is cut there, in the
-middle of whatever stands at that place, so the texts are kept short here. Tests that fail for one reason are grouped as
-in the terminal; hidden tests by themselves, for what a student can read must not speak of them.
+The fields are those of Gradescope's autograder specification. Gradescope cuts what is longer
+than 100,000 characters, wherever that happens to be, so the texts are kept short here. Tests that fail for one reason
+are grouped as in the terminal. Hidden tests have groups of their own: what a student can read must not mention them.
 """
 
 import json

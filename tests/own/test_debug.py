@@ -38,7 +38,7 @@ def put(tree, statement):
 
 
 class Terminal:
-    """`python -m grader.debug` with a terminal of its own, and what stands in it."""
+    """`python -m grader.debug` with a terminal of its own, and what that shows."""
 
     def __init__(self, tree, *arguments):
         self.seen = ""

@@ -12,7 +12,7 @@ PLAIN = ReducerSetting(
     buckets=[[[5, 4], [3, 2, 1], [0]]],
     finish=False,
 )
-# Rank 2 begins when all others have ended: whoever waits for it in a hook waits for ever.
+# Rank 2 begins when all others have ended: a hook that waits for it never returns.
 LATE = replace(PLAIN, late=[2])
 # On ranks above 0 bucket 1 is complete first, and must wait for bucket 0. All have one size: a mix-up is no mismatch.
 CROSSED = replace(
