@@ -6,7 +6,8 @@ trouble if
     - all ranks wait, each in another collective, and no byte moves: nobody can ever continue, or
     - one rank has made no progress for --hang_seconds.
 The rank that notices tells the others through the store. Then every rank writes its row there, the lowest rank prints
-them, and all exit. Without this, a forgotten collective ends after 30 minutes, in Gloo's own time-out, which says not where.
+them, and all exit. Without this, a forgotten collective ends after 30 minutes, in Gloo's own time-out, which does not
+say where.
 """
 
 import contextlib
