@@ -48,7 +48,9 @@ def test_all_strategies_train_as_one_worker_does(tmp_path):
     assert rows["single"]["last_loss"] < 7.0
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "pipeline", "own_overlap", slow("own_ring")])
+@pytest.mark.parametrize(
+    "strategy", ["fsdp", "pipeline", "own_overlap", "own_zero3", slow("own_ring"), slow("own_zero2")]
+)
 def test_accumulated_steps_are_those_of_a_larger_batch(strategy, tmp_path):
     flags = ["--max_steps", "4", "--only", strategy, "--base", strategy, "--workers", "2"]
     done = run(
