@@ -2,6 +2,9 @@
 
 Every rank has two rows: "process" with its phases, and "network" with its collectives and messages. Times are seconds
 on one clock for all ranks; 0 is the beginning of the first step that is shown.
+
+The boxes of a rank on the row "process" do not overlap. While a rank is blocked, its phase is communication, also in
+the middle of backward. Boxes on the row "network" may overlap: several collectives can be on their way.
 """
 
 from dataclasses import dataclass, field
@@ -9,6 +12,7 @@ from typing import Literal
 
 Row = Literal["process", "network"]
 Phase = Literal["data", "forward", "backward", "communication", "optimizer", "pipeline"]
+PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "communication", "optimizer", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,12 @@ class Wait:
 
 @dataclass(frozen=True)
 class Box:
-    """Something that a rank does. name: a phase on the row "process", a collective on the row "network"."""
+    """Something that a rank does.
+
+    name: on the row "process" a phase, in a pipeline with its micro-batch ("forward 2"); on the row "network" a
+    collective. A collective begins when this rank enters it, and ends when it is complete on this rank.
+    waits: while the process is blocked for this box; they are drawn on the row "process".
+    """
 
     rank: int
     row: Row
@@ -31,6 +40,11 @@ class Box:
     end: float
     bytes: int = 0  # handed over by this rank; 0 on the row "process"
     waits: tuple[Wait, ...] = ()
+
+    @property
+    def phase(self) -> str:
+        """The name without a micro-batch."""
+        return self.name.split(" ")[0]
 
 
 @dataclass(frozen=True)
@@ -54,3 +68,31 @@ class Timeline:
     clock_error: float = 0.0
     predicted: bool = False
     notes: tuple[str, ...] = field(default=())  # lines below the picture
+    labels: tuple[str, ...] = ()  # names of the ranks, where they are not rank 0, rank 1, ...
+    run: str = ""  # drawn at random by rank 0 of a measured run; records of the same run hold it, too
+
+    def label(self, rank: int) -> str:
+        """The name of a rank's row."""
+        return self.labels[rank] if self.labels else f"rank {rank}"
+
+    @property
+    def clock(self) -> str:
+        """One line about the clock, for below the picture."""
+        if self.predicted:
+            return "predicted"
+        if self.clock_error == 0:
+            return "all ranks on one clock"
+        return f"the clocks of two ranks differ by at most {self.clock_error * 1e3:.2f} ms"
+
+
+def lanes(boxes: list[Box]) -> list[list[Box]]:
+    """Distribute boxes over as few lanes as possible, in which none overlap; earlier boxes come first."""
+    found: list[list[Box]] = []
+    for box in sorted(boxes, key=lambda box: (box.start, box.end)):
+        for lane in found:
+            if lane[-1].end <= box.start:
+                lane.append(box)
+                break
+        else:
+            found.append([box])
+    return found

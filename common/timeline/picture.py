@@ -1,0 +1,125 @@
+"""Draws a timeline as a picture for a report: readable in grey and at half a page's width.
+
+Two rows per rank: what its process does, and below it, thinner, what its network does. Waiting is hatched.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.timeline.boxes import Box, Timeline, Wait, lanes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# From white to black, so that phases also differ in grey. Blue and orange differ with every common colour blindness.
+COLOURS = {
+    "data": "#FFFFFF",
+    "forward": "#BBDDF2",
+    "communication": "#F0A830",
+    "backward": "#2B7BB9",
+    "optimizer": "#303030",
+    "pipeline": "#BBDDF2",
+}
+NETWORK = "#F0A830"
+HATCH = "////"
+WIDTH = 6.4  # inches; at half of that, letters of FONT points are still 6.5 points high
+FONT = 13
+PROCESS, NETWORK_ROW, GAP = 1.0, 0.5, 0.35  # heights of the rows of a rank
+LETTER = 0.02  # the least share of the picture's width in which a letter fits
+
+
+def draw(timeline: Timeline, path: str | Path) -> None:
+    """Write the picture of a timeline to `path`."""
+    from matplotlib import rc_context  # here: it takes half a second to load
+    from matplotlib.figure import Figure
+
+    with rc_context({"font.size": FONT, "hatch.linewidth": 0.8}):
+        height = 1.9 + 0.52 * timeline.world_size + 0.25 * len(timeline.notes)
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        axes = figure.subplots()
+        _draw_steps(axes, timeline)
+        for rank in range(timeline.world_size):
+            _draw_rank(axes, timeline, rank)
+        _label(axes, timeline)
+        figure.legend(handles=_legend(timeline), loc="outside lower center", ncols=4, frameon=False, fontsize=FONT - 2,
+                      handlelength=1.4, columnspacing=1.0, handletextpad=0.5)  # fmt: skip
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+
+
+def _top(rank: int) -> float:
+    """Where the rows of a rank begin, from above."""
+    return rank * (PROCESS + NETWORK_ROW + GAP)
+
+
+def _draw_steps(axes: "Axes", timeline: Timeline) -> None:
+    steps = [step for step in timeline.steps if step.rank == 0]
+    for step in steps:
+        axes.axvline(step.start * 1e3, color="black", linewidth=0.8, linestyle=(0, (2, 2)), zorder=0)
+        middle = (step.start + step.end) / 2 * 1e3
+        axes.text(middle, -0.25, f"step {step.number}", ha="center", va="bottom", fontsize=FONT - 2)
+
+
+def _draw_rank(axes: "Axes", timeline: Timeline, rank: int) -> None:
+    own = [box for box in timeline.boxes if box.rank == rank]
+    process = [box for box in own if box.row == "process"]
+    top = _top(rank)
+    for name, colour in COLOURS.items():
+        _bars(axes, [box for box in process if box.phase == name], top, PROCESS, colour)
+    waits = [(wait.start * 1e3, (wait.end - wait.start) * 1e3) for box in own for wait in box.waits]
+    axes.broken_barh(waits, (top, PROCESS), facecolor="white", edgecolor="black", hatch=HATCH, linewidth=0)
+    shown = _duration(timeline)
+    for box in process:
+        if box.end - box.start > LETTER * shown and box.phase != "communication":
+            _letter(axes, box, top + PROCESS / 2)
+    rows = lanes([box for box in own if box.row == "network"])
+    for lane, boxes in enumerate(rows):
+        height = NETWORK_ROW / len(rows)
+        _bars(axes, boxes, top + PROCESS + lane * height, height, NETWORK)
+        idle = [wait for box in boxes for wait in box.waits]  # nothing is on its way yet
+        _bars(axes, idle, top + PROCESS + lane * height, height, "white")
+
+
+def _bars(axes: "Axes", boxes: Sequence[Box | Wait], top: float, height: float, colour: str) -> None:
+    spans = [(box.start * 1e3, (box.end - box.start) * 1e3) for box in boxes]
+    axes.broken_barh(spans, (top, height), facecolor=colour, edgecolor="black", linewidth=0.5)
+
+
+def _letter(axes: "Axes", box: Box, height: float) -> None:
+    """Write F, B, D or O into a box, in a pipeline with the micro-batch."""
+    text = box.phase[0].upper() + box.name.removeprefix(box.phase).strip()
+    colour = "white" if box.phase in ("backward", "optimizer") else "black"
+    middle = (box.start + box.end) / 2 * 1e3
+    axes.text(middle, height, text, ha="center", va="center", color=colour, fontsize=FONT - 3, clip_on=True)
+
+
+def _duration(timeline: Timeline) -> float:
+    ends = [step.end for step in timeline.steps] + [box.end for box in timeline.boxes]
+    return max(ends, default=1.0) - min([step.start for step in timeline.steps], default=0.0)
+
+
+def _label(axes: "Axes", timeline: Timeline) -> None:
+    start = min([step.start for step in timeline.steps], default=0.0)
+    axes.set_xlim(start * 1e3, (start + _duration(timeline)) * 1e3)
+    axes.set_ylim(_top(timeline.world_size) - GAP / 2, -0.2)
+    middles = [_top(rank) + PROCESS / 2 for rank in range(timeline.world_size)]
+    axes.set_yticks(middles, [timeline.label(rank) for rank in range(timeline.world_size)])
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_title(timeline.title, fontsize=FONT, pad=22)
+    lines = ["time (ms)", timeline.clock, *timeline.notes]
+    axes.set_xlabel("\n".join(lines), fontsize=FONT - 2)
+
+
+def _legend(timeline: Timeline) -> list:
+    from matplotlib.patches import Patch
+
+    names = [name for name in COLOURS if any(box.phase == name for box in timeline.boxes if box.row == "process")]
+    colours = {name: COLOURS[name] for name in names if name != "communication"}
+    if any(box.row == "network" for box in timeline.boxes) or "communication" in names:
+        colours["communication"] = NETWORK
+    handles = [Patch(facecolor=colour, edgecolor="black", label=name) for name, colour in colours.items()]
+    if any(box.waits for box in timeline.boxes):
+        handles.append(Patch(facecolor="white", edgecolor="black", hatch=HATCH, label="waiting"))
+    return handles

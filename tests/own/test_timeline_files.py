@@ -1,0 +1,243 @@
+"""A timeline's picture, trace and page: what is drawn, what can be read back, what a browser makes of it."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+from PIL import Image
+
+from common.errors import InputError
+from common.timeline.boxes import Box, Timeline, lanes
+from common.timeline.page import write_page
+from common.timeline.picture import draw
+from common.timeline.trace import read_trace, write_trace
+from tests.own.timelines import after_backward, during_backward
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def rounded(timeline: Timeline) -> Timeline:
+    """The same with times as a file holds them, in whole nanoseconds."""
+
+    def of(part):
+        times = {name: round(getattr(part, name), 9) for name in ("start", "end")}
+        waits = {"waits": tuple(of(wait) for wait in part.waits)} if isinstance(part, Box) else {}
+        return replace(part, **times, **waits)
+
+    return replace(timeline, steps=tuple(map(of, timeline.steps)), boxes=tuple(map(of, timeline.boxes)))
+
+
+# -------------------------------------------------------------------------------------------------- trace
+
+
+@pytest.mark.parametrize("made", [after_backward(), during_backward()])
+def test_a_trace_read_again_is_the_timeline_that_was_written(tmp_path, made):
+    made = replace(made, notes=("one line",), labels=tuple(f"partition {i}" for i in range(made.world_size)))
+    write_trace(made, tmp_path / "timeline.json")
+
+    read = read_trace(tmp_path / "timeline.json")
+
+    by_place = {"key": lambda part: (part.rank, getattr(part, "row", ""), part.start)}
+    assert replace(read, steps=(), boxes=()) == replace(made, steps=(), boxes=())
+    assert sorted(rounded(read).boxes, **by_place) == sorted(rounded(made).boxes, **by_place)
+    assert sorted(rounded(read).steps, **by_place) == sorted(rounded(made).steps, **by_place)
+
+
+def test_perfetto_gets_one_process_per_rank_and_slices_that_nest(tmp_path):
+    write_trace(after_backward(), tmp_path / "timeline.json")
+
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+
+    named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert named == {rank: f"rank {rank}" for rank in range(4)}
+    assert "waiting for rank 2" in {e["name"] for e in events if e["pid"] == 1}
+    slices = [e for e in events if e["ph"] == "X"]
+    for a in slices:  # Perfetto draws slices of one thread that overlap without nesting in the wrong place
+        for b in slices:
+            if (a["pid"], a["tid"]) == (b["pid"], b["tid"]) and a["ts"] < b["ts"] < a["ts"] + a["dur"] - 0.01:
+                assert b["ts"] + b["dur"] <= a["ts"] + a["dur"] + 0.01, (a, b)
+
+
+def changed(tmp_path: Path, change) -> Path:
+    write_trace(after_backward(), tmp_path / "timeline.json")
+    content = json.loads((tmp_path / "timeline.json").read_text())
+    change(content)
+    (tmp_path / "timeline.json").write_text(json.dumps(content))
+    return tmp_path / "timeline.json"
+
+
+def test_a_trace_that_is_cut_off_is_refused_in_one_line(tmp_path):
+    write_trace(after_backward(), tmp_path / "timeline.json")
+    text = (tmp_path / "timeline.json").read_text()
+    (tmp_path / "timeline.json").write_text(text[: len(text) // 2])
+
+    with pytest.raises(InputError, match=r"timeline.json: expected a whole trace, but it is cut off .*; rerun with"):
+        read_trace(tmp_path / "timeline.json")
+
+
+def test_a_trace_without_a_rank_is_refused_in_one_line(tmp_path):
+    def drop(content):
+        content["traceEvents"] = [event for event in content["traceEvents"] if event["pid"] != 3]
+
+    with pytest.raises(InputError, match=r"timeline.json: rank 3 of 4 is missing; rerun with --timeline"):
+        read_trace(changed(tmp_path, drop))
+
+
+def test_a_trace_of_two_runs_is_refused_in_one_line(tmp_path):
+    def mix(content):
+        of_rank = {e["pid"]: e for e in content["traceEvents"] if e["name"] == "process_name"}
+        of_rank[2]["args"]["run"] = "another"
+
+    with pytest.raises(InputError, match=r"timeline.json: rank 2 belongs to another run than rank 0; rerun"):
+        read_trace(changed(tmp_path, mix))
+
+
+def test_a_trace_of_another_version_is_refused_in_one_line(tmp_path):
+    def age(content):
+        content["timeline"]["version"] = 0
+
+    with pytest.raises(InputError, match=r"timeline.json: expected version 1 of the format, got 0; rerun"):
+        read_trace(changed(tmp_path, age))
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"traceEvents": []}', "3"])
+def test_another_file_is_refused_in_one_line(tmp_path, text):
+    (tmp_path / "trace.json").write_text(text)
+
+    with pytest.raises(InputError, match=r"trace.json: expected a timeline, got another file"):
+        read_trace(tmp_path / "trace.json")
+
+
+def test_a_box_without_its_bytes_is_refused_in_one_line(tmp_path):
+    def drop(content):
+        del next(e for e in content["traceEvents"] if e.get("cat") == "network")["args"]["bytes"]
+
+    with pytest.raises(InputError, match=r"timeline.json: expected a timeline, but KeyError\('bytes'\)"):
+        read_trace(changed(tmp_path, drop))
+
+
+def test_boxes_on_one_lane_do_not_overlap():
+    boxes = [box for box in during_backward().boxes if box.rank == 0 and box.row == "network"]
+
+    found = lanes(boxes)
+
+    assert [[box.start for box in lane] for lane in found] == [[0.03, 0.055], [0.04]]
+
+
+# ------------------------------------------------------------------------------------------------ picture
+
+
+def test_phases_differ_in_grey(tmp_path):
+    draw(after_backward(world_size=2, steps=1), tmp_path / "timeline.png")
+
+    with Image.open(tmp_path / "timeline.png") as picture:
+        row = numpy.asarray(picture.convert("L"))
+        assert picture.width >= 900
+    # Along rank 0's row: the greys that fill a wide box. Letters and edges are narrow.
+    line = row[row.shape[0] // 4]
+    greys = {int(grey) for grey, count in zip(*numpy.unique(line, return_counts=True), strict=True) if count > 15}
+    apart = sorted(greys)
+    assert len(apart) >= 5 and all(b - a >= 20 for a, b in itertools.pairwise(apart)), apart
+
+
+def test_a_slow_rank_changes_the_picture_and_another_title_changes_its_top_only(tmp_path):
+    def pixels(timeline: Timeline) -> numpy.ndarray:
+        draw(timeline, tmp_path / "timeline.png")
+        with Image.open(tmp_path / "timeline.png") as picture:
+            return numpy.asarray(picture.convert("L")).astype(int)
+
+    plain, slow = pixels(after_backward(slow=2)), pixels(after_backward(slow=1))
+    named = pixels(replace(after_backward(slow=2), title="all_reduce after backwarD"))
+
+    assert (plain != slow).mean() > 0.01
+    assert not (plain != named)[60:].any() and (plain != named).any()
+
+
+def test_a_timeline_without_boxes_can_be_drawn(tmp_path):
+    draw(Timeline("nothing", 2, (), ()), tmp_path / "timeline.png")
+    write_page(Timeline("nothing", 2, (), ()), tmp_path / "timeline.html")
+
+    assert (tmp_path / "timeline.png").stat().st_size > 1000
+
+
+# --------------------------------------------------------------------------------------------------- page
+
+
+def in_browser(page: Path, script: str) -> tuple[dict, str]:
+    """Open a page, then run a script that fills `result`; return that, and what the browser wrote to its console."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not browser:
+        pytest.skip(f"no browser here: looked for {', '.join(BROWSERS)}")
+    probe = page.with_name("probe.html")
+    more = f"<pre id=out></pre><script>const result = {{}};{script};out.textContent = JSON.stringify(result)</script>"
+    probe.write_text(page.read_text() + more)
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,600", "--enable-logging=stderr"]
+    command = [browser, *flags, "--dump-dom", f"--user-data-dir={page.parent / 'profile'}", f"file://{probe}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = re.search(r'<pre id="out">(.*?)</pre>', done.stdout, re.DOTALL)
+    console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+    assert found, console or done.stderr[-2000:]
+    return json.loads(found[1].replace("&amp;", "&").replace("&gt;", ">").replace("&lt;", "<")), console
+
+
+HOVER = """
+function hover(ms, y) {
+  const place = canvas.getBoundingClientRect()
+  const at = {clientX: place.left + xOf(ms), clientY: place.top + TOP + y, bubbles: true}
+  canvas.dispatchEvent(new PointerEvent("pointermove", at))
+  return tip.style.display == "none" ? "" : tip.textContent
+}
+"""
+
+
+@pytest.mark.medium
+def test_a_browser_shows_name_bytes_and_the_rank_waited_for(tmp_path):
+    write_page(after_backward(), tmp_path / "timeline.html")
+    script = """
+        result.wait = hover(70, 10); result.phase = hover(10, 10); result.network = hover(100, 35)
+        result.nothing = hover(122, 35)
+        canvas.dispatchEvent(new WheelEvent("wheel", {deltaY: -1, bubbles: true, cancelable: true}))
+        result.shown = to - from; result.zoomed = hover(10, 10)
+    """
+    seen, console = in_browser(tmp_path / "timeline.html", HOVER + script)
+
+    assert console == ""
+    assert seen["phase"] == seen["zoomed"] == "rank 0: forward, 20.000 ms"
+    assert seen["network"] == "rank 0: all_reduce, 4,000,000 bytes, 50.000 ms, waited 20.000 ms for rank 2"
+    assert seen["wait"].startswith("rank 0 waits for rank 2; rank 0: all_reduce, 4,000,000 bytes")
+    assert seen["nothing"] == ""
+    assert seen["shown"] == pytest.approx(0.8 * 375)
+
+
+@pytest.mark.medium
+def test_a_browser_draws_four_ranks_and_twenty_steps_in_under_a_second(tmp_path):
+    made = after_backward(4, 20)
+    network = [box for box in made.boxes if box.row == "network"]
+    many = [  # as many collectives as a model has tensors
+        replace(box, start=box.start + i * 5e-4, end=box.start + (i + 1) * 5e-4, waits=())
+        for box in network
+        for i in range(60)
+    ]
+    write_page(replace(made, boxes=made.boxes + tuple(many)), tmp_path / "timeline.html")
+
+    seen, console = in_browser(tmp_path / "timeline.html", "result.ms = +document.body.dataset.milliseconds")
+
+    assert console == ""
+    assert 0 < seen["ms"] < 1000 * float(os.environ.get("COS598D_SLOWNESS", "1"))
+
+
+def test_a_page_needs_no_network_and_is_not_ended_by_its_data(tmp_path):
+    made = replace(after_backward(), title="</script><b>@data@ & co", notes=("<i>@title@",))
+    write_page(made, tmp_path / "timeline.html")
+
+    page = (tmp_path / "timeline.html").read_text()
+
+    assert not re.search(r"(src|href)=(?!.data:)", page) and "http" not in page
+    assert page.count("</script>") == 2 and "<b>" not in page and "<i>@title@" not in page
