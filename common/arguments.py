@@ -15,6 +15,7 @@ from common.config import BeyondConfig, GlueConfig, Gpt2Config, RunConfig, Traff
 from common.errors import InputError
 from common.flags import Parser, check_at_least, only_fields, set_default, true_or_false, whole_number
 from common.paths import ROOT
+from common.timeline.capture import STEPS
 from common.workers.rows import STOPPED_FILE
 
 GLUE_TASKS = ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli", "mnli-mm", "qnli", "rte", "wnli")
@@ -163,7 +164,7 @@ SAMPLE_GPT2 = {"learning_rate": 1e-3, "model_max_length": 64}
 def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port: int = PORT) -> None:
     """Add the flags of every script that trains; `world_size` and `port` are the defaults."""
     add = parser.add_argument
-    parser.set_defaults(profile=False)
+    parser.set_defaults(profile=False, timeline=0)
     group = parser.add_argument_group
     add("--data_dir", type=Path, help="folder with the data (default: the embedded sample)")
     add("--model_name_or_path", help="tiny, a hub name or a folder (default: tiny for the sample)")
@@ -205,6 +206,10 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", action="store_true", help="trace a few steps and list the parameters by size")
+    parser.add_argument(
+        "--timeline", type=whole_number, nargs="?", const=STEPS, default=0, metavar="STEPS",
+        help=f"show what all ranks do in a few steps ({STEPS})",
+    )  # fmt: skip
 
 
 def _add_glue_flags(parser: argparse.ArgumentParser) -> None:
@@ -244,7 +249,9 @@ def complete(run_name: str, arguments: dict) -> None:
     arguments["task"] = run_name
     arguments["max_steps"] = max(0, arguments["max_steps"])
     _place_worker(arguments, os.environ)
-    check_at_least(arguments, 0, "weight_decay", "max_grad_norm", "warmup_steps", "seed")
+    check_at_least(arguments, 0, "weight_decay", "max_grad_norm", "warmup_steps", "seed", "timeline")
+    if arguments["profile"] and arguments["timeline"]:
+        raise InputError("--profile and --timeline both use torch's profiler; choose one of them")
     for name in ("learning_rate", "adam_epsilon", "join_seconds", "hang_seconds"):
         if not arguments[name] > 0:
             raise InputError(f"--{name}: expected a number above 0, got {arguments[name]}")

@@ -24,6 +24,7 @@ class RunConfig:
     seed: int
     no_cuda: bool
     profile: bool
+    timeline: int  # number of steps that --timeline shows; 0 without it
     master_ip: str
     master_port: int
     world_size: int

@@ -29,6 +29,7 @@ from common.errors import InputError
 from common.optim import number_of_epochs, total_steps
 from common.paths import ROOT, atomic_write, shown
 from common.step_profiler import StepProfiler, parameter_table
+from common.timeline.run import RunTimeline
 from common.workers.process_group import Worker
 from common.workers.rows import STOPPED_FILE
 
@@ -51,11 +52,14 @@ class Record:
         self._phases: dict[str, float] = {}
         _prepare(config)
         self._profiler = StepProfiler(config.output_dir, worker.rank) if config.profile else None
+        self._timeline = RunTimeline(config, worker) if config.timeline else None
 
     def describe(self, model: nn.Module, train: int, dev: int) -> None:
         """Record the size of the model and of the data."""
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.examples = {"train": train, "dev": dev}
+        if self._timeline:
+            self._timeline.capture.watch(model)
         if self.worker.is_first:
             print(f"{self.parameters:,} parameters; {train:,} training and {dev:,} dev examples", flush=True)
             if self.config.profile:
@@ -64,6 +68,8 @@ class Record:
     def epochs(self, loader) -> Iterator[int]:
         """Yield 0, 1, ... up to the last epoch of the run, with a progress bar on rank 0."""
         self.steps_per_epoch = len(loader)
+        if self._timeline:
+            self._timeline.read_clocks()
         self.collectives.drain()  # what was sent before training, such as DDP's first broadcast, does not count
         self.collectives.forget()
         count = number_of_epochs(self.config, len(loader))
@@ -74,17 +80,22 @@ class Record:
         left = total_steps(self.config, self.steps_per_epoch) - len(self._iterations)
         batches = self.worker.batches(itertools.islice(loader, left))
         total = min(left, self.steps_per_epoch)
+        if self._timeline:
+            self._timeline.capture.begin_epoch(len(self._iterations), total)
         with tqdm(total=total, desc="iterations", leave=False, disable=not self.worker.is_first) as bar:
-            self._synchronize()
-            begin = time.perf_counter()
+            begin = self._begin_iteration()
             for batch in batches:
-                self._phases = {"data": time.perf_counter() - begin}
+                self._phases = {}
+                self._end_phase("data", begin)
                 self.collectives.begin_iteration()
                 yield batch
                 self._synchronize()
-                self._finish_iteration(time.perf_counter() - begin)
+                end = time.perf_counter()
+                if self._timeline:
+                    self._timeline.capture.end_step(len(self._iterations), begin, end)
+                self._finish_iteration(end - begin)
                 bar.update()
-                begin = time.perf_counter()
+                begin = self._begin_iteration()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -95,7 +106,7 @@ class Record:
         yield
         self.worker.pulse.phase = ""
         self._synchronize()  # a GPU still computes after the call has returned
-        self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - begin
+        self._end_phase(name, begin)
 
     def loss(self, value: float) -> None:
         """Record the loss of this iteration's batch, before the update; rank 0 prints it."""
@@ -121,12 +132,15 @@ class Record:
         if self._profiler:
             self._profiler.close()
         self.collectives.drain()
+        timeline = self._timeline.finish() if self._timeline else None
         with atomic_write(folder / f"rank{rank}.json") as file:
-            json.dump(self.as_dict(), file, indent=1)
+            json.dump({**self.as_dict(), "timeline": timeline}, file, indent=1)
         with atomic_write(folder / f"loss_{rank}.txt") as file:
             file.writelines(f"{loss}\n" for loss in self.losses)
         if self.worker.is_first:
             self._print_summary()
+        if self._timeline:
+            self._timeline.write(folder)
 
     def as_dict(self) -> dict:
         """Return the record as task 1's README describes it, in seconds and bytes."""
@@ -149,6 +163,19 @@ class Record:
             "collectives": self.collectives.summary(),
             "seconds_per_iteration": self.seconds_per_iteration,
         }
+
+    def _begin_iteration(self) -> float:
+        """Return when the iteration begins; with --timeline, the profiler starts and stops before that."""
+        if self._timeline:
+            self._timeline.capture.begin_step(len(self._iterations))
+        self._synchronize()
+        return time.perf_counter()
+
+    def _end_phase(self, name: str, begin: float) -> None:
+        end = time.perf_counter()
+        self._phases[name] = self._phases.get(name, 0.0) + end - begin
+        if self._timeline:
+            self._timeline.capture.phase(name, begin, end)
 
     def _finish_iteration(self, seconds: float) -> None:
         loss = self.losses[len(self._iterations)] if len(self.losses) > len(self._iterations) else None
@@ -207,7 +234,7 @@ def _keep_longest(folder: Path) -> None:
 
 
 def _files_of_a_run(folder: Path) -> list[Path]:
-    return [*folder.glob("rank*.json"), *folder.glob("loss_*.txt")]
+    return [*folder.glob("rank*.json"), *folder.glob("loss_*.txt"), *folder.glob("timeline.*")]
 
 
 def _iterations_in(folder: Path) -> int:

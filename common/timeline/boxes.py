@@ -82,7 +82,7 @@ class Timeline:
             return "predicted"
         if self.clock_error == 0:
             return "all ranks on one clock"
-        return f"the clocks of two ranks differ by at most {self.clock_error * 1e3:.2f} ms"
+        return f"the clocks of two ranks differ by at most {self.clock_error * 1e3:.3f} ms"
 
 
 def lanes(boxes: list[Box]) -> list[list[Box]]:

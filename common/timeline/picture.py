@@ -19,7 +19,7 @@ COLOURS = {
     "communication": "#F0A830",
     "backward": "#2B7BB9",
     "optimizer": "#303030",
-    "pipeline": "#BBDDF2",
+    "pipeline": "#DDDDDD",
 }
 NETWORK = "#F0A830"
 HATCH = "////"
@@ -27,6 +27,7 @@ WIDTH = 6.4  # inches; at half of that, letters of FONT points are still 6.5 poi
 FONT = 13
 PROCESS, NETWORK_ROW, GAP = 1.0, 0.5, 0.35  # heights of the rows of a rank
 LETTER = 0.02  # the least share of the picture's width in which a letter fits
+EDGE = 0.004  # and of a box with an edge
 
 
 def draw(timeline: Timeline, path: str | Path) -> None:
@@ -38,6 +39,8 @@ def draw(timeline: Timeline, path: str | Path) -> None:
         height = 1.9 + 0.52 * timeline.world_size + 0.25 * len(timeline.notes)
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axes = figure.subplots()
+        start, end = _limits(timeline)
+        axes.set_xlim(start * 1e3, end * 1e3)
         _draw_steps(axes, timeline)
         for rank in range(timeline.world_size):
             _draw_rank(axes, timeline, rank)
@@ -69,9 +72,8 @@ def _draw_rank(axes: "Axes", timeline: Timeline, rank: int) -> None:
         _bars(axes, [box for box in process if box.phase == name], top, PROCESS, colour)
     waits = [(wait.start * 1e3, (wait.end - wait.start) * 1e3) for box in own for wait in box.waits]
     axes.broken_barh(waits, (top, PROCESS), facecolor="white", edgecolor="black", hatch=HATCH, linewidth=0)
-    shown = _duration(timeline)
     for box in process:
-        if box.end - box.start > LETTER * shown and box.phase != "communication":
+        if 1e3 * (box.end - box.start) > LETTER * _shown_ms(axes) and box.phase != "communication":
             _letter(axes, box, top + PROCESS / 2)
     rows = lanes([box for box in own if box.row == "network"])
     for lane, boxes in enumerate(rows):
@@ -82,8 +84,12 @@ def _draw_rank(axes: "Axes", timeline: Timeline, rank: int) -> None:
 
 
 def _bars(axes: "Axes", boxes: Sequence[Box | Wait], top: float, height: float, colour: str) -> None:
-    spans = [(box.start * 1e3, (box.end - box.start) * 1e3) for box in boxes]
-    axes.broken_barh(spans, (top, height), facecolor=colour, edgecolor="black", linewidth=0.5)
+    """Fill boxes; only wide ones have an edge, or many narrow ones would be black."""
+    least = EDGE * _shown_ms(axes)
+    for wide in (True, False):
+        spans = [(1e3 * box.start, 1e3 * (box.end - box.start)) for box in boxes]
+        chosen = [span for span in spans if (span[1] > least) == wide]
+        axes.broken_barh(chosen, (top, height), facecolor=colour, edgecolor="black", linewidth=0.5 * wide)
 
 
 def _letter(axes: "Axes", box: Box, height: float) -> None:
@@ -94,14 +100,18 @@ def _letter(axes: "Axes", box: Box, height: float) -> None:
     axes.text(middle, height, text, ha="center", va="center", color=colour, fontsize=FONT - 3, clip_on=True)
 
 
-def _duration(timeline: Timeline) -> float:
+def _limits(timeline: Timeline) -> tuple[float, float]:
+    """When the picture begins and ends, in seconds."""
     ends = [step.end for step in timeline.steps] + [box.end for box in timeline.boxes]
-    return max(ends, default=1.0) - min([step.start for step in timeline.steps], default=0.0)
+    return min([step.start for step in timeline.steps], default=0.0), max(ends, default=1.0)
+
+
+def _shown_ms(axes: "Axes") -> float:
+    first, last = axes.get_xlim()
+    return last - first
 
 
 def _label(axes: "Axes", timeline: Timeline) -> None:
-    start = min([step.start for step in timeline.steps], default=0.0)
-    axes.set_xlim(start * 1e3, (start + _duration(timeline)) * 1e3)
     axes.set_ylim(_top(timeline.world_size) - GAP / 2, -0.2)
     middles = [_top(rank) + PROCESS / 2 for rank in range(timeline.world_size)]
     axes.set_yticks(middles, [timeline.label(rank) for rank in range(timeline.world_size)])

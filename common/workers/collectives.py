@@ -31,6 +31,8 @@ class Collective:
     shapes: tuple
     created_ns: int = 0  # when it was called, in the system's time
     is_pending: bool = False  # started and not completed
+    group: str = ""  # the process group, and which of its calls this is: the same on all ranks of the group
+    sequence: int = 0
 
     @property
     def tensors(self) -> str:
@@ -121,4 +123,5 @@ def _collective(entry: dict) -> Collective:
     dtypes = [dtype.removeprefix("torch.") for dtype in entry.get("input_dtypes", ())]
     sizes = [math.prod(shape) * _BYTES.get(dtype, 1) for shape, dtype in zip(shapes, dtypes, strict=False)]
     created, retired = entry.get("time_created_ns") or 0, entry.get("retired", True)
-    return Collective(entry["record_id"], name, sum(sizes), shapes, created, not retired)
+    group, sequence = str(entry.get("process_group", [""])[0]), entry.get("collective_seq_id") or 0
+    return Collective(entry["record_id"], name, sum(sizes), shapes, created, not retired, group, sequence)

@@ -110,6 +110,8 @@ def _check_in(
         wrong = f"rank {rank} at {address} has --world_size {world_size}, rank 0 has {config.world_size}"
     elif task != config.task:
         wrong = f"rank {rank} at {address} runs {task}, rank 0 runs {config.task}"
+    elif who.get("timeline", 0) != config.timeline:  # its ranks communicate: they would wait for each other
+        wrong = f"rank {rank} at {address} has --timeline {who.get('timeline', 0)}, rank 0 has {config.timeline}"
     caller.send(greeting="wait for the others")
     there[rank] = caller  # the wrong one gets the message as well
     return wrong
@@ -149,7 +151,7 @@ def _whose_run(config: RunConfig) -> str:
 
 def _announce(connection: socket.socket, config: RunConfig) -> str:
     """Send this worker's line; return what rank 0 answers. Raises OSError or ValueError if that is no answer."""
-    who = {"rank": config.rank, "world_size": config.world_size, "task": config.task}
+    who = {name: getattr(config, name) for name in ("rank", "world_size", "task", "timeline")}
     with connection.makefile("rw", encoding="utf-8") as line:
         line.write(json.dumps({**who, "process": asdict(Process.own())}) + "\n")
         line.flush()

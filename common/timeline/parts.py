@@ -1,0 +1,79 @@
+"""Where the time of a step goes: computing, data, exposed communication, waiting, and the rest.
+
+    step = computing + data + exposed + waiting + other
+
+exposed   the process communicates, or is blocked by a message, and every rank that it needs has arrived
+waiting   the process is blocked, and the last rank that it needs has not arrived
+other     between the phases: reading the loss, printing, keeping the record
+hidden    communication beside these, while the process does something else
+"""
+
+from dataclasses import dataclass
+
+from common.timeline.boxes import Timeline
+from common.timeline.spans import duration, merged, within, without
+
+COMPUTING = ("forward", "backward", "optimizer", "pipeline")
+NAMES = ("computing", "data", "exposed", "waiting", "other")  # they add up to the step
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one step of one rank, in seconds."""
+
+    rank: int
+    step: int
+    seconds: float
+    computing: float
+    data: float
+    exposed: float
+    waiting: float
+    other: float
+    hidden: float
+
+
+def parts(timeline: Timeline) -> list[Parts]:
+    """Return the parts of every step of every rank."""
+    found = []
+    for step in timeline.steps:
+        limits = (step.start, step.end)
+        own = [box for box in timeline.boxes if box.rank == step.rank]
+        process = [(box.phase, (box.start, box.end)) for box in own if box.row == "process"]
+        waiting = merged(within([(wait.start, wait.end) for box in own for wait in box.waits], limits))
+        communication = [span for phase, span in process if phase == "communication"]
+
+        def time_in(*phases: str, but: list, limits: tuple = limits, process: list = process) -> float:
+            return duration(without(within([span for phase, span in process if phase in phases], limits), but))
+
+        network = [(box.start, box.end) for box in own if box.row == "network"]
+        computing = time_in(*COMPUTING, but=waiting)
+        data = time_in("data", but=waiting)
+        exposed = time_in("communication", but=waiting)
+        seconds = step.end - step.start
+        found.append(
+            Parts(
+                step.rank, step.number, seconds, computing, data, exposed, duration(waiting),
+                seconds - computing - data - exposed - duration(waiting),
+                hidden=duration(without(merged(within(network, limits)), [*communication, *waiting])),
+            )
+        )  # fmt: skip
+    return found
+
+
+def mean(rows: list[Parts]) -> dict[str, float]:
+    """Return the mean of each part, and of the step, in seconds."""
+    names = ("seconds", *NAMES, "hidden")
+    return {name: sum(getattr(row, name) for row in rows) / max(1, len(rows)) for name in names}
+
+
+def table(timeline: Timeline) -> str:
+    """Return the mean of the steps for every rank, in milliseconds, as lines for a terminal."""
+    rows = parts(timeline)
+    numbers = sorted({row.step for row in rows})
+    which = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}"
+    lines = [f"{f'{which}, ms':<16} {'step':>9} " + " ".join(f"{name:>9}" for name in NAMES) + f" {'(hidden)':>10}"]
+    for rank in range(timeline.world_size):
+        of_rank = mean([row for row in rows if row.rank == rank])
+        cells = " ".join(f"{of_rank[name] * 1e3:9.2f}" for name in ("seconds", *NAMES))
+        lines.append(f"{timeline.label(rank):<16} {cells} {of_rank['hidden'] * 1e3:10.2f}")
+    return "\n".join(lines)

@@ -1,0 +1,145 @@
+"""Reads what torch.profiler has seen of some steps: when torch computed, and every collective of this rank.
+
+The profiler sees a collective twice: `c10d::allreduce_` is when this rank enters it, and `gloo:all_reduce` ends when it
+is complete. The second runs in a thread of gloo's own, so the first to start belongs to the first call.
+"""
+
+import json
+import math
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.timeline.spans import Span, merged
+from common.timeline.waiting import Message
+
+MARK = "timeline: mark"
+# Operators that compute. Those of autograd and of the pipeline enclose others, and waits as well.
+COMPUTES = ("aten::", "torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
+NAMES = {
+    "reduce_scatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "gather": "gather",
+    "scatter": "scatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+}
+OTHER_AT = {"gather": 3, "scatter": 3, "reduce": 3, "broadcast": 2, "send": 2, "recv": 2}  # the argument: root or peer
+SIZES = {"double": 8, "long int": 8, "float": 4, "int": 4, "c10::Half": 2, "c10::BFloat16": 2, "short int": 2}
+# What torch.distributed.pipelining calls the forward and the backward of a micro-batch.
+MICRO_BATCH = re.compile(r"(Forward|Backward) (\d+)|PP:\d+(F|B)(\d+)")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An event named MARK took place between these two times of time.perf_counter()."""
+
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the profiler has seen, in seconds of time.perf_counter(), give or take `error`.
+
+    busy: when torch computed. micro_batches: (name, span), such as "forward 2", of torch's pipeline schedules.
+    """
+
+    busy: list[Span]
+    messages: list[Message]
+    micro_batches: list[tuple[str, Span]]
+    error: float
+
+
+def read_profile(path: Path, marks: Sequence[Mark]) -> Profile:
+    """Return what is in a trace of torch.profiler. marks: in order, as many before the steps as after them."""
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("ph") == "X" and "ts" in e]
+    events.sort(key=lambda event: event["ts"])
+    clock, error = _clock([event for event in events if event["name"] == MARK], marks)
+
+    def span(event: dict) -> Span:
+        return clock(event["ts"]), clock(event["ts"] + event["dur"])
+
+    busy = merged(span(event) for event in events if event["name"].startswith(COMPUTES))
+    micro_batches = [(name, span(event)) for event in events if (name := _micro_batch(event["name"]))]
+    return Profile(busy, _messages(events, span), micro_batches, error)
+
+
+def _clock(seen: Sequence[dict], marks: Sequence[Mark]) -> tuple[Callable[[float], float], float]:
+    """Return how to convert the profiler's microseconds, and the largest error of that."""
+    half = len(marks) // 2
+    points, errors = [], []
+    for part in (slice(0, half), slice(half, 2 * half)):
+        # The event was inside the mark: that gives the latest and the earliest possible difference of the clocks.
+        bounds = [
+            (mark.after - (event["ts"] + event["dur"]) / 1e6, mark.before - event["ts"] / 1e6, event["ts"])
+            for event, mark in zip(seen[part], marks[part], strict=True)
+        ]
+        latest, earliest, at = min(bounds, key=lambda bound: bound[0] - bound[1])
+        points.append((at, (latest + earliest) / 2))
+        errors.append(abs(latest - earliest) / 2)
+    (first, offset), (second, later) = points
+    drift = (later - offset) / (second - first)
+    return lambda us: us / 1e6 + offset + (us - first) * drift, max(errors)
+
+
+def _messages(events: Sequence[dict], span: Callable[[dict], Span]) -> list[Message]:
+    calls = [event for event in events if event["name"].startswith("c10d::")]
+    ends: dict[str, deque[dict]] = defaultdict(deque)
+    for event in events:
+        backend, _, name = event["name"].partition(":")
+        if backend in ("gloo", "nccl"):
+            ends[name].append(event)
+    found = []
+    for call in calls:
+        name = _name(call["name"])
+        done = ends[name].popleft() if ends[name] else call
+        arguments = call["args"].get("Concrete Inputs", [])
+        other = arguments[OTHER_AT[name]] if name in OTHER_AT and len(arguments) > OTHER_AT[name] else ""
+        start, end = span(call)[0], span(done)[1]
+        found.append(Message(name, start, end, _bytes(done), other=int(other) if other.isdecimal() else -1))
+    return found
+
+
+def _name(operator: str) -> str:
+    """Return "all_reduce" for "c10d::allreduce_"."""
+    name = operator.removeprefix("c10d::").strip("_")
+    return next((ours for start, ours in NAMES.items() if name.startswith(start)), name)
+
+
+def _bytes(event: dict) -> int:
+    """Return the size of the tensors that this rank handed over; of a recv, of what it received."""
+    dims, types = event["args"].get("Input Dims", []), event["args"].get("Input type", [])
+    return sum(math.prod(shape) * SIZES.get(kind, 1) for shape, kind in zip(dims, types, strict=False) if kind)
+
+
+def _micro_batch(name: str) -> str:
+    found = MICRO_BATCH.fullmatch(name)
+    if not found:
+        return ""
+    word, number = found[1] or {"F": "Forward", "B": "Backward"}[found[3]], found[2] or found[4]
+    return f"{word.lower()} {number}"
+
+
+def numbered(messages: Sequence[Message], recorded: Sequence[tuple[str, int]]) -> list[Message]:
+    """Return the messages with group and number, so that the calls of different ranks can be matched.
+
+    recorded: (group, number) of the last collectives in torch's flight recorder; if there are too few of them, the
+    collectives are counted, as if there were only one group.
+    """
+    collectives = [i for i, message in enumerate(messages) if message.name not in ("send", "recv")]
+    last = list(recorded)[-len(collectives) :] if collectives else []
+    if len(last) < len(collectives):
+        last = [("", number) for number in range(len(collectives))]
+    of_call = dict(zip(collectives, last, strict=True))
+    return [
+        replace(message, group=of_call[i][0], number=of_call[i][1]) if i in of_call else message
+        for i, message in enumerate(messages)
+    ]

@@ -1,0 +1,44 @@
+"""Stretches of time as (start, end) pairs: merging, subtracting and measuring them."""
+
+from collections.abc import Iterable
+
+Span = tuple[float, float]
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Return the same time as spans that neither overlap nor touch, in order."""
+    found: list[Span] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def without(spans: Iterable[Span], holes: Iterable[Span]) -> list[Span]:
+    """Return the spans without the time that is in `holes`."""
+    found, cut = [], merged(holes)
+    for start, end in spans:
+        for first, last in cut:
+            if last <= start:
+                continue
+            if first >= end:
+                break
+            if first > start:
+                found.append((start, first))
+            start = max(start, last)
+        if end > start:
+            found.append((start, end))
+    return found
+
+
+def within(spans: Iterable[Span], limits: Span) -> list[Span]:
+    """Return the parts of the spans that are inside `limits`."""
+    first, last = limits
+    return [(max(start, first), min(end, last)) for start, end in spans if start < last and end > first]
+
+
+def duration(spans: Iterable[Span]) -> float:
+    """Return the time in the spans; what is in several of them counts once."""
+    return sum(end - start for start, end in merged(spans))
