@@ -105,10 +105,8 @@ def load_workload(settings: Settings) -> Workload:
     from benchmark.translation import load_pairs
 
     name = settings.model
-    kind = _kind(name)
-    folder = model_path("tiny" if name.endswith("-tiny") else name, kind) if _is_folder(name) else None
+    kind, folder, config = model_config(name)
     tokenizer = load_tokenizer(settings.tokenizer_name or folder or "tiny", kind)
-    config = AutoConfig.from_pretrained(folder) if folder else _config(name)
     if len(tokenizer) > config.vocab_size:
         raise InputError(f"--tokenizer_name: {len(tokenizer)} tokens do not fit {name}'s {config.vocab_size}")
     if kind == "gpt2":
@@ -120,6 +118,13 @@ def load_workload(settings: Settings) -> Workload:
         return Workload(kind, folder, config, tokenizer, TokenExamples(data.train), TokenExamples(data.validation))
     train, validation = load_pairs(settings.data_dir, tokenizer, settings.length)
     return Workload(kind, folder, config, tokenizer, train, validation)
+
+
+def model_config(name: str) -> tuple[str, str | None, Any]:
+    """Return a model's kind ("gpt2" or "t5"), the folder of its weights or None, and its configuration."""
+    kind = _kind(name)
+    folder = model_path("tiny" if name.endswith("-tiny") else name, kind) if _is_folder(name) else None
+    return kind, folder, AutoConfig.from_pretrained(folder) if folder else _config(name)
 
 
 def validation_sums(logits: Tensor, batch: Batch, kind: str) -> tuple[float, int, int]:

@@ -1,0 +1,170 @@
+"""Measure what predictions are made from: computing, sending and the engines' own cost, on this machine.
+
+    python -m benchmark.calibrate                                              # loopback, gpt2-tiny: half a minute
+    python -m benchmark.calibrate --links 100mbit,1gbit --models gpt2-tiny,gpt2-24m --workers 1,2,4
+
+Measured for each model: the parts of a step by batch size and by the number of workers that share this machine's cores.
+For each link: every operation by size and number of workers; `loopback` is this machine, a rate means emulated nodes.
+For the engines: a whole step of each strategy on loopback; what a prediction of the same step lacks is the engine's
+own cost, which is then added to all predictions.
+
+The result is one JSON file. What is measured again replaces what was there; everything else stays, as long as machine
+and versions are the same.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from benchmark.cost import calibration as stored
+from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes, Profile, SmallCosts, TransferTimes
+from benchmark.cost.plan import Plan
+from benchmark.names import MODELS, STRATEGIES
+from benchmark.workers import start_workers
+from cluster.emulate import bits_per_second, why_not
+from cluster.launch import free_port
+from common.errors import InputError, exit_on_input_error
+from common.flags import Parser
+from common.paths import ROOT
+
+SIZES = (4, 2**12, 2**16, 2**18, 2**20, 2**22, 2**24)  # bytes
+SLOW, SLOW_SIZE = 300e6, 2**20  # below this rate, pieces of more than this many bytes take too long
+MODULE = "benchmark.cost.rank"
+KINDS = {"transfers": TransferTimes, "profiles": Profile, "small": SmallCosts, "engines": EngineTimes}
+
+
+def sizes_for(link: str) -> list[int]:
+    """Return the sizes at which a link is measured."""
+    most = SLOW_SIZE if link != LOOPBACK and bits_per_second(link) < SLOW else SIZES[-1]
+    return [size for size in SIZES if size <= most]
+
+
+def execute(plan: Plan, workers: int, flags: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """Run a plan on `workers` workers, here or on emulated nodes; return what they found."""
+    with tempfile.TemporaryDirectory() as folder:
+        task, result = Path(folder) / "plan.json", Path(folder) / "result.json"
+        task.write_text(json.dumps(asdict(plan)))
+        words = [str(task), str(result), *flags]
+        if plan.link == LOOPBACK:
+            code = start_workers(MODULE, workers, words)
+        else:
+            place = ["--master_ip", "10.10.1.1", "--master_port", str(free_port()), "--world_size", str(workers)]
+            command = [sys.executable, "-m", "cluster.emulate", "--nodes", str(workers), "--rate", plan.link, "--"]
+            command += [sys.executable, "-m", MODULE, *words, *place, "--local_rank", "{rank}"]
+            code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode
+        if code:
+            raise InputError(f"calibration of {plan.link} failed with exit code {code}; its messages are above")
+        found: dict[str, list[dict[str, Any]]] = json.loads(result.read_text())
+        return found
+
+
+def merge(calibration: Calibration, found: dict[str, list[dict[str, Any]]]) -> Calibration:
+    """Return the calibration with what was found; an entry replaces an older one of the same thing."""
+    lists: dict[str, Any] = {}
+    for name, kind in KINDS.items():
+        fresh = [kind(**entry) for entry in found[name]]  # type: ignore[operator]
+        if kind is SmallCosts:
+            fresh = [replace(entry, flat={int(size): took for size, took in entry.flat.items()}) for entry in fresh]
+        names = {identity(entry) for entry in fresh}
+        lists[name] = [entry for entry in getattr(calibration, name) if identity(entry) not in names] + fresh
+    now = stored.empty()
+    return replace(calibration, **lists, date=now.date, load=now.load)
+
+
+def identity(entry: Any) -> tuple:
+    """What an entry is about: all its fields that say what was measured, and none that says what came out."""
+    keys = ("link", "operation", "strategy", "model", "length", "batch", "workers")
+    return tuple(getattr(entry, field.name) for field in fields(entry) if field.name in keys)
+
+
+def table(calibration: Calibration) -> str:
+    """For people: a step without communication, and what each link does."""
+    lines = [
+        f"{'model':<12}{'length':>7}{'batch':>6}{'workers':>8}{'forward':>10}{'backward':>10}{'optimizer':>10}  ms"
+    ]
+    for one in calibration.profiles:
+        back = sum(one.backward.values()) + one.tail
+        parts = "".join(f"{part * 1e3:>10.2f}" for part in (sum(one.forward.values()), back, one.optimizer))
+        lines.append(f"{Path(one.model).name:<12}{one.length:>7}{one.batch:>6}{one.workers:>8}{parts}")
+    lines.append(f"\n{'link':<10}{'operation':<12}{'workers':>8}{'smallest':>13}{'largest':>22}")
+    for one_table in calibration.transfers:
+        rate = 8 * one_table.bytes[-1] / one_table.seconds[-1] / 1e6
+        largest = f"{one_table.bytes[-1] / 1e6:.1f} MB at {rate:.0f} Mbit/s"
+        first = f"{one_table.seconds[0] * 1e3:.3f} ms"
+        lines.append(f"{one_table.link:<10}{one_table.operation:<12}{one_table.workers:>8}{first:>13}{largest:>22}")
+    if calibration.engines:
+        lines.append(f"\n{'engine':<16}{'model':<12}{'batch':>6}{'workers':>8}{'ms per step':>13}")
+    for engine in calibration.engines:
+        name = Path(engine.model).name
+        lines.append(
+            f"{engine.strategy:<16}{name:<12}{engine.batch:>6}{engine.workers:>8}{engine.seconds * 1e3:>13.1f}"
+        )
+    return "\n".join(lines)
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Return the flags; raises InputError before anything is measured."""
+    parser = Parser(prog="python -m benchmark.calibrate", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--links", default=LOOPBACK, help="loopback, or rates of emulated links such as 100mbit,1gbit (loopback)")
+    add("--models", default="gpt2-tiny", help="gpt2-tiny")
+    add("--workers", default="1,2", help="numbers of workers that compute and send at the same time (1,2)")
+    add("--batches", default="1,2,4,8", help="examples of one worker (1,2,4,8)")
+    add("--length", type=int, default=64, help="tokens of an example (64)")
+    add("--strategies", default="all", help="whose engines are measured: names, all or none (all)")
+    add("--engine_batch", type=int, default=4, help="examples of one worker in the engines' steps (4)")
+    add("--seconds", type=float, default=8.0, help="measure so long for each link, and for compute and engines (8)")
+    add("--output", type=Path, default=stored.DEFAULT, help="the file (%(default)s)")
+    arguments = parser.parse_args(argv)
+    arguments.links = [word for word in arguments.links.split(",") if word]
+    for link in arguments.links:
+        if link != LOOPBACK:
+            bits_per_second(link)
+            if reason := why_not():
+                raise InputError(f"--links {link}: {reason}")
+    for name in ("workers", "batches"):
+        words = getattr(arguments, name).split(",")
+        if not all(word.isdecimal() and int(word) > 0 for word in words):
+            raise InputError(f"--{name}: expected numbers from 1 on, such as 1,2,4; got {','.join(words)!r}")
+        setattr(arguments, name, sorted({int(word) for word in words}))
+    arguments.models = arguments.models.split(",")
+    for model in arguments.models:
+        if model not in MODELS and not (Path(model) / "config.json").is_file():
+            raise InputError(f"--models: expected {', '.join(MODELS)} or folders; got {model!r}")
+    given = {"all": list(STRATEGIES), "none": []}.get(arguments.strategies, arguments.strategies.split(","))
+    if unknown := set(given) - set(STRATEGIES):
+        raise InputError(f"--strategies: expected {', '.join(STRATEGIES)}; got {', '.join(sorted(unknown))}")
+    arguments.strategies = given
+    if not arguments.seconds > 0:
+        raise InputError(f"--seconds: expected more than 0, got {arguments.seconds:g}")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse(sys.argv[1:])
+    calibration = stored.load(arguments.output) if arguments.output.exists() else stored.empty()
+    most = max(arguments.workers)
+    flags = ["--length", str(arguments.length), "--batch_size", str(arguments.engine_batch)]
+    for link in arguments.links:
+        plan = Plan(link, arguments.workers, sizes_for(link), seconds=arguments.seconds)
+        if link == LOOPBACK:
+            plan = replace(plan, models=arguments.models, batches=arguments.batches, seconds=arguments.seconds)
+        calibration = merge(calibration, execute(plan, most, flags))
+        stored.save(calibration, arguments.output)  # what is measured is kept, whatever happens next
+    if LOOPBACK in arguments.links and arguments.strategies:
+        for count in arguments.workers:
+            plan = Plan(models=arguments.models, strategies=arguments.strategies, seconds=arguments.seconds)
+            calibration = merge(calibration, execute(plan, count, flags))
+            stored.save(calibration, arguments.output)
+    print(table(calibration))
+    print(json.dumps({"file": str(arguments.output), **asdict(calibration)}))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,185 @@
+"""What benchmark.calibrate measured, as dataclasses and as a JSON file; predictions are made from nothing else.
+
+A calibration belongs to one machine and to the versions of the libraries: others compute and send at other speeds.
+"""
+
+import json
+import os
+import platform
+import socket
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError
+from common.paths import ROOT, atomic_write
+
+DEFAULT = ROOT / "runs" / "benchmark" / "calibration.json"
+LOOPBACK = "loopback"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A step of one model without communication; `workers` of this machine take it at the same time. Seconds.
+
+    forward: of each unit of the model, in order. backward: parameter -> from the gradient before it (or the beginning)
+    until its own is ready, in the order in which they become ready. tail: from the last gradient to the end.
+    optimizer: clip, update, zero_grad. spread: by how much the slowest worker is later than the mean of all.
+    """
+
+    model: str
+    length: int
+    batch: int
+    workers: int
+    threads: int
+    forward: dict[str, float]
+    backward: dict[str, float]
+    tail: float
+    optimizer: float
+    spread: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.forward.values()) + sum(self.backward.values()) + self.tail + self.optimizer
+
+
+@dataclass(frozen=True)
+class SmallCosts:
+    """Costs of a worker while `workers` of this machine do the same, in seconds.
+
+    hook: of a Python function that backward calls for a parameter. launch: of a collective that is started and not
+    waited for. copy_byte: to copy a byte of a large tensor. flat: elements -> clip, AdamW and zero_grad of one tensor.
+    """
+
+    workers: int
+    hook: float
+    launch: float
+    copy_byte: float
+    flat: dict[int, float]
+
+
+@dataclass(frozen=True)
+class TransferTimes:
+    """One operation of `workers` over one link, measured alone: a table by bytes handed in by a worker.
+
+    seconds: until the slowest worker has it. cpu: processor seconds of one worker. wire: bytes out of its interface;
+    empty on a link that has no counter of its own.
+    """
+
+    link: str
+    operation: str
+    workers: int
+    bytes: list[int]
+    seconds: list[float]
+    cpu: list[float]
+    wire: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class EngineTimes:
+    """A whole step of a strategy over loopback, in seconds, and how many rounds it is the median of."""
+
+    strategy: str
+    model: str
+    length: int
+    batch: int
+    workers: int
+    seconds: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All of it, with the machine, the versions and the date."""
+
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    date: str
+    load: float
+    profiles: list[Profile] = field(default_factory=list)
+    small: list[SmallCosts] = field(default_factory=list)
+    transfers: list[TransferTimes] = field(default_factory=list)
+    engines: list[EngineTimes] = field(default_factory=list)
+
+    @property
+    def links(self) -> list[str]:
+        return list(dict.fromkeys(table.link for table in self.transfers))
+
+    @property
+    def models(self) -> list[str]:
+        return list(dict.fromkeys(profile.model for profile in self.profiles))
+
+
+def this_machine() -> dict[str, Any]:
+    """Return what identifies a machine, as far as speed depends on it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {
+        "host": socket.gethostname(),
+        "processor": names[0] if names else "unknown",
+        "cores": cores,
+        "gpu": _gpu(),
+    }
+
+
+def _gpu() -> str | None:
+    """The first GPU's name, as its driver says it: torch would take seconds to load."""
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        for line in file.read_text().splitlines():
+            if line.startswith("Model:"):
+                return line.partition(":")[2].strip()
+    return None
+
+
+def these_versions() -> dict[str, str]:
+    """Return the versions of what computes and sends."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "transformers", "deepspeed"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def empty() -> Calibration:
+    """Return a calibration of this machine without any measurement."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return Calibration(this_machine(), these_versions(), date, round(os.getloadavg()[0], 1))
+
+
+def save(calibration: Calibration, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        json.dump(asdict(calibration), file, indent=1)
+
+
+def load(path: Path, machine: dict[str, Any] | None = None, versions: dict[str, str] | None = None) -> Calibration:
+    """Read a calibration; raises InputError if it is missing, damaged, or of another machine or other versions."""
+    if not path.exists():
+        raise InputError(f"--calibration: no file {path}; make it with: python -m benchmark.calibrate")
+    try:
+        found = json.loads(path.read_text())
+        for name, kind in (("profiles", Profile), ("transfers", TransferTimes), ("engines", EngineTimes)):
+            found[name] = [kind(**entry) for entry in found[name]]
+        found["small"] = [
+            SmallCosts(**entry | {"flat": {int(size): seconds for size, seconds in entry["flat"].items()}})
+            for entry in found["small"]
+        ]
+        calibration = Calibration(**found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"--calibration: {path} is damaged ({error}); run python -m benchmark.calibrate again"
+        ) from error
+    wanted = {"machine": machine or this_machine(), "version": versions or these_versions()}
+    for what, have in (("machine", calibration.machine), ("version", calibration.versions)):
+        for name in {**wanted[what], **have}:
+            if have.get(name) != wanted[what].get(name):
+                raise InputError(
+                    f"--calibration: {path} is of another {what}: expected {name} {wanted[what].get(name)}, "
+                    f"got {have.get(name)}; run python -m benchmark.calibrate here"
+                )
+    return calibration

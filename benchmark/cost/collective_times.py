@@ -1,0 +1,153 @@
+"""How long an operation takes over a link: interpolated in the calibrated tables, extrapolated by the algorithms.
+
+A table has the time of an operation by size, for some numbers of workers. Between two sizes the time is interpolated,
+beyond the largest one the last two go on as a straight line. For more workers than were measured:
+
+    all_reduce   ring: 2(N-1) hops, every rank sends 2(N-1)/N S      all_gather, all_to_all   N-1 hops
+    broadcast    tree: log2 N hops, each as long as a message        exchange, hop            one hop
+
+The time for N workers is that of the measured number n for as many bytes sent by a rank, plus the latency of the
+further hops. A link that was not calibrated takes loopback's processor time and its own rate.
+"""
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from benchmark.cost.calibration import LOOPBACK, Calibration, TransferTimes
+from benchmark.cost.resources import Transfer
+from cluster.emulate import bits_per_second
+from common.errors import InputError
+
+OPERATIONS = ("all_reduce", "all_gather", "all_to_all", "broadcast", "exchange", "hop")
+HEADERS = 1448 / 1514  # of a full Ethernet frame, TCP's payload; what a link can reach
+
+
+def moved(operation: str, size: float, workers: int) -> float:
+    """Return the bytes that one rank sends, as a mean over the ranks; `size`: bytes that it hands in."""
+    share = (workers - 1) / workers
+    factors = {"all_reduce": 2 * share, "all_gather": workers - 1, "all_to_all": share, "broadcast": share}
+    return factors.get(operation, 1.0) * size
+
+
+def hops(operation: str, workers: int) -> int:
+    """Return how many messages follow one another."""
+    if operation == "broadcast":
+        return max(1, math.ceil(math.log2(max(1, workers))))
+    if operation in ("exchange", "hop"):
+        return 1
+    return max(1, (2 if operation == "all_reduce" else 1) * (workers - 1))
+
+
+@dataclass(frozen=True)
+class Table:
+    """One operation of so many workers, by size: seconds, and processor seconds of a rank."""
+
+    workers: int
+    bytes: list[int]
+    seconds: list[float]
+    cpu: list[float]
+
+    @property
+    def latency(self) -> float:
+        return self.seconds[0]
+
+    def flow(self, size: float) -> float:
+        """Return the seconds that `size` bytes take beyond the latency."""
+        return max(0.0, interpolate(self.bytes, self.seconds, size) - self.latency)
+
+    def processor(self, size: float) -> float:
+        return max(0.0, interpolate(self.bytes, self.cpu, size))
+
+
+def interpolate(places: list[int], values: list[float], place: float) -> float:
+    """Return the value at `place`: a straight line between neighbours, and the last one beyond the end."""
+    if len(places) == 1 or place <= places[0]:
+        return values[0]
+    i = min(bisect_left(places, place), len(places) - 1)
+    slope = (values[i] - values[i - 1]) / (places[i] - places[i - 1])
+    return values[i] + slope * (place - places[i])
+
+
+def rising(values: list[float]) -> list[float]:
+    """Return the values so that none is below an earlier one: more bytes never take less time, only noise does."""
+    found: list[float] = []
+    for value in values:
+        found.append(max(value, found[-1]) if found else value)
+    return found
+
+
+class Links:
+    """The network of a prediction. rate: a calibrated link, or any other rate; None: loopback.
+
+    latency: further seconds of every hop. notes: what was extrapolated. Implements simulate.Network.
+    """
+
+    def __init__(self, calibration: Calibration, rate: str | None = None, latency: float = 0.0) -> None:
+        wanted = rate or LOOPBACK
+        self.latency, self.notes = latency, dict[str, None]()
+        self.bits = bits_per_second(rate) if rate else None
+        self.is_shaped = self.bits is not None
+        same = [link for link in calibration.links if link == wanted or _bits(link) == self.bits is not None]
+        self.is_calibrated = bool(same)
+        source = same[0] if same else LOOPBACK
+        self.tables = _tables([table for table in calibration.transfers if table.link == source])
+        if not self.tables:
+            raise InputError(
+                f"--calibration has no operations of {source}, only of {', '.join(calibration.links) or 'nothing'}; "
+                "run python -m benchmark.calibrate"
+            )
+        if not same:
+            self.notes[
+                f"a link of {wanted} was not calibrated: loopback's processor time, and {wanted} for the bytes"
+            ] = None
+
+    def moved(self, operation: str, size: float, workers: int) -> float:
+        return moved(operation, size, workers)
+
+    def refill(self) -> float:
+        return (self.bits or 0.0) / 8
+
+    def measured_workers(self, operation: str) -> list[int]:
+        return sorted(self.tables["hop" if operation == "broadcast" else operation])
+
+    def transfer(self, operation: str, size: float, workers: int, spent: float = 0.0) -> Transfer:
+        """Return the operation alone; see simulate.Network."""
+        if workers < 2 and operation not in ("exchange", "hop"):
+            return Transfer(0.0, 0.0, 0.0)
+        if operation == "broadcast":
+            hop, count = self.transfer("hop", size, 2, spent), hops("broadcast", workers)
+            return Transfer(hop.latency * count, hop.flow * count, hop.cores)
+        table = self._table(operation, workers)
+        sent = moved(operation, size, workers)
+        per_byte = moved(operation, 1.0, table.workers)
+        extra = hops(operation, workers) - hops(operation, table.workers)
+        per_hop = table.latency / hops(operation, table.workers)
+        latency = max(table.latency + extra * per_hop, per_hop) + hops(operation, workers) * self.latency
+        before = spent / per_byte if self.is_shaped and self.is_calibrated else 0.0
+        flow = table.flow(before + sent / per_byte) - table.flow(before)
+        cpu = table.processor(sent / per_byte)
+        if self.bits is not None and not self.is_calibrated:
+            flow = max(flow, 8 * sent / (self.bits * HEADERS))
+        seconds = latency + flow
+        return Transfer(latency, flow, min(cpu / seconds, 1.5) if seconds > 0 else 0.0)
+
+    def _table(self, operation: str, workers: int) -> Table:
+        """The table of this number of workers, or of the nearest one, the larger ones last."""
+        found = self.tables[operation]
+        nearest = min(found, key=lambda count: (abs(math.log(count / workers)), count))
+        if operation not in ("exchange", "hop") and nearest != workers:
+            self.notes[f"operations of {workers} workers are extrapolated from {nearest}"] = None
+        return found[nearest]
+
+
+def _tables(entries: list[TransferTimes]) -> dict[str, dict[int, Table]]:
+    tables: dict[str, dict[int, Table]] = {}
+    for entry in entries:
+        table = Table(entry.workers, entry.bytes, rising(entry.seconds), entry.cpu)
+        tables.setdefault(entry.operation, {})[entry.workers] = table
+    return tables
+
+
+def _bits(link: str) -> float | None:
+    return None if link == LOOPBACK else bits_per_second(link)

@@ -1,0 +1,211 @@
+"""Time a step without communication, part by part, while some workers of this machine take it at the same time."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmark.cost.calibration import Profile, SmallCosts
+from benchmark.engines.engine import BETAS
+from benchmark.engines.fsdp import blocks
+from benchmark.engines.single import Single
+from benchmark.settings import Settings
+from benchmark.workload import Workload
+from cluster.guard import threads_per_command
+from common.workers.process_group import Worker
+
+LEAST, MOST = 3, 12  # steps
+FLAT = (2**12, 2**16, 2**20, 2**22)  # elements
+COPIED = 2**22  # bytes
+HOOKED = 200  # parameters
+
+Stamps = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of one worker's step. rest: the tail of backward, and the optimizer."""
+
+    forward: Stamps
+    backward: Stamps
+    rest: Stamps
+
+    @property
+    def total(self) -> float:
+        return sum(sum(part.values()) for part in (self.forward, self.backward, self.rest))
+
+
+class StampedStep:
+    """A model whose step notes when each of its parts is done."""
+
+    def __init__(self, settings: Settings, worker: Worker, workload: Workload) -> None:
+        alone = replace(settings, strategy="single", world_size=1, rank=0, accumulation=1)
+        self.engine = Single(alone, worker, workload.build(alone))
+        self.batches = worker.batches(workload.batches(alone))
+        self.forward: list[tuple[str, float]] = []
+        self.backward: list[tuple[str, float]] = []
+        self.layers = blocks(self.engine.bare)
+        for i, layer in enumerate(self.layers):
+            layer.register_forward_pre_hook(partial(self._before, i))
+            layer.register_forward_hook(partial(self._after, i))
+        for name, parameter in self.engine.bare.named_parameters():
+            parameter.register_post_accumulate_grad_hook(partial(self._ready, name))
+
+    def _before(self, i: int, *_: object) -> None:
+        """What is between two blocks (a T5's decoder begins so) is counted with the later one."""
+        if i == 0:
+            self.forward.append(("before", time.perf_counter()))
+
+    def _after(self, i: int, *_: object) -> None:
+        self.forward.append((f"block {i}", time.perf_counter()))
+
+    def _ready(self, name: str, _: nn.Parameter) -> None:
+        self.backward.append((name, time.perf_counter()))
+
+    def run(self) -> Parts:
+        """Take a step."""
+        batch = next(self.batches)
+        self.forward, self.backward = [], []
+        begin = time.perf_counter()
+        loss = self.engine.forward(batch)
+        middle = time.perf_counter()
+        self.forward.append(("after", middle))
+        self.engine.backward(loss, last=True)
+        end = time.perf_counter()
+        self.engine.step(self.engine.settings.learning_rate)
+        done = time.perf_counter()
+        rest = {"tail": end - (self.backward[-1][1] if self.backward else middle), "optimizer": done - end}
+        return Parts(differences(begin, self.forward), differences(middle, self.backward), rest)
+
+
+def differences(begin: float, stamps: list[tuple[str, float]]) -> Stamps:
+    found = {}
+    for name, moment in stamps:
+        found[name], begin = moment - begin, moment
+    return found
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch compute with so many threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+def profile(
+    settings: Settings, worker: Worker, workload: Workload, workers: int, seconds: float, group: dist.ProcessGroup
+) -> Profile:
+    """Return the parts of a step with `settings.batch_size` examples, as means over the workers. A collective."""
+    share = threads_per_command(workers)
+    with threads(share):
+        stamped = StampedStep(settings, worker, workload)
+        runs: list[Parts] = []
+        count = LEAST + 1
+        while len(runs) < count:
+            dist.barrier(group)
+            runs.append(stamped.run())
+            if len(runs) == 2:  # the first one makes memory and the optimizer's state
+                took = torch.tensor(runs[1].total)
+                dist.all_reduce(took, op=dist.ReduceOp.MAX, group=group)
+                count = 1 + max(LEAST, min(MOST, int(seconds / float(took))))
+    runs = runs[1:]
+    forward = mean_of_medians([run.forward for run in runs], workers, group)
+    backward = mean_of_medians([run.backward for run in runs], workers, group)
+    rest = mean_of_medians([run.rest for run in runs], workers, group)
+    return Profile(
+        settings.model, settings.length, settings.batch_size, workers, share,
+        forward, backward, rest["tail"], rest["optimizer"], spread([run.total for run in runs], workers, group),
+    )  # fmt: skip
+
+
+def mean_of_medians(runs: list[Stamps], workers: int, group: dist.ProcessGroup) -> Stamps:
+    """Return for every name the mean over the workers of their medians."""
+    names = list(runs[-1])
+    values = torch.tensor([statistics.median(run[name] for run in runs) for name in names], dtype=torch.float64)
+    dist.all_reduce(values, group=group)
+    return dict(zip(names, (values / workers).tolist(), strict=True))
+
+
+def spread(seconds: list[float], workers: int, group: dist.ProcessGroup) -> float:
+    """Return by how much the slowest worker of a step is later than the mean of all, as the median over the steps."""
+    most, mean = (torch.tensor(seconds, dtype=torch.float64) for _ in range(2))
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(mean, group=group)
+    return float((most - mean / workers).median())
+
+
+def small_costs(settings: Settings, workers: int, group: dist.ProcessGroup) -> SmallCosts:
+    """Return what hooks, launches, copies and updates cost. A collective."""
+    with threads(threads_per_command(workers)):
+        found = {
+            "hook": (backward_of_many(True, group) - backward_of_many(False, group)) / HOOKED,
+            "launch": launch(group),
+            "copy_byte": copying(group) / COPIED,
+            **{str(size): update(size, settings, group) for size in FLAT},
+        }
+    found = mean_of_medians([found], workers, group)
+    flat = {size: found[str(size)] for size in FLAT}
+    return SmallCosts(workers, max(0.0, found["hook"]), found["launch"], found["copy_byte"], flat)
+
+
+def backward_of_many(hooked: bool, group: dist.ProcessGroup) -> float:
+    """Return the seconds of a backward pass through many tiny parameters."""
+    parameters = [nn.Parameter(torch.ones(())) for _ in range(HOOKED)]
+    for parameter in parameters if hooked else []:
+        parameter.register_post_accumulate_grad_hook(lambda parameter: None)
+
+    def backward() -> None:
+        torch.stack([*parameters]).sum().backward()
+
+    return median_seconds(backward, group)
+
+
+def launch(group: dist.ProcessGroup) -> float:
+    """Return the seconds until a collective is started and the caller computes again."""
+    seconds, number = [], torch.zeros(1)
+    for _ in range(MOST):
+        begin = time.perf_counter()
+        work = dist.all_reduce(number, group=group, async_op=True)
+        seconds.append(time.perf_counter() - begin)
+        work.wait()
+    return statistics.median(seconds)
+
+
+def copying(group: dist.ProcessGroup) -> float:
+    """Return the seconds that a copy of COPIED bytes takes."""
+    source, target = (torch.zeros(COPIED // 4) for _ in range(2))
+    return median_seconds(lambda: target.copy_(source), group)
+
+
+def update(size: int, settings: Settings, group: dist.ProcessGroup) -> float:
+    """Return the seconds of clipping, AdamW and zero_grad for one tensor of `size` elements."""
+    parameter = nn.Parameter(torch.zeros(size))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-4, eps=settings.adam_epsilon, betas=BETAS)
+
+    def step() -> None:
+        parameter.grad = gradient
+        nn.utils.clip_grad_norm_([parameter], settings.max_grad_norm or 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    gradient = torch.full((size,), 1e-3)
+    return median_seconds(step, group)
+
+
+def median_seconds(action: Callable[[], object], group: dist.ProcessGroup) -> float:
+    """Return the median of some runs after a first one; all workers begin together."""
+    seconds = []
+    for _ in range(LEAST + 3):
+        dist.barrier(group)
+        begin = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[1:])

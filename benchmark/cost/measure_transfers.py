@@ -1,0 +1,126 @@
+"""Time the operations of a link: every collective that a strategy of the benchmark uses, by size.
+
+Each operation is measured alone, from a link that has been idle: a shaped link lets a burst through first, and idle
+time gives it back. Latency and bandwidth alone do not fit that, so the result is a table.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmark.cost.calibration import TransferTimes
+
+SMALL = 4096  # up to this size, calls are timed in a row: one takes less than the workers are apart
+IN_A_ROW = 8
+REFILL_SECONDS = 0.006  # a link of 100 Mbit/s gets its burst back in 5 ms
+LEAST, MOST = 3, 15  # repeats
+INTERFACE = "eth0"  # of an emulated node
+
+Operation = Callable[[], object]
+
+
+def operations(size: int, workers: int, rank: int, group: dist.ProcessGroup) -> dict[str, Operation]:
+    """Return the operations for a worker that hands in `size` bytes, by the names of the flight recorder.
+
+    exchange: send to the right neighbour and receive from the left, a round of a ring. hop: to another worker and back.
+    """
+    count = max(1, size // 4)
+    one, other = torch.zeros(count), torch.zeros(count)
+    padded = torch.zeros(-(-count // workers) * workers)
+    received, all_parts = torch.empty_like(padded), torch.zeros(count * workers)
+    right, left = (rank + 1) % workers, (rank - 1) % workers
+
+    def exchange() -> None:
+        both = [dist.P2POp(dist.isend, one, right, group), dist.P2POp(dist.irecv, other, left, group)]
+        for transfer in dist.batch_isend_irecv(both):
+            transfer.wait()
+
+    def hop() -> None:  # there and back
+        for sender in (0, 1):
+            if rank == sender:
+                dist.send(one, 1 - sender, group)
+            elif rank == 1 - sender:
+                dist.recv(other, sender, group)
+
+    return {
+        "all_reduce": lambda: dist.all_reduce(one, group=group),
+        "all_gather": lambda: dist.all_gather_single(all_parts, one, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(received, padded, group=group),
+        "exchange": exchange,
+        "hop": hop,
+    }
+
+
+def measure(
+    link: str, sizes: list[int], seconds: float, group: dist.ProcessGroup, workers: int, rank: int
+) -> list[TransferTimes]:
+    """Return a table for every operation among the workers of `group`. A collective; it takes about `seconds`."""
+    names = list(operations(4, workers, rank, group))
+    if workers > 2:
+        names.remove("hop")  # two workers are enough
+    budget = seconds / (len(names) * len(sizes))
+    shaped = link != "loopback"
+    tables = []
+    for name in names:
+        rows = []
+        for size in sizes:
+            operation = operations(size, workers, rank, group)[name]
+            rows.append(measure_one(operation, 2 if name == "hop" else 1, size, budget, shaped, group))
+        took, cpu, wire = (list(column) for column in zip(*rows, strict=True))
+        tables.append(TransferTimes(link, name, workers, sizes, took, cpu, [w for w in wire if w is not None]))
+    return tables
+
+
+def measure_one(
+    operation: Operation, ways: int, size: int, budget: float, shaped: bool, group: dist.ProcessGroup
+) -> tuple[float, float, float | None]:
+    """Return seconds, processor seconds and bytes on the wire of one call; `ways`: how many calls it really is."""
+    in_a_row = IN_A_ROW if size <= SMALL else 1
+    operation()  # makes connections
+    first, _ = timed(operation, 1, shaped, group)
+    agreed = slowest([first], group)[0]
+    repeats = max(LEAST, min(MOST, int(budget / ((agreed + REFILL_SECONDS * shaped) * in_a_row + 1e-3))))
+    before = transmitted()
+    runs = [timed(operation, in_a_row, shaped, group) for _ in range(repeats)]
+    moved = None if before is None else (transmitted() or 0) - before
+    barriers = before_barriers = transmitted()
+    if moved is not None and before_barriers is not None:
+        for _ in range(repeats):
+            dist.barrier(group)
+        barriers = (transmitted() or 0) - before_barriers
+        moved = max(0, moved - barriers)
+    seconds = slowest([run[0] for run in runs], group)
+    calls = in_a_row * ways
+    wire = None if moved is None else moved / (repeats * calls)
+    return statistics.median(seconds) / calls, statistics.median(run[1] for run in runs) / calls, wire
+
+
+def timed(operation: Operation, in_a_row: int, shaped: bool, group: dist.ProcessGroup) -> tuple[float, float]:
+    """Return seconds and processor seconds of this worker, its threads included; all workers begin together."""
+    if shaped:
+        time.sleep(REFILL_SECONDS)
+    dist.barrier(group)
+    begin, busy = time.perf_counter(), time.process_time()
+    for _ in range(in_a_row):
+        operation()
+    return time.perf_counter() - begin, time.process_time() - busy
+
+
+def slowest(seconds: list[float], group: dist.ProcessGroup) -> list[float]:
+    """Return the largest figures of all workers, place by place."""
+    values = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
+    return values.tolist()
+
+
+def transmitted() -> int | None:
+    """Return the bytes that this node's interface has sent; None on a machine that is no emulated node."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(figures.split()[8])
+    return None

@@ -1,0 +1,153 @@
+"""Predict a step: from a calibration and a cell to its time with parts, its bytes, and its timeline."""
+
+from dataclasses import dataclass, field, replace
+
+from benchmark.cost.architecture import describe
+from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes
+from benchmark.cost.cell import Cell
+from benchmark.cost.collective_times import Links, moved
+from benchmark.cost.compute_times import ComputeTimes, Cores
+from benchmark.cost.program import Compute, Kind, Start
+from benchmark.cost.resources import Machine
+from benchmark.cost.simulate import Simulated, simulate
+from benchmark.cost.strategies import programs
+
+PARTS = ("forward", "backward", "optimizer", "engine", "other", "communication", "waiting", "bubble")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a step is taken: the link, its further latency in seconds, and the cores of each worker's own machine.
+
+    cores None: all workers share the cores of the calibrated machine.
+    """
+
+    rate: str | None = None
+    latency: float = 0.0
+    cores: int | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step that has not been run. Seconds until the slowest rank is done; parts are means over the ranks.
+
+    parts: forward, backward, optimizer, engine (what the framework needs beyond the arithmetic), other (copies on
+    behalf of the network), communication (exposed), waiting (for other ranks), bubble (for another stage's result).
+    sent: operation -> calls and bytes out of a rank. notes: what was extrapolated.
+    """
+
+    cell: Cell
+    where: Surroundings
+    seconds: float
+    parts: dict[str, float]
+    sent: dict[str, tuple[float, float]]
+    simulated: Simulated
+    notes: tuple[str, ...] = ()
+    is_calibrated: bool = True
+    kinds: tuple[Kind, ...] = field(default=(), repr=False)
+
+    @property
+    def examples_per_second(self) -> float:
+        return self.cell.batch * self.cell.workers / self.seconds
+
+    @property
+    def sent_bytes(self) -> float:
+        return sum(size for _, size in self.sent.values())
+
+
+def predict(calibration: Calibration, cell: Cell, where: Surroundings = Surroundings()) -> Prediction:
+    """Return the prediction; raises InputError where there is nothing to predict from."""
+    architecture = describe(cell.model, cell.length)
+    times = ComputeTimes(calibration, architecture, Cores(cell.workers, where.cores))
+    links = Links(calibration, where.rate, where.latency)
+    notes = dict[str, None]()
+    overhead = engine_seconds(calibration, cell, where, notes)
+    found = run(cell, times, links, where, overhead)
+    return replace(found, notes=(*times.notes, *links.notes, *notes), is_calibrated=not (times.notes or links.notes))
+
+
+def run(cell: Cell, times: ComputeTimes, links: Links, where: Surroundings, overhead: float) -> Prediction:
+    """Simulate a step with given times."""
+    kinds = [with_overhead(kind, overhead) for kind in programs(cell, times)]
+    machine = machine_of(times, where)
+    simulated = simulate(kinds, links, machine)
+    late = times.step(cell.batch).spread if cell.workers > 1 else 0.0
+    return Prediction(
+        cell, where, simulated.seconds + late, parts(simulated, kinds, late), sent(kinds), simulated, kinds=tuple(kinds)
+    )
+
+
+def machine_of(times: ComputeTimes, where: Surroundings) -> Machine:
+    if where.cores:
+        return Machine(where.cores, False, times.threads, times.small.launch)
+    return Machine(times.machine_cores, True, times.threads, times.small.launch)
+
+
+def with_overhead(kind: Kind, seconds: float) -> Kind:
+    """Return the kind with the engine's own cost at the end of its step; a negative one makes the last part shorter."""
+    if not seconds:
+        return kind
+    return replace(kind, program=(*kind.program, Compute("optimizer", seconds, engine=True)))
+
+
+def engine_seconds(calibration: Calibration, cell: Cell, where: Surroundings, notes: dict[str, None]) -> float:
+    """Return what the engine costs beyond its program: the measured step of the nearest cell less the predicted one.
+
+    It is work of the computing thread, in seconds with as many workers computing as the prediction has.
+    """
+    same = [entry for entry in calibration.engines if entry.strategy == cell.strategy]
+    if not same:
+        notes[f"the engine of {cell.strategy} was not calibrated: its own cost is missing"] = None
+        return 0.0
+
+    def apart(entry: EngineTimes) -> tuple[bool, bool, int, int]:
+        return (
+            entry.model != cell.model,
+            entry.length != cell.length,
+            abs(entry.workers - cell.workers),
+            abs(entry.batch - cell.batch),
+        )
+
+    nearest = min(same, key=apart)
+    there = Cell(nearest.strategy, nearest.model, nearest.workers, nearest.batch, nearest.length, cell.bucket_bytes)
+    times = ComputeTimes(calibration, describe(there.model, there.length), Cores(there.workers))
+    links = Links(calibration) if LOOPBACK in calibration.links or there.workers == 1 else None
+    if links is None:
+        return 0.0
+    missing = max(0.0, nearest.seconds - run(there, times, links, Surroundings(), 0.0).seconds)
+    if nearest.model != cell.model:
+        missing *= len(describe(cell.model, cell.length).weights) / len(times.architecture.weights)
+        notes[f"the engine's own cost is that of {nearest.model}, by the number of parameters"] = None
+    workers = 1 if where.cores else cell.workers
+    return missing * max(1.0, workers / times.machine_cores) / max(1.0, there.workers / times.machine_cores)
+
+
+def parts(simulated: Simulated, kinds: list[Kind], late: float) -> dict[str, float]:
+    """Return what the threads did, in seconds, as means over all ranks; they add up to the step."""
+    found = dict.fromkeys(PARTS, 0.0)
+    ranks = sum(len(kind.ranks) for kind in kinds)
+    ends = [0.0] * len(kinds)
+    for span in simulated.spans:
+        if span.row != "thread":
+            continue
+        ends[span.kind] = max(ends[span.kind], span.end)
+        name = "engine" if span.engine else span.name
+        if not span.blocked and name not in ("forward", "backward", "optimizer", "engine"):
+            name = "other"
+        found[name] += (span.end - span.start) * len(kinds[span.kind].ranks) / ranks
+    idle = sum((simulated.seconds - end) * len(kind.ranks) / ranks for end, kind in zip(ends, kinds, strict=True))
+    found["waiting"] += idle + late
+    return found
+
+
+def sent(kinds: list[Kind]) -> dict[str, tuple[float, float]]:
+    """Return calls and bytes of each operation, as means over all ranks."""
+    calls, size = dict[str, float](), dict[str, float]()
+    ranks = sum(len(kind.ranks) for kind in kinds)
+    for i, kind in enumerate(kinds):
+        starts = (step for step in kind.program if isinstance(step, Start) and i in step.members)
+        for start in starts:
+            name, count = start.operation, start.repeats * len(kind.ranks) / ranks
+            calls[name] = calls.get(name, 0.0) + count
+            size[name] = size.get(name, 0.0) + count * moved(name, start.bytes, start.workers)
+    return {name: (calls[name], size[name]) for name in calls}

@@ -1,0 +1,86 @@
+"""One worker of benchmark.calibrate: measures what the plan says. Started on this machine, or on emulated nodes.
+
+python -m benchmark.cost.rank PLAN.json RESULT.json --world_size 2 --local_rank 0 ...
+"""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmark.arguments import parse
+from benchmark.cost import measure_compute, measure_engines, measure_transfers
+from benchmark.cost.calibration import EngineTimes
+from benchmark.cost.plan import Plan
+from benchmark.settings import Settings
+from benchmark.strategies import why_not
+from benchmark.workers import join
+from benchmark.workload import load_workload
+from common.errors import exit_on_input_error
+from common.paths import atomic_write
+from common.workers.process_group import Worker, process_group
+
+
+def work(plan: Plan, settings: Settings, result: Path) -> None:
+    found: dict[str, list[dict[str, Any]]] = {"transfers": [], "profiles": [], "small": [], "engines": []}
+    with process_group(settings, join) as worker:
+        for count in plan.workers:
+            group = dist.new_group(list(range(count)))  # all workers make it, also those that are not in it
+            if worker.rank < count:
+                measure(plan, settings, worker, count, group, found)
+            worker.pulse.beat()
+            dist.barrier()  # the others wait here, and compute nothing meanwhile
+        if plan.strategies:
+            found["engines"] = [asdict(entry) for entry in engines(plan, settings, worker)]
+        if worker.is_first:
+            with atomic_write(result) as file:
+                json.dump(found, file)
+
+
+def measure(
+    plan: Plan, settings: Settings, worker: Worker, count: int, group: dist.ProcessGroup, found: dict[str, list]
+) -> None:
+    """Measure with `count` workers; adds to `found`."""
+    share = plan.seconds / len(plan.workers)
+    if plan.sizes and count > 1:
+        tables = measure_transfers.measure(plan.link, plan.sizes, share, group, count, worker.rank)
+        found["transfers"] += [asdict(table) for table in tables]
+    for model in plan.models:
+        workload = load_workload(replace(settings, model=model))
+        for batch in plan.batches:
+            worker.pulse.beat()
+            here = replace(settings, model=model, batch_size=batch)
+            part = share / (len(plan.models) * len(plan.batches))
+            found["profiles"].append(asdict(measure_compute.profile(here, worker, workload, count, part, group)))
+    if plan.models:
+        found["small"].append(asdict(measure_compute.small_costs(settings, count, group)))
+
+
+def engines(plan: Plan, settings: Settings, worker: Worker) -> list[EngineTimes]:
+    """Return the steps of every strategy that runs here."""
+    times = []
+    for model in plan.models or [settings.model]:
+        here = replace(settings, model=model)
+        names = [name for name in plan.strategies if not why_not(replace(here, strategy=name))]
+        took = measure_engines.rounds(here, worker, load_workload(here), names, plan.seconds)
+        for name, seconds in took.items():
+            middle = sorted(seconds)[len(seconds) // 2]
+            times.append(
+                EngineTimes(name, model, here.length, here.batch_size, worker.world_size, middle, len(seconds))
+            )
+    return times
+
+
+def main() -> None:
+    plan = Plan(**json.loads(Path(sys.argv[1]).read_text()))
+    settings, _ = parse([*sys.argv[3:], "--strategy", "ddp"], "calibrate", __doc__)
+    work(plan, settings, Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,102 @@
+"""Strategies in which every worker has the whole model: only gradients are sent."""
+
+from collections.abc import Sequence
+
+from benchmark.cost.architecture import Weight
+from benchmark.cost.program import Instruction
+from benchmark.cost.writer import Writer
+
+DDP_FIRST, DDP_BUCKET = 2**20, 25 * 2**20  # bytes; torch.nn.parallel.DistributedDataParallel's defaults
+
+
+def single(writer: Writer) -> list[Instruction]:
+    writer.forward()
+    writer.backward()
+    writer.update(len(writer.model.weights), writer.model.elements)
+    return writer.instructions
+
+
+def ddp(writer: Writer) -> list[Instruction]:
+    """Buckets are sent while backward still computes; gradients lie in the buckets, which are divided in place."""
+    writer.forward()
+    _backward_in_buckets(writer, ddp_buckets(_in_ready_order(writer)))
+    writer.update(len(writer.model.weights), writer.model.elements)
+    return writer.instructions
+
+
+def own_overlap(writer: Writer) -> list[Instruction]:
+    """The same with the buckets of beyond/overlap.py, into which gradients are copied."""
+    writer.forward()
+    _backward_in_buckets(writer, overlap_buckets(_in_ready_order(writer), writer.cell.bucket_bytes))
+    writer.update(len(writer.model.weights), writer.model.elements)
+    return writer.instructions
+
+
+def own_ring(writer: Writer) -> list[Instruction]:
+    """All gradients in one ring of send and recv when backward has ended: 2(N-1) rounds of S/N, N-1 of them add."""
+    size, workers = writer.model.bytes, writer.workers
+    writer.forward()
+    writer.backward()
+    writer.copy("communication", size)
+    writer.call("exchange", size / workers, repeats=2 * (workers - 1))
+    writer.copy("communication", size, passes=(workers - 1) / workers + 2)
+    writer.update(len(writer.model.weights), writer.model.elements)
+    return writer.instructions
+
+
+def zero0(writer: Writer) -> list[Instruction]:
+    """DeepSpeed without sharding: all gradients flattened into one message after backward."""
+    size = writer.model.bytes
+    writer.forward()
+    writer.backward()
+    writer.copy("communication", size)
+    writer.call("all_reduce", size)
+    writer.copy("communication", size, passes=2)
+    writer.call("all_reduce", 4)  # has any worker's gradient overflown?
+    writer.update(len(writer.model.weights), writer.model.elements)
+    return writer.instructions
+
+
+def _in_ready_order(writer: Writer) -> list[Weight]:
+    """The parameters in the order in which backward completes their gradients."""
+    weights = {weight.name: weight for weight in writer.model.weights}
+    ready = [weights[name] for name in writer.step.backward if name in weights]
+    return ready + [weight for weight in writer.model.weights if weight.name not in writer.step.backward]
+
+
+def ddp_buckets(order: Sequence[Weight]) -> list[list[Weight]]:
+    """DistributedDataParallel's rule: a bucket is closed as soon as it holds its size or more."""
+    buckets: list[list[Weight]] = [[]]
+    for weight in order:
+        buckets[-1].append(weight)
+        if sum(member.bytes for member in buckets[-1]) >= (DDP_FIRST if len(buckets) == 1 else DDP_BUCKET):
+            buckets.append([])
+    return [bucket for bucket in buckets if bucket]
+
+
+def overlap_buckets(order: Sequence[Weight], size: int) -> list[list[Weight]]:
+    """beyond/overlap.py's rule: what does not fit any more begins a new bucket."""
+    buckets: list[list[Weight]] = []
+    for weight in order:
+        if not buckets or sum(member.bytes for member in buckets[-1]) + weight.bytes > size:
+            buckets.append([])
+        buckets[-1].append(weight)
+    return buckets
+
+
+def _backward_in_buckets(writer: Writer, buckets: list[list[Weight]]) -> None:
+    missing = [{weight.name for weight in bucket} for bucket in buckets]
+    sizes = [sum(weight.bytes for weight in bucket) for bucket in buckets]
+    keys: list[str] = []
+    hook = writer.times.scale * writer.times.small.hook
+    for name, seconds in writer.step.backward.items():
+        writer.compute("backward", seconds + (hook if writer.workers > 1 else 0.0))
+        for names in missing:
+            names.discard(name)
+        while len(keys) < len(buckets) and not missing[len(keys)]:
+            writer.copy("backward", sizes[len(keys)])
+            keys.append(writer.start("all_reduce", sizes[len(keys)]))
+    writer.compute("backward", writer.step.tail)
+    for size in sizes[len(keys) :]:  # their parameters got no gradient
+        keys.append(writer.start("all_reduce", size))
+    writer.wait(*keys)

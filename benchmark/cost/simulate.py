@@ -1,0 +1,269 @@
+"""Simulate a step as events: threads that compute, operations on the network, and what they share.
+
+Whatever is under way has a speed between 0 and 1, which changes when something begins or ends:
+
+- Processors. All threads of a machine share its cores as the system's scheduler shares them: everybody gets the same,
+  nobody more than it can use. A transfer wants a part of a core, which takes time from those who compute.
+- Links. Transfers of one rank share a shaped link; on loopback, where bytes are copied by processors, the processors
+  decide.
+- Order. A rank's collectives begin in the order in which they were started, at most `slots` at a time: gloo has so many
+  threads. A collective begins when all members have started it.
+
+So overlap, contention, waiting and bubbles are not formulas here. They are what comes out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmark.cost.program import Compute, Kind, Start
+from benchmark.cost.resources import Machine, Network, fair_level
+from common.timeline.boxes import Phase
+
+NO_TIME = 1e-12  # seconds; rounding errors are smaller, and nothing that is simulated is as short
+
+
+@dataclass(frozen=True)
+class Span:
+    """A time of one kind: of its thread (name: a phase, or why it does not compute), or of its network."""
+
+    kind: int
+    row: str  # thread or network
+    name: str  # a phase; "communication", "waiting" or "bubble" where the thread is blocked; an operation
+    start: float
+    end: float
+    bytes: float = 0.0
+    engine: bool = False
+    blocked: bool = False  # the thread computes nothing
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The step of every kind: how long it takes, and what was when."""
+
+    seconds: float
+    spans: tuple[Span, ...]
+
+
+@dataclass
+class _Flight:
+    """An operation from its first start to its end."""
+
+    start: Start
+    joined: set[int] = field(default_factory=set)
+    began: float | None = None
+    ended: float | None = None
+    latency: float = 0.0
+    flow: float = 0.0
+    cores: float = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        return self.began is not None and self.ended is None
+
+
+@dataclass
+class _Thread:
+    """The computing thread of a kind."""
+
+    kind: Kind
+    next: int = 0  # instruction
+    left: float = 0.0  # seconds of work
+    phase: Phase = "forward"
+    engine: bool = False
+    since: float = 0.0  # of the current span
+    blocked_on: str | None = None
+    queue: list[str] = field(default_factory=list)  # collectives that were started and have not begun
+    spent: float = 0.0  # bytes sent since the link was idle
+    idle_since: float = 0.0
+    done_at: float | None = None
+
+
+class _Step:
+    """The state of a simulated step."""
+
+    def __init__(self, kinds: Sequence[Kind], network: Network, machine: Machine) -> None:
+        self.network, self.machine = network, machine
+        self.threads = [_Thread(kind) for kind in kinds]
+        self.flights: dict[str, _Flight] = {}
+        self.spans: list[Span] = []
+        self.now = 0.0
+        everybody = sum(len(kind.ranks) for kind in kinds) if machine.is_shared else 1
+        # Calibrated seconds are those with all ranks computing: alone, a thread is faster by this.
+        self.crowd = min(1.0, machine.cores / (machine.threads * everybody))
+
+    def run(self) -> Simulated:
+        while self.advance_programs() or any(thread.done_at is None for thread in self.threads):
+            self.pass_time()
+        return Simulated(max(thread.done_at or 0.0 for thread in self.threads), tuple(self.spans))
+
+    # ------------------------------------------------------------------- instructions
+
+    def advance_programs(self) -> bool:
+        """Run all instructions that take no time; whether anything was run."""
+        progress, any_progress = True, False
+        while progress:
+            moved = [self.advance(i) for i in range(len(self.threads))]
+            progress = self.begin_transfers() or any(moved)
+            any_progress |= progress
+        return any_progress
+
+    def advance(self, i: int) -> bool:
+        thread, moved = self.threads[i], False
+        while thread.done_at is None and thread.left <= NO_TIME:
+            if thread.blocked_on is not None:
+                if self.flight_ended(thread.blocked_on) is None:
+                    return moved
+                self.close_blocked(i)
+                continue
+            moved = True
+            if thread.next == len(thread.kind.program):
+                thread.done_at = self.now
+                return moved
+            instruction = thread.kind.program[thread.next]
+            thread.next += 1
+            if isinstance(instruction, Compute):
+                self.compute(i, instruction.phase, instruction.seconds * self.crowd, instruction.engine)
+            elif isinstance(instruction, Start):
+                self.start(i, instruction)
+                self.compute(i, thread.phase, self.machine.launch * self.crowd, False)
+            elif self.flight_ended(instruction.key) is None:
+                thread.blocked_on, thread.since = instruction.key, self.now
+        return moved
+
+    def compute(self, i: int, phase: Phase, work: float, engine: bool) -> None:
+        thread = self.threads[i]
+        thread.left, thread.phase, thread.engine, thread.since = work, phase, engine, self.now
+
+    def start(self, i: int, start: Start) -> None:
+        flight = self.flights.setdefault(start.key, _Flight(start))
+        flight.joined.add(i)
+        self.threads[i].queue.append(start.key)
+
+    def flight_ended(self, key: str) -> float | None:
+        return self.flights[key].ended if key in self.flights else None
+
+    def close_blocked(self, i: int) -> None:
+        """Write down for what a thread was blocked: until the transfer began for others, then for the network."""
+        thread = self.threads[i]
+        flight = self.flights[thread.blocked_on or ""]
+        began = max(thread.since, flight.began or 0.0)
+        why = "bubble" if i not in flight.start.members else "waiting"
+        for name, begin, end in ((why, thread.since, began), ("communication", began, self.now)):
+            if end - begin > NO_TIME:
+                self.spans.append(Span(i, "thread", name, begin, end, blocked=True))
+        thread.blocked_on = None
+
+    # ------------------------------------------------------------------- network
+
+    def begin_transfers(self) -> bool:
+        """Begin what is at the head of all its members' queues and finds a slot; whether anything began."""
+        began = False
+        for i, thread in enumerate(self.threads):
+            for key in list(thread.queue):
+                flight = self.flights[key]
+                members = flight.start.members
+                if not self.may_begin(key, flight, members):
+                    continue
+                self.begin(i, flight, members)
+                for member in members:
+                    self.threads[member].queue.remove(key)
+                began = True
+        return began
+
+    def may_begin(self, key: str, flight: _Flight, members: tuple[int, ...]) -> bool:
+        if not flight.joined.issuperset(members):
+            return False
+        if flight.start.operation == "hop":
+            return True  # a send needs no thread of gloo's
+        heads = [next(k for k in self.threads[m].queue if self.flights[k].start.operation != "hop") for m in members]
+        return all(head == key for head in heads) and all(self.running(m) < self.machine.slots for m in members)
+
+    def running(self, member: int) -> int:
+        flights = (flight for flight in self.flights.values() if flight.is_running)
+        return sum(member in f.start.members and f.start.operation != "hop" for f in flights)
+
+    def begin(self, i: int, flight: _Flight, members: tuple[int, ...]) -> None:
+        thread, start = self.threads[i], flight.start
+        if not any(f.is_running and i in f.start.members for f in self.flights.values()):
+            idle = self.now - thread.idle_since
+            thread.spent = max(0.0, thread.spent - idle * self.network.refill())
+        flight.began = self.now
+        flight.latency = flight.flow = 0.0
+        spent, cores = thread.spent, 0.0
+        for _ in range(start.repeats):
+            one = self.network.transfer(start.operation, start.bytes, start.workers, spent)
+            flight.latency, flight.flow, cores = flight.latency + one.latency, flight.flow + one.flow, one.cores
+            spent += self.network.moved(start.operation, start.bytes, start.workers)
+        flight.cores = cores
+        for member in members:
+            self.threads[member].spent = spent
+
+    # ------------------------------------------------------------------- time
+
+    def pass_time(self) -> None:
+        """Go to the next moment at which something ends."""
+        computing = [thread for thread in self.threads if thread.done_at is None and thread.left > NO_TIME]
+        flights = [flight for flight in self.flights.values() if flight.is_running]
+        if not computing and not flights:
+            if all(thread.done_at is not None for thread in self.threads):
+                return
+            stuck = [thread.blocked_on for thread in self.threads if thread.blocked_on]
+            raise AssertionError(f"these operations are waited for and never begin: {stuck}")
+        levels = [self.level(i, computing, flights) for i in range(len(self.threads))]
+        speeds = [min(1.0, levels[self.threads.index(thread)]) for thread in computing]
+        rates = [self.rate(flight, flights, levels) for flight in flights]
+        step = min(
+            [thread.left / speed for thread, speed in zip(computing, speeds, strict=True)]
+            + [(f.latency if f.latency > 0 else f.flow) / rate for f, rate in zip(flights, rates, strict=True)]
+        )
+        self.now += step
+        for thread, speed in zip(computing, speeds, strict=True):
+            thread.left -= step * speed
+            if thread.left <= NO_TIME:
+                thread.left = 0.0
+                i = self.threads.index(thread)
+                self.spans.append(Span(i, "thread", thread.phase, thread.since, self.now, engine=thread.engine))
+        for flight, rate in zip(flights, rates, strict=True):
+            self.advance_flight(flight, step * rate)
+
+    def advance_flight(self, flight: _Flight, work: float) -> None:
+        if flight.latency > 0:
+            flight.latency -= work
+            flight.latency = 0.0 if flight.latency <= NO_TIME else flight.latency
+        else:
+            flight.flow -= work
+        if flight.latency <= 0 and flight.flow <= NO_TIME:
+            flight.ended, start = self.now, flight.start
+            for member in start.members:
+                self.threads[member].idle_since = self.now
+                size = start.bytes * start.repeats
+                began = flight.began or 0.0
+                self.spans.append(Span(member, "network", start.operation, began, self.now, bytes=size))
+
+    def level(self, i: int, computing: list[_Thread], flights: list[_Flight]) -> float:
+        """Return how much of a core every thread of the machine of kind i may have, if it wants as much."""
+        wanted: list[tuple[float, float]] = []  # number of threads, cores that each wants
+        for j, thread in enumerate(self.threads):
+            if not self.machine.is_shared and j != i:
+                continue
+            ranks = len(thread.kind.ranks) if self.machine.is_shared else 1
+            if thread in computing:
+                wanted.append((ranks * self.machine.threads, 1.0))
+            wanted += [(ranks, flight.cores) for flight in flights if j in flight.start.members]
+        return fair_level(self.machine.cores, wanted)
+
+    def rate(self, flight: _Flight, flights: list[_Flight], levels: list[float]) -> float:
+        """Return the speed of an operation: that of its slowest member."""
+        speed = 1.0
+        for member in flight.start.members:
+            if flight.cores > 0:
+                speed = min(speed, levels[member] / flight.cores)
+            if self.network.is_shaped and flight.latency <= 0:
+                others = sum(member in f.start.members and f.latency <= 0 for f in flights)
+                speed = min(speed, 1.0 / others)
+        return speed
+
+
+def simulate(kinds: Sequence[Kind], network: Network, machine: Machine) -> Simulated:
+    """Run the programs of all kinds; raises AssertionError if they would wait for each other forever."""
+    return _Step(kinds, network, machine).run()

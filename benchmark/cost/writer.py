@@ -1,0 +1,59 @@
+"""Writes a rank's program: the parts of a step that strategies have in common."""
+
+from benchmark.cost.architecture import Architecture
+from benchmark.cost.calibration import Profile
+from benchmark.cost.cell import Cell
+from benchmark.cost.compute_times import ComputeTimes
+from benchmark.cost.program import Compute, Instruction, Start, Wait
+from common.timeline.boxes import Phase
+
+
+class Writer:
+    """The program of one kind of ranks, from the first instruction to the last.
+
+    overhead: seconds that the engine needs beyond what the strategies write; it is added at the end of the step.
+    """
+
+    def __init__(self, cell: Cell, times: ComputeTimes, kind: int = 0, batch: float | None = None) -> None:
+        self.cell, self.times, self.kind = cell, times, kind
+        self.model: Architecture = times.architecture
+        self.step: Profile = times.step(cell.batch if batch is None else batch)
+        self.instructions: list[Instruction] = []
+        self._count = 0
+
+    @property
+    def workers(self) -> int:
+        return self.cell.workers
+
+    def compute(self, phase: Phase, seconds: float) -> None:
+        if seconds > 0:
+            self.instructions.append(Compute(phase, seconds))
+
+    def copy(self, phase: Phase, size: float, passes: float = 1.0) -> None:
+        self.compute(phase, self.times.copies(size, passes))
+
+    def start(self, operation: str, size: float, repeats: int = 1) -> str:
+        """Start an operation of all workers, which are all of this kind; return its key."""
+        key = f"{operation} {self._count}"
+        self._count += 1
+        if self.workers > 1:
+            self.instructions.append(Start(key, operation, size, self.workers, (self.kind,), repeats))
+        return key
+
+    def wait(self, *keys: str) -> None:
+        if self.workers > 1:
+            self.instructions += [Wait(key) for key in keys]
+
+    def call(self, operation: str, size: float, repeats: int = 1) -> None:
+        """An operation that is waited for at once."""
+        self.wait(self.start(operation, size, repeats))
+
+    def forward(self) -> None:
+        self.compute("forward", sum(self.step.forward.values()))
+
+    def backward(self) -> None:
+        self.compute("backward", sum(self.step.backward.values()) + self.step.tail)
+
+    def update(self, tensors: float, elements: float) -> None:
+        """Clip, update, and drop the gradients."""
+        self.compute("optimizer", self.times.update(tensors, elements))

@@ -1,0 +1,150 @@
+"""Predict a step of any strategy: its time with parts, its bytes, its memory, without running it.
+
+    python -m benchmark.calibrate                                                    # once, on this machine
+    python -m benchmark.predict --strategy ddp --model gpt2-tiny --workers 2 --batch_size 4
+    python -m benchmark.predict --strategy own_zero3 --model gpt2 --workers 4096 --batch_size 4 --rate 1gbit --cores 8
+
+The step is simulated as events: threads that compute, operations on the network, and the cores and links that they
+share. What lies outside of the calibrated range is computed from the algorithms, and the table says so.
+
+Without --cores, all workers share the cores of this machine, as the calibrated ones did; more workers than were
+calibrated have a machine each, with as many cores as this one. With --cores K, every worker has K cores of its own.
+"""
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmark.cost import calibration as stored
+from benchmark.cost.calibration import Calibration
+from benchmark.cost.cell import Cell
+from benchmark.cost.prediction import Prediction, Surroundings, predict
+from benchmark.names import MODELS, STRATEGIES
+from cluster.emulate import bits_per_second
+from common.errors import InputError, exit_on_input_error
+from common.flags import Parser, check_at_least
+
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: a cell and its surroundings, and what to answer with."""
+
+    cell: Cell
+    where: Surroundings
+    calibration: Calibration
+    as_json: bool
+
+
+def table(prediction: Prediction) -> str:
+    """For people."""
+    cell, where = prediction.cell, prediction.where
+    cores = "sharing this machine" if where.cores is None else f"with {where.cores} cores each"
+    lines = [
+        f"{cell.strategy}, {Path(cell.model).name}, {cell.workers} workers {cores}, {cell.batch} x {cell.length} "
+        f"tokens each, link {where.rate or 'loopback'}" + (f" + {where.latency * 1e6:g} us" if where.latency else ""),
+        f"  {'step':<16}{prediction.seconds * 1e3:>12.2f} ms{prediction.examples_per_second:>14.1f} examples/s",
+    ]
+    for name, seconds in prediction.parts.items():
+        if seconds:
+            lines.append(f"    {name:<14}{seconds * 1e3:>12.2f} ms{seconds / prediction.seconds:>13.0%}")
+    lines.append(f"  {'sent by a rank':<16}{prediction.sent_bytes / 1e6:>12.3f} MB")
+    for name, (calls, size) in prediction.sent.items():
+        lines.append(f"    {name:<14}{size / 1e6:>12.3f} MB{calls:>12g} calls")
+    lines += [f"  extrapolated: {note}" for note in prediction.notes]
+    return "\n".join(lines)
+
+
+def as_dict(prediction: Prediction) -> dict[str, Any]:
+    """Return the figures for --json: seconds in ms, bytes in bytes."""
+    return {
+        "cell": vars(prediction.cell),
+        "rate": prediction.where.rate,
+        "latency_s": prediction.where.latency,
+        "cores": prediction.where.cores,
+        "step_ms": prediction.seconds * 1e3,
+        "examples_per_second": prediction.examples_per_second,
+        "parts_ms": {name: seconds * 1e3 for name, seconds in prediction.parts.items()},
+        "sent": {name: {"calls": calls, "bytes": size} for name, (calls, size) in prediction.sent.items()},
+        "notes": list(prediction.notes),
+        "is_calibrated": prediction.is_calibrated,
+    }
+
+
+def seconds_of(word: str, flag: str = "--latency") -> float:
+    """Return a time such as 50us in seconds; raises InputError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", word)
+    if not match:
+        raise InputError(f"{flag}: expected a number with us, ms or s such as 50us; got {word!r}")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def surroundings(arguments: argparse.Namespace, calibration: Calibration, workers: int) -> Surroundings:
+    """Return where the step is taken: more workers than were calibrated have machines of their own."""
+    known = max((profile.workers for profile in calibration.profiles), default=1)
+    cores = arguments.cores or (int(calibration.machine["cores"]) if workers > known else None)
+    return Surroundings(arguments.rate, seconds_of(arguments.latency), cores)
+
+
+def parse(argv: list[str]) -> Question:
+    """Return the question; raises InputError for anything that cannot be predicted."""
+    parser = Parser(prog="python -m benchmark.predict", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--strategy", default="ddp", help=f"{', '.join(STRATEGIES)} (ddp)")
+    add("--model", default="gpt2-tiny", help=f"{', '.join(MODELS)}, or a folder (gpt2-tiny)")
+    add("--workers", type=int, default=2, help="2")
+    add("--batch_size", type=int, default=4, help="examples of one worker (4)")
+    add("--length", type=int, default=64, help="tokens of an example (64)")
+    add("--rate", help="of every link, such as 1gbit (default: loopback)")
+    add("--latency", default="0us", help="of every message, beyond what was calibrated, such as 50us")
+    add("--cores", type=int, help="of each worker's own machine (default: see above)")
+    add("--bucket_mb", type=float, default=4, help="own_overlap: MiB in a bucket of gradients (4)")
+    add("--calibration", type=Path, default=stored.DEFAULT, help="what benchmark.calibrate wrote (%(default)s)")
+    add("--json", action="store_true", help="print the figures as one JSON object, and no table")
+    arguments = parser.parse_args(_with_negative_values(argv))
+    check_at_least(vars(arguments), 1, "workers", "batch_size")
+    check_at_least(vars(arguments), 8, "length")
+    if arguments.cores is not None:
+        check_at_least(vars(arguments), 1, "cores")
+    if arguments.rate is not None:
+        bits_per_second(arguments.rate)
+    seconds_of(arguments.latency)
+    if not arguments.bucket_mb > 0:
+        raise InputError(f"--bucket_mb: expected a size in MiB above 0; got {arguments.bucket_mb:g}")
+    if arguments.strategy not in STRATEGIES:
+        raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {arguments.strategy!r}")
+    if arguments.model not in MODELS and not (Path(arguments.model) / "config.json").is_file():
+        raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {arguments.model!r}")
+    calibration = stored.load(arguments.calibration)
+    bucket = int(arguments.bucket_mb * 2**20)
+    cell = Cell(arguments.strategy, arguments.model, arguments.workers, arguments.batch_size, arguments.length, bucket)
+    return Question(cell, surroundings(arguments, calibration, arguments.workers), calibration, arguments.json)
+
+
+def _with_negative_values(argv: list[str]) -> list[str]:
+    """The words with `--rate -1gbit` as one: argparse takes what begins with a dash for a flag of its own."""
+    joined: list[str] = []
+    for word in argv:
+        if joined and joined[-1].startswith("--") and re.match(r"-\d", word):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def main() -> None:
+    question = parse(sys.argv[1:])
+    prediction = predict(question.calibration, question.cell, question.where)
+    if not question.as_json:
+        print(table(prediction))
+    print(json.dumps(as_dict(prediction)))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

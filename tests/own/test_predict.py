@@ -1,0 +1,220 @@
+"""Predictions from a made-up calibration: their parts, their order, what is refused, and how fast they are."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+
+from benchmark.calibrate import parse as parse_calibrate
+from benchmark.cost import calibration as stored
+from benchmark.cost.calibration import EngineTimes, load, save
+from benchmark.cost.cell import Cell
+from benchmark.cost.prediction import Surroundings, predict
+from benchmark.names import STRATEGIES
+from benchmark.predict import parse
+from common.errors import InputError
+from tests.own.made_up_calibration import made_up_calibration
+from tests.own.processes import run
+
+ALONE = ("single", "dp")
+
+
+@pytest.fixture(scope="module")
+def calibration():
+    return made_up_calibration()
+
+
+@pytest.fixture
+def file(tmp_path, calibration):
+    path = tmp_path / "calibration.json"
+    save(replace(calibration, machine=stored.this_machine()), path)
+    return path
+
+
+def cell(strategy, workers=2, batch=4, model="gpt2-tiny"):
+    return Cell(strategy, model, 1 if strategy in ALONE else workers, batch)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_parts_of_a_step_add_up_to_it(strategy, calibration):
+    found = predict(calibration, cell(strategy), Surroundings("100mbit"))
+
+    assert sum(found.parts.values()) == pytest.approx(found.seconds)
+    assert found.parts["forward"] > 0 and found.parts["backward"] > 0
+
+
+def test_one_worker_takes_what_was_calibrated(calibration):
+    found = predict(calibration, cell("single"))
+
+    assert found.seconds == pytest.approx(4 * 0.030 + 0.008)
+
+
+def test_gradients_that_are_sent_after_backward_are_exposed(calibration):
+    """zero0 sends 4.47 MB in one message over 12 MB/s, and the number 1 in another one."""
+    found = predict(calibration, cell("zero0"), Surroundings("100mbit"))
+
+    latency = 2 * 1e-4  # two hops of a ring of two workers
+    first = 4 / 12e6  # the table begins with 4 bytes
+    assert found.parts["communication"] == pytest.approx(4_470_272 / 12e6 - first + 2 * (latency + first), rel=1e-3)
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name not in ALONE])
+def test_a_slower_link_makes_no_step_faster(strategy, calibration):
+    rates = [None, "1gbit", "500mbit", "100mbit", "10mbit"]
+
+    seconds = [predict(calibration, cell(strategy), Surroundings(rate)).seconds for rate in rates]
+
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_more_examples_take_longer(strategy, calibration):
+    seconds = [predict(calibration, cell(strategy, batch=batch)).seconds for batch in (2, 4, 8, 32)]
+
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name not in (*ALONE, "pipeline")])
+def test_more_workers_never_make_a_step_faster(strategy, calibration):
+    where = Surroundings("1gbit", cores=2)
+
+    seconds = [predict(calibration, cell(strategy, workers), where).seconds for workers in (2, 4, 16, 256, 4096)]
+
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name not in (*ALONE, "pipeline")])
+def test_4096_workers_take_less_than_ten_seconds_of_processor_time(strategy, calibration):
+    begin = time.process_time()
+
+    predict(calibration, cell(strategy, 4096), Surroundings("1gbit", cores=2))
+
+    assert time.process_time() - begin < 10
+
+
+def test_latency_is_added_to_every_hop(calibration):
+    near = predict(calibration, cell("own_ring", 16), Surroundings("1gbit", cores=2))
+    far = predict(calibration, cell("own_ring", 16), Surroundings("1gbit", latency=1e-3, cores=2))
+
+    assert far.seconds - near.seconds == pytest.approx(2 * 15 * 1e-3)
+
+
+def test_workers_that_share_two_cores_are_slower_than_those_on_machines_of_their_own(calibration):
+    shared = predict(calibration, cell("ddp", 4), Surroundings("1gbit"))
+    own = predict(calibration, cell("ddp", 4), Surroundings("1gbit", cores=2))
+
+    assert shared.parts["forward"] == pytest.approx(2 * own.parts["forward"])
+
+
+def test_the_engines_own_cost_is_what_its_measured_step_took_longer(calibration):
+    without = predict(calibration, cell("fsdp"))
+    measured = EngineTimes("fsdp", "gpt2-tiny", 64, 4, 2, without.seconds + 0.040, 10)
+    with_engine = replace(calibration, engines=[measured])
+
+    same, slower = (predict(with_engine, cell("fsdp"), Surroundings(rate)) for rate in (None, "100mbit"))
+
+    assert same.seconds == pytest.approx(measured.seconds)
+    assert slower.parts["engine"] == pytest.approx(0.040)
+
+
+def test_what_was_not_calibrated_is_said(calibration):
+    found = predict(calibration, cell("ddp", 8, batch=16, model="gpt2-24m"), Surroundings("10gbit", cores=16))
+
+    said = "; ".join(found.notes)
+    assert "gpt2-24m with 64 tokens was not calibrated: scaled from gpt2-tiny" in said
+    assert "a link of 10gbit was not calibrated" in said
+    assert "operations of 8 workers are extrapolated from 4" in said
+    assert "16 cores of a worker are extrapolated from 2" in said
+    assert not found.is_calibrated
+    assert predict(replace(calibration, engines=[]), cell("ddp"), Surroundings("1gbit")).notes == (
+        "the engine of ddp was not calibrated: its own cost is missing",
+    )
+
+
+# ------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--strategy", "zero9"], "--strategy: expected one of single, dp, ddp, .*; got 'zero9'"),
+        (["--model", "bert"], "--model: expected gpt2, .*; got 'bert'"),
+        (["--workers", "0"], "--workers: expected 1 or more, got 0"),
+        (["--batch_size", "-1"], "--batch_size: expected 1 or more, got -1"),
+        (["--rate", "-1gbit"], "--rate: expected a number with kbit, mbit or gbit such as 1gbit.*; got '-1gbit'"),
+        (["--latency", "-5us"], "--latency: expected a number with us, ms or s such as 50us; got '-5us'"),
+        (["--cores", "0"], "--cores: expected 1 or more, got 0"),
+        (["--bucket_mb", "0"], "--bucket_mb: expected a size in MiB above 0; got 0"),
+        (["--calibration", "nowhere.json"], "--calibration: no file nowhere.json; make it with: python -m benchmark.c"),
+    ],
+)
+def test_a_question_that_has_no_answer_is_one_clear_line(words, message, file):
+    with pytest.raises(InputError, match=message):
+        parse(["--calibration", str(file), *words])
+
+
+@pytest.mark.parametrize(
+    ("cell_words", "message"),
+    [
+        (("single", 2), "--strategy single runs on one worker, got 2; use ddp"),
+        (("pipeline", 8), "--workers: gpt2-tiny has 4 blocks, expected at most as many stages, got 8"),
+    ],
+)
+def test_a_strategy_that_cannot_run_so_is_one_clear_line(cell_words, message, calibration):
+    with pytest.raises(InputError, match=message):
+        predict(calibration, Cell(cell_words[0], "gpt2-tiny", cell_words[1], 4))
+
+
+def test_a_calibration_of_another_machine_is_refused(file, calibration):
+    with pytest.raises(
+        InputError, match=r"of another machine: expected cores 96, got \d+; run python -m benchmark.cal"
+    ):
+        load(file, machine=stored.this_machine() | {"cores": 96})
+
+
+def test_a_calibration_of_another_version_is_refused(file):
+    with pytest.raises(InputError, match=r"of another version: expected torch 9\.9, got 2"):
+        load(file, versions=stored.these_versions() | {"torch": "9.9"})
+
+
+def test_a_damaged_calibration_is_one_clear_line(file):
+    file.write_text(file.read_text()[:-100])
+
+    with pytest.raises(InputError, match=r"calibration.json is damaged .*; run python -m benchmark.calibrate again"):
+        load(file)
+
+
+def test_a_calibration_is_read_as_it_was_written(file, calibration):
+    assert load(file) == replace(calibration, machine=stored.this_machine())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--links", "-1gbit"], "--rate: expected a number with kbit"),
+        (["--workers", "0,2"], "--workers: expected numbers from 1 on"),
+        (["--models", "bert"], "--models: expected gpt2"),
+        (["--strategies", "ddp,zero9"], "--strategies: expected single, .*; got zero9"),
+        (["--seconds", "0"], "--seconds: expected more than 0, got 0"),
+    ],
+)
+def test_a_calibration_that_cannot_be_made_is_one_clear_line(words, message):
+    with pytest.raises(InputError, match=message):
+        parse_calibrate([f"{words[0]}={words[1]}"])
+
+
+def test_the_command_prints_a_table_and_one_json_line(file):
+    done = run("-m", "benchmark.predict", "--calibration", file, "--strategy", "own_zero2", "--rate", "1gbit")
+
+    assert done.returncode == 0, done.stderr
+    assert "own_zero2, gpt2-tiny, 2 workers sharing this machine, 4 x 64 tokens each, link 1gbit" in done.stdout
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert sum(found["parts_ms"].values()) == pytest.approx(found["step_ms"])
+
+
+def test_a_mistake_is_one_line_and_no_traceback(file):
+    done = run("-m", "benchmark.predict", "--calibration", file, "--rate", "-1gbit")
+
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: --rate: expected a number")

@@ -1,0 +1,138 @@
+"""The simulator on cases whose answer is known: overlap, schedules, shared cores and links."""
+
+import pytest
+
+from benchmark.cost.pipelined import one_forward_one_backward
+from benchmark.cost.program import Compute, Kind, Start, Wait
+from benchmark.cost.resources import Machine, Transfer, fair_level
+from benchmark.cost.simulate import simulate
+
+ONE_AT_A_TIME = Machine(cores=8, is_shared=False, slots=1)
+
+
+class Line:
+    """A network of latency and bandwidth; a transfer wants `cores`."""
+
+    def __init__(self, latency, byte, cores=0.0, is_shaped=True):
+        self.latency, self.byte, self.cores, self.is_shaped = latency, byte, cores, is_shaped
+
+    def transfer(self, operation, size, workers, spent):
+        return Transfer(self.latency, self.byte * size, self.cores)
+
+    def moved(self, operation, size, workers):
+        return size
+
+    def refill(self):
+        return 0.0
+
+
+def in_buckets(backward, network, count, ranks=2):
+    """Backward in equal pieces, each of which is sent when it is computed; the network takes a second for a byte."""
+    program = []
+    for i in range(count):
+        program += [Compute("backward", backward / count), Start(f"{i}", "all_reduce", network / count, ranks, (0,))]
+    return Kind(range(ranks), (*program, *(Wait(f"{i}") for i in range(count))))
+
+
+@pytest.mark.parametrize(("backward", "network"), [(8.0, 4.0), (4.0, 8.0), (6.0, 6.0), (8.0, 0.5)])
+@pytest.mark.parametrize("count", [1, 2, 5, 16])
+def test_overlap_takes_the_longer_stage_and_one_piece_of_the_other(backward, network, count):
+    found = simulate([in_buckets(backward, network, count)], Line(0.0, 1.0), ONE_AT_A_TIME)
+
+    assert found.seconds == pytest.approx(max(backward, network) + min(backward, network) / count)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_every_message_adds_its_latency_where_the_network_is_the_longer_stage(count):
+    found = simulate([in_buckets(4.0, 8.0, count)], Line(0.3, 1.0), ONE_AT_A_TIME)
+
+    assert found.seconds == pytest.approx(4.0 / count + 8.0 + count * 0.3)
+
+
+@pytest.mark.parametrize(("stages", "count"), [(2, 4), (3, 6), (4, 4), (4, 16)])
+def test_the_bubble_of_a_pipeline_is_stages_less_one_over_all_slots(stages, count):
+    kinds = []
+    for stage in range(stages):
+        program = []
+        for direction, i in one_forward_one_backward(stage, stages, count):
+            before, after = (stage - 1, stage + 1) if direction == "forward" else (stage + 1, stage - 1)
+            if 0 <= before < stages:
+                program.append(Wait(f"{direction} {i} from {before}"))
+            program.append(Compute("pipeline", 1.0))
+            if 0 <= after < stages:
+                program.append(Start(f"{direction} {i} from {stage}", "hop", 0.0, 2, (stage,)))
+        kinds.append(Kind([stage], tuple(program)))
+
+    found = simulate(kinds, Line(0.0, 0.0), Machine(cores=stages, is_shared=True))
+
+    busy = 2 * count
+    assert found.seconds == pytest.approx(2 * (count + stages - 1))
+    assert 1 - busy / found.seconds == pytest.approx((stages - 1) / (count + stages - 1))
+
+
+@pytest.mark.parametrize(("cores", "seconds"), [(4, 10.0), (2, 10.0), (1, 10.0)])
+def test_computing_takes_as_long_as_it_was_calibrated_with_all_workers(cores, seconds):
+    found = simulate([Kind(range(2), (Compute("forward", 10.0),))], Line(0.0, 1.0), Machine(cores, is_shared=True))
+
+    assert found.seconds == pytest.approx(seconds)
+
+
+def test_a_worker_that_computes_alone_has_the_cores_of_the_others():
+    early = Kind([0], (Compute("forward", 4.0),))
+    late = Kind([1], (Compute("forward", 10.0),))
+
+    found = simulate([early, late], Line(0.0, 1.0), Machine(cores=1, is_shared=True))
+
+    assert found.seconds == pytest.approx(4.0 + (10.0 - 4.0) / 2)  # both took half a core, then one takes all of it
+
+
+def test_a_transfer_that_wants_a_core_takes_time_from_backward():
+    free = simulate([in_buckets(8.0, 8.0, 8)], Line(0.0, 1.0), Machine(2, is_shared=True))
+    busy = simulate([in_buckets(8.0, 8.0, 8)], Line(0.0, 1.0, cores=1.0, is_shaped=False), Machine(2, is_shared=True))
+
+    assert free.seconds == pytest.approx(9.0)  # nothing but the last bucket is exposed
+    assert busy.seconds == pytest.approx(16.0)  # two cores have 32 core seconds to work
+
+
+def test_two_transfers_share_a_shaped_link():
+    program = (Start("a", "all_reduce", 3.0, 2, (0,)), Start("b", "all_reduce", 3.0, 2, (0,)), Wait("a"), Wait("b"))
+
+    shared = simulate([Kind(range(2), program)], Line(0.5, 1.0), Machine(2, is_shared=True))
+    apart = simulate([Kind(range(2), program)], Line(0.5, 1.0, is_shaped=False), Machine(2, is_shared=True))
+
+    assert shared.seconds == pytest.approx(6.5)
+    assert apart.seconds == pytest.approx(3.5)
+
+
+def test_a_collective_begins_when_its_last_member_arrives():
+    programs = [(Compute("forward", s), Start("a", "all_reduce", 2.0, 2, (0, 1)), Wait("a")) for s in (1.0, 5.0)]
+
+    found = simulate([Kind([i], p) for i, p in enumerate(programs)], Line(0.0, 1.0), Machine(2, is_shared=True))
+
+    assert found.seconds == pytest.approx(7.0)
+    blocked = {(s.kind, s.name): s.end - s.start for s in found.spans if s.blocked}
+    assert blocked == pytest.approx({(0, "waiting"): 4.0, (0, "communication"): 2.0, (1, "communication"): 2.0})
+
+
+def test_a_receiver_is_idle_in_a_bubble_until_the_message_is_sent():
+    sender = Kind([0], (Compute("pipeline", 3.0), Start("m", "hop", 2.0, 2, (0,))))
+    receiver = Kind([1], (Wait("m"), Compute("pipeline", 1.0)))
+
+    found = simulate([sender, receiver], Line(0.0, 1.0), Machine(2, is_shared=True))
+
+    blocked = {(s.kind, s.name): s.end - s.start for s in found.spans if s.blocked}
+    assert blocked == pytest.approx({(1, "bubble"): 3.0, (1, "communication"): 2.0})
+    assert found.seconds == pytest.approx(6.0)
+
+
+def test_a_program_that_waits_for_nobody_is_refused():
+    with pytest.raises(AssertionError, match="never begin: \\['a'\\]"):
+        simulate([Kind([0], (Wait("a"),))], Line(0.0, 1.0), ONE_AT_A_TIME)
+
+
+@pytest.mark.parametrize(
+    ("cores", "wanted", "level"),
+    [(2, [(2, 1.0)], float("inf")), (2, [(4, 1.0)], 0.5), (2, [(2, 1.0), (2, 0.25)], 0.75), (2, [(2, 1), (2, 1)], 0.5)],
+)
+def test_cores_are_shared_fairly(cores, wanted, level):
+    assert fair_level(cores, wanted) == pytest.approx(level)
