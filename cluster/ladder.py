@@ -4,7 +4,8 @@
     python -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train
     python -m cluster.ladder --demo        # four emulated nodes where the system allows them, otherwise this machine
 
-"MB handed in" is what a rank gives to its collectives in an iteration; what then crosses a network is task 4.
+"MB handed in" is what a rank gives to its collectives in an iteration; what then crosses a network is task 4. The times
+below the table are those of three steps in which --timeline looked on; runs/ladder_timeline.png shows one of each task.
 Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch. With --nodes every
 worker has an emulated node of its own, and every byte a link of --rate to cross. Each line comes from the records in
 runs/; the bar chart is there, too.
@@ -14,13 +15,18 @@ import argparse
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.emulate import why_not
 from cluster.random_bert import SIZES, random_bert
 from common.errors import InputError, exit_on_input_error
 from common.figures import bars
 from common.paths import ROOT
+from common.timeline.boxes import Timeline, only_step, shortest_step
+from common.timeline.parts import NAMES as PARTS
+from common.timeline.parts import mean, parts
+from common.timeline.picture import draw_below_each_other
+from common.timeline.trace import read_trace
 from course.next_step import next_step, open_in_script
 from course.table import load_course
 
@@ -43,6 +49,7 @@ class Rung:
     seconds: float
     bytes_of_first: float  # handed to collectives in one iteration, by rank 0
     bytes_of_others: float  # by the last rank
+    timeline: Timeline
 
 
 def main() -> None:
@@ -83,6 +90,10 @@ def main() -> None:
     names = [row.name.replace(" ", "\n", 1) for row in rows]
     bars(path, names, [row.seconds * 1000 for row in rows], label="time per iteration (ms)", title=title)
     print(f"bar chart: {path.relative_to(ROOT)}")
+    print(times(rows))
+    picture = path.with_name("ladder_timeline.png")
+    draw_below_each_other([one_step(row) for row in rows], picture)
+    print(f"a step of each task: {picture.relative_to(ROOT)}; to zoom, open runs/<task>/timeline.html in a browser")
     if step:
         print(step)
 
@@ -105,6 +116,7 @@ def run(task: str, workers: int, arguments: argparse.Namespace) -> None:
         batch,
         "--dropout",
         "0",
+        "--timeline",
         *arguments.flags,
     ]
     command = [sys.executable, f"{task}/run_glue.py", *flags]
@@ -132,6 +144,7 @@ def read_row(task: str, name: str, workers: int) -> Rung:
         records[0]["seconds_per_iteration"],
         bytes_handed_over(records[0]),
         bytes_handed_over(records[-1]),
+        read_trace(ROOT / "runs" / task / "timeline.json"),
     )
 
 
@@ -153,6 +166,20 @@ def table(rows: list[Rung]) -> str:
             f" {row.bytes_of_first / 1e6:20.2f} {row.bytes_of_others / 1e6:8.2f}"
         )
     return "\n".join([*lines, ""])
+
+
+def one_step(row: Rung) -> Timeline:
+    """The step of a task that is shown: the shortest one, since nothing else has disturbed it."""
+    return replace(only_step(row.timeline, shortest_step(row.timeline)), title=f"task {row.name}")
+
+
+def times(rows: list[Rung]) -> str:
+    """Where the time of a step goes, in milliseconds; means over the ranks."""
+    lines = [f"{'ms of a step, mean of ranks':<28}" + "".join(f"{name:>10}" for name in (*PARTS, "(hidden)"))]
+    for row in rows:
+        found = mean(parts(row.timeline))
+        lines.append(f"{row.name:<28}" + "".join(f"{found[name] * 1e3:10.1f}" for name in (*PARTS, "hidden")))
+    return "\n".join(["", *lines, ""])
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ def parse(argv: list[str] | None = None) -> tuple[Launch, bool]:
     )
     parser.add_argument("--python", default=remote_python(), help="Python on the nodes (%(default)s)")
     parser.add_argument("--plan", action="store_true", help="print the commands instead of running them")
+    parser.add_argument("--timeline", action="store_true", help="give the script --timeline: see what each rank does")
     for flag in WORKER_FLAGS:
         parser.add_argument(flag, help="chosen automatically; may also be given after the script")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its flags")
@@ -63,6 +64,8 @@ def parse(argv: list[str] | None = None) -> tuple[Launch, bool]:
         before = getattr(arguments, flag.removeprefix("--"))
         if before is not None and flag_value(script, flag) is None:
             script = [*script, flag, before]
+    if arguments.timeline and "--timeline" not in script:
+        script = [*script, "--timeline"]
     _check_script(script, local=not hosts)
     workers = _count_workers(arguments.workers, flag_value(script, "--world_size"), hosts)
     ssh = shlex.split(arguments.ssh)

@@ -19,6 +19,7 @@ from handin.sections import Findings
 from handin.student import Student, remembered
 from handin.task4 import traffic
 from handin.task_tables import exposed, micro_batches, shares
+from handin.timelines import timelines
 from handin.words import is_unchanged_outside, read_words, section, with_fingerprint
 
 TITLE = "Distributed Training of Language Models"
@@ -31,6 +32,9 @@ ASKS = {
     "happens with 16 workers?",
     "reasons": "Why do 2a, 2b and 3 differ, or why not? Calls and bytes, latency and bandwidth, overlap; cite figures. "
     "Why can task 3's communication not be measured from outside?",
+    "timelines": "In the picture of 2a: for whom do the others wait, and what does rank 0 do meanwhile? 2b: which rank "
+    "arrives last, and what does that cost the others? 3: which bucket is not hidden, and why can it not be? Pipeline: "
+    "which share of the time is the bubble, against (K-1)/(M+K-1)? ZeRO-3 (bonus): which gathers are hidden by what?",
     "scalability": "What do your figures say about more workers, a larger model, a slower network?",
     "traffic": "Which tensors are sent in one iteration: shapes, dtype, bytes, and which few hold most of them? What "
     "changes with the batch size and what does not, and why? Why is the ratio larger for the tiny model than for "
@@ -123,6 +127,7 @@ def write_markdown(
         "Time per iteration of tasks 2a, 2b and 3": _times(chosen, findings, pictures),
         "Communication of tasks 2a and 2b": _communication(chosen, own["task2a"]),
         "Reasons for the differences": own["reasons"],
+        "Who computes, who sends, who waits": _timelines(tree, found, findings, pictures, own["timelines"]),
         "Scalability": _scalability(chosen, findings, own["scalability"]),
         "Network traffic": traffic(tree, chosen.traffic, runs, findings, pictures) + "\n" + own["traffic"],
         "GPT-2: data parallel and pipeline": _gpt2(tree, runs, found, findings, pictures, own["gpt2"]),
@@ -200,6 +205,14 @@ def _communication(chosen: Chosen, words: str) -> str:
 
 def _beyond(found: Sequence[Run], words: str) -> str:
     return exposed([run for run in found if run.slot in ("beyond", "task3_gpt2")]) + "\n" + words
+
+
+def _timelines(tree: Path, found: Sequence[Run], findings: Findings, pictures: Pictures, words: str) -> str:
+    text = (
+        "Mean over the steps that --timeline has shown. The parts add up to a step. Exposed: communication that "
+        "nothing hides. Waiting: for a rank that has not arrived. Hidden: communication beside the others.\n\n"
+    )
+    return text + timelines(tree, found, findings, pictures) + "\n" + words
 
 
 def _scalability(chosen: Chosen, findings: Findings, words: str) -> str:

@@ -7,7 +7,7 @@ The boxes of a rank on the row "process" do not overlap. While a rank is blocked
 the middle of backward. Boxes on the row "network" may overlap: several collectives can be on their way.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Row = Literal["process", "network"]
@@ -83,6 +83,29 @@ class Timeline:
         if self.clock_error == 0:
             return "all ranks on one clock"
         return f"the clocks of two ranks differ by at most {self.clock_error * 1e3:.3f} ms"
+
+
+def only_step(timeline: Timeline, number: int) -> Timeline:
+    """Return one step of a timeline, which begins at 0."""
+    steps = [step for step in timeline.steps if step.number == number]
+    start, end = min(step.start for step in steps), max(step.end for step in steps)
+    limits = {step.rank: (step.start, step.end) for step in steps}
+
+    def moved(part):
+        return replace(part, start=part.start - start, end=min(part.end, end) - start)
+
+    boxes = [
+        replace(moved(box), waits=tuple(moved(wait) for wait in box.waits))
+        for box in timeline.boxes
+        if limits[box.rank][0] <= box.start < limits[box.rank][1]
+    ]
+    return replace(timeline, steps=tuple(moved(step) for step in steps), boxes=tuple(boxes))
+
+
+def shortest_step(timeline: Timeline) -> int:
+    """Return the number of the step that took the least time: nothing else has disturbed it."""
+    numbers = {step.number for step in timeline.steps}
+    return min(numbers, key=lambda number: max(s.end - s.start for s in timeline.steps if s.number == number))
 
 
 def lanes(boxes: list[Box]) -> list[list[Box]]:

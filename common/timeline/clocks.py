@@ -57,7 +57,8 @@ def _ask(rank: int, device: torch.device, now: Callable[[], float]) -> Reading:
         dist.send(stamp, rank)
         dist.recv(stamp, rank)
         theirs, after = stamp.item(), now()
-        found.append(Reading(before, theirs - (before + after) / 2, (after - before) / 2))
+        middle = (before + after) / 2
+        found.append(Reading(middle, theirs - middle, (after - before) / 2))
     return min(found, key=lambda reading: reading.error)
 
 
@@ -84,5 +85,4 @@ class Clock:
         """Return the time on rank 0's clock at which this rank's clock showed `seconds`."""
         passed = self.last.time - self.first.time
         drift = (self.last.offset - self.first.offset) / passed if passed else 0.0
-        about = seconds - self.first.offset
-        return about - drift * (about - self.first.time)
+        return self.first.time + (seconds - self.first.offset - self.first.time) / (1 + drift)

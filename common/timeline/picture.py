@@ -32,21 +32,30 @@ EDGE = 0.004  # and of a box with an edge
 
 def draw(timeline: Timeline, path: str | Path) -> None:
     """Write the picture of a timeline to `path`."""
+    draw_below_each_other([timeline], path)
+
+
+def draw_below_each_other(timelines: Sequence[Timeline], path: str | Path) -> None:
+    """Write one picture of several timelines to `path`, all on the same scale: what is longer takes more time."""
     from matplotlib import rc_context  # here: it takes half a second to load
     from matplotlib.figure import Figure
 
+    rows = [0.5 + timeline.world_size * (PROCESS + NETWORK_ROW + GAP) for timeline in timelines]
+    notes = sum(len(timeline.notes) for timeline in timelines)
     with rc_context({"font.size": FONT, "hatch.linewidth": 0.8}):
-        height = 1.9 + 0.52 * timeline.world_size + 0.25 * len(timeline.notes)
+        height = 1.2 + 0.28 * sum(rows) + 0.75 * len(timelines) + 0.25 * notes
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        axes = figure.subplots()
-        start, end = _limits(timeline)
-        axes.set_xlim(start * 1e3, end * 1e3)
-        _draw_steps(axes, timeline)
-        for rank in range(timeline.world_size):
-            _draw_rank(axes, timeline, rank)
-        _label(axes, timeline)
-        figure.legend(handles=_legend(timeline), loc="outside lower center", ncols=4, frameon=False, fontsize=FONT - 2,
-                      handlelength=1.4, columnspacing=1.0, handletextpad=0.5)  # fmt: skip
+        all_axes = figure.subplots(len(timelines), squeeze=False, sharex=True, height_ratios=rows)[:, 0]
+        limits = [_limits(timeline) for timeline in timelines]
+        for axes, timeline, (start, _) in zip(all_axes, timelines, limits, strict=True):
+            longest = max(end - start for start, end in limits)
+            axes.set_xlim(start * 1e3, (start + longest) * 1e3)
+            _draw_steps(axes, timeline)
+            for rank in range(timeline.world_size):
+                _draw_rank(axes, timeline, rank)
+            _label(axes, timeline, is_last=timeline is timelines[-1])
+        figure.legend(handles=_legend(timelines), loc="outside lower center", ncols=4, frameon=False,
+                      fontsize=FONT - 2, handlelength=1.4, columnspacing=1.0, handletextpad=0.5)  # fmt: skip
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
 
@@ -111,25 +120,25 @@ def _shown_ms(axes: "Axes") -> float:
     return last - first
 
 
-def _label(axes: "Axes", timeline: Timeline) -> None:
+def _label(axes: "Axes", timeline: Timeline, is_last: bool) -> None:
     axes.set_ylim(_top(timeline.world_size) - GAP / 2, -0.2)
     middles = [_top(rank) + PROCESS / 2 for rank in range(timeline.world_size)]
     axes.set_yticks(middles, [timeline.label(rank) for rank in range(timeline.world_size)])
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_title(timeline.title, fontsize=FONT, pad=22)
-    lines = ["time (ms)", timeline.clock, *timeline.notes]
+    axes.tick_params(labelbottom=True)
+    lines = ["time (ms)", timeline.clock, *timeline.notes] if is_last else timeline.notes
     axes.set_xlabel("\n".join(lines), fontsize=FONT - 2)
 
 
-def _legend(timeline: Timeline) -> list:
+def _legend(timelines: Sequence[Timeline]) -> list:
     from matplotlib.patches import Patch
 
-    names = [name for name in COLOURS if any(box.phase == name for box in timeline.boxes if box.row == "process")]
-    colours = {name: COLOURS[name] for name in names if name != "communication"}
-    if any(box.row == "network" for box in timeline.boxes) or "communication" in names:
-        colours["communication"] = NETWORK
-    handles = [Patch(facecolor=colour, edgecolor="black", label=name) for name, colour in colours.items()]
-    if any(box.waits for box in timeline.boxes):
+    boxes = [box for timeline in timelines for box in timeline.boxes]
+    names = {"communication" if box.row == "network" else box.phase for box in boxes}
+    shown = [(name, colour) for name, colour in COLOURS.items() if name in names]
+    handles = [Patch(facecolor=colour, edgecolor="black", label=name) for name, colour in shown]
+    if any(box.waits for box in boxes):
         handles.append(Patch(facecolor="white", edgecolor="black", hatch=HATCH, label="waiting"))
     return handles

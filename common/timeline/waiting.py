@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from common.timeline.boxes import Wait
 from common.timeline.spans import Span, merged, within, without
 
-SLACK = 1e-4  # a process may go on this much earlier than the other thread has noted that the message is complete
+# A process may go on before gloo's thread has noted the end of the message: usually by less than the first, on a busy
+# machine by up to the second. A larger share of what it did nothing is no such delay.
+SLACK, MOST_SLACK, SHARE = 1e-4, 5e-3, 0.05
 PYTHON = 5e-4  # a process that has computed while its message travelled is blocked if it does nothing for longer
 
 
@@ -49,7 +51,8 @@ def blocked(limits: Span, busy: Sequence[Span], messages: Sequence[Message]) -> 
     in_order = sorted(range(len(messages)), key=lambda i: messages[i].end)
     ends = [messages[i].end for i in in_order]
     for start, end in without([limits], within(merged(busy), limits)):
-        for i in in_order[bisect_right(ends, start) : bisect_right(ends, end + SLACK)]:
+        slack = min(MOST_SLACK, max(SLACK, SHARE * (end - start)))
+        for i in in_order[bisect_right(ends, start) : bisect_right(ends, end + slack)]:
             begin, until = max(start, messages[i].start), min(messages[i].end, end)
             least = PYTHON if messages[i].start < start and end < limits[1] else 0.0
             if until - begin > least:

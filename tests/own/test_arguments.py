@@ -154,3 +154,13 @@ def test_the_script_ends_with_one_line_and_code_2(flags, tmp_path):
     assert code == 2
     assert log.read_text().startswith("error: ")
     assert log.read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize(("words", "steps"), [([], 0), (["--timeline"], 3), (["--timeline", "20"], 20)])
+def test_timeline_shows_three_steps_or_as_many_as_it_names(words, steps):
+    assert parse_gpt2_arguments("task3_ddp", words).timeline == steps
+
+
+def test_timeline_and_profile_exclude_each_other():
+    with pytest.raises(InputError, match="--profile and --timeline both use torch's profiler; choose one"):
+        parse_gpt2_arguments("task3_ddp", ["--timeline", "--profile"])

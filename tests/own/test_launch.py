@@ -52,6 +52,13 @@ def test_flags_that_the_user_gave_are_kept(words):
     assert flag_value(planned.script, "--world_size") == "2"
 
 
+@pytest.mark.parametrize("words", [["--timeline", "cluster/hello.py"], ["cluster/hello.py", "--timeline", "5"]])
+def test_the_timeline_is_the_scripts_own_flag(words):
+    planned, _ = parse(words)
+
+    assert planned.script.count("--timeline") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

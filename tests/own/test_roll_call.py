@@ -163,6 +163,12 @@ def test_different_scripts_are_named(config):
     assert all("runs task3_ddp, rank 0 runs task2a_gather_scatter" in message for message in told)
 
 
+def test_a_rank_without_the_timeline_of_the_others_is_named(config):
+    told = start(replace(config, rank=0, timeline=3), replace(config, rank=1))
+
+    assert all("has --timeline 0, rank 0 has 3" in message for message in told)
+
+
 def test_a_port_that_is_taken_says_so(config):
     with socket.create_server(("127.0.0.1", config.master_port)):
         (message,) = start(config)

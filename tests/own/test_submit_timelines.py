@@ -1,0 +1,109 @@
+"""submit.py report: the parts of a step and the pictures of runs with --timeline; what cannot be used is named."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from common.timeline.parts import parts
+from common.timeline.picture import draw
+from common.timeline.trace import write_trace
+from handin.pictures import Pictures
+from handin.runs import find_runs
+from handin.sections import Findings
+from handin.timelines import timelines
+from tests.own.run_records import change, write_run
+from tests.own.timelines import after_backward
+
+TASK = "task2b_allreduce"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run of 2b on four workers with its timeline."""
+    folder = write_run(tmp_path / "runs" / TASK, TASK, 4)
+    made = after_backward()
+    for rank in range(4):
+        rows = [asdict(row) for row in parts(made) if row.rank == rank]
+        change(folder / f"rank{rank}.json", timeline={"run": made.run, "clock_error": 0.0, "steps": rows})
+    write_trace(made, folder / "timeline.json")
+    draw(made, folder / "timeline.png")
+    return folder
+
+
+def section(folder):
+    """The section's text, and what was found on the way."""
+    tree, findings, pictures = folder.parents[1], Findings(), Pictures(folder.parents[1] / "report" / "figures")
+    runs, _ = find_runs(tree, tree / "runs")
+    text = timelines(tree, runs, findings, pictures)
+    pictures.draw()
+    return text, findings
+
+
+def test_every_rank_has_its_parts_and_the_picture_is_shown(folder):
+    text, findings = section(folder)
+
+    assert "| 2b | 2 | 90.0 | 4.0 | 30.0 | 0.0 | 1.0 | 0.0 | `runs/task2b_allreduce` |" in text
+    assert "| 2b | 0 | 70.0 | 4.0 | 30.0 | 20.0 | 1.0 | 0.0 |" in text
+    assert "![2b: who computes, sends and waits](figures/timeline_task2b.png)" in text
+    assert (folder.parents[1] / "report/figures/timeline_task2b.png").exists()
+    assert findings.doubts == []
+    assert ("the timeline of 2a", "make demo") in findings.missing
+    assert not any("ZeRO-3" in what or "2b" in what for what, _ in findings.missing)
+
+
+def doubts_of(folder):
+    text, findings = section(folder)
+    assert text == "No run with --timeline.\n"
+    (doubt,) = findings.doubts
+    return doubt
+
+
+def test_a_trace_that_is_cut_off_is_one_line(folder):
+    whole = (folder / "timeline.json").read_text()
+    (folder / "timeline.json").write_text(whole[:-100])
+
+    assert doubts_of(folder).startswith(
+        "runs/task2b_allreduce: timeline.json: expected a whole trace, but it is cut off"
+    )
+
+
+def test_a_trace_of_another_run_is_one_line(folder):
+    write_trace(replace(after_backward(), run="another"), folder / "timeline.json")
+
+    assert doubts_of(folder).endswith(
+        "timeline.json belongs to another run than the records; run it again with --timeline"
+    )
+
+
+def test_ranks_of_two_runs_are_one_line(folder):
+    change(folder / "rank2.json", timeline={"run": "another"})
+
+    assert "the timeline in rank2.json belongs to another run than that of rank 0; run it again" in doubts_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "place"),
+    [
+        (lambda told: told.pop("run"), "timeline.run"),
+        (lambda told: told["steps"][0].pop("waiting"), "steps[0].waiting"),
+    ],
+)
+def test_a_record_of_another_version_is_one_line(folder, damage, place):
+    record = json.loads((folder / "rank1.json").read_text())
+    damage(record["timeline"])
+    (folder / "rank1.json").write_text(json.dumps(record))
+
+    said = doubts_of(folder)
+    assert "rank1.json has no usable timeline" in said and place in said and "another version of the scripts" in said
+
+
+def test_a_run_without_the_flag_is_missing_and_not_doubtful(folder):
+    for rank in range(4):
+        record = json.loads((folder / f"rank{rank}.json").read_text()) | {"timeline": None}
+        (folder / f"rank{rank}.json").write_text(json.dumps(record))
+
+    text, findings = section(folder)
+
+    assert text == "No run with --timeline.\n" and findings.doubts == []
+    assert ("the timeline of 2b", "make demo") in findings.missing

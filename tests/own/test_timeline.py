@@ -1,0 +1,366 @@
+"""--timeline from its parts to whole runs: clocks, who was blocked and for whom, and where the time of a step went."""
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from cluster.launch import free_port
+from common.paths import ROOT
+from common.timeline.boxes import Box, Step, Timeline, Wait
+from common.timeline.clocks import Clock
+from common.timeline.parts import NAMES, mean, parts, table
+from common.timeline.profile_events import numbered
+from common.timeline.spans import duration, merged, within, without
+from common.timeline.trace import read_trace
+from common.timeline.waiting import Blocked, Message, arrivals, blocked, keys, wait
+from tests.own.timeline_ranks import LAYERS, SIZE, SLEEP, SLOW
+from tests.own.timelines import after_backward, during_backward
+from tests.own.warm import Script
+
+PARAMETERS = LAYERS * (SIZE * SIZE + SIZE)
+
+# -------------------------------------------------------------------------------------------------- spans
+
+
+def test_spans_are_merged_cut_and_measured():
+    assert merged([(3, 4), (0, 1), (1, 2), (0.5, 0.7), (5, 5)]) == [(0, 2), (3, 4)]
+    assert without([(0, 10), (20, 30)], [(2, 3), (9, 21), (25, 26), (40, 50)]) == [(0, 2), (3, 9), (21, 25), (26, 30)]
+    assert within([(0, 2), (3, 4), (5, 9)], (1, 6)) == [(1, 2), (3, 4), (5, 6)]
+    assert duration([(0, 2), (1, 3), (5, 6)]) == 4
+
+
+# ------------------------------------------------------------------------------------------ who is blocked
+
+
+def test_a_process_is_blocked_while_it_computes_nothing_until_its_message_is_complete():
+    messages = [Message("all_reduce", 2.0, 5.0), Message("all_reduce", 5.1, 6.0)]
+
+    found = blocked((0.0, 10.0), [(0.0, 2.0), (5.0, 5.1), (6.5, 9.0)], messages)
+
+    assert found == [Blocked(2.0, 5.0, 0), Blocked(5.1, 6.0, 1)]
+
+
+def test_a_bucket_that_travels_during_backward_blocks_nobody():
+    busy = [(0.0, 1.0), (1.001, 3.0), (4.0, 5.0)]  # Python needs a millisecond between two operators
+    messages = [Message("all_reduce", 0.5, 2.0), Message("all_reduce", 2.0, 3.8)]
+
+    assert blocked((0.0, 5.0), busy, messages) == [Blocked(3.0, 3.8, 1)]
+
+
+def test_several_messages_in_one_gap_block_one_after_the_other():
+    messages = [Message("send", 1.0, 4.0), Message("recv", 1.0, 2.0)]
+
+    assert blocked((0.0, 5.0), [(0.0, 1.0), (4.5, 5.0)], messages) == [Blocked(1.0, 2.0, 1), Blocked(2.0, 4.0, 0)]
+
+
+def test_the_end_of_a_message_may_be_noted_a_little_after_the_process_has_gone_on():
+    late, other = Message("all_reduce", 1.0, 3.0015), Message("all_reduce", 1.0, 3.2)
+
+    assert blocked((0.0, 4.0), [(0.0, 2.0), (3.0, 4.0)], [late, other]) == [Blocked(2.0, 3.0, 0)]
+
+
+def test_a_rank_waits_until_the_last_one_it_needs_has_arrived():
+    span = Blocked(1.0, 5.0, 0)
+    entered = {0: 1.0, 1: 3.0, 2: 2.0}
+
+    assert wait(0, Message("all_reduce", 1.0, 5.0), entered, span) == Wait(1.0, 3.0, 1)
+    assert wait(1, Message("all_reduce", 3.0, 5.0), entered, Blocked(3.0, 5.0, 0)) is None
+    # In a gather to rank 2, rank 0 does not need rank 1; the root needs both.
+    assert wait(0, Message("gather", 1.0, 5.0, other=2), entered, span) == Wait(1.0, 2.0, 2)
+    assert wait(2, Message("gather", 2.0, 5.0, other=2), entered, Blocked(2.0, 5.0, 0)) == Wait(2.0, 3.0, 1)
+    # It was complete before rank 1 arrived: a rank cannot have waited longer than it was blocked.
+    assert wait(0, Message("all_reduce", 1.0, 2.5), entered, Blocked(1.0, 2.5, 0)) == Wait(1.0, 2.5, 1)
+
+
+def test_calls_of_one_group_and_sends_with_their_recv_have_the_same_key():
+    first = [Message("send", 0, 1, other=1), Message("all_reduce", 1, 2, 4, "a", 7), Message("send", 2, 3, other=1)]
+    second = [Message("all_reduce", 1, 2, 4, "a", 7), Message("recv", 0, 1, other=0), Message("recv", 2, 3, other=0)]
+
+    assert keys(0, first) == [("send", 0, 1, 0), ("a", 7), ("send", 0, 1, 1)]
+    assert keys(1, second) == [("a", 7), ("send", 0, 1, 0), ("send", 0, 1, 1)]
+    assert arrivals([first, second])["a", 7] == {0: 1, 1: 1}
+
+
+def test_collectives_get_the_last_numbers_of_the_flight_recorder_and_their_own_if_it_is_off():
+    messages = [Message("broadcast", 0, 1), Message("send", 1, 2), Message("all_reduce", 2, 3)]
+    recorded = [("0", 1), ("0", 2), ("tp", 1)]
+
+    assert [(m.group, m.number) for m in numbered(messages, recorded)] == [("0", 2), ("", 0), ("tp", 1)]
+    assert [(m.group, m.number) for m in numbered(messages, [])] == [("", 0), ("", 0), ("", 1)]
+
+
+# -------------------------------------------------------------------------------------------------- parts
+
+
+def test_the_parts_of_a_step_add_up_to_it():
+    for row in parts(after_backward(slow=2)):
+        waited = 0.0 if row.rank == 2 else 0.02
+        assert (row.data, row.exposed, row.waiting) == pytest.approx((0.004, 0.03, waited))
+        assert row.computing == pytest.approx(0.09 if row.rank == 2 else 0.07)
+        assert row.other == pytest.approx(0.001, abs=1e-9) and row.hidden == pytest.approx(0)
+        assert sum(getattr(row, name) for name in NAMES) == pytest.approx(row.seconds) == 0.125
+
+
+def test_hidden_communication_is_what_travels_while_the_process_computes():
+    row = parts(during_backward())[0]
+
+    assert (row.exposed, row.hidden, row.waiting) == pytest.approx((0.01, 0.03, 0))
+
+
+def test_a_wait_without_a_collective_counts_as_waiting_and_not_as_computing():
+    boxes = (Box(0, "process", "forward", 0.0, 0.2, waits=(Wait(0.2, 0.5, 1),)),)
+
+    (row,) = parts(Timeline("threads", 1, (Step(0, 0, 0.0, 0.6),), boxes))
+
+    assert (row.computing, row.waiting, row.other) == pytest.approx((0.2, 0.3, 0.1))
+
+
+def test_the_table_shows_the_mean_of_the_steps():
+    made = after_backward(steps=2)
+
+    lines = table(made).splitlines()
+
+    assert lines[0].split() == ["steps", "2", "to", "3,", "ms", "step", *NAMES, "(hidden)"]
+    assert lines[3].split()[:5] == ["rank", "2", "125.00", "90.00", "4.00"]
+    assert mean(parts(made))["seconds"] == pytest.approx(0.125)
+
+
+# ------------------------------------------------------------------------------------ real ranks, made to fit
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    """The folder with the scenes of timeline_ranks.py, on 4 ranks."""
+    folder = tmp_path_factory.mktemp("scenes")
+    names = ("even", "slow", "groups", "buckets", "one_bucket", "clocks")
+    code = Script(ROOT / "tests/own/timeline_ranks.py", (folder, 4, *names), folder / "log").wait(timeout=240)
+    assert code == 0, (folder / "log").read_text()
+    return folder
+
+
+def network(timeline: Timeline, rank: int, step: int) -> list[Box]:
+    """What the network of a rank did in a step."""
+    limits = next((s.start, s.end) for s in timeline.steps if (s.rank, s.number) == (rank, step))
+    boxes = [box for box in timeline.boxes if (box.rank, box.row) == (rank, "network")]
+    return [box for box in boxes if limits[0] <= box.start < limits[1]]
+
+
+def waited(timeline: Timeline, rank: int) -> dict[int, float]:
+    """For whom a rank waited, and how long in all."""
+    found: dict[int, float] = {}
+    for one in (one for box in timeline.boxes if box.rank == rank for one in box.waits):
+        found[one.rank] = found.get(one.rank, 0.0) + one.end - one.start
+    return found
+
+
+@pytest.mark.medium
+def test_clocks_of_different_machines_are_aligned_within_the_error_that_is_stated(scenes):
+    readings = torch.load(scenes / "clocks.pt", weights_only=False)
+
+    for rank, (first, last) in enumerate(zip(*readings, strict=True)):
+        clock = Clock(first, last)
+        assert (clock.error > 0) == (rank > 0)
+        for true in (first.time, (first.time + last.time) / 2, last.time):
+            assert clock.to_first_rank(true * (1 + rank / 100)) == pytest.approx(true, abs=1.01 * clock.error + 1e-9)
+    assert readings[0][1].offset > 1  # there was something to find out
+
+
+@pytest.mark.medium
+def test_the_others_wait_for_a_slow_rank(scenes):
+    timeline = read_trace(scenes / "slow" / "timeline.json")
+
+    for rank in range(4):
+        of_rank = waited(timeline, rank)
+        if rank == SLOW:
+            assert sum(of_rank.values()) < SLEEP
+        else:
+            assert of_rank[SLOW] > SLEEP and max(of_rank, key=lambda other: of_rank[other]) == SLOW
+    first = [network(timeline, rank, 2)[0] for rank in range(4)]
+    assert {box.waits[0].rank for box in first if box.rank != SLOW} == {SLOW} and not first[SLOW].waits
+
+
+@pytest.mark.medium
+def test_every_collective_of_a_step_is_there_with_its_bytes(scenes):
+    timeline = read_trace(scenes / "even" / "timeline.json")
+
+    assert {step.number for step in timeline.steps} == {2, 3}
+    for rank in range(4):
+        boxes = network(timeline, rank, 3)
+        assert [box.name for box in boxes] == ["all_reduce"] * 2 * LAYERS
+        assert sum(box.bytes for box in boxes) == 4 * PARAMETERS
+        assert all(a.end <= b.start for a, b in itertools.pairwise(boxes))
+
+
+@pytest.mark.medium
+def test_one_bucket_instead_of_many_is_one_box_that_begins_when_backward_has_ended(scenes):
+    many, one = (read_trace(scenes / scene / "timeline.json") for scene in ("buckets", "one_bucket"))
+
+    for rank in range(4):
+        assert sum(box.bytes for box in network(many, rank, 3)) == 4 * PARAMETERS
+        assert len(network(many, rank, 3)) > 3 and len(network(one, rank, 3)) == 1
+        assert sum(box.bytes for box in network(one, rank, 3)) == 4 * PARAMETERS
+
+
+@pytest.mark.medium
+def test_ranks_wait_within_their_own_group_only(scenes):
+    timeline = read_trace(scenes / "groups" / "timeline.json")
+
+    for rank in range(4):
+        assert set(waited(timeline, rank)) <= {(rank + 2) % 4}
+
+
+@pytest.mark.medium
+def test_boxes_of_a_process_do_not_overlap_and_lie_in_its_steps(scenes):
+    for scene in ("even", "slow", "groups", "buckets", "one_bucket"):
+        timeline = read_trace(scenes / scene / "timeline.json")
+        for rank in range(4):
+            own = [box for box in timeline.boxes if (box.rank, box.row) == (rank, "process")]
+            own.sort(key=lambda box: box.start)
+            assert all(a.end <= b.start + 1e-8 for a, b in itertools.pairwise(own)), scene
+        assert min(step.start for step in timeline.steps) == 0
+
+
+# ---------------------------------------------------------------------------------------- the task scripts
+
+SCRIPTS = {
+    "1": ("task1_single/run_glue.py", 1, ("--do_train",)),
+    "2a": ("task2a_gather_scatter/run_glue.py", 3, ("--do_train",)),
+    "2b": ("task2b_allreduce/run_glue.py", 3, ("--do_train",)),
+    "3": ("task3_ddp/run_glue.py", 3, ("--do_train",)),
+    "4": ("task4_traffic/run_glue.py", 2, ("--do_train",)),
+    "3_gpt2": ("task3_ddp/run_gpt2.py", 2, ("--batch_size", 8)),
+    "gpipe": ("pipeline/run_gpt2.py", 2, ("--schedule", "gpipe", "--batch_size", 8)),
+    "interleaved": ("pipeline/run_gpt2.py", 2, ("--schedule", "interleaved", "--batch_size", 8)),
+    "threads": ("pipeline/run_gpt2.py", 1, ("--model_parallel_mode", "pipeline_parallel", "--batch_size", 8)),
+    "ring": ("beyond/run_gpt2.py", 2, ("--strategy", "ring", "--batch_size", 8)),
+    "zero3": ("beyond/run_gpt2.py", 2, ("--strategy", "zero3", "--batch_size", 8)),
+}
+FEW = ("1", "2b", "3", "gpipe", "threads")  # in make test; make bank runs the others as well
+EACH = [name if name in FEW else pytest.param(name, marks=pytest.mark.proof) for name in SCRIPTS]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """ran(name) -> the records of all ranks, and the timeline; each script runs once, when it is first asked for."""
+    kept = {}
+
+    def run(name):
+        if name in kept:
+            return kept[name]
+        script, workers, flags = SCRIPTS[name]
+        folder = tmp_path_factory.mktemp(name)
+        words = ["--timeline", 2, "--max_steps", 6, "--dropout", 0, "--output_dir", folder / "out", *flags]
+        if workers > 1:
+            words += ["--master_ip", "127.0.0.1", "--master_port", free_port(), "--world_size", workers]
+        started = [
+            Script(ROOT / script, [*words, *(("--local_rank", rank) if workers > 1 else ())], folder / f"log{rank}")
+            for rank in range(workers)
+        ]
+        codes = [one.wait(timeout=300) for one in started]
+        assert codes == [0] * workers, (folder / "log0").read_text()
+        records = [json.loads((folder / "out" / f"rank{rank}.json").read_text()) for rank in range(workers)]
+        kept[name] = records, read_trace(folder / "out" / "timeline.json"), folder / "out"
+        return kept[name]
+
+    return run
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", EACH)
+def test_the_parts_add_up_to_the_step_that_the_record_has_measured(ran, name):
+    records, timeline, folder = ran(name)
+
+    assert timeline.run and (folder / "timeline.png").stat().st_size > 5000 and (folder / "timeline.html").exists()
+    for record in records:
+        told = record["timeline"]
+        assert told["run"] == timeline.run
+        rows = range(timeline.world_size) if timeline.labels else [record["rank"]]
+        assert {(row["rank"], row["step"]) for row in told["steps"]} == {
+            (rank, step) for rank in rows for step in (2, 3)
+        }
+        for row in told["steps"]:
+            measured = record["iterations"][row["step"]]["seconds"]
+            assert sum(row[part] for part in NAMES) == pytest.approx(measured, rel=0.01)
+            assert all(row[part] >= -1e-6 for part in (*NAMES, "hidden")), row  # boxes that overlap count twice
+            assert row["computing"] > 0
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", ["2b", pytest.param("2a", marks=pytest.mark.proof)])
+def test_what_the_communication_phase_took_is_exposed_or_waited_for(ran, name):
+    records, _, _ = ran(name)
+
+    for record in records:
+        for row in record["timeline"]["steps"]:
+            phase = record["iterations"][row["step"]]["phases"]["communication"]
+            assert row["exposed"] + row["waiting"] == pytest.approx(phase, rel=0.01, abs=1e-4)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", ["2b", "3", *(pytest.param(one, marks=pytest.mark.proof) for one in ("2a", "3_gpt2"))])
+def test_a_step_hands_over_what_the_record_counts(ran, name):
+    records, timeline, _ = ran(name)
+
+    for record in records:
+        counted = sum(entry["bytes"] for entry in record["collectives"]) / len(record["iterations"])
+        for step in (2, 3):
+            assert sum(box.bytes for box in network(timeline, record["rank"], step)) == pytest.approx(counted, rel=1e-3)
+
+
+@pytest.mark.medium
+def test_a_pipeline_over_processes_shows_every_micro_batch(ran):
+    _, timeline, _ = ran("gpipe")
+
+    for rank in range(2):
+        names = {box.name for box in timeline.boxes if (box.rank, box.row) == (rank, "process")}
+        assert names >= {f"{phase} {i}" for phase in ("forward", "backward") for i in range(4)}
+        sent = [box.name for box in network(timeline, rank, 2) if box.name in ("send", "recv")]
+        assert sent.count("send") == sent.count("recv") == 5  # 4 micro-batches, and the shared matrix's gradient
+    assert set(waited(timeline, 0)) == {1} and set(waited(timeline, 1)) == {0}
+
+
+@pytest.mark.medium
+def test_a_pipeline_with_threads_has_a_row_for_the_caller_and_one_for_each_partition(ran):
+    _, timeline, folder = ran("threads")
+
+    assert timeline.labels == ("caller", "part. 0", "part. 1")
+    for row in (1, 2):
+        boxes = [box.name for box in timeline.boxes if box.rank == row]
+        assert sorted(boxes) == sorted(2 * [f"{phase} {i}" for phase in ("forward", "backward") for i in range(4)])
+    assert waited(timeline, 0).keys() <= {1, 2} and waited(timeline, 2).keys() == {0, 1}
+    assert (folder / "trace.json").exists()  # the step that the script itself traces
+
+
+@pytest.mark.medium
+@pytest.mark.proof
+def test_zero3_shows_its_gathers_and_its_messages(ran):
+    _, timeline, _ = ran("zero3")
+
+    names = {box.name for rank in range(2) for box in network(timeline, rank, 2)}
+    assert {"all_gather", "all_to_all"} <= names
+
+
+@pytest.mark.medium
+@pytest.mark.proof
+def test_the_traffic_of_task_4_does_not_include_the_timeline(ran):
+    records, _, folder = ran("4")
+
+    for record in records:
+        assert [entry["name"] for entry in record["collectives"]].count("gather") == 0
+        traffic = json.loads((folder / f"traffic_{record['rank']}.json").read_text())
+        assert sum(group["iterations"] for group in traffic["sent"]) == len(record["iterations"])
+
+
+@pytest.mark.medium
+def test_without_the_flag_a_record_has_no_timeline_and_an_old_one_is_taken_away(tmp_path):
+    out = tmp_path / "out"
+    words = ["--max_steps", 3, "--do_train", "--output_dir", out, "--overwrite_output_dir"]
+    for number, more in enumerate((("--timeline",), ())):
+        code = Script(ROOT / "task1_single/run_glue.py", [*words, *more], tmp_path / f"log{number}").wait(timeout=240)
+        assert code == 0, (tmp_path / f"log{number}").read_text()
+        there = {path.name for path in out.iterdir()}
+        shown = {"timeline.png", "timeline.html", "timeline.json"}
+        assert there & shown == (shown if more else set())
+        assert (json.loads((out / "rank0.json").read_text())["timeline"] is not None) == bool(more)
