@@ -39,6 +39,7 @@ class Question:
     where: Surroundings
     calibration: Calibration
     as_json: bool
+    timeline: Path | None
 
 
 def table(prediction: Prediction) -> str:
@@ -56,6 +57,11 @@ def table(prediction: Prediction) -> str:
     lines.append(f"  {'sent by a rank':<16}{prediction.sent_bytes / 1e6:>12.3f} MB")
     for name, (calls, size) in prediction.sent.items():
         lines.append(f"    {name:<14}{size / 1e6:>12.3f} MB{calls:>12g} calls")
+    if prediction.sent_bytes:
+        lines.append(f"  {'with frames':<16}{prediction.on_wire / 1e6:>12.3f} MB")
+    found = prediction.memory
+    lines.append(f"  {'kept in memory':<16}{found.kept / 1e6:>12.2f} MB{found.textbook / 1e6:>13.2f} by the textbook")
+    lines.append(f"  {'at the peak':<16}{found.peak / 1e6:>12.2f} MB{found.activations / 1e6:>13.2f} of activations")
     lines += [f"  extrapolated: {note}" for note in prediction.notes]
     return "\n".join(lines)
 
@@ -71,6 +77,8 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
         "examples_per_second": prediction.examples_per_second,
         "parts_ms": {name: seconds * 1e3 for name, seconds in prediction.parts.items()},
         "sent": {name: {"calls": calls, "bytes": size} for name, (calls, size) in prediction.sent.items()},
+        "on_wire": prediction.on_wire,
+        "memory": vars(prediction.memory),
         "notes": list(prediction.notes),
         "is_calibrated": prediction.is_calibrated,
     }
@@ -88,7 +96,8 @@ def surroundings(arguments: argparse.Namespace, calibration: Calibration, worker
     """Return where the step is taken: more workers than were calibrated have machines of their own."""
     known = max((profile.workers for profile in calibration.profiles), default=1)
     cores = arguments.cores or (int(calibration.machine["cores"]) if workers > known else None)
-    return Surroundings(arguments.rate, seconds_of(arguments.latency), cores)
+    memory = None if arguments.memory_gb is None else arguments.memory_gb * 1e9
+    return Surroundings(arguments.rate, seconds_of(arguments.latency), cores, memory)
 
 
 def parse(argv: list[str]) -> Question:
@@ -104,8 +113,10 @@ def parse(argv: list[str]) -> Question:
     add("--rate", help="of every link, such as 1gbit (default: loopback)")
     add("--latency", default="0us", help="of every message, beyond what was calibrated, such as 50us")
     add("--cores", type=int, help="of each worker's own machine (default: see above)")
+    add("--memory_gb", type=float, help="of each machine (default: as this one)")
     add("--bucket_mb", type=float, default=4, help="own_overlap: MiB in a bucket of gradients (4)")
     add("--calibration", type=Path, default=stored.DEFAULT, help="what benchmark.calibrate wrote (%(default)s)")
+    add("--timeline", type=Path, help="write the step's timeline to this folder: timeline.png, .html, trace.json")
     add("--json", action="store_true", help="print the figures as one JSON object, and no table")
     arguments = parser.parse_args(_with_negative_values(argv))
     check_at_least(vars(arguments), 1, "workers", "batch_size")
@@ -115,6 +126,8 @@ def parse(argv: list[str]) -> Question:
     if arguments.rate is not None:
         bits_per_second(arguments.rate)
     seconds_of(arguments.latency)
+    if arguments.memory_gb is not None and not arguments.memory_gb > 0:
+        raise InputError(f"--memory_gb: expected more than 0; got {arguments.memory_gb:g}")
     if not arguments.bucket_mb > 0:
         raise InputError(f"--bucket_mb: expected a size in MiB above 0; got {arguments.bucket_mb:g}")
     if arguments.strategy not in STRATEGIES:
@@ -124,7 +137,26 @@ def parse(argv: list[str]) -> Question:
     calibration = stored.load(arguments.calibration)
     bucket = int(arguments.bucket_mb * 2**20)
     cell = Cell(arguments.strategy, arguments.model, arguments.workers, arguments.batch_size, arguments.length, bucket)
-    return Question(cell, surroundings(arguments, calibration, arguments.workers), calibration, arguments.json)
+    return Question(
+        cell, surroundings(arguments, calibration, arguments.workers), calibration, arguments.json, arguments.timeline
+    )
+
+
+def write_timeline(prediction: Prediction, folder: Path) -> None:
+    """Write the picture, the page and the trace of the predicted step."""
+    from benchmark.cost.predicted_timeline import timeline  # here: most predictions are drawn by nobody
+    from common.timeline.page import write_page
+    from common.timeline.picture import draw
+    from common.timeline.trace import write_trace
+
+    found = timeline(prediction)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--timeline: cannot write to {folder}: {error.strerror}; name another folder") from error
+    draw(found, folder / "timeline.png")
+    write_page(found, folder / "timeline.html")
+    write_trace(found, folder / "trace.json")
 
 
 def _with_negative_values(argv: list[str]) -> list[str]:
@@ -143,6 +175,8 @@ def main() -> None:
     prediction = predict(question.calibration, question.cell, question.where)
     if not question.as_json:
         print(table(prediction))
+    if question.timeline is not None:
+        write_timeline(prediction, question.timeline)
     print(json.dumps(as_dict(prediction)))
 
 

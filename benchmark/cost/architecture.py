@@ -12,7 +12,7 @@ from common.cache import read_cached
 from common.paths import cache_dir
 
 BYTES = 4  # of an element: the predictions are for fp32
-FORMAT = 1  # of the cached files
+FORMAT = 2  # of the cached files
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Architecture:
     kind: str
     length: int
     width: int
-    n_positions: int | None
+    n_heads: int
     n_blocks: int
     weights: tuple[Weight, ...]
     flops: dict[str, float]

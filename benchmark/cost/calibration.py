@@ -47,7 +47,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class SmallCosts:
-    """Costs of a worker while `workers` of this machine do the same, in seconds.
+    """Costs of a worker while `workers` of this machine do the same, in seconds; process: its memory in bytes.
 
     hook: of a Python function that backward calls for a parameter. launch: of a collective that is started and not
     waited for. copy_byte: to copy a byte of a large tensor. flat: elements -> clip, AdamW and zero_grad of one tensor.
@@ -58,6 +58,7 @@ class SmallCosts:
     launch: float
     copy_byte: float
     flat: dict[int, float]
+    process: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Calibration:
     versions: dict[str, str]
     date: str
     load: float
+    memory: int  # bytes of the machine
     profiles: list[Profile] = field(default_factory=list)
     small: list[SmallCosts] = field(default_factory=list)
     transfers: list[TransferTimes] = field(default_factory=list)
@@ -148,7 +150,8 @@ def these_versions() -> dict[str, str]:
 def empty() -> Calibration:
     """Return a calibration of this machine without any measurement."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return Calibration(this_machine(), these_versions(), date, round(os.getloadavg()[0], 1))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Calibration(this_machine(), these_versions(), date, round(os.getloadavg()[0], 1), memory)
 
 
 def save(calibration: Calibration, path: Path) -> None:

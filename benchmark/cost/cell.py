@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass
 
+ON_GRID = {"pipeline": "pipeline", "own_1f1b": "pipeline", "tensor": "tensor", "own_tensor": "tensor"}  # one axis each
+
 
 @dataclass(frozen=True)
 class Cell:
-    """batch: examples of one worker. bucket_bytes: of own_overlap; the others have their own sizes."""
+    """batch: examples of one worker. bucket_bytes: of own_overlap; the others have their own sizes.
+
+    axes: of own_grid, the number of workers on the axes pipeline, data and tensor.
+    """
 
     strategy: str
     model: str
@@ -13,3 +18,26 @@ class Cell:
     batch: int
     length: int = 64
     bucket_bytes: int = 4 * 2**20
+    axes: tuple[int, int, int] | None = None
+
+    @property
+    def grid(self) -> tuple[int, int, int] | None:
+        """The axes pipeline, data, tensor of a strategy that cuts the model; None for the others."""
+        if self.strategy == "own_grid":
+            return self.axes or (1, max(1, self.workers // 2), min(2, self.workers))
+        axis = ON_GRID.get(self.strategy)
+        if axis is None:
+            return None
+        return (self.workers, 1, 1) if axis == "pipeline" else (1, 1, self.workers)
+
+    @property
+    def stages(self) -> int:
+        return self.grid[0] if self.grid else 1
+
+    @property
+    def replicas(self) -> int:
+        return self.grid[1] if self.grid else self.workers
+
+    @property
+    def tensor(self) -> int:
+        return self.grid[2] if self.grid else 1

@@ -20,6 +20,7 @@ from cluster.emulate import bits_per_second
 from common.errors import InputError
 
 OPERATIONS = ("all_reduce", "all_gather", "all_to_all", "broadcast", "exchange", "hop")
+FRAMES, MESSAGE = 1.0025, 132  # where no counter was calibrated: TCP's frames, and those of one message and its answer
 HEADERS = 1448 / 1514  # of a full Ethernet frame, TCP's payload; what a link can reach
 
 
@@ -47,6 +48,7 @@ class Table:
     bytes: list[int]
     seconds: list[float]
     cpu: list[float]
+    wire: list[float]  # empty: not measured
 
     @property
     def latency(self) -> float:
@@ -132,6 +134,18 @@ class Links:
         seconds = latency + flow
         return Transfer(latency, flow, min(cpu / seconds, 1.5) if seconds > 0 else 0.0)
 
+    def on_wire(self, operation: str, size: float, workers: int) -> float:
+        """Return the bytes out of a rank's interface: payload and frames, as calibrated on links that have counters."""
+        payload, messages = moved(operation, size, workers), hops(operation, workers)
+        if workers < 2 and operation not in ("exchange", "hop"):
+            return 0.0
+        table = None if operation == "broadcast" else self._table(operation, workers)
+        if table is None or not table.wire:
+            return payload * FRAMES + messages * MESSAGE
+        per_byte = moved(operation, 1.0, table.workers)
+        extra = (messages - hops(operation, table.workers)) * MESSAGE
+        return max(payload, interpolate(table.bytes, table.wire, payload / per_byte) + extra)
+
     def _table(self, operation: str, workers: int) -> Table:
         """The table of this number of workers, or of the nearest one, the larger ones last."""
         found = self.tables[operation]
@@ -144,7 +158,7 @@ class Links:
 def _tables(entries: list[TransferTimes]) -> dict[str, dict[int, Table]]:
     tables: dict[str, dict[int, Table]] = {}
     for entry in entries:
-        table = Table(entry.workers, entry.bytes, rising(entry.seconds), entry.cpu)
+        table = Table(entry.workers, entry.bytes, rising(entry.seconds), entry.cpu, entry.wire)
         tables.setdefault(entry.operation, {})[entry.workers] = table
     return tables
 

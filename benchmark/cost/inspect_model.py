@@ -54,7 +54,7 @@ def inspect(model: str, length: int) -> Architecture:
         kind=kind,
         length=length,
         width=config.n_embd if kind == "gpt2" else config.d_model,
-        n_positions=getattr(config, "n_positions", None) if kind == "gpt2" else None,
+        n_heads=config.n_head if kind == "gpt2" else config.num_heads,
         n_blocks=len(layers),
         weights=weights,
         flops=_flops(module, layers, counter),

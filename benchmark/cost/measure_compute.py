@@ -15,6 +15,7 @@ from benchmark.cost.calibration import Profile, SmallCosts
 from benchmark.engines.engine import BETAS
 from benchmark.engines.fsdp import blocks
 from benchmark.engines.single import Single
+from benchmark.measure.profile import own_rss
 from benchmark.settings import Settings
 from benchmark.workload import Workload
 from cluster.guard import threads_per_command
@@ -151,9 +152,9 @@ def small_costs(settings: Settings, workers: int, group: dist.ProcessGroup) -> S
             "copy_byte": copying(group) / COPIED,
             **{str(size): update(size, settings, group) for size in FLAT},
         }
-    found = mean_of_medians([found], workers, group)
+    found = mean_of_medians([found | {"process": float(own_rss())}], workers, group)
     flat = {size: found[str(size)] for size in FLAT}
-    return SmallCosts(workers, max(0.0, found["hook"]), found["launch"], found["copy_byte"], flat)
+    return SmallCosts(workers, max(0.0, found["hook"]), found["launch"], found["copy_byte"], flat, found["process"])
 
 
 def backward_of_many(hooked: bool, group: dist.ProcessGroup) -> float:

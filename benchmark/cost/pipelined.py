@@ -1,14 +1,19 @@
-"""Strategies in which every worker has some of the blocks, and micro-batches travel through all of them."""
+"""Strategies that cut the model: into stages, through which micro-batches travel, and each matrix into slices."""
 
-from benchmark.cost.architecture import BYTES
+from benchmark.cost.architecture import BYTES, Architecture, Weight
 from benchmark.cost.cell import Cell
 from benchmark.cost.compute_times import ComputeTimes
-from benchmark.cost.program import Kind, Start, Wait
+from benchmark.cost.program import Compute, Instruction, Kind, Start, Wait
 from benchmark.cost.writer import Writer
 from common.errors import InputError
+from common.timeline.boxes import Phase
 
 TOKEN = 8  # bytes
 PICKLED = (8, 21)  # all_gather_object of one number: its length, then its bytes
+CHUNKS_A_STAGE = 4
+# all_reduces of an activation, forward and backward, for a block that is cut into slices
+SUMS: dict[str, tuple[int, int]] = {"tensor": (2, 4)}  # torch cuts q, k and v apart: each gives a gradient to sum
+OUR_SUMS = (2, 2)
 
 
 def stage_of(block: int, stages: int, blocks: int) -> int:
@@ -16,10 +21,28 @@ def stage_of(block: int, stages: int, blocks: int) -> int:
     return block * stages // blocks
 
 
+def on_stage(cell: Cell, model: Architecture, stage: int) -> list[Weight]:
+    """Return the parameters of a stage, before they are sliced; the first and the last have the embedding matrix."""
+    last = cell.stages - 1
+    found = []
+    for weight in model.weights:
+        if weight.block is not None:
+            there = {stage_of(weight.block, cell.stages, model.n_blocks)}
+        elif "wte" in weight.name:
+            there = {0, last}
+        else:
+            there = {0} if "wpe" in weight.name else {last}
+        if stage in there:
+            found.append(weight)
+    return found
+
+
 def micro_batches(cell: Cell) -> int:
-    """Return into how many micro-batches a step is cut: as many as divide it, at most four for each stage."""
-    total = cell.batch * cell.workers
-    return max(count for count in range(1, min(total, 4 * cell.workers) + 1) if total % count == 0)
+    """Return into how many micro-batches a replica's examples are cut: as many as divide them, up to four a stage."""
+    if cell.stages == 1:
+        return 1
+    total = cell.batch * cell.stages * cell.tensor
+    return max(count for count in range(1, min(total, CHUNKS_A_STAGE * cell.stages) + 1) if total % count == 0)
 
 
 def one_forward_one_backward(stage: int, stages: int, count: int) -> list[tuple[str, int]]:
@@ -33,77 +56,114 @@ def one_forward_one_backward(stage: int, stages: int, count: int) -> list[tuple[
     return order
 
 
-def pipeline(cell: Cell, times: ComputeTimes) -> list[Kind]:
-    """One kind for each stage. Raises InputError for more stages than blocks, or fewer examples than stages."""
-    model, stages = times.architecture, cell.workers
+def on_grid(cell: Cell, times: ComputeTimes) -> list[Kind]:
+    """One kind for each stage: its ranks differ in their part of the data or in their slices.
+
+    Raises InputError for a model that cannot be cut so.
+    """
+    model, (stages, replicas, slices) = times.architecture, cell.grid or (1, 1, 1)
     if model.kind != "gpt2":
-        raise InputError(f"--strategy {cell.strategy} cuts GPT-2 into stages, got {cell.model}; use --model gpt2-tiny")
+        raise InputError(f"--strategy {cell.strategy} cuts GPT-2 into parts, got {cell.model}; use --model gpt2-tiny")
+    if stages * replicas * slices != cell.workers:
+        raise InputError(f"--grid: {stages} x {replicas} x {slices} ranks expected, got --workers {cell.workers}")
     if stages > model.n_blocks:
         raise InputError(
             f"--workers: {cell.model} has {model.n_blocks} blocks, expected at most as many stages, got {stages}"
         )
+    if model.n_heads % slices:
+        raise InputError(
+            f"--workers: expected a number that divides the {model.n_heads} heads of {cell.model}, got {slices}"
+        )
     count = micro_batches(cell)
     if count < stages:
         raise InputError(f"--batch_size: a pipeline of {stages} stages needs as many examples, got {count}")
-    return [Kind([stage], tuple(_stage(cell, times, stage, count))) for stage in range(stages)]
+    of_stage = replicas * slices
+    return [
+        Kind(range(stage * of_stage, (stage + 1) * of_stage), tuple(Stage(cell, times, stage, count).program()))
+        for stage in range(stages)
+    ]
 
 
-def _stage(cell: Cell, times: ComputeTimes, stage: int, count: int) -> list:
-    stages, model = cell.workers, times.architecture
-    size = cell.batch * stages / count  # examples of a micro-batch
-    writer = Writer(cell, times, stage, size)
-    everybody, last = tuple(range(stages)), stages - 1
-    seconds = {"forward": _forward(writer, stage), "backward": _backward(writer, stage)}
-    passed_on = size * cell.length * model.width * BYTES
+class Stage:
+    """Writes the program of one stage."""
 
-    def together(name: str, operation: str, bytes_: float) -> None:
-        if stages > 1:
-            writer.instructions += [Start(name, operation, bytes_, stages, everybody), Wait(name)]
+    def __init__(self, cell: Cell, times: ComputeTimes, stage: int, count: int) -> None:
+        self.cell, self.stage, self.count = cell, stage, count
+        self.last = cell.stages - 1
+        self.examples = cell.batch * cell.stages * cell.tensor / count  # of a micro-batch
+        self.writer = Writer(cell, times, stage, self.examples)
+        self.activation = self.examples * cell.length * times.architecture.width * BYTES
+        self.kinds = tuple(range(cell.stages))
 
-    together("tokens", "all_gather", cell.batch * cell.length * TOKEN)
-    for direction, i in one_forward_one_backward(stage, stages, count):
+    def program(self) -> list[Instruction]:
+        cell, writer = self.cell, self.writer
+        self.together("tokens", "all_gather", cell.batch * cell.length * TOKEN, cell.workers, self.kinds)
+        for direction, i in one_forward_one_backward(self.stage, cell.stages, self.count):
+            self.micro_batch("forward" if direction == "forward" else "backward", i)
+        if self.last and self.stage in (0, self.last):  # both have the matrix of embedding and head
+            shared = max(weight.bytes for weight in writer.model.of_block(None))
+            self.together("shared", "exchange", shared, 2, (0, self.last))
+            writer.copy("communication", shared)
+        from benchmark.cost.memory import elements_of_rank
+
+        mine = on_stage(cell, writer.model, self.stage)
+        elements = sum(elements_of_rank(weight, cell.tensor) for weight in mine)
+        if cell.strategy == "pipeline":
+            self.together("loss", "broadcast", BYTES, cell.stages, self.kinds)
+            for size in PICKLED:
+                self.together(f"norm {size}", "all_gather", size, cell.stages, self.kinds)
+        else:
+            self.together("loss", "all_reduce", BYTES, cell.stages, self.kinds)
+            if cell.replicas > 1:
+                writer.copy("communication", BYTES * elements, passes=3)
+                self.together("gradients", "all_reduce", BYTES * elements, cell.replicas, (self.stage,))
+            self.together("norm of slices", "all_reduce", BYTES, cell.tensor, (self.stage,))
+            self.together("norm of stages", "all_reduce", BYTES, cell.stages, self.kinds)
+        writer.update(len(mine), elements)
+        return writer.instructions
+
+    def together(self, name: str, operation: str, size: float, workers: int, members: tuple[int, ...]) -> None:
+        """An operation that is waited for; nothing if there is nobody to talk to."""
+        if workers > 1:
+            key = name if len(members) > 1 else f"{name} of stage {self.stage}"
+            self.writer.instructions += [Start(key, operation, size, workers, members), Wait(key)]
+
+    def micro_batch(self, direction: Phase, i: int) -> None:
+        """Receive, compute, pass on."""
+        stage, instructions = self.stage, self.writer.instructions
         before, after = (stage - 1, stage + 1) if direction == "forward" else (stage + 1, stage - 1)
-        if 0 <= before <= last:
-            writer.instructions.append(Wait(f"{direction} {i} from {before}"))
-        writer.compute("forward" if direction == "forward" else "backward", seconds[direction])
-        if 0 <= after <= last:
+        if 0 <= before <= self.last:
+            instructions.append(Wait(f"{direction} {i} from {before}"))
+        blocks, rest = self.seconds(direction)
+        sums = SUMS.get(self.cell.strategy, OUR_SUMS)[direction == "backward"]
+        pieces = len(blocks) * sums if self.cell.tensor > 1 else 1
+        for piece in range(pieces):
+            seconds = (sum(blocks) / self.cell.tensor + rest) / pieces
+            instructions.append(Compute(direction, seconds, micro_batch=i))
+            if self.cell.tensor > 1:
+                name = f"{direction} {i} {piece}"
+                self.together(name, "all_reduce", self.activation, self.cell.tensor, (stage,))
+        if 0 <= after <= self.last:
             key = f"{direction} {i} from {stage}"
-            writer.instructions.append(Start(key, "hop", passed_on, 2, (stage,)))
-    if last and stage in (0, last):  # both have the matrix of embedding and head
-        shared = max(weight.bytes for weight in model.of_block(None))
-        writer.instructions += [Start("shared", "exchange", shared, 2, (0, last)), Wait("shared")]
-        writer.copy("communication", shared)
-    together("loss", "broadcast", BYTES)
-    for size_of_part in PICKLED:
-        together(f"norm {size_of_part}", "all_gather", size_of_part)
-    mine = [w for w in model.weights if w.block is not None and stage_of(w.block, stages, model.n_blocks) == stage]
-    mine += [w for w in model.of_block(None) if stage in _stages_of_root(w.name, last)]
-    writer.update(len(mine), sum(weight.elements for weight in mine))
-    return writer.instructions
+            instructions.append(Start(key, "hop", self.activation, 2, (stage,)))
 
+    def seconds(self, direction: str) -> tuple[list[float], float]:
+        """A micro-batch's seconds in each block of this stage, and in what is cut into no slices.
 
-def _stages_of_root(name: str, last: int) -> set[int]:
-    """Which stages have a parameter that is in no block: the first has embeddings, the last ln_f and the head."""
-    if "wte" in name:
-        return {0, last}
-    return {0} if "wpe" in name else {last}
-
-
-def _forward(writer: Writer, stage: int) -> float:
-    stages, blocks = writer.workers, writer.model.n_blocks
-    here = [f"block {i}" for i in range(blocks) if stage_of(i, stages, blocks) == stage]
-    here += ["before"] * (stage == 0) + ["after"] * (stage == stages - 1)
-    return sum(writer.step.forward[unit] for unit in here)
-
-
-def _backward(writer: Writer, stage: int) -> float:
-    """A micro-batch's backward; the head's is counted with the first gradient that becomes ready, of the last norm."""
-    stages, blocks = writer.workers, writer.model.n_blocks
-    block_of = {weight.name: weight.block for weight in writer.model.weights}
-    total = 0.0
-    for name, seconds in writer.step.backward.items():
-        block = block_of[name]
-        last_norm = block is None and "wte" not in name and "wpe" not in name
-        there = (stages - 1 if last_norm else 0) if block is None else stage_of(block, stages, blocks)
-        total += seconds * (there == stage)
-    return total + writer.step.tail * (stage == 0)
+        The head's backward is counted with the first gradient that becomes ready, that of the last norm.
+        """
+        step, model, stages = self.writer.step, self.writer.model, self.cell.stages
+        mine = [i for i in range(model.n_blocks) if stage_of(i, stages, model.n_blocks) == self.stage]
+        ends = [("before", 0), ("after", self.last)]
+        if direction == "forward":
+            rest = sum(step.forward[unit] for unit, stage in ends if stage == self.stage)
+            return [step.forward[f"block {i}"] for i in mine], rest
+        block_of = {weight.name: weight.block for weight in model.weights}
+        blocks, rest = dict.fromkeys(mine, 0.0), step.tail * (self.stage == 0)
+        for name, seconds in step.backward.items():
+            block = block_of[name]
+            if block is None:
+                rest += seconds * (self.stage == (0 if "wte" in name or "wpe" in name else self.last))
+            elif block in blocks:
+                blocks[block] += seconds
+        return list(blocks.values()), rest

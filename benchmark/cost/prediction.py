@@ -1,5 +1,6 @@
 """Predict a step: from a calibration and a cell to its time with parts, its bytes, and its timeline."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from benchmark.cost.architecture import describe
@@ -7,6 +8,7 @@ from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import Links, moved
 from benchmark.cost.compute_times import ComputeTimes, Cores
+from benchmark.cost.memory import Memory, check_fit, memory
 from benchmark.cost.program import Compute, Kind, Start
 from benchmark.cost.resources import Machine
 from benchmark.cost.simulate import Simulated, simulate
@@ -19,12 +21,13 @@ PARTS = ("forward", "backward", "optimizer", "engine", "other", "communication",
 class Surroundings:
     """Where a step is taken: the link, its further latency in seconds, and the cores of each worker's own machine.
 
-    cores None: all workers share the cores of the calibrated machine.
+    cores None: all workers share the cores of the calibrated machine. memory: bytes of a machine; None: as calibrated.
     """
 
     rate: str | None = None
     latency: float = 0.0
     cores: int | None = None
+    memory: float | None = None
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Prediction:
 
     parts: forward, backward, optimizer, engine (what the framework needs beyond the arithmetic), other (copies on
     behalf of the network), communication (exposed), waiting (for other ranks), bubble (for another stage's result).
-    sent: operation -> calls and bytes out of a rank. notes: what was extrapolated.
+    sent: operation -> calls and bytes out of a rank; on_wire: with TCP's frames. notes: what was extrapolated.
     """
 
     cell: Cell
@@ -41,6 +44,8 @@ class Prediction:
     seconds: float
     parts: dict[str, float]
     sent: dict[str, tuple[float, float]]
+    on_wire: float
+    memory: Memory
     simulated: Simulated
     notes: tuple[str, ...] = ()
     is_calibrated: bool = True
@@ -61,6 +66,9 @@ def predict(calibration: Calibration, cell: Cell, where: Surroundings = Surround
     times = ComputeTimes(calibration, architecture, Cores(cell.workers, where.cores))
     links = Links(calibration, where.rate, where.latency)
     notes = dict[str, None]()
+    programs(cell, times)  # what cannot be run is said before what does not fit
+    needed = memory(cell, architecture, times.small.process)
+    check_fit(cell, needed, where.memory or calibration.memory, 1 if where.cores else cell.workers)
     overhead = engine_seconds(calibration, cell, where, notes)
     found = run(cell, times, links, where, overhead)
     return replace(found, notes=(*times.notes, *links.notes, *notes), is_calibrated=not (times.notes or links.notes))
@@ -73,7 +81,15 @@ def run(cell: Cell, times: ComputeTimes, links: Links, where: Surroundings, over
     simulated = simulate(kinds, links, machine)
     late = times.step(cell.batch).spread if cell.workers > 1 else 0.0
     return Prediction(
-        cell, where, simulated.seconds + late, parts(simulated, kinds, late), sent(kinds), simulated, kinds=tuple(kinds)
+        cell=cell,
+        where=where,
+        seconds=simulated.seconds + late,
+        parts=parts(simulated, kinds, late),
+        sent=mean_over_ranks(kinds, moved),
+        on_wire=sum(size for _, size in mean_over_ranks(kinds, links.on_wire).values()),
+        memory=memory(cell, times.architecture, times.small.process),
+        simulated=simulated,
+        kinds=tuple(kinds),
     )
 
 
@@ -140,8 +156,8 @@ def parts(simulated: Simulated, kinds: list[Kind], late: float) -> dict[str, flo
     return found
 
 
-def sent(kinds: list[Kind]) -> dict[str, tuple[float, float]]:
-    """Return calls and bytes of each operation, as means over all ranks."""
+def mean_over_ranks(kinds: list[Kind], size_of: Callable[[str, float, int], float]) -> dict[str, tuple[float, float]]:
+    """Return calls and bytes of each operation, as means over all ranks; size_of takes operation, bytes and workers."""
     calls, size = dict[str, float](), dict[str, float]()
     ranks = sum(len(kind.ranks) for kind in kinds)
     for i, kind in enumerate(kinds):
@@ -149,5 +165,5 @@ def sent(kinds: list[Kind]) -> dict[str, tuple[float, float]]:
         for start in starts:
             name, count = start.operation, start.repeats * len(kind.ranks) / ranks
             calls[name] = calls.get(name, 0.0) + count
-            size[name] = size.get(name, 0.0) + count * moved(name, start.bytes, start.workers)
+            size[name] = size.get(name, 0.0) + count * size_of(name, start.bytes, start.workers)
     return {name: (calls[name], size[name]) for name in calls}

@@ -18,12 +18,13 @@ from common.timeline.boxes import Phase
 class Compute:
     """Seconds of work for this rank's thread, as calibrated with all workers of the machine computing.
 
-    engine: this is what the framework itself costs, beyond the arithmetic.
+    engine: this is what the framework itself costs, beyond the arithmetic. micro_batch: its number, in a pipeline.
     """
 
     phase: Phase
     seconds: float
     engine: bool = False
+    micro_batch: int | None = None
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ def measure(
     if plan.sizes and count > 1:
         tables = measure_transfers.measure(plan.link, plan.sizes, share, group, count, worker.rank)
         found["transfers"] += [asdict(table) for table in tables]
+    if plan.models:
+        found["small"].append(asdict(measure_compute.small_costs(settings, count, group)))
     for model in plan.models:
         workload = load_workload(replace(settings, model=model))
         for batch in plan.batches:
@@ -57,8 +59,6 @@ def measure(
             here = replace(settings, model=model, batch_size=batch)
             part = share / (len(plan.models) * len(plan.batches))
             found["profiles"].append(asdict(measure_compute.profile(here, worker, workload, count, part, group)))
-    if plan.models:
-        found["small"].append(asdict(measure_compute.small_costs(settings, count, group)))
 
 
 def engines(plan: Plan, settings: Settings, worker: Worker) -> list[EngineTimes]:

@@ -13,27 +13,37 @@ So overlap, contention, waiting and bubbles are not formulas here. They are what
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from benchmark.cost.program import Compute, Kind, Start
 from benchmark.cost.resources import Machine, Network, fair_level
-from common.timeline.boxes import Phase
 
 NO_TIME = 1e-12  # seconds; rounding errors are smaller, and nothing that is simulated is as short
 
 
 @dataclass(frozen=True)
 class Span:
-    """A time of one kind: of its thread (name: a phase, or why it does not compute), or of its network."""
+    """A time of one kind: of its thread (name: a phase, or why it does not compute), or of its network.
+
+    A thread computes, or is blocked: then `key` is the operation that it waits for, and `of` the kind that it waits
+    for, if that has not arrived yet. On the network, an operation begins when this kind starts it.
+    """
 
     kind: int
-    row: str  # thread or network
+    row: Literal["thread", "network"]
     name: str  # a phase; "communication", "waiting" or "bubble" where the thread is blocked; an operation
     start: float
     end: float
     bytes: float = 0.0
     engine: bool = False
-    blocked: bool = False  # the thread computes nothing
+    micro_batch: int | None = None
+    key: str = ""
+    of: int | None = None
+
+    @property
+    def blocked(self) -> bool:
+        return self.row == "thread" and bool(self.key)
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ class _Flight:
     """An operation from its first start to its end."""
 
     start: Start
-    joined: set[int] = field(default_factory=set)
+    joined: dict[int, float] = field(default_factory=dict)  # kind -> when; the last one arrived last
     began: float | None = None
     ended: float | None = None
     latency: float = 0.0
@@ -68,8 +78,7 @@ class _Thread:
     kind: Kind
     next: int = 0  # instruction
     left: float = 0.0  # seconds of work
-    phase: Phase = "forward"
-    engine: bool = False
+    now: Compute = field(default_factory=lambda: Compute("forward", 0.0))
     since: float = 0.0  # of the current span
     blocked_on: str | None = None
     queue: list[str] = field(default_factory=list)  # collectives that were started and have not begun
@@ -122,21 +131,21 @@ class _Step:
             instruction = thread.kind.program[thread.next]
             thread.next += 1
             if isinstance(instruction, Compute):
-                self.compute(i, instruction.phase, instruction.seconds * self.crowd, instruction.engine)
+                self.compute(i, instruction)
             elif isinstance(instruction, Start):
                 self.start(i, instruction)
-                self.compute(i, thread.phase, self.machine.launch * self.crowd, False)
+                self.compute(i, replace(thread.now, seconds=self.machine.launch, engine=False))
             elif self.flight_ended(instruction.key) is None:
                 thread.blocked_on, thread.since = instruction.key, self.now
         return moved
 
-    def compute(self, i: int, phase: Phase, work: float, engine: bool) -> None:
+    def compute(self, i: int, compute: Compute) -> None:
         thread = self.threads[i]
-        thread.left, thread.phase, thread.engine, thread.since = work, phase, engine, self.now
+        thread.left, thread.now, thread.since = compute.seconds * self.crowd, compute, self.now
 
     def start(self, i: int, start: Start) -> None:
         flight = self.flights.setdefault(start.key, _Flight(start))
-        flight.joined.add(i)
+        flight.joined[i] = self.now
         self.threads[i].queue.append(start.key)
 
     def flight_ended(self, key: str) -> float | None:
@@ -147,10 +156,11 @@ class _Step:
         thread = self.threads[i]
         flight = self.flights[thread.blocked_on or ""]
         began = max(thread.since, flight.began or 0.0)
-        why = "bubble" if i not in flight.start.members else "waiting"
-        for name, begin, end in ((why, thread.since, began), ("communication", began, self.now)):
+        members = flight.start.members
+        why, last = ("waiting", list(flight.joined)[-1]) if i in members else ("bubble", members[0])
+        for name, begin, end, of in ((why, thread.since, began, last), ("communication", began, self.now, None)):
             if end - begin > NO_TIME:
-                self.spans.append(Span(i, "thread", name, begin, end, blocked=True))
+                self.spans.append(Span(i, "thread", name, begin, end, key=flight.start.key, of=of))
         thread.blocked_on = None
 
     # ------------------------------------------------------------------- network
@@ -171,7 +181,7 @@ class _Step:
         return began
 
     def may_begin(self, key: str, flight: _Flight, members: tuple[int, ...]) -> bool:
-        if not flight.joined.issuperset(members):
+        if not set(members) <= set(flight.joined):
             return False
         if flight.start.operation == "hop":
             return True  # a send needs no thread of gloo's
@@ -222,7 +232,9 @@ class _Step:
             if thread.left <= NO_TIME:
                 thread.left = 0.0
                 i = self.threads.index(thread)
-                self.spans.append(Span(i, "thread", thread.phase, thread.since, self.now, engine=thread.engine))
+                now, since = thread.now, thread.since
+                span = Span(i, "thread", now.phase, since, self.now, engine=now.engine, micro_batch=now.micro_batch)
+                self.spans.append(span)
         for flight, rate in zip(flights, rates, strict=True):
             self.advance_flight(flight, step * rate)
 
@@ -234,11 +246,11 @@ class _Step:
             flight.flow -= work
         if flight.latency <= 0 and flight.flow <= NO_TIME:
             flight.ended, start = self.now, flight.start
+            size = start.bytes * start.repeats
             for member in start.members:
                 self.threads[member].idle_since = self.now
-                size = start.bytes * start.repeats
-                began = flight.began or 0.0
-                self.spans.append(Span(member, "network", start.operation, began, self.now, bytes=size))
+                joined = flight.joined[member]
+                self.spans.append(Span(member, "network", start.operation, joined, self.now, bytes=size, key=start.key))
 
     def level(self, i: int, computing: list[_Thread], flights: list[_Flight]) -> float:
         """Return how much of a core every thread of the machine of kind i may have, if it wants as much."""

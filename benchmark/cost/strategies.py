@@ -1,6 +1,6 @@
 """What each strategy of the benchmark runs in a step, as programs for the simulator.
 
-Adding one: a function that writes its program, and a line in SYMMETRIC (all ranks do the same) or STAGED.
+Adding one: a function that writes its program, and a line in SYMMETRIC; or, if stages differ, a case in pipelined.py.
 """
 
 from collections.abc import Callable
@@ -31,22 +31,20 @@ SYMMETRIC: dict[str, Callable[[Writer], list[Instruction]]] = {
     "zero2_offload": sharded.zero12,
     "zero3_offload": sharded.zero3,
 }
-STAGED: dict[str, Callable[[Cell, ComputeTimes], list[Kind]]] = {"pipeline": pipelined.pipeline}
+STAGED = ("pipeline", "tensor", "own_tensor", "own_1f1b", "own_grid")
 
 
 def programs(cell: Cell, times: ComputeTimes) -> list[Kind]:
     """Return what every kind of ranks does in a step of the cell; raises InputError where it cannot be run."""
     check(cell)
     if cell.strategy in STAGED:
-        return STAGED[cell.strategy](cell, times)
-    if cell.strategy not in SYMMETRIC:
-        raise InputError(f"--strategy {cell.strategy} has no program in benchmark/cost/strategies.py; use another one")
+        return pipelined.on_grid(cell, times)
     return [Kind(range(cell.workers), tuple(SYMMETRIC[cell.strategy](Writer(cell, times))))]
 
 
 def check(cell: Cell) -> None:
     """Raise InputError for what no machine can run."""
-    if cell.strategy not in STRATEGIES:
+    if cell.strategy not in (*SYMMETRIC, *STAGED):
         raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {cell.strategy!r}")
     if cell.strategy in ("single", "dp") and cell.workers > 1:
         raise InputError(f"--strategy {cell.strategy} runs on one worker, got {cell.workers}; use ddp")

@@ -145,6 +145,7 @@ def test_what_was_not_calibrated_is_said(calibration):
         (["--rate", "-1gbit"], "--rate: expected a number with kbit, mbit or gbit such as 1gbit.*; got '-1gbit'"),
         (["--latency", "-5us"], "--latency: expected a number with us, ms or s such as 50us; got '-5us'"),
         (["--cores", "0"], "--cores: expected 1 or more, got 0"),
+        (["--memory_gb", "-8"], "--memory_gb: expected more than 0; got -8"),
         (["--bucket_mb", "0"], "--bucket_mb: expected a size in MiB above 0; got 0"),
         (["--calibration", "nowhere.json"], "--calibration: no file nowhere.json; make it with: python -m benchmark.c"),
     ],
@@ -158,12 +159,24 @@ def test_a_question_that_has_no_answer_is_one_clear_line(words, message, file):
     ("cell_words", "message"),
     [
         (("single", 2), "--strategy single runs on one worker, got 2; use ddp"),
-        (("pipeline", 8), "--workers: gpt2-tiny has 4 blocks, expected at most as many stages, got 8"),
+        (("pipeline", 5), "--workers: gpt2-tiny has 4 blocks, expected at most as many stages, got 5"),
     ],
 )
 def test_a_strategy_that_cannot_run_so_is_one_clear_line(cell_words, message, calibration):
     with pytest.raises(InputError, match=message):
         predict(calibration, Cell(cell_words[0], "gpt2-tiny", cell_words[1], 4))
+
+
+def test_a_batch_that_does_not_fit_is_one_clear_line(calibration):
+    """Activations of gpt2-tiny: 4.2 MB for an example of 64 tokens; the made-up machine has 8 GB."""
+    message = (
+        r"--batch_size 1000 does not fit: 2 workers of a machine need 5\.4 GB each .* and it has 8\.0 GB; use a smal"
+    )
+
+    with pytest.raises(InputError, match=message):
+        predict(calibration, cell("ddp", batch=1000))
+
+    assert predict(calibration, cell("ddp", batch=1000), Surroundings(memory=16e9)).seconds > 0
 
 
 def test_a_calibration_of_another_machine_is_refused(file, calibration):

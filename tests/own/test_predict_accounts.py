@@ -1,0 +1,78 @@
+"""Predicted bytes and memory beside those that a real run counts; neither depends on how busy the machine is."""
+
+import json
+
+import pytest
+
+from benchmark.cost.cell import Cell
+from benchmark.cost.prediction import Surroundings, predict
+from benchmark.names import STRATEGIES
+from cluster.emulate import why_not
+from tests.own.made_up_calibration import made_up_calibration
+from tests.own.processes import run
+
+pytest.importorskip("tensorboard")
+LENGTH, BATCH = 32, 2
+SENT, KEPT, FRAMED = 0.003, 0.02, 0.003  # allowed, as parts of what was counted
+PROCESS_TO_PROCESS = ("pipeline", "own_ring", "own_1f1b", "own_grid")  # sends, which the flight recorder does not see
+TOO_LONG = 900  # seconds
+
+
+def counted(tmp_path, model, workers, strategies, *more):
+    """The rows of benchmark.accounting for real runs of the strategies."""
+    words = ["--workers", ",".join(map(str, workers)), "--model", model, "--batch_size", BATCH, "--length", LENGTH]
+    words += ["--only", ",".join(strategies), "--output_dir", tmp_path / "accounting", *more]
+    done = run("-m", "benchmark.accounting", *words, timeout=TOO_LONG)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])["rows"]
+
+
+def predicted(row, model, calibration):
+    cell = Cell(row["strategy"], model, row["workers"], BATCH, LENGTH)
+    return predict(calibration, cell, Surroundings(memory=1e12))
+
+
+def check(rows, model):
+    calibration = made_up_calibration(model, LENGTH)
+    for row in rows:
+        found = predicted(row, model, calibration)
+        about = f"{model}, {row['strategy']}, {row['workers']} workers"
+        assert found.sent_bytes == pytest.approx(row["payload"], rel=SENT), about
+        assert found.memory.kept == pytest.approx(row["counted"], rel=KEPT), about
+        assert found.memory.textbook == pytest.approx(row["textbook"]), about
+        if row["strategy"] not in PROCESS_TO_PROCESS and row["workers"] > 1:
+            assert sum(calls for calls, _ in found.sent.values()) == row["calls"], about
+
+
+@pytest.mark.medium
+def test_bytes_and_memory_of_real_runs_are_those_predicted(tmp_path):
+    strategies = ["ddp", "fsdp", "pipeline", "own_ring", "own_zero2", "own_zero3"]
+
+    rows = counted(tmp_path, "gpt2-tiny", [2], strategies)
+
+    assert [row["strategy"] for row in rows] == strategies
+    check(rows, "gpt2-tiny")
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("model", ["gpt2-tiny", pytest.param("t5-tiny", marks=pytest.mark.slow)])
+def test_bytes_and_memory_of_every_strategy_are_those_predicted(model, tmp_path):
+    pytest.importorskip("deepspeed")
+
+    rows = counted(tmp_path, model, [1, 2, 3], list(STRATEGIES))
+
+    assert {row["strategy"] for row in rows} >= {"single", "ddp", "zero3_offload", "own_zero3"}
+    check([row for row in rows if row["workers"] > 1 or row["strategy"] == "single"], model)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason="no emulated nodes on this machine")
+def test_bytes_at_the_interface_are_those_predicted_frames_included(tmp_path):
+    strategies = ["ddp", "fsdp", "own_overlap", "own_zero2", "own_zero3"]
+
+    rows = counted(tmp_path, "gpt2-24m", [2, 4], strategies, "--emulated")
+
+    calibration = made_up_calibration("gpt2-24m", LENGTH)
+    for row in rows:
+        about = f"{row['strategy']}, {row['workers']} workers"
+        assert predicted(row, "gpt2-24m", calibration).on_wire == pytest.approx(row["interface"], rel=FRAMED), about
