@@ -17,13 +17,14 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes, Profile, SmallCosts, TransferTimes
-from benchmark.cost.plan import Plan
+from benchmark.cost.plan import Plan, Turn
 from benchmark.names import MODELS, STRATEGIES
 from benchmark.workers import start_workers
 from cluster.emulate import bits_per_second, why_not
@@ -146,22 +147,27 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return arguments
 
 
+def calibrated(calibration: Calibration, wanted: argparse.Namespace) -> Iterator[Calibration]:
+    """Measure what is wanted, piece by piece; yield the calibration after each."""
+    flags = ["--length", str(wanted.length)]
+    for link in wanted.links:
+        plan = Plan(link, wanted.workers, sizes_for(link), seconds=wanted.seconds)
+        if link == LOOPBACK:
+            plan = replace(plan, models=wanted.models, batches=wanted.batches)
+        calibration = merge(calibration, execute(plan, max(wanted.workers), flags))
+        yield calibration
+    for count in wanted.workers if LOOPBACK in wanted.links and wanted.strategies else []:
+        turns = [Turn(model, wanted.engine_batch, wanted.strategies) for model in wanted.models]
+        plan = Plan(turns=turns, seconds=wanted.seconds / len(turns))
+        calibration = merge(calibration, execute(plan, count, flags))
+        yield calibration
+
+
 def main() -> None:
     arguments = parse(sys.argv[1:])
     calibration = stored.load(arguments.output) if arguments.output.exists() else stored.empty()
-    most = max(arguments.workers)
-    flags = ["--length", str(arguments.length), "--batch_size", str(arguments.engine_batch)]
-    for link in arguments.links:
-        plan = Plan(link, arguments.workers, sizes_for(link), seconds=arguments.seconds)
-        if link == LOOPBACK:
-            plan = replace(plan, models=arguments.models, batches=arguments.batches, seconds=arguments.seconds)
-        calibration = merge(calibration, execute(plan, most, flags))
+    for calibration in calibrated(calibration, arguments):
         stored.save(calibration, arguments.output)  # what is measured is kept, whatever happens next
-    if LOOPBACK in arguments.links and arguments.strategies:
-        for count in arguments.workers:
-            plan = Plan(models=arguments.models, strategies=arguments.strategies, seconds=arguments.seconds)
-            calibration = merge(calibration, execute(plan, count, flags))
-            stored.save(calibration, arguments.output)
     print(table(calibration))
     print(json.dumps({"file": str(arguments.output), **asdict(calibration)}))
 

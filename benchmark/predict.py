@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.cost import calibration as stored
+from benchmark.cost import curve
 from benchmark.cost.calibration import Calibration
 from benchmark.cost.cell import Cell
 from benchmark.cost.prediction import Prediction, Surroundings, predict
@@ -27,7 +28,9 @@ from benchmark.names import MODELS, STRATEGIES
 from cluster.emulate import bits_per_second
 from common.errors import InputError, exit_on_input_error
 from common.flags import Parser, check_at_least
+from common.paths import ROOT
 
+PICTURE = ROOT / "runs" / "benchmark" / "curve.png"
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -40,6 +43,8 @@ class Question:
     calibration: Calibration
     as_json: bool
     timeline: Path | None
+    sweep: tuple[str, list[str]] | None
+    picture: Path
 
 
 def table(prediction: Prediction) -> str:
@@ -117,6 +122,8 @@ def parse(argv: list[str]) -> Question:
     add("--bucket_mb", type=float, default=4, help="own_overlap: MiB in a bucket of gradients (4)")
     add("--calibration", type=Path, default=stored.DEFAULT, help="what benchmark.calibrate wrote (%(default)s)")
     add("--timeline", type=Path, help="write the step's timeline to this folder: timeline.png, .html, trace.json")
+    add("--sweep", help="a curve: workers=1..4096, batch=1..128 or rate=100mbit,1gbit")
+    add("--picture", type=Path, default=PICTURE, help="of the curve (%(default)s)")
     add("--json", action="store_true", help="print the figures as one JSON object, and no table")
     arguments = parser.parse_args(_with_negative_values(argv))
     check_at_least(vars(arguments), 1, "workers", "batch_size")
@@ -134,12 +141,13 @@ def parse(argv: list[str]) -> Question:
         raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {arguments.strategy!r}")
     if arguments.model not in MODELS and not (Path(arguments.model) / "config.json").is_file():
         raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {arguments.model!r}")
+    sweep = curve.read_axis(arguments.sweep) if arguments.sweep else None
     calibration = stored.load(arguments.calibration)
     bucket = int(arguments.bucket_mb * 2**20)
     cell = Cell(arguments.strategy, arguments.model, arguments.workers, arguments.batch_size, arguments.length, bucket)
-    return Question(
-        cell, surroundings(arguments, calibration, arguments.workers), calibration, arguments.json, arguments.timeline
-    )
+    most = max([cell.workers, *map(int, sweep[1])]) if sweep and sweep[0] == "workers" else cell.workers
+    where = surroundings(arguments, calibration, most)
+    return Question(cell, where, calibration, arguments.json, arguments.timeline, sweep, arguments.picture)
 
 
 def write_timeline(prediction: Prediction, folder: Path) -> None:
@@ -170,8 +178,21 @@ def _with_negative_values(argv: list[str]) -> list[str]:
     return joined
 
 
+def show_curve(question: Question, axis: str, places: list[str]) -> dict[str, Any]:
+    """Print the table of a sweep and draw its curve; return its figures."""
+    points = curve.curve(question.calibration, question.cell, question.where, axis, places)
+    title = f"{question.cell.strategy}, {Path(question.cell.model).name}, predicted"
+    curve.draw(axis, points, title, question.picture)
+    if not question.as_json:
+        print(curve.table(axis, points))
+    return {"axis": axis, "points": curve.rows(points), "sentence": curve.sentence(axis, points)}
+
+
 def main() -> None:
     question = parse(sys.argv[1:])
+    if question.sweep is not None:
+        print(json.dumps(show_curve(question, *question.sweep)))
+        return
     prediction = predict(question.calibration, question.cell, question.where)
     if not question.as_json:
         print(table(prediction))

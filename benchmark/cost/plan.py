@@ -1,8 +1,19 @@
 """What the workers of a calibration measure."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmark.cost.calibration import LOOPBACK
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Strategies that are resident in the same workers and take turns. rounds: at most so many."""
+
+    model: str
+    batch: int
+    strategies: list[str]
+    rounds: int = 10**6
 
 
 @dataclass(frozen=True)
@@ -10,7 +21,7 @@ class Plan:
     """What to measure among the workers of one launch; seconds are spent on each of transfers, compute and engines.
 
     workers: of each measurement, at most as many as were launched. sizes: bytes of transfers, none: no transfers.
-    models and batches: of profiles, none: no profiles. strategies: whole steps of the first model and batch.
+    models and batches: of profiles, none: no profiles. turns: strategies whose whole steps are timed together.
     """
 
     link: str = LOOPBACK
@@ -18,5 +29,10 @@ class Plan:
     sizes: list[int] = field(default_factory=list)
     models: list[str] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
-    strategies: list[str] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     seconds: float = 8.0
+
+
+def read_plan(found: dict[str, Any]) -> Plan:
+    """Return the plan that a worker was given as JSON."""
+    return Plan(**found | {"turns": [Turn(**turn) for turn in found["turns"]]})

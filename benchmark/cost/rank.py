@@ -3,7 +3,9 @@
 python -m benchmark.cost.rank PLAN.json RESULT.json --world_size 2 --local_rank 0 ...
 """
 
+import gc
 import json
+import statistics
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmark.arguments import parse
 from benchmark.cost import measure_compute, measure_engines, measure_transfers
 from benchmark.cost.calibration import EngineTimes
-from benchmark.cost.plan import Plan
+from benchmark.cost.plan import Plan, read_plan
 from benchmark.settings import Settings
 from benchmark.strategies import why_not
 from benchmark.workers import join
@@ -35,7 +37,7 @@ def work(plan: Plan, settings: Settings, result: Path) -> None:
                 measure(plan, settings, worker, count, group, found)
             worker.pulse.beat()
             dist.barrier()  # the others wait here, and compute nothing meanwhile
-        if plan.strategies:
+        if plan.turns:
             found["engines"] = [asdict(entry) for entry in engines(plan, settings, worker)]
         if worker.is_first:
             with atomic_write(result) as file:
@@ -62,22 +64,22 @@ def measure(
 
 
 def engines(plan: Plan, settings: Settings, worker: Worker) -> list[EngineTimes]:
-    """Return the steps of every strategy that runs here."""
+    """Return the steps of every strategy that runs here; of "ddp again" and the like, too."""
     times = []
-    for model in plan.models or [settings.model]:
-        here = replace(settings, model=model)
-        names = [name for name in plan.strategies if not why_not(replace(here, strategy=name))]
-        took = measure_engines.rounds(here, worker, load_workload(here), names, plan.seconds)
+    for turn in plan.turns:
+        here = replace(settings, model=turn.model, batch_size=turn.batch)
+        names = [name for name in turn.strategies if not why_not(replace(here, strategy=name.split()[0]))]
+        took = measure_engines.rounds(here, worker, load_workload(here), names, plan.seconds, turn.rounds)
         for name, seconds in took.items():
-            middle = sorted(seconds)[len(seconds) // 2]
-            times.append(
-                EngineTimes(name, model, here.length, here.batch_size, worker.world_size, middle, len(seconds))
-            )
+            middle = statistics.median(seconds)
+            entry = EngineTimes(name, turn.model, here.length, turn.batch, worker.world_size, middle, len(seconds))
+            times.append(entry)
+        gc.collect()  # engines hold themselves in circles
     return times
 
 
 def main() -> None:
-    plan = Plan(**json.loads(Path(sys.argv[1]).read_text()))
+    plan = read_plan(json.loads(Path(sys.argv[1]).read_text()))
     settings, _ = parse([*sys.argv[3:], "--strategy", "ddp"], "calibrate", __doc__)
     work(plan, settings, Path(sys.argv[2]))
 
