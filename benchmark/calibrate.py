@@ -165,8 +165,8 @@ def calibrated(calibration: Calibration, wanted: argparse.Namespace) -> Iterator
 
 def main() -> None:
     arguments = parse(sys.argv[1:])
-    calibration = stored.load(arguments.output) if arguments.output.exists() else stored.empty()
-    for calibration in calibrated(calibration, arguments):
+    before = calibration = stored.load(arguments.output) if arguments.output.exists() else stored.empty()
+    for calibration in calibrated(before, arguments):
         stored.save(calibration, arguments.output)  # what is measured is kept, whatever happens next
     print(table(calibration))
     print(json.dumps({"file": str(arguments.output), **asdict(calibration)}))

@@ -136,10 +136,7 @@ def calibrate(link: str, workers: Sequence[int], models: Sequence[str], seconds:
     links = LOOPBACK if link == LOOPBACK else f"{LOOPBACK},{link}"
     words = ["--links", links, "--models", ",".join(models), "--workers", ",".join(map(str, workers))]
     words += ["--strategies", ",".join(STRATEGIES), "--seconds", str(seconds), "--length", str(LENGTH)]
-    calibration = stored.empty()
-    for calibration in calibrated(calibration, parse_calibration(words)):
-        pass
-    return calibration
+    return list(calibrated(stored.empty(), parse_calibration(words)))[-1]
 
 
 def compare(places: Sequence[Place], seconds: float) -> list[Row]:
@@ -236,8 +233,8 @@ def main() -> None:
         f"{found['pairs']} pairs in the right order; worst: {found['worst']}: {found['reason']}"
     )
     cells = [
-        {**asdict(row.place.cell), "link": row.place.link, "measured_s": row.measured, "predicted_s": row.predicted.seconds,
-         "error": row.error, "a_a_error": row.twice, "parts_s": row.predicted.parts} for row in rows
+        {**asdict(row.place.cell), "link": row.place.link, "measured_s": row.measured, "error": row.error,
+         "predicted_s": row.predicted.seconds, "a_a_error": row.twice, "parts_s": row.predicted.parts} for row in rows
     ]  # fmt: skip
     print(json.dumps({**found, "rows": cells, "environment": environment()}))
     sys.exit(0 if found["holds"] or arguments.quick else 1)

@@ -22,7 +22,7 @@ TOO_LONG = 900  # seconds
 def counted(tmp_path, model, workers, strategies, *more):
     """The rows of benchmark.accounting for real runs of the strategies."""
     words = ["--workers", ",".join(map(str, workers)), "--model", model, "--batch_size", BATCH, "--length", LENGTH]
-    words += ["--only", ",".join(strategies), "--output_dir", tmp_path / "accounting", *more]
+    words += ["--only", ",".join(strategies), "--output_dir", tmp_path / "accounting", "--overwrite_output_dir", *more]
     done = run("-m", "benchmark.accounting", *words, timeout=TOO_LONG)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])["rows"]

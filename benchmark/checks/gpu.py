@@ -1,0 +1,160 @@
+"""What this machine's GPUs do: every framework in fp32, fp16 and bf16, with utilisation, power and temperature.
+
+    python -m benchmark.checks.gpu [--model gpt2] [--batch_size 8] [--steps 30]
+
+Runs DataParallel, DistributedDataParallel, FSDP2 and DeepSpeed's ZeRO with and without offload by benchmark.run, each
+in processes of its own; with two or more GPUs a worker has one of them, and they talk by NCCL. Utilisation, power and
+temperature are those of the first worker's GPU at the end of the timed steps. What a framework cannot do is recorded
+with its reason.
+
+Without a GPU it says so in one line, and does nothing. The last line is one JSON object; --output_dir keeps it, too.
+Exit code 0 if no run failed that should have worked.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmark.arguments import PRECISIONS
+from benchmark.arguments import parse as parse_run
+from benchmark.measure.environment import environment
+from benchmark.names import MODELS
+from benchmark.sweep import SweepRun, execute
+from common.errors import InputError, exit_on_input_error
+from common.flags import Parser, check_at_least
+from common.paths import ROOT, atomic_write
+
+STRATEGIES = (
+    *("single", "dp", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"),
+    *("zero1_offload", "zero2_offload", "zero3_offload"),
+)
+NO_GPU = "no GPU that PyTorch can see: nothing was run; use a machine with one, and a build of PyTorch for it"
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """One run. outcome: ok, not possible or failed; None: not measured. memory: of the first worker's GPU, in bytes."""
+
+    strategy: str
+    precision: str
+    workers: int
+    outcome: str
+    message: str = ""
+    step_ms: float | None = None
+    tokens_per_second: float | None = None
+    exposed_ms: float | None = None
+    peak_memory: float | None = None
+    utilisation: float | None = None  # percent
+    power: float | None = None  # W
+    temperature: float | None = None  # degrees C
+    last_loss: float | None = None
+
+
+def runs(gpus: int, model: str, batch_size: int) -> list[tuple[SweepRun, str]]:
+    """Return what is run on so many GPUs: each strategy on one and on all of them, in every precision."""
+    found = []
+    for strategy, precision in product(STRATEGIES, PRECISIONS):
+        alone = strategy in ("single", "dp")  # dp is one process for all GPUs
+        for workers in sorted({1} if alone else {1, gpus}):
+            found.append((SweepRun(strategy, model, batch_size, workers), precision))
+    return found
+
+
+def reason_against(run: SweepRun, precision: str) -> str:
+    """Return why this run is not possible here, in one line; nothing if it is."""
+    words = ["--strategy", run.strategy, "--model", run.model, "--workers", str(run.workers), "--precision", precision]
+    try:
+        parse_run(words)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def row_of(run: SweepRun, precision: str, result: dict[str, Any]) -> GpuRow:
+    """Return the figures of a result of benchmark.run, or of a failure."""
+    if "outcome" in result:
+        return GpuRow(run.strategy, precision, run.workers, "failed", f"{result['outcome']}: {result['message']}")
+    used = result.get("utilisation", {})
+    return GpuRow(
+        run.strategy,
+        precision,
+        run.workers,
+        "ok",
+        step_ms=result.get("step_ms"),
+        tokens_per_second=result.get("tokens_per_second"),
+        exposed_ms=result.get("communication", {}).get("exposed_ms"),
+        peak_memory=result.get("memory", {}).get("peak_live_tensors"),
+        utilisation=used.get("gpu_utilisation"),
+        power=used.get("gpu_power"),
+        temperature=used.get("gpu_temperature"),
+        last_loss=result.get("last_loss"),
+    )
+
+
+def table(rows: list[GpuRow]) -> str:
+    names = ("ms per step", "tokens/s", "exposed ms", "peak MB", "GPU %", "W", "degrees C")
+    lines = [f"{'strategy':<15}{'precision':<10}{'workers':>7}" + "".join(f"{name:>13}" for name in names)]
+    for row in rows:
+        start = f"{row.strategy:<15}{row.precision:<10}{row.workers:>7}"
+        if row.outcome != "ok":
+            lines.append(f"{start}  {row.outcome}: {row.message}")
+            continue
+        memory = None if row.peak_memory is None else row.peak_memory / 1e6
+        figures = [row.step_ms, row.tokens_per_second, row.exposed_ms, memory]
+        figures += [row.utilisation, row.power, row.temperature]
+        lines.append(start + "".join(f"{'-' if value is None else f'{value:.1f}':>13}" for value in figures))
+    return "\n".join(lines)
+
+
+def measure(arguments: argparse.Namespace, gpus: int) -> list[GpuRow]:
+    """Run everything; prints each row as soon as it is there."""
+    rows = []
+    for run, precision in runs(gpus, arguments.model, arguments.batch_size):
+        if reason := reason_against(run, precision):
+            row = GpuRow(run.strategy, precision, run.workers, "not possible", reason)
+        else:
+            folder = arguments.output_dir / precision
+            (folder / run.name).mkdir(parents=True, exist_ok=True)
+            more = ["--precision", precision, "--length", str(arguments.length)]
+            row = row_of(run, precision, execute(run, folder, arguments.steps, more, 0.0))
+        rows.append(row)
+        print(table([row]).splitlines()[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = Parser(prog="python -m benchmark.checks.gpu", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--model", default="gpt2", help="gpt2")
+    add("--batch_size", type=int, default=8, help="examples of one worker (8)")
+    add("--length", type=int, default=256, help="tokens of an example (256)")
+    add("--steps", type=int, default=30, help="of each run, of which 2 are dropped and 2 are traced (30)")
+    add("--output_dir", type=Path, default=ROOT / "runs" / "benchmark" / "gpu")
+    arguments = parser.parse_args()
+    check_at_least(vars(arguments), 1, "batch_size", "steps")
+    if arguments.model not in MODELS and not (Path(arguments.model) / "config.json").is_file():
+        raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {arguments.model!r}")
+    if not torch.cuda.is_available():
+        print(NO_GPU)
+        print(json.dumps({"gpus": [], "rows": []}))
+        return
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    rows = measure(arguments, len(gpus))
+    print(f"{len(gpus)} x {gpus[0]}, {arguments.model}, {arguments.batch_size} x {arguments.length} tokens each")
+    print(table(rows))
+    result = {"gpus": gpus, "rows": [asdict(row) for row in rows], "environment": environment()}
+    with atomic_write(arguments.output_dir / "gpu.json") as file:
+        json.dump(result, file, indent=1)
+    print(json.dumps(result))
+    sys.exit(1 if any(row.outcome == "failed" for row in rows) else 0)
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,282 @@
+"""Curves, filled tables, predicted timelines, and the checks' own arithmetic, from a made-up calibration."""
+
+import csv
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from benchmark.checks.gpu import GpuRow, row_of, runs
+from benchmark.checks.gpu import table as gpu_table
+from benchmark.checks.prediction import Place, Row, all_places, draw, right_order, summary, turns_of
+from benchmark.cost import calibration as stored
+from benchmark.cost.calibration import EngineTimes, save
+from benchmark.cost.cell import Cell
+from benchmark.cost.collective_times import Links, hops, moved
+from benchmark.cost.curve import bend, curve, read_axis, rows, sentence
+from benchmark.cost.predicted_timeline import timeline
+from benchmark.cost.prediction import Surroundings, predict
+from benchmark.sweep import SweepRun
+from common.errors import InputError
+from common.timeline.trace import read_trace
+from tests.own.made_up_calibration import made_up_calibration
+from tests.own.processes import run
+
+
+@pytest.fixture(scope="module")
+def calibration():
+    return made_up_calibration()
+
+
+@pytest.fixture
+def file(tmp_path, calibration):
+    path = tmp_path / "calibration.json"
+    save(replace(calibration, machine=stored.this_machine()), path)
+    return path
+
+
+# ------------------------------------------------------------------------------------- curves
+
+
+@pytest.mark.parametrize(
+    ("text", "axis"),
+    [
+        ("workers=1..8", ("workers", ["1", "2", "4", "8"])),
+        ("workers=3..20", ("workers", ["3", "6", "12", "20"])),
+        ("batch=1,5,7", ("batch", ["1", "5", "7"])),
+        ("rate=100mbit,1gbit", ("rate", ["100mbit", "1gbit"])),
+    ],
+)
+def test_an_axis_is_a_range_that_doubles_or_a_list(text, axis):
+    assert read_axis(text) == axis
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nodes=1..8", "--sweep: expected workers=1..4096, .*; got 'nodes=1..8'"),
+        ("workers=8..1", "--sweep workers: expected a range that rises"),
+        ("workers=0,1", "--sweep workers: expected numbers from 1 on"),
+        ("rate=-1gbit", "--rate: expected a number with kbit"),
+    ],
+)
+def test_an_axis_that_is_none_is_one_clear_line(text, message):
+    with pytest.raises(InputError, match=message):
+        read_axis(text)
+
+
+def test_a_curve_bends_where_communication_takes_over(calibration):
+    where = Surroundings("100mbit", latency=1e-3, cores=2)
+
+    points = curve(calibration, Cell("ddp", "gpt2-tiny", 1, 4), where, *read_axis("workers=1..4096"))
+
+    assert points[0].speedup == pytest.approx(1.0)
+    efficiencies = [point.efficiency for point in points]
+    assert efficiencies == sorted(efficiencies, reverse=True)
+    said = sentence("workers", points)
+    assert said.startswith(f"The speed-up bends at {bend(points).label} workers: there the largest part of a step is ")
+    assert points[-1].largest[0] == "communication"
+
+
+def test_a_curve_says_which_points_are_calibrated(calibration):
+    found = rows(curve(calibration, Cell("ddp", "gpt2-tiny", 1, 4), Surroundings(), *read_axis("workers=1..8")))
+
+    assert [row["range"] for row in found] == ["calibrated", "calibrated", "calibrated", "extrapolated"]
+
+
+def test_points_that_do_not_fit_have_no_figure(calibration):
+    found = rows(curve(calibration, Cell("ddp", "gpt2-tiny", 2, 4), Surroundings(), *read_axis("batch=4,4000")))
+
+    assert found[0]["step_ms"] > 0
+    assert found[1] == {"at": "4000", "outcome": "does not fit"}
+
+
+def test_the_command_draws_a_curve(file, tmp_path):
+    picture = tmp_path / "curve.png"
+    words = ["--calibration", file, "--rate", "1gbit", "--sweep", "workers=1..64", "--picture", picture]
+
+    done = run("-m", "benchmark.predict", *words)
+
+    assert done.returncode == 0, done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [point["at"] for point in found["points"]] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert found["sentence"] in done.stdout
+
+
+def test_cells_that_cannot_be_run_are_filled_and_marked(file, tmp_path):
+    kept = tmp_path / "sweep" / "t5-tiny-zero2-b1-w2"
+    kept.mkdir(parents=True)
+    (kept / "result.json").write_text(json.dumps({"step_ms": 33.0, "memory": {"peak_live_tensors": 5e6}}))
+    words = ["--strategies", "zero2", "--models", "t5-tiny", "--batch_sizes", "1,2,9999", "--calibration", file]
+
+    done = run("-m", "benchmark.fill_tables", tmp_path / "sweep", *words)
+
+    assert done.returncode == 0, done.stderr
+    for name, figure in (("latency", "33.00"), ("mem", "5.00")):
+        head, row = csv.reader((tmp_path / "sweep" / f"{name}_filled.csv").read_text().splitlines())
+        assert head == ["optimization_level2", "1", "2", "9999"]
+        assert row[:2] == ["t5-tiny", figure]
+        assert row[2].endswith(" predicted") and float(row[2].split()[0]) > 0
+        assert row[3] == "does not fit"
+
+
+# ------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "all_to_all"])
+@pytest.mark.parametrize("workers", [2, 4, 8, 64])
+def test_a_link_of_latency_and_bandwidth_is_predicted_by_the_algorithm(operation, workers, calibration):
+    """4 workers at most were measured, at 120 MB/s and 0.1 ms a hop."""
+    found = Links(calibration, "1gbit").transfer(operation, 2**20, workers)
+
+    exact = hops(operation, workers) * 1e-4 + moved(operation, 2**20, workers) / 120e6
+    assert found.latency + found.flow == pytest.approx(exact, rel=1e-3)
+
+
+def test_a_burst_is_spent_once(calibration):
+    """A link that lets 64 KiB through at once takes longer for what follows."""
+    tables = [
+        replace(table, bytes=[4, 65536, 2**20], seconds=[1e-4, 1e-4, 1e-4 + (2**20 - 65536) / 12e6], cpu=[0, 0, 0])
+        for table in calibration.transfers
+        if table.link == "100mbit" and table.operation == "hop"
+    ]
+    links = Links(replace(calibration, transfers=tables), "100mbit")
+
+    assert links.transfer("hop", 65536, 2, spent=0).flow == pytest.approx(0)
+    assert links.transfer("hop", 65536, 2, spent=65536).flow == pytest.approx(65536 / 12e6)
+
+
+# ------------------------------------------------------------------------------------- timelines
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "pipeline", "own_zero3"])
+def test_a_predicted_timeline_is_consistent(strategy, calibration):
+    found = predict(calibration, Cell(strategy, "gpt2-tiny", 2, 4), Surroundings("100mbit"))
+
+    drawn = timeline(found)
+
+    assert drawn.predicted and drawn.world_size == 2
+    for rank in range(2):
+        process = sorted((box.start, box.end) for box in drawn.boxes if (box.rank, box.row) == (rank, "process"))
+        assert all(left[1] <= right[0] + 1e-9 for left, right in pairwise(process))
+        assert process[-1][1] <= found.simulated.seconds + 1e-9
+        sent = sum(box.bytes for box in drawn.boxes if (box.rank, box.row) == (rank, "network"))
+        assert sent > 0
+    if strategy == "pipeline":
+        assert {"forward 0", "backward 7"} <= {box.name for box in drawn.boxes}
+        assert any(wait.rank == 1 for box in drawn.boxes if box.rank == 0 for wait in box.waits)
+
+
+def test_of_many_ranks_one_of_each_kind_is_drawn(calibration):
+    found = predict(calibration, Cell("ddp", "gpt2-tiny", 4096, 4), Surroundings("1gbit", cores=2))
+
+    assert timeline(found).label(0) == "each of 4,096 ranks"
+
+
+def test_the_command_writes_a_timeline_that_can_be_read(file, tmp_path):
+    words = ["--calibration", file, "--strategy", "own_overlap", "--rate", "100mbit", "--timeline", tmp_path / "t"]
+
+    done = run("-m", "benchmark.predict", *words)
+
+    assert done.returncode == 0, done.stderr
+    assert read_trace(tmp_path / "t" / "trace.json").predicted
+    assert (tmp_path / "t" / "timeline.png").exists() and (tmp_path / "t" / "timeline.html").exists()
+
+
+# ------------------------------------------------------------------------------------- the checks
+
+
+def test_sixty_cells_are_drawn_by_seed_over_all_links_and_workers():
+    places = draw(60, seed=3)
+
+    assert places == draw(60, seed=3) and places != draw(60, seed=4)
+    assert len({place.name for place in places}) == 60
+    assert {(place.link, place.cell.workers) for place in places} == {(p.link, p.cell.workers) for p in all_places()}
+    assert {place.link for place in all_places() if place.cell.model == "gpt2-24m"} == {"1gbit"}
+
+
+def test_strategies_of_a_model_and_batch_are_resident_together_each_of_them_twice():
+    places = [Place(Cell(name, "gpt2-tiny", 2, 2), "1gbit") for name in ("ddp", "own_ring")]
+
+    (turn,) = turns_of(places)
+
+    assert turn.strategies == ["ddp", "ddp again", "own_ring", "own_ring again"]
+
+
+def made_up_rows(calibration, factors):
+    cells = [Cell(name, "gpt2-tiny", 2, 4) for name in ("ddp", "own_ring", "fsdp")]
+    found = [predict(calibration, cell, Surroundings("100mbit")) for cell in cells]
+    return [Row(Place(p.cell, "100mbit"), p.seconds / f, 0.01, p) for p, f in zip(found, factors, strict=True)]
+
+
+def test_errors_are_those_of_the_predictions(calibration):
+    found = summary(made_up_rows(calibration, (1.0, 0.9, 1.02)))
+
+    assert found["mean_error"] == pytest.approx(0.04)
+    assert found["largest_error"] == pytest.approx(0.1)
+    assert found["worst"] == "own_ring, gpt2-tiny, 2 x 4, 100mbit"
+    assert "communication is" in found["reason"]
+    assert found["holds"]
+
+
+def test_a_prediction_that_is_too_wrong_does_not_hold(calibration):
+    rows = made_up_rows(calibration, (1.0, 1.0, 1.13))
+
+    assert not summary(rows)["holds"]
+    assert summary([*rows[:2], replace(rows[2], twice=0.08)])["holds"]  # two of the same differ by so much
+
+
+def test_a_wrong_order_is_counted(calibration):
+    rows = made_up_rows(calibration, (1.0, 1.0, 1.0))
+    ddp, ring, _ = rows
+    assert ring.measured > 1.05 * ddp.measured
+    swapped = [replace(ddp, measured=ring.measured), replace(ring, measured=ddp.measured)]
+
+    assert right_order([ddp, ring]) == (1, 1)
+    assert right_order(swapped) == (1, 0)
+
+
+def test_without_a_gpu_the_check_says_so_in_one_line():
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = run("-m", "benchmark.checks.gpu")
+
+    assert done.returncode == 0
+    said, figures = done.stdout.splitlines()
+    assert said.startswith("no GPU that PyTorch can see: nothing was run")
+    assert json.loads(figures) == {"gpus": [], "rows": []}
+
+
+def test_with_two_gpus_every_framework_runs_on_one_and_on_both_in_each_precision():
+    planned = {(run.strategy, run.workers, precision) for run, precision in runs(2, "gpt2", 8)}
+
+    assert {("dp", 1, "fp16"), ("ddp", 2, "bf16"), ("fsdp", 1, "fp32"), ("zero3_offload", 2, "fp16")} <= planned
+    assert ("dp", 2, "fp32") not in planned
+
+
+def test_what_a_gpu_did_is_in_its_row():
+    result = {
+        "step_ms": 12.0, "tokens_per_second": 9e4, "communication": {"exposed_ms": 1.5}, "last_loss": 6.5,
+        "memory": {"peak_live_tensors": 2e9},
+        "utilisation": {"gpu_utilisation": 97.0, "gpu_power": 310.0, "gpu_temperature": 61.0},
+    }  # fmt: skip
+
+    row = row_of(SweepRun("ddp", "gpt2", 8, 2), "bf16", result)
+
+    assert row == GpuRow("ddp", "bf16", 2, "ok", "", 12.0, 9e4, 1.5, 2e9, 97.0, 310.0, 61.0, 6.5)
+    assert gpu_table([row]).splitlines()[-1].split() == "ddp bf16 2 12.0 90000.0 1.5 2000.0 97.0 310.0 61.0".split()
+    failed = row_of(SweepRun("fsdp", "gpt2", 8, 2), "fp16", {"outcome": "OOM", "message": "out of memory"})
+    assert (failed.outcome, failed.message) == ("failed", "OOM: out of memory")
+
+
+def test_an_entry_that_is_measured_again_replaces_the_older_one(calibration):
+    from benchmark.calibrate import merge
+
+    old = replace(calibration, engines=[EngineTimes("ddp", "gpt2-tiny", 64, 4, 2, 1.0, 5)])
+    fresh = {"transfers": [], "profiles": [], "small": [], "engines": [vars(replace(old.engines[0], seconds=2.0))]}
+
+    assert [entry.seconds for entry in merge(old, fresh).engines] == [2.0]
