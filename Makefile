@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: setup demo demo-cluster watch test bank check verify handout gradescope
+.PHONY: setup demo demo-cluster pictures watch test bank check verify handout gradescope
 .DEFAULT_GOAL := demo
 
 setup:
@@ -15,6 +15,10 @@ demo: setup
 # The same with a larger model.
 demo-cluster: setup
 	$(RUN) -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train --learning_rate 1e-5
+
+# The picture in each task's README: a step on emulated nodes.
+pictures: setup
+	$(RUN) -m cluster.pictures
 
 watch: setup
 	$(RUN) -m grader.watch

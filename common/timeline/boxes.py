@@ -38,7 +38,7 @@ class Box:
     name: str
     start: float
     end: float
-    bytes: int = 0  # handed over by this rank; 0 on the row "process"
+    bytes: int = 0  # of the tensors that this rank passed in, or received by a recv; 0 on the row "process"
     waits: tuple[Wait, ...] = ()
 
     @property

@@ -130,8 +130,8 @@ class Capture:
 
     def _set_traces(self, trace: "Capture | None") -> None:
         modules = list(self._model.modules()) if self._model else []
-        # GPT-2 keeps its Pipe beside its modules, since the blocks in it are modules already.
-        beside = [value for module in modules for value in vars(module).values() if isinstance(value, nn.Module)]
-        for module in (*modules, *beside):
+        # GPT-2 keeps its Pipe as a plain attribute, since the blocks in it are modules already.
+        plain = [value for module in modules for value in vars(module).values() if isinstance(value, nn.Module)]
+        for module in (*modules, *plain):
             if hasattr(module, "trace"):
                 module.trace = trace  # type: ignore[assignment]

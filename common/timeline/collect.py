@@ -13,7 +13,7 @@ from common.timeline.capture import Seen
 from common.timeline.clocks import Clock
 from common.timeline.spans import Span, merged, within, without
 from common.timeline.threads import timeline_of_threads
-from common.timeline.waiting import arrivals, keys, wait
+from common.timeline.waiting import Message, by_key, delivered, keys, spreads, waits
 
 
 def gather(seen: Seen) -> list[Seen]:
@@ -33,10 +33,9 @@ def assemble(title: str, run: str, everyone: Sequence[Seen], clocks: Sequence[Cl
     errors = sorted(seen.error + clock.error for seen, clock in zip(everyone, clocks, strict=True))
     if moved[0].partitions:
         return timeline_of_threads(title, run, moved[0])
-    moved = ended_by_recv(moved)
-    entered = arrivals([seen.messages for seen in moved])
+    calls = by_key([seen.messages for seen in moved])
     steps = [Step(seen.rank, number, *span) for seen in moved for number, span in seen.steps]
-    boxes = [box for seen in moved for box in [*process_boxes(seen), *_network_boxes(seen, entered)]]
+    boxes = [box for seen in moved for box in [*process_boxes(seen), *network_boxes(seen, calls)]]
     return Timeline(title, len(moved), tuple(steps), tuple(boxes), sum(errors[-2:]) if len(moved) > 1 else 0.0, run=run)
 
 
@@ -54,22 +53,6 @@ def shifted(seen: Seen, to: Callable[[float], float]) -> Seen:
         [moved(box) for box in seen.partitions], [moved(message) for message in seen.messages],
         [moved(part) for part in seen.blocked], seen.error,
     )  # fmt: skip
-
-
-def ended_by_recv(everyone: Sequence[Seen]) -> list[Seen]:
-    """Return the same with sends that end with their recv: gloo notes the end of a send when the sender asks for it."""
-    calls = [list(zip(keys(seen.rank, seen.messages), seen.messages, strict=True)) for seen in everyone]
-    received = {key: message.end for of_rank in calls for key, message in of_rank if message.name == "recv"}
-    found = []
-    for seen, of_rank in zip(everyone, calls, strict=True):
-        messages = [
-            replace(message, end=max(message.start, min(message.end, received[key])))
-            if message.name == "send" and key in received
-            else message
-            for key, message in of_rank
-        ]
-        found.append(replace(seen, messages=messages))
-    return found
 
 
 def process_boxes(seen: Seen) -> list[Box]:
@@ -99,15 +82,21 @@ def _between_micro_batches(seen: Seen) -> list[Span]:
     return found
 
 
-def _network_boxes(seen: Seen, entered: dict[tuple, dict[int, float]]) -> list[Box]:
-    """The boxes on a rank's row "network", with the waits of its process."""
-    found_keys = keys(seen.rank, seen.messages)
-    waits: dict[int, list[Wait]] = {}
+def network_boxes(seen: Seen, calls: dict[tuple, dict[int, Message]]) -> list[Box]:
+    """The boxes on a rank's row "network", with the waits of its process. calls: see by_key."""
+    members = [calls[key] for key in keys(seen.rank, seen.messages)]
+    ends = [delivered(seen.rank, message, of) for message, of in zip(seen.messages, members, strict=True)]
+    deliveries = [
+        (max(other.start for other in of.values()), end)
+        for message, of, end in zip(seen.messages, members, ends, strict=True)
+        if spreads(seen.rank, message, of)
+    ]
+    waited: dict[int, list[Wait]] = {}
     for part in seen.blocked:
-        found = wait(seen.rank, seen.messages[part.message], entered[found_keys[part.message]], part)
-        if found:
-            waits.setdefault(part.message, []).append(found)
+        i = part.message
+        earlier = within(deliveries, (part.start, part.end))
+        waited.setdefault(i, []).extend(waits(seen.rank, seen.messages[i], members[i], part, earlier))
     return [
-        Box(seen.rank, "network", message.name, message.start, message.end, message.bytes, tuple(waits.get(i, ())))
-        for i, message in enumerate(seen.messages)
+        Box(seen.rank, "network", message.name, message.start, end, message.bytes, tuple(waited.get(i, ())))
+        for i, (message, end) in enumerate(zip(seen.messages, ends, strict=True))
     ]

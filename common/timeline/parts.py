@@ -2,10 +2,10 @@
 
     step = computing + data + exposed + waiting + other
 
-exposed   the process communicates, or is blocked by a message, and every rank that it needs has arrived
-waiting   the process is blocked, and the last rank that it needs has not arrived
-other     between the phases: reading the loss, printing, keeping the record
-hidden    communication beside these, while the process does something else
+- exposed: the process communicates, or is blocked by a message, and every rank that it needs has arrived.
+- waiting: the process is blocked, and the last rank that it needs has not arrived.
+- other: between the phases, such as reading the loss and printing.
+- hidden: communication while the process does something else. It is not part of the sum.
 """
 
 from dataclasses import dataclass

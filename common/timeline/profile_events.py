@@ -115,7 +115,7 @@ def _name(operator: str) -> str:
 
 
 def _bytes(event: dict) -> int:
-    """Return the size of the tensors that this rank handed over; of a recv, of what it received."""
+    """Return the size of the tensors that this rank passed in; of a recv, of what it received."""
     dims, types = event["args"].get("Input Dims", []), event["args"].get("Input type", [])
     return sum(math.prod(shape) * SIZES.get(kind, 1) for shape, kind in zip(dims, types, strict=False) if kind)
 

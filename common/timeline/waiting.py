@@ -1,7 +1,7 @@
 """When a rank was blocked, by which message, and for which rank it waited.
 
-A process is blocked by a message if it computes nothing while the message is under way, and goes on when the message is
-complete. While a bucket of gradients travels and backward computes, the process is not blocked.
+A process is blocked by a message if it computes nothing while the message is under way, and continues when the message
+is complete. While a bucket of gradients travels and backward computes, the process is not blocked.
 
 A blocked rank waits until the last rank that it needs has entered the same collective. From then on, it communicates.
 """
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from common.timeline.boxes import Wait
 from common.timeline.spans import Span, merged, within, without
 
-# A process may go on before gloo's thread has noted the end of the message: usually by less than the first, on a busy
-# machine by up to the second. A larger share of what it did nothing is no such delay.
+# A process may continue before gloo's thread has noted the end of the message: usually by less than SLACK seconds, on a
+# busy machine by up to MOST_SLACK. A delay is at most this SHARE of the time in which the process did nothing.
 SLACK, MOST_SLACK, SHARE = 1e-4, 5e-3, 0.05
 PYTHON = 5e-4  # a process that has computed while its message travelled is blocked if it does nothing for longer
 
@@ -61,13 +61,54 @@ def blocked(limits: Span, busy: Sequence[Span], messages: Sequence[Message]) -> 
     return found
 
 
-def arrivals(by_rank: Sequence[Sequence[Message]]) -> dict[tuple, dict[int, float]]:
-    """Return for every message when each rank entered it."""
-    found: dict[tuple, dict[int, float]] = defaultdict(dict)
-    for rank, messages in enumerate(by_rank):
-        for message, key in zip(messages, keys(rank, messages), strict=True):
-            found[key].setdefault(rank, message.start)
+def by_key(everyone: Sequence[Sequence[Message]]) -> dict[tuple, dict[int, Message]]:
+    """Return every message by its key and by the ranks that take part; `everyone` has the messages of each rank."""
+    found: dict[tuple, dict[int, Message]] = defaultdict(dict)
+    for rank, messages in enumerate(everyone):
+        for key, message in zip(keys(rank, messages), messages, strict=True):
+            found[key].setdefault(rank, message)
     return found
+
+
+def root_of(message: Message, members: dict[int, Message]) -> int:
+    """Return the root of a collective, -1 if it has none; torch counts it within the group."""
+    has_root = message.name in ("gather", "reduce", "scatter", "broadcast") and message.other < len(members)
+    return sorted(members)[message.other] if has_root else -1
+
+
+def delivered(rank: int, message: Message, members: dict[int, Message]) -> float:
+    """Return when the last rank has received what `rank` has sent with this message.
+
+    gloo notes the end of a send when the sender asks for it. For the root of a scatter or a broadcast, it notes when
+    the system has taken the bytes, of which many may still be in front of the link.
+    """
+    others = [other.end for number, other in members.items() if number != rank]
+    if message.name == "send" and others:
+        return max(message.start, min(message.end, *others))
+    return max(message.end, *others) if others and spreads(rank, message, members) else message.end
+
+
+def spreads(rank: int, message: Message, members: dict[int, Message]) -> bool:
+    """Return whether the rank is the root that sends to all others."""
+    return message.name in ("scatter", "broadcast") and root_of(message, members) == rank
+
+
+def waits(
+    rank: int, message: Message, members: dict[int, Message], span: Blocked, deliveries: Sequence[Span]
+) -> list[Wait]:
+    """Return when a rank waited for another one while it was blocked; nothing if all were there.
+
+    members: this message on every rank. deliveries: when all ranks were there to receive what this rank had sent to
+    them before. Whoever still receives cannot arrive: meanwhile, this rank communicates.
+    """
+    others, root = members.keys() - {rank}, root_of(message, members)
+    if root not in (-1, rank):
+        others &= {root}
+    late = [(members[other].start, other) for other in others if members[other].start > span.start]
+    if not late:
+        return []
+    arrived, last = max(late)
+    return [Wait(*rest, last) for rest in without([(span.start, min(arrived, span.end))], deliveries)]
 
 
 def keys(rank: int, messages: Sequence[Message]) -> list[tuple]:
@@ -82,20 +123,3 @@ def keys(rank: int, messages: Sequence[Message]) -> list[tuple]:
         found.append(("send", *ends, counts[ends]))
         counts[ends] += 1
     return found
-
-
-def wait(rank: int, message: Message, entered: dict[int, float], span: Blocked) -> Wait | None:
-    """Return how long the rank waited for another one while it was blocked; None if all were there.
-
-    entered: when each rank entered the message.
-    """
-    members = sorted(entered)
-    others = {other for other in members if other != rank}
-    if message.name in ("gather", "reduce", "scatter", "broadcast") and message.other < len(members):
-        root = members[message.other]  # torch counts the root within the group
-        others = others if rank == root else others & {root}
-    late = [(entered[other], other) for other in others if entered[other] > span.start]
-    if not late:
-        return None
-    arrived, last = max(late)
-    return Wait(span.start, min(arrived, span.end), last)

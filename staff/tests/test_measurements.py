@@ -27,6 +27,8 @@ SMALL = {
     r"benchmark\.checks\.ladder": "-m benchmark.checks.ladder_steps --quick",
     r"benchmark\.checks\.grader_speed": "-m benchmark.checks.grader_speed --quick",
     r"benchmark\.checks\.diagnosis_cost": "-m benchmark.checks.diagnosis_cost --quick",
+    r"benchmark\.checks\.timeline_cost": "-m benchmark.checks.timeline_cost --quick --workers 2",
+    r"make pictures|cluster\.pictures": "-m cluster.pictures --only pipeline --into runs/pictures",
     r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
     r"benchmark\.checks\.network --parts (tiny,large|rate|ladder)": "-m benchmark.checks.network --quick",
     r"make demo$|cluster\.ladder --(workers|demo)": "-m cluster.ladder --workers 2 --batch 4 --iterations 2",
@@ -40,7 +42,7 @@ SMALL = {
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
 IN_MAKE_BANK = [row for row in SMALL.values() if re.search("bare_loop|loop_overhead|tokenise_speed|parts tiny", row)]
-NO_JSON = ("task1_single", "-m cluster.ladder")  # their last line is for people
+NO_JSON = ("task1_single", "-m cluster.ladder", "-m cluster.pictures")  # their last line is for people
 
 # What another test runs in a small setting.
 ELSEWHERE = {
@@ -53,7 +55,7 @@ ELSEWHERE = {
     r"staff\.proofs\.code_measures": "test_the_command_prints_its_figures",
     r"staff\.repeat": "test_equal_submissions_get_equal_reports",
 }
-FIGURES = r"benchmark\.|cluster\.ladder|make demo"  # the commands of a README that produce a figure
+FIGURES = r"benchmark\.|cluster\.ladder|make demo|make pictures"  # the commands of a README that produce a figure
 
 
 def documented() -> list[str]:
@@ -114,7 +116,7 @@ def tree(tmp_path_factory):
 def marked(command: str) -> object:
     """The cheap ones run in make test; those that need nodes or packages are skipped without them."""
     marks = [pytest.mark.proof if command in IN_MAKE_BANK else pytest.mark.slow]
-    if NO_NODES and any(word in command for word in ("checks.network", "--nodes", "--emulated")):
+    if NO_NODES and any(word in command for word in ("checks.network", "--nodes", "--emulated", "cluster.pictures")):
         marks.append(pytest.mark.skip(reason=NO_NODES))
     if re.search(r"benchmark\.(?!checks|tables)", command) and not importlib.util.find_spec("tensorboard"):
         marks.append(pytest.mark.skip(reason="needs the benchmark's packages: python install.py benchmark"))

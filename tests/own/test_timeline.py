@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,12 +10,14 @@ import torch
 from cluster.launch import free_port
 from common.paths import ROOT
 from common.timeline.boxes import Box, Step, Timeline, Wait
+from common.timeline.capture import Seen
 from common.timeline.clocks import Clock
+from common.timeline.collect import network_boxes
 from common.timeline.parts import NAMES, mean, parts, table
 from common.timeline.profile_events import numbered
 from common.timeline.spans import duration, merged, within, without
 from common.timeline.trace import read_trace
-from common.timeline.waiting import Blocked, Message, arrivals, blocked, keys, wait
+from common.timeline.waiting import Blocked, Message, blocked, by_key, delivered, keys, waits
 from tests.own.timeline_ranks import LAYERS, SIZE, SLEEP, SLOW
 from tests.own.timelines import after_backward, during_backward
 from tests.own.warm import Script
@@ -61,17 +64,45 @@ def test_the_end_of_a_message_may_be_noted_a_little_after_the_process_has_gone_o
     assert blocked((0.0, 4.0), [(0.0, 2.0), (3.0, 4.0)], [late, other]) == [Blocked(2.0, 3.0, 0)]
 
 
-def test_a_rank_waits_until_the_last_one_it_needs_has_arrived():
-    span = Blocked(1.0, 5.0, 0)
-    entered = {0: 1.0, 1: 3.0, 2: 2.0}
+def members(name: str, starts: dict[int, float], other: int = -1, end: float = 5.0) -> dict[int, Message]:
+    return {rank: Message(name, start, end, other=other) for rank, start in starts.items()}
 
-    assert wait(0, Message("all_reduce", 1.0, 5.0), entered, span) == Wait(1.0, 3.0, 1)
-    assert wait(1, Message("all_reduce", 3.0, 5.0), entered, Blocked(3.0, 5.0, 0)) is None
+
+def test_a_rank_waits_until_the_last_one_it_needs_has_arrived():
+    span, starts = Blocked(1.0, 5.0, 0), {0: 1.0, 1: 3.0, 2: 2.0}
+
+    def waited(rank: int, name: str, span: Blocked, other: int = -1) -> list[Wait]:
+        calls = members(name, starts, other)
+        return waits(rank, calls[rank], calls, span, [])
+
+    assert waited(0, "all_reduce", span) == [Wait(1.0, 3.0, 1)]
+    assert waited(1, "all_reduce", Blocked(3.0, 5.0, 0)) == []
     # In a gather to rank 2, rank 0 does not need rank 1; the root needs both.
-    assert wait(0, Message("gather", 1.0, 5.0, other=2), entered, span) == Wait(1.0, 2.0, 2)
-    assert wait(2, Message("gather", 2.0, 5.0, other=2), entered, Blocked(2.0, 5.0, 0)) == Wait(2.0, 3.0, 1)
+    assert waited(0, "gather", span, other=2) == [Wait(1.0, 2.0, 2)]
+    assert waited(2, "gather", Blocked(2.0, 5.0, 0), other=2) == [Wait(2.0, 3.0, 1)]
     # It was complete before rank 1 arrived: a rank cannot have waited longer than it was blocked.
-    assert wait(0, Message("all_reduce", 1.0, 2.5), entered, Blocked(1.0, 2.5, 0)) == Wait(1.0, 2.5, 1)
+    assert waited(0, "all_reduce", Blocked(1.0, 2.5, 0)) == [Wait(1.0, 2.5, 1)]
+
+
+def test_the_root_of_a_scatter_communicates_until_the_others_have_received_it():
+    """The system takes the root's bytes at once, and the root enters the next gather; its link is still busy."""
+    scatter = {0: Message("scatter", 1.0, 1.1, other=0), 1: Message("scatter", 1.5, 3.0, other=0)}
+    gather = {0: Message("gather", 1.1, 4.0, other=0), 1: Message("gather", 3.5, 4.0, other=0)}
+
+    assert delivered(0, scatter[0], scatter) == 3.0
+    # It waits until rank 1 has entered the scatter, and again when rank 1 has it but has not entered the gather.
+    assert waits(0, gather[0], gather, Blocked(1.1, 4.0, 0), [(1.5, 3.0)]) == [Wait(1.1, 1.5, 1), Wait(3.0, 3.5, 1)]
+    calls = by_key([[replace(scatter[0], number=1), replace(gather[0], number=2)],
+                    [replace(scatter[1], number=1), replace(gather[1], number=2)]])  # fmt: skip
+    seen = Seen(0, messages=[calls["", 1][0], calls["", 2][0]], blocked=[Blocked(1.1, 4.0, 1)])
+    first, second = network_boxes(seen, calls)
+    assert (first.end, second.waits) == (3.0, (Wait(1.1, 1.5, 1), Wait(3.0, 3.5, 1)))
+
+
+def test_a_send_ends_when_it_is_received_even_if_the_sender_asks_later():
+    calls = {0: Message("send", 1.0, 9.0, other=1), 1: Message("recv", 0.5, 2.0, other=0)}
+
+    assert delivered(0, calls[0], calls) == 2.0 and delivered(1, calls[1], calls) == 2.0
 
 
 def test_calls_of_one_group_and_sends_with_their_recv_have_the_same_key():
@@ -80,7 +111,7 @@ def test_calls_of_one_group_and_sends_with_their_recv_have_the_same_key():
 
     assert keys(0, first) == [("send", 0, 1, 0), ("a", 7), ("send", 0, 1, 1)]
     assert keys(1, second) == [("a", 7), ("send", 0, 1, 0), ("send", 0, 1, 1)]
-    assert arrivals([first, second])["a", 7] == {0: 1, 1: 1}
+    assert by_key([first, second])["a", 7] == {0: first[1], 1: second[0]}
 
 
 def test_collectives_get_the_last_numbers_of_the_flight_recorder_and_their_own_if_it_is_off():
