@@ -1,0 +1,84 @@
+"""Calibration with real workers, and predictions from what it measured; no verdict here depends on how long it took."""
+
+import json
+
+import pytest
+
+from benchmark.cost.architecture import describe
+from benchmark.cost.calibration import load
+from benchmark.cost.cell import Cell
+from benchmark.cost.collective_times import moved
+from benchmark.cost.prediction import Surroundings, predict
+from benchmark.cost.replicated import ddp_buckets
+from cluster.emulate import why_not
+from tests.own.processes import run
+
+pytest.importorskip("tensorboard")
+QUICK = ["--seconds", "0.3", "--batches", "1,2", "--engine_batch", "2"]
+TOO_LONG = 900  # seconds
+
+
+def calibrate(path, *words):
+    done = run("-m", "benchmark.calibrate", *QUICK, *words, "--output", path, timeout=TOO_LONG)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+@pytest.mark.medium
+def test_what_was_calibrated_on_loopback_can_be_predicted(tmp_path):
+    path = tmp_path / "calibration.json"
+
+    done = calibrate(path, "--workers", "1,2", "--strategies", "ddp,own_zero2")
+
+    assert json.loads(done.stdout.splitlines()[-1])["file"] == str(path)
+    found = load(path)  # of this machine and these versions
+    architecture = describe("gpt2-tiny", 64)
+    assert {(p.batch, p.workers) for p in found.profiles} == {(1, 1), (2, 1), (1, 2), (2, 2)}
+    for profile in found.profiles:
+        assert list(profile.forward) == architecture.units
+        assert set(profile.backward) == {weight.name for weight in architecture.weights}
+        assert list(profile.backward)[-1] in ("transformer.wte.weight", "transformer.wpe.weight")
+        assert profile.seconds > 0
+    operations = {(table.operation, table.workers) for table in found.transfers}
+    assert operations == {(name, 2) for name in ("all_reduce", "all_gather", "all_to_all", "exchange", "hop")}
+    assert all(len(t.seconds) == len(t.bytes) and min(t.seconds) > 0 for t in found.transfers)
+    engines = {(entry.strategy, entry.workers) for entry in found.engines}
+    assert engines == {("ddp", 1), ("ddp", 2), ("own_zero2", 1), ("own_zero2", 2)}
+    for strategy in ("ddp", "own_zero2", "fsdp"):
+        prediction = predict(found, Cell(strategy, "gpt2-tiny", 2, 2))
+        assert sum(prediction.parts.values()) == pytest.approx(prediction.seconds)
+    weights = {weight.name: weight for weight in architecture.weights}
+    buckets = ddp_buckets([weights[name] for name in found.profiles[-1].backward])
+    assert [sum(weight.bytes for weight in bucket) for bucket in buckets] == [1_056_768, 3_413_504]  # recorded
+
+
+@pytest.mark.proof
+@pytest.mark.skipif(bool(why_not()), reason="no emulated nodes on this machine")
+def test_a_calibrated_link_knows_its_frames(tmp_path):
+    path = tmp_path / "calibration.json"
+    calibrate(path, "--workers", "2", "--strategies", "none")
+
+    calibrate(path, "--workers", "2", "--strategies", "none", "--links", "100mbit")
+
+    found = load(path)
+    assert found.links == ["loopback", "100mbit"] and found.profiles  # loopback's are still there
+    for table in found.transfers:
+        if table.link == "loopback":
+            continue
+        assert table.bytes[-1] == 2**20  # more would take too long
+        payload = moved(table.operation, table.bytes[-1], 2)
+        assert 1.0 <= table.wire[-1] / payload < 1.05, table.operation
+    prediction = predict(found, Cell("ddp", "gpt2-tiny", 2, 2), Surroundings("100mbit"))
+    assert prediction.seconds > 4_470_272 * 8 / 100e6 * 0.95  # bytes that no link of 100 Mbit/s lets through faster
+    assert not any("link" in note for note in prediction.notes)
+
+
+@pytest.mark.proof
+def test_the_check_of_predictions_prints_its_cells_and_figures():
+    done = run("-m", "benchmark.checks.prediction", "--quick", timeout=TOO_LONG)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [row["strategy"] for row in found["rows"]] == ["ddp", "own_overlap", "own_zero2"]
+    assert all(row["measured_s"] > 0 and row["predicted_s"] > 0 for row in found["rows"])
+    assert "mean error" in done.stdout and "in the right order" in done.stdout
