@@ -1,6 +1,6 @@
 """What this machine's GPUs do: every framework in fp32, fp16 and bf16, with utilisation, power and temperature.
 
-    python -m benchmark.checks.gpu [--model gpt2] [--batch_size 8] [--steps 30]
+    python -m benchmark.checks.gpu [--model gpt2] [--batch_size 8] [--steps 30] [--quick]
 
 Runs DataParallel, DistributedDataParallel, FSDP2 and DeepSpeed's ZeRO with and without offload by benchmark.run, each
 in processes of its own; with two or more GPUs a worker has one of them, and they talk by NCCL. Utilisation, power and
@@ -14,6 +14,7 @@ Exit code 0 if no run failed that should have worked.
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -56,10 +57,10 @@ class GpuRow:
     last_loss: float | None = None
 
 
-def runs(gpus: int, model: str, batch_size: int) -> list[tuple[SweepRun, str]]:
+def runs(gpus: int, model: str, batch_size: int, strategies: Sequence[str] = STRATEGIES) -> list[tuple[SweepRun, str]]:
     """Return what is run on so many GPUs: each strategy on one and on all of them, in every precision."""
     found = []
-    for strategy, precision in product(STRATEGIES, PRECISIONS):
+    for strategy, precision in product(strategies, PRECISIONS):
         alone = strategy in ("single", "dp")  # dp is one process for all GPUs
         for workers in sorted({1} if alone else {1, gpus}):
             found.append((SweepRun(strategy, model, batch_size, workers), precision))
@@ -115,7 +116,8 @@ def table(rows: list[GpuRow]) -> str:
 def measure(arguments: argparse.Namespace, gpus: int) -> list[GpuRow]:
     """Run everything; prints each row as soon as it is there."""
     rows = []
-    for run, precision in runs(gpus, arguments.model, arguments.batch_size):
+    strategies = ("single", "ddp") if arguments.quick else STRATEGIES
+    for run, precision in runs(gpus, arguments.model, arguments.batch_size, strategies):
         if reason := reason_against(run, precision):
             row = GpuRow(run.strategy, precision, run.workers, "not possible", reason)
         else:
@@ -137,7 +139,10 @@ def main() -> None:
     add("--length", type=int, default=256, help="tokens of an example (256)")
     add("--steps", type=int, default=30, help="of each run, of which 2 are dropped and 2 are traced (30)")
     add("--output_dir", type=Path, default=ROOT / "runs" / "benchmark" / "gpu")
+    add("--quick", action="store_true", help="a tiny model, few steps, and only one worker alone and ddp")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.model, arguments.batch_size, arguments.length, arguments.steps = "gpt2-tiny", 2, 64, 8
     check_at_least(vars(arguments), 1, "batch_size", "steps")
     if arguments.model not in MODELS and not (Path(arguments.model) / "config.json").is_file():
         raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {arguments.model!r}")

@@ -52,6 +52,8 @@ ELSEWHERE = {
     r"staff\.(proofs\.class_of_submissions|grade|proofs\.class_check)": "test_a_class_is_graded_as_it_must_be",
     r"staff\.both_sides": "test_the_last_region_of_task_2a_from_both_sides",
     r"benchmark\.checks\.feedback": "tests/own/test_feedback_check.py runs its --quick, in make bank",
+    r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
+    r"benchmark\.(predict|fill_tables|checks\.gpu)": "tests/own/test_predict_curves.py and test_predict.py",
     r"staff\.proofs\.code_measures": "test_the_command_prints_its_figures",
     r"staff\.repeat": "test_equal_submissions_get_equal_reports",
 }
