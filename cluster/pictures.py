@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.emulate import why_not
+from cluster.emulate import bits_per_second, why_not
 from cluster.random_bert import random_bert
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
@@ -79,6 +79,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="the pictures to make (all)")
     parser.add_argument("--into", type=Path, default=ROOT, help="write them below this folder (the repository)")
     arguments = parser.parse_args()
+    if arguments.rate != "none":
+        bits_per_second(arguments.rate)
     if reason := why_not():
         raise InputError(f"the pictures need emulated nodes: {reason}")
     for picture in PICTURES:

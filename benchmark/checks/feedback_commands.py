@@ -22,6 +22,7 @@ def script(path: str, refused: str) -> Command:
 LIGHT = (
     module("cluster.launch", "--workers 0 -- cluster/hello.py"),
     module("cluster.ladder", "--workers 1"),
+    module("cluster.pictures", "--rate fast"),
     module("cluster.doctor", "--master_port none"),
     module("cluster.emulate", "--nodes 0 -- true"),
     script("submit.py", "report --netid ab1234"),

@@ -59,6 +59,7 @@ class Capture:
         self._model: nn.Module | None = None
         self._profile: profile | None = None
         self._marks: list[Mark] = []
+        self._traced: list[nn.Module] = []
         # The profiler's log has a line for every start and stop. This is read when the profiler is first used.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
@@ -100,6 +101,7 @@ class Capture:
     def _start(self) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
         self._profile.start()
+        self._traced = self._pipes()
         self._set_traces(self)
         self._mark()
 
@@ -129,9 +131,12 @@ class Capture:
             self._marks.append(Mark(before, time.perf_counter()))
 
     def _set_traces(self, trace: "Capture | None") -> None:
+        for pipe in self._traced:
+            pipe.trace = trace  # type: ignore[assignment]
+
+    def _pipes(self) -> list[nn.Module]:
+        """The modules of the model that can be traced, and are not traced by somebody else."""
         modules = list(self._model.modules()) if self._model else []
         # GPT-2 keeps its Pipe as a plain attribute, since the blocks in it are modules already.
         plain = [value for module in modules for value in vars(module).values() if isinstance(value, nn.Module)]
-        for module in (*modules, *plain):
-            if hasattr(module, "trace"):
-                module.trace = trace  # type: ignore[assignment]
+        return [module for module in (*modules, *plain) if getattr(module, "trace", self) is None]

@@ -53,7 +53,7 @@ def draw_below_each_other(timelines: Sequence[Timeline], path: str | Path) -> No
             _draw_steps(axes, timeline)
             for rank in range(timeline.world_size):
                 _draw_rank(axes, timeline, rank)
-            _label(axes, timeline, is_last=timeline is timelines[-1])
+            _label(axes, timeline, max(timelines, key=lambda one: one.clock_error) if axes is all_axes[-1] else None)
         figure.legend(handles=_legend(timelines), loc="outside lower center", ncols=4, frameon=False,
                       fontsize=FONT - 2, handlelength=1.4, columnspacing=1.0, handletextpad=0.5)  # fmt: skip
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,8 @@ def _shown_ms(axes: "Axes") -> float:
     return last - first
 
 
-def _label(axes: "Axes", timeline: Timeline, is_last: bool) -> None:
+def _label(axes: "Axes", timeline: Timeline, least_exact: Timeline | None) -> None:
+    """Name the rows; below the last axes, say also how exact the clocks are."""
     axes.set_ylim(_top(timeline.world_size) - GAP / 2, -0.2)
     middles = [_top(rank) + PROCESS / 2 for rank in range(timeline.world_size)]
     axes.set_yticks(middles, [timeline.label(rank) for rank in range(timeline.world_size)])
@@ -128,7 +129,7 @@ def _label(axes: "Axes", timeline: Timeline, is_last: bool) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_title(timeline.title, fontsize=FONT, pad=22)
     axes.tick_params(labelbottom=True)
-    lines = ["time (ms)", timeline.clock, *timeline.notes] if is_last else timeline.notes
+    lines = [*(["time (ms)", least_exact.clock] if least_exact else []), *timeline.notes]
     axes.set_xlabel("\n".join(lines), fontsize=FONT - 2)
 
 
