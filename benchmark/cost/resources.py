@@ -19,7 +19,9 @@ class Transfer:
 class Network(Protocol):
     """How long operations take; see collective_times.py."""
 
-    is_shaped: bool  # transfers of a rank share its link
+    @property
+    def is_shaped(self) -> bool:
+        """Return whether transfers of a rank share its link."""
 
     def transfer(self, operation: str, size: float, workers: int, spent: float) -> Transfer:
         """Return the operation alone, when `spent` bytes have left the rank since the link was idle."""

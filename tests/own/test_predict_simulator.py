@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmark.cost.literal_cases import cases
 from benchmark.cost.pipelined import one_forward_one_backward
 from benchmark.cost.program import Compute, Kind, Start, Wait
 from benchmark.cost.resources import Machine, Transfer, fair_level
@@ -136,3 +137,19 @@ def test_a_program_that_waits_for_nobody_is_refused():
 )
 def test_cores_are_shared_fairly(cores, wanted, level):
     assert fair_level(cores, wanted) == pytest.approx(level)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_generated_cases_are_those_of_the_formulas(seed):
+    found = cases(seed, count=10)
+
+    for step in found["steps"]:
+        end = 0.0
+        for ready, communication in step["buckets"]:
+            end = max(end, ready) + communication
+        expected = step["forward"] + max(step["backward"], end) + step["optimizer"]
+        assert step["total"] == pytest.approx(expected), step
+    for ring in found["rings"]:
+        rounds = 2 * (ring["workers"] - 1)
+        message = ring["latency"] + ring["bytes"] / ring["workers"] / ring["bandwidth"]
+        assert ring["seconds"] == pytest.approx(rounds * message), ring
