@@ -32,7 +32,18 @@ NAMES = {
     "recv": "recv",
 }
 OTHER_AT = {"gather": 3, "scatter": 3, "reduce": 3, "broadcast": 2, "send": 2, "recv": 2}  # the argument: root or peer
-SIZES = {"double": 8, "long int": 8, "float": 4, "int": 4, "c10::Half": 2, "c10::BFloat16": 2, "short int": 2}
+SIZES = {
+    "double": 8,
+    "long int": 8,
+    "float": 4,
+    "int": 4,
+    "c10::Half": 2,
+    "c10::BFloat16": 2,
+    "short int": 2,
+    "signed char": 1,
+    "unsigned char": 1,
+    "bool": 1,
+}
 # What torch.distributed.pipelining calls the forward and the backward of a micro-batch.
 MICRO_BATCH = re.compile(r"(Forward|Backward) (\d+)|PP:\d+(F|B)(\d+)")
 
@@ -91,7 +102,7 @@ def _clock(seen: Sequence[dict], marks: Sequence[Mark]) -> tuple[Callable[[float
 
 
 def _messages(events: Sequence[dict], span: Callable[[dict], Span]) -> list[Message]:
-    calls = [event for event in events if event["name"].startswith("c10d::")]
+    calls = _outermost([event for event in events if event["name"].startswith("c10d::")])
     ends: dict[str, deque[dict]] = defaultdict(deque)
     for event in events:
         backend, _, name = event["name"].partition(":")
@@ -108,6 +119,18 @@ def _messages(events: Sequence[dict], span: Callable[[dict], Span]) -> list[Mess
     return found
 
 
+def _outermost(calls: Sequence[dict]) -> list[dict]:
+    """Return the calls without those inside another one of the same name: a dispatch mode calls an operator again."""
+    found: list[dict] = []
+    ends: dict[tuple, float] = {}  # of the last call with this name in this thread
+    for call in calls:
+        key = call["name"], call["tid"]
+        if call["ts"] >= ends.get(key, 0.0):
+            found.append(call)
+            ends[key] = call["ts"] + call["dur"]
+    return found
+
+
 def _name(operator: str) -> str:
     """Return "all_reduce" for "c10d::allreduce_"."""
     name = operator.removeprefix("c10d::").strip("_")
@@ -116,8 +139,9 @@ def _name(operator: str) -> str:
 
 def _bytes(event: dict) -> int:
     """Return the size of the tensors that this rank passed in; of a recv, of what it received."""
-    dims, types = event["args"].get("Input Dims", []), event["args"].get("Input type", [])
-    return sum(math.prod(shape) * SIZES.get(kind, 1) for shape, kind in zip(dims, types, strict=False) if kind)
+    pairs = zip(event["args"].get("Input Dims", []), event["args"].get("Input type", []), strict=False)
+    of_tensors = [(shape, SIZES[kind]) for shape, kind in pairs if kind in SIZES]  # and not lists or flags
+    return sum(math.prod(shape) * size for shape, size in of_tensors)
 
 
 def _micro_batch(name: str) -> str:

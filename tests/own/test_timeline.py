@@ -14,7 +14,7 @@ from common.timeline.capture import Seen
 from common.timeline.clocks import Clock
 from common.timeline.collect import network_boxes
 from common.timeline.parts import NAMES, mean, parts, table
-from common.timeline.profile_events import numbered
+from common.timeline.profile_events import Mark, numbered, read_profile
 from common.timeline.spans import duration, merged, within, without
 from common.timeline.trace import read_trace
 from common.timeline.waiting import Blocked, Message, blocked, by_key, delivered, keys, waits
@@ -120,6 +120,29 @@ def test_collectives_get_the_last_numbers_of_the_flight_recorder_and_their_own_i
 
     assert [(m.group, m.number) for m in numbered(messages, recorded)] == [("0", 2), ("", 0), ("tp", 1)]
     assert [(m.group, m.number) for m in numbered(messages, [])] == [("", 0), ("", 0), ("", 1)]
+
+
+def test_a_call_that_a_dispatch_mode_makes_again_counts_once(tmp_path):
+    def event(name, start, length, tid=1, **args):
+        return {"ph": "X", "name": name, "ts": start, "dur": length, "tid": tid, "args": args}
+
+    sends = [
+        event("c10d::send", start + inside, 20 - 2 * inside, **{"Concrete Inputs": ["", "", "1", "0"]})
+        for start in (100, 200)
+        for inside in (0, 5)
+    ]
+    done = [
+        event("gloo:send", start, 50, tid=2, **{"Input Dims": [[10, 2]], "Input type": ["float"]})
+        for start in (110, 210)
+    ]
+    marks = [event("timeline: mark", start, 1) for start in (0, 900)]
+    (tmp_path / "profile.json").write_text(json.dumps({"traceEvents": [*sends, *done, *marks]}))
+
+    found = read_profile(tmp_path / "profile.json", [Mark(5.0, 5.000001), Mark(5.0009, 5.000901)])
+
+    assert [(m.name, m.bytes, m.other) for m in found.messages] == [("send", 80, 1)] * 2
+    times = [time for message in found.messages for time in (message.start, message.end)]
+    assert times == pytest.approx([5.0001, 5.00016, 5.0002, 5.00026], abs=1e-7)
 
 
 # -------------------------------------------------------------------------------------------------- parts
