@@ -81,7 +81,10 @@ def main() -> None:
                 more = ["--timeline"] if on else []
                 found[on] = run_seconds(arguments.task, arguments.workers, [*flags, *more], folder)
             runs.append((found[True], found[False]))
-            print(f"round {number + 1}: {found[True]:.2f} s of CPU with --timeline, {found[False]:.2f} s without")
+            print(
+                f"round {number + 1}: {found[True]:.2f} s of CPU with --timeline, {found[False]:.2f} s without",
+                flush=True,
+            )
         record = json.loads((folder / "run" / "rank0.json").read_text())
     step = record["seconds_per_iteration"]  # wall time: at least the CPU time of its main thread
     off, extra = empty / step, statistics.median(one / other for one, other in runs) - 1
