@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -38,7 +39,11 @@ def page_data(timeline: Timeline) -> dict:
         height = NETWORK_ROW * UNIT / max(1, len(rows))
         for lane, boxes in enumerate(rows):
             above = top + PROCESS * UNIT + lane * height
-            rectangles += [_rectangle(timeline, box, above, height, NETWORK) for box in boxes]
+            for box in boxes:
+                rectangles.append(_rectangle(timeline, box, above, height, NETWORK))
+                idle = [replace(box, start=wait.start, end=wait.end) for wait in box.waits]  # nothing is on its way yet
+                white = [_rectangle(timeline, part, above, height, "#FFFFFF") for part in idle]
+                rectangles += [{**part, "text": _text(timeline, box)} for part in white]
         waited = [(box, wait) for box in own for wait in box.waits]
         rectangles += [_hatched(timeline, box, wait, top) for box, wait in waited]
     return {
