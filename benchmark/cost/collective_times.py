@@ -72,11 +72,8 @@ def interpolate(places: list[int], values: list[float], place: float) -> float:
 
 
 def rising(values: list[float]) -> list[float]:
-    """Return the values so that none is below an earlier one: more bytes never take less time, only noise does."""
-    found: list[float] = []
-    for value in values:
-        found.append(max(value, found[-1]) if found else value)
-    return found
+    """Return the values so that none is above a later one: noise makes a time longer, and fewer bytes never do."""
+    return [min(values[i:]) for i in range(len(values))]
 
 
 class Links:

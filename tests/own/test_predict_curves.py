@@ -13,7 +13,7 @@ from benchmark.checks.prediction import Place, Row, all_places, draw, right_orde
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import EngineTimes, save
 from benchmark.cost.cell import Cell
-from benchmark.cost.collective_times import Links, hops, moved
+from benchmark.cost.collective_times import Links, hops, moved, rising
 from benchmark.cost.curve import bend, curve, read_axis, rows, sentence
 from benchmark.cost.predicted_timeline import timeline
 from benchmark.cost.prediction import Surroundings, predict
@@ -146,6 +146,10 @@ def test_a_burst_is_spent_once(calibration):
 
     assert links.transfer("hop", 65536, 2, spent=0).flow == pytest.approx(0)
     assert links.transfer("hop", 65536, 2, spent=65536).flow == pytest.approx(65536 / 12e6)
+
+
+def test_a_slow_measurement_of_a_small_message_is_taken_for_noise():
+    assert rising([0.3, 36.0, 0.9, 20.0, 80.0]) == [0.3, 0.9, 0.9, 20.0, 80.0]
 
 
 # ------------------------------------------------------------------------------------- timelines

@@ -67,7 +67,8 @@ def test_a_calibrated_link_knows_its_frames(tmp_path):
             continue
         assert table.bytes[-1] == 2**20  # more would take too long
         payload = moved(table.operation, table.bytes[-1], 2)
-        assert 1.0 <= table.wire[-1] / payload < 1.05, table.operation
+        # A frame of 1,514 bytes carries 1,448, and every second one is answered: 7 % at most.
+        assert 1.0 <= table.wire[-1] / payload < 1.08, table.operation
     prediction = predict(found, Cell("ddp", "gpt2-tiny", 2, 2), Surroundings("100mbit"))
     assert prediction.seconds > 4_470_272 * 8 / 100e6 * 0.95  # bytes that no link of 100 Mbit/s lets through faster
     assert not any("link" in note for note in prediction.notes)
