@@ -1,0 +1,75 @@
+"""Ranks on a grid: which ranks form a data, a tensor and a pipeline group.
+
+Eight ranks with pipeline=2, data=2, tensor=2. Neighbours in a tensor group exchange most, so their ranks are adjacent:
+
+                 stage 0                     stage 1
+             tensor 0  tensor 1          tensor 0  tensor 1
+    data 0      0         1                 4         5            rank = (stage * data + d) * tensor + t
+    data 1      2         3                 6         7
+
+    tensor groups      0 1 | 2 3 | 4 5 | 6 7        differ in t only
+    data groups        0 2 | 1 3 | 4 6 | 5 7        differ in d only
+    pipeline groups    0 4 | 1 5 | 2 6 | 3 7        differ in the stage only
+
+Every rank belongs to one group of each kind. All ranks of the job must call torch.distributed.new_group for all groups,
+in the same order, whether they are members or not.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The size of the grid along each axis; their product is the number of ranks."""
+
+    pipeline: int = 1
+    data: int = 1
+    tensor: int = 1
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of this rank, one of each kind."""
+
+    pipeline: dist.ProcessGroup
+    data: dist.ProcessGroup
+    tensor: dist.ProcessGroup
+
+
+def members(grid: Grid) -> dict[str, list[list[int]]]:
+    """Return the ranks of all groups, as {"pipeline": ..., "data": ..., "tensor": ...}.
+
+    b.14 [1] Lay the ranks 0, 1, 2, ... out as a grid with the axes pipeline, data and tensor, the last one fastest.
+         [2] A group of a kind has the ranks that differ along that axis only, in ascending order. The groups of a kind
+             are sorted by their first rank.
+    """
+    # TODO(cos598d) b.14: steps [1] and [2] (about 6 lines)
+    # BEGIN SOLUTION b.14
+    sizes = (grid.pipeline, grid.data, grid.tensor)
+    ranks = torch.arange(grid.pipeline * grid.data * grid.tensor).view(sizes)
+    found = {}
+    for axis, kind in enumerate(("pipeline", "data", "tensor")):
+        found[kind] = sorted(ranks.movedim(axis, -1).reshape(-1, sizes[axis]).tolist())
+    return found
+    # END SOLUTION b.14
+
+
+def make_groups(grid: Grid) -> Groups:
+    """Create all groups, and return those of this rank. All ranks call it together.
+
+    b.14 [3] Call dist.new_group for every group of `members`, in its order, whether this rank is a member or not.
+         [4] Return the one of each kind that this rank belongs to.
+    """
+    # TODO(cos598d) b.14: steps [3] and [4] (about 8 lines)
+    # BEGIN SOLUTION b.14
+    own = {}
+    for kind, groups in members(grid).items():
+        for ranks in groups:
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                own[kind] = group
+    return Groups(**own)
+    # END SOLUTION b.14

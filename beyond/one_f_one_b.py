@@ -1,0 +1,57 @@
+"""1F1B: a pipeline schedule in which each stage begins with backward as early as it can, and keeps fewer activations.
+
+Four micro-batches on three stages; F0 is the forward of micro-batch 0, B0 its backward:
+
+    GPipe    stage 0   F0 F1 F2 F3 .. .. .. .. B0 B1 B2 B3     4 micro-batches alive on every stage
+             stage 1   .. F0 F1 F2 F3 .. .. B0 B1 B2 B3 ..
+             stage 2   .. .. F0 F1 F2 F3 B0 B1 B2 B3 .. ..
+
+    1F1B     stage 0   F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3     at most 3 alive
+             stage 1   .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..     at most 2
+             stage 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..     at most 1
+
+A micro-batch is alive on a stage from its forward to its backward: for so long, the stage keeps its activations. Both
+schedules have the same bubble, (stages - 1) / (micro-batches + stages - 1). But GPipe keeps all M micro-batches alive,
+1F1B at most `stages - stage`, no matter how large M is.
+
+Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019, section 3.2.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Action:
+    """One piece of work of a stage: "forward" or "backward" of one micro-batch."""
+
+    kind: Literal["forward", "backward"]
+    micro_batch: int
+
+
+def gpipe(micro_batches: int, stages: int, stage: int) -> list[Action]:
+    """Return GPipe's order, to compare with: all forwards, then all backwards. It is the same for every stage."""
+    forwards = [Action("forward", i) for i in range(micro_batches)]
+    return [*forwards, *(Action("backward", i) for i in range(micro_batches))]
+
+
+def one_f_one_b(micro_batches: int, stages: int, stage: int) -> list[Action]:
+    """Return everything that `stage` does in a step, in order: a forward and a backward of every micro-batch.
+
+    micro_batches, stages: at least 1. stage: 0 is the first one, which has the embeddings.
+
+    b.13 [1] Warm-up: the last stage begins with backward right after its first forward. Each stage before it makes one
+             forward more before its first backward; there are never more than micro_batches.
+         [2] Then one forward, one backward, one forward, one backward, ... until all forwards are made.
+         [3] Then the backwards that remain.
+    Micro-batches are taken in order, forwards and backwards alike. At most `stages - stage` are alive at any time.
+    """
+    # TODO(cos598d) b.13: steps [1] to [3] (about 8 lines)
+    # BEGIN SOLUTION b.13
+    warm_up = min(stages - stage - 1, micro_batches)
+    actions = [Action("forward", i) for i in range(warm_up)]
+    for i in range(micro_batches - warm_up):
+        actions += [Action("forward", warm_up + i), Action("backward", i)]
+    actions += [Action("backward", i) for i in range(micro_batches - warm_up, micro_batches)]
+    return actions
+    # END SOLUTION b.13
