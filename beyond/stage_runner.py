@@ -1,0 +1,129 @@
+"""Runs one stage of a pipeline over send and recv, in the order that a schedule gives. This code is given.
+
+    stage 0          stage 1          last stage
+    embeddings  ──>  blocks     ──>   blocks, norm, head  ──> loss         forward: activations (B, T, D) to the right
+                <──             <──                                        backward: their gradients to the left
+
+Sends do not wait, so two neighbours that send to each other at the same time do not block. Messages between two ranks
+arrive in the order in which they were sent; with a right schedule, that is the order in which they are needed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter, functional
+
+from beyond.one_f_one_b import Action
+
+
+class Stage(nn.Module):
+    """A part of a GPT2LMHeadModel: consecutive blocks, the embeddings on the first stage, norm and head on the last.
+
+    The head's matrix is the embedding's. With several stages, the first and the last one have it each; their gradients
+    must be added before the update, see StageRunner.finish.
+    """
+
+    def __init__(self, model: Any, stage: int, stages: int) -> None:
+        super().__init__()
+        blocks = list(model.transformer.h)
+        first, last = stage * len(blocks) // stages, (stage + 1) * len(blocks) // stages
+        self.is_first, self.is_last = stage == 0, stage == stages - 1
+        self.width = model.config.n_embd
+        self.blocks = nn.ModuleList(blocks[first:last])
+        if self.is_first:
+            self.wte, self.wpe, self.drop = model.transformer.wte, model.transformer.wpe, model.transformer.drop
+        if self.is_last:
+            self.ln_f, self.head = model.transformer.ln_f, model.lm_head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, T) on the first stage, otherwise activations (B, T, D) -> activations, or logits on the last."""
+        if self.is_first:
+            x = self.drop(self.wte(x) + self.wpe(torch.arange(x.shape[1], device=x.device)))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.ln_f(x)) if self.is_last else x
+
+    def shared_parameter(self) -> Parameter | None:
+        """Return the matrix that the first and the last stage share, if this is one of them."""
+        if self.is_first:
+            return self.wte.weight  # type: ignore[no-any-return]
+        return self.head.weight if self.is_last else None  # type: ignore[no-any-return]
+
+
+class StageRunner:
+    """Takes one stage through a step.
+
+    ranks: the ranks of the pipeline's stages, in order; stage i runs on ranks[i].
+
+    Attributes: alive, the micro-batches whose activations are kept; most_alive, the largest number of them so far.
+    """
+
+    def __init__(self, stage: Stage, ranks: Sequence[int]) -> None:
+        self.stage, self.ranks = stage, list(ranks)
+        index = self.ranks.index(dist.get_rank())
+        self.left = None if stage.is_first else self.ranks[index - 1]
+        self.right = None if stage.is_last else self.ranks[index + 1]
+        # Only these two use the group, but every rank has to be there when it is made.
+        self.ends = dist.new_group([self.ranks[0], self.ranks[-1]], use_local_synchronization=True)
+        self.alive: dict[int, tuple[Tensor, Tensor]] = {}
+        self.most_alive = 0
+        self.sends: list[tuple[Any, Tensor]] = []
+
+    def run(self, actions: Sequence[Action], micro_batches: Sequence[Tensor]) -> float:
+        """Forward and backward of all micro-batches (B, T) in the order of `actions`; gradients add up.
+
+        Returns the mean loss on the last stage, 0 on the others.
+        """
+        total = 0.0
+        for action in actions:
+            if action.kind == "forward":
+                total += self.forward(action.micro_batch, micro_batches)
+            else:
+                self.backward(action.micro_batch)
+        for handle, _ in self.sends:
+            handle.wait()
+        self.sends.clear()
+        return total
+
+    def forward(self, i: int, micro_batches: Sequence[Tensor]) -> float:
+        tokens = micro_batches[i]
+        if self.left is None:
+            x = tokens
+        else:
+            x = torch.empty(*tokens.shape, self.stage.width)
+            dist.recv(x, self.left)
+            x.requires_grad_()
+        y = self.stage(x)
+        if self.right is None:  # each position predicts the next token
+            logits = y[:, :-1].flatten(0, 1)
+            y = functional.cross_entropy(logits, tokens[:, 1:].flatten()) / len(micro_batches)
+        else:
+            self.send(y.detach(), self.right)
+        self.alive[i] = (x, y)
+        self.most_alive = max(self.most_alive, len(self.alive))
+        return y.item() if self.right is None else 0.0
+
+    def backward(self, i: int) -> None:
+        x, y = self.alive.pop(i)
+        if self.right is None:
+            y.backward()
+        else:
+            gradient = torch.empty_like(y)
+            dist.recv(gradient, self.right)
+            y.backward(gradient)
+        if self.left is not None:
+            assert x.grad is not None
+            self.send(x.grad, self.left)
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        tensor = tensor.contiguous()
+        self.sends.append((dist.isend(tensor, rank), tensor))  # the tensor must live until it is sent
+
+    def finish(self) -> None:
+        """Add the gradients of the matrix that the first and the last stage share."""
+        shared = self.stage.shared_parameter()
+        if shared is not None and len(self.ranks) > 1:
+            dist.all_reduce(shared.grad, group=self.ends)
