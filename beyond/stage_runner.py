@@ -66,8 +66,9 @@ class StageRunner:
         index = self.ranks.index(dist.get_rank())
         self.left = None if stage.is_first else self.ranks[index - 1]
         self.right = None if stage.is_last else self.ranks[index + 1]
-        # Only these two use the group, but every rank has to be there when it is made.
-        self.ends = dist.new_group([self.ranks[0], self.ranks[-1]], use_local_synchronization=True)
+        self.ends = None
+        if stage.is_first != stage.is_last:  # one of the two that share a matrix, and not both at once
+            self.ends = dist.new_group([self.ranks[0], self.ranks[-1]], use_local_synchronization=True)
         self.alive: dict[int, tuple[Tensor, Tensor]] = {}
         self.most_alive = 0
         self.sends: list[tuple[Any, Tensor]] = []
@@ -125,5 +126,5 @@ class StageRunner:
     def finish(self) -> None:
         """Add the gradients of the matrix that the first and the last stage share."""
         shared = self.stage.shared_parameter()
-        if shared is not None and len(self.ranks) > 1:
+        if shared is not None and self.ends is not None:
             dist.all_reduce(shared.grad, group=self.ends)
