@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from beyond.memory import PeakMemory, persistent_bytes
+from beyond.stage_runner import StageRunner
 from common.record import Record
 
 
@@ -43,6 +44,7 @@ class CommunicationRecord(Record):
         self.persistent = 0
         self.peak = PeakMemory(self.worker.device)
         self.watched: tuple[nn.Module, Optimizer] | None = None
+        self.runner: StageRunner | None = None  # counts what it sends itself: a mode would slow the whole step down
 
     def watch_memory(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Count the bytes of parameters, gradients and optimizer state when all of them exist."""
@@ -58,8 +60,9 @@ class CommunicationRecord(Record):
 
     def as_dict(self) -> dict:
         record = super().as_dict()
-        if self.sends.count:
-            record["collectives"].append({"name": "send", "count": self.sends.count, "bytes": self.sends.bytes})
+        sends = self.runner or self.sends
+        if sends.count:
+            record["collectives"].append({"name": "send", "count": sends.count, "bytes": sends.bytes})
         steps = max(1, len(self._iterations))
         exposed = [iteration["phases"]["communication"] for iteration in self._iterations[1:]]
         record["communication"] = {

@@ -20,14 +20,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-
-@dataclass(frozen=True)
-class Grid:
-    """The size of the grid along each axis; their product is the number of ranks."""
-
-    pipeline: int = 1
-    data: int = 1
-    tensor: int = 1
+from common.config import Grid
 
 
 @dataclass(frozen=True)

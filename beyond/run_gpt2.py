@@ -2,8 +2,9 @@
 
     arguments -> process group -> partition of the data -> model -> strategy -> train -> record
 
---strategy names the lesson: ring (ring.py), overlap (overlap.py), zero1 and zero2 (sharded_optimizer.py) or zero3
-(sharded_model.py). README.md in this folder has the numbered steps.
+--strategy names the lesson: ring (ring.py), overlap (overlap.py), zero1 and zero2 (sharded_optimizer.py), zero3
+(sharded_model.py), tensor (tensor_parallel.py), 1f1b (one_f_one_b.py) or grid (grid.py). README.md in this folder has
+the numbered steps.
 Shapes: B examples in a worker's batch, T tokens in an example.
 """
 
@@ -21,6 +22,7 @@ from torch.optim import AdamW
 from beyond import ring
 from beyond.byte_counts import CommunicationRecord
 from beyond.checkpoint import load_shards, save_shards
+from beyond.on_grid import OnGrid
 from beyond.overlap import GradientReducer
 from beyond.replicated import Replicated
 from beyond.sharded_model import ShardedModel
@@ -61,6 +63,9 @@ def make_strategy(config, model):
     if config.strategy in ("zero1", "zero2"):
         stage = int(config.strategy.removeprefix("zero"))
         return ShardedOptimizer(model, blocks, make_optimizer, config.weight_decay, stage)
+    if config.strategy in ("tensor", "1f1b", "grid"):
+        micro_batches = config.n_chunk if config.grid.pipeline > 1 else 1
+        return OnGrid(model, config.grid, make_optimizer, config.weight_decay, config.schedule, micro_batches)
     average = partial(ring.average_gradients, model)
     finish = average if config.strategy == "ring" else GradientReducer(model, config.bucket_bytes).finish
     return Replicated(model, finish, make_optimizer, config.weight_decay)
@@ -78,13 +83,17 @@ def train(config, worker, model, optimizer, loader, validation, record):
     for epoch in record.epochs(loader):
         model.train()
         for tokens in record.iterations(loader):  # (B, T)
-            with record.phase("forward"):
-                loss = model(input_ids=tokens, labels=tokens).loss  # the model shifts the labels by one token
-            with record.phase("backward"):
-                # TODO(cos598d) 1.2: compute the gradient of the loss with respect to every parameter (1 line)
-                # BEGIN SOLUTION 1.2
-                loss.backward()
-                # END SOLUTION 1.2
+            if isinstance(optimizer, OnGrid):
+                with record.phase("backward"):  # and forward: the schedule mixes the two
+                    loss = optimizer.forward_backward(tokens)
+            else:
+                with record.phase("forward"):
+                    loss = model(input_ids=tokens, labels=tokens).loss  # the model shifts the labels by one token
+                with record.phase("backward"):
+                    # TODO(cos598d) 1.2: compute the gradient of the loss with respect to every parameter (1 line)
+                    # BEGIN SOLUTION 1.2
+                    loss.backward()
+                    # END SOLUTION 1.2
             with record.phase("communication"):  # what backward did not hide
                 optimizer.finish()
             with record.phase("optimizer"):
@@ -96,7 +105,11 @@ def train(config, worker, model, optimizer, loader, validation, record):
                 scheduler.step()
                 optimizer.zero_grad()
             record.loss(loss.item())
-        record.evaluation(epoch, evaluate_text(worker, model, validation))
+        if isinstance(optimizer, OnGrid):
+            metrics = optimizer.evaluate(worker, validation)
+        else:
+            metrics = evaluate_text(worker, model, validation)
+        record.evaluation(epoch, metrics)
 
 
 def main():
@@ -105,7 +118,8 @@ def main():
         set_seed(config.seed)  # the same seed on every worker: all must start from the same weights
         tokenizer = load_tokenizer(config.tokenizer_name, "gpt2")
         data = load_blocks(config, tokenizer)
-        loader, _ = partition_dataset(data.train, config.batch_size)
+        place = worker.rank // config.grid.tensor % config.grid.data  # on the data axis; see grid.py
+        loader, _ = partition_dataset(data.train, config.batch_size, rank=place, world_size=config.grid.data)
         model = transformers.GPT2LMHeadModel.from_pretrained(config.model_name_or_path)
         model = fit_model(model, config, tokenizer, config.model_max_length).to(worker.device)
         record = CommunicationRecord(config, worker)
@@ -113,6 +127,8 @@ def main():
         optimizer = make_strategy(config, model)
         if config.resume_from:
             load_shards(config.resume_from, optimizer)
+        if isinstance(optimizer, OnGrid):
+            model, record.runner = optimizer.model, optimizer.runner  # this rank's part; the rest is not needed
         record.watch_memory(model, optimizer.optimizer)
         train(config, worker, model, optimizer, loader, data.validation, record)
         if config.save_to:

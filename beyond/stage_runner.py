@@ -56,46 +56,62 @@ class Stage(nn.Module):
 class StageRunner:
     """Takes one stage through a step.
 
-    ranks: the ranks of the pipeline's stages, in order; stage i runs on ranks[i].
+    group: the pipeline group; stage i runs on its i-th rank.
 
-    Attributes: alive, the micro-batches whose activations are kept; most_alive, the largest number of them so far.
+    Attributes: alive, the micro-batches whose activations are kept; most_alive, the largest number of them so far;
+    count and bytes, of the messages that this rank has sent.
     """
 
-    def __init__(self, stage: Stage, ranks: Sequence[int]) -> None:
-        self.stage, self.ranks = stage, list(ranks)
-        index = self.ranks.index(dist.get_rank())
-        self.left = None if stage.is_first else self.ranks[index - 1]
-        self.right = None if stage.is_last else self.ranks[index + 1]
-        self.ends = None
-        if stage.is_first != stage.is_last:  # one of the two that share a matrix, and not both at once
-            self.ends = dist.new_group([self.ranks[0], self.ranks[-1]], use_local_synchronization=True)
+    def __init__(self, stage: Stage, group: dist.ProcessGroup) -> None:
+        self.stage = stage
+        ranks = dist.get_process_group_ranks(group)
+        index = dist.get_rank(group)
+        self.left = None if stage.is_first else ranks[index - 1]
+        self.right = None if stage.is_last else ranks[index + 1]
+        self.other_end: int | None = None  # the rank that has the shared matrix as well
+        if stage.is_first != stage.is_last:
+            self.other_end = ranks[-1] if stage.is_first else ranks[0]
         self.alive: dict[int, tuple[Tensor, Tensor]] = {}
         self.most_alive = 0
-        self.sends: list[tuple[Any, Tensor]] = []
+        self.sends: list[tuple[dist.Work | None, Tensor]] = []
+        self.count = self.bytes = 0
 
-    def run(self, actions: Sequence[Action], micro_batches: Sequence[Tensor]) -> float:
+    def run(self, actions: Sequence[Action], micro_batches: Sequence[Tensor]) -> Tensor:
         """Forward and backward of all micro-batches (B, T) in the order of `actions`; gradients add up.
 
-        Returns the mean loss on the last stage, 0 on the others.
+        Returns the mean of their losses on the last stage, 0 on the others.
         """
-        total = 0.0
+        losses = []
         for action in actions:
             if action.kind == "forward":
-                total += self.forward(action.micro_batch, micro_batches)
+                y = self.forward(action.micro_batch, micro_batches)
+                losses.append(y.detach() if self.right is None else torch.zeros((), device=y.device))
             else:
                 self.backward(action.micro_batch)
-        for handle, _ in self.sends:
-            handle.wait()
-        self.sends.clear()
-        return total
+        self.wait_for_sends()
+        return torch.stack(losses).sum()
 
-    def forward(self, i: int, micro_batches: Sequence[Tensor]) -> float:
-        tokens = micro_batches[i]
+    def only_forward(self, tokens: Tensor) -> Tensor | None:
+        """Forward of tokens (B, T) without a backward; returns the logits (B, T, V) on the last stage."""
+        y = self.stage(self.input_of(tokens))
+        if self.right is None:
+            return y
+        self.send(y, self.right)
+        self.wait_for_sends()
+        return None
+
+    def input_of(self, tokens: Tensor) -> Tensor:
+        """Return what this stage computes from: the tokens, or activations (B, T, D) from the left."""
         if self.left is None:
-            x = tokens
-        else:
-            x = torch.empty(*tokens.shape, self.stage.width)
-            dist.recv(x, self.left)
+            return tokens
+        x = torch.empty(*tokens.shape, self.stage.width, device=tokens.device)
+        dist.recv(x, self.left)
+        return x
+
+    def forward(self, i: int, micro_batches: Sequence[Tensor]) -> Tensor:
+        tokens = micro_batches[i]
+        x = self.input_of(tokens)
+        if self.left is not None:
             x.requires_grad_()
         y = self.stage(x)
         if self.right is None:  # each position predicts the next token
@@ -105,7 +121,7 @@ class StageRunner:
             self.send(y.detach(), self.right)
         self.alive[i] = (x, y)
         self.most_alive = max(self.most_alive, len(self.alive))
-        return y.item() if self.right is None else 0.0
+        return y
 
     def backward(self, i: int) -> None:
         x, y = self.alive.pop(i)
@@ -122,9 +138,28 @@ class StageRunner:
     def send(self, tensor: Tensor, rank: int) -> None:
         tensor = tensor.contiguous()
         self.sends.append((dist.isend(tensor, rank), tensor))  # the tensor must live until it is sent
+        self.count += 1
+        self.bytes += tensor.nbytes
+
+    def wait_for_sends(self) -> None:
+        for handle, _ in self.sends:
+            if handle is not None:
+                handle.wait()
+        self.sends.clear()
 
     def finish(self) -> None:
         """Add the gradients of the matrix that the first and the last stage share."""
+        if self.other_end is None:
+            return
         shared = self.stage.shared_parameter()
-        if shared is not None and self.ends is not None:
-            dist.all_reduce(shared.grad, group=self.ends)
+        assert shared is not None and shared.grad is not None
+        theirs = torch.empty_like(shared.grad)
+        self.send(shared.grad, self.other_end)
+        dist.recv(theirs, self.other_end)
+        self.wait_for_sends()
+        shared.grad += theirs
+
+    def shared_elsewhere(self) -> Parameter | None:
+        """Return the shared matrix on the last stage if the first has it too: in a norm, it counts once."""
+        is_copy = self.stage.is_last and not self.stage.is_first
+        return self.stage.shared_parameter() if is_copy else None

@@ -198,24 +198,21 @@ def shard_block(block: Any, group: Group = None) -> None:
     # END SOLUTION b.12
 
 
-def clip_slices(model: nn.Module, max_norm: float, group: Group = None) -> Tensor:
-    """Scale all gradients so that the norm of the whole model's gradient is at most max_norm; return the norm before.
+def squared_norm(model: nn.Module, group: Group = None) -> Tensor:
+    """Return the square of the norm of the whole model's gradient, as a tensor with one number, the same on all ranks.
 
-    b.12 [5] A slice is on one rank only: its squares are summed over the group. Everything else is on every rank, and
-             counts once. See `sliced` for the parameters that are slices.
-         [6] Scale every gradient in place by max_norm / (norm + 1e-6), at most 1.
+    b.12 [5] A slice is on one rank only: the squares of its gradient are summed over the group. Every other parameter
+             is on all ranks, and counts once. `sliced` yields the slices. Parameters may have no gradient.
     """
-    # TODO(cos598d) b.12: steps [5] and [6] (about 8 lines)
+    # TODO(cos598d) b.12: step [5] (about 7 lines)
     # BEGIN SOLUTION b.12
     slices = set(sliced(model))
-    with_gradient = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    squares = {parameter: parameter.grad.square().sum() for parameter in with_gradient}
-    on_one_rank = sum(square for parameter, square in squares.items() if parameter in slices)
+    on_one_rank, on_all_ranks = torch.zeros(()), torch.zeros(())
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            (on_one_rank if parameter in slices else on_all_ranks).add_(parameter.grad.square().sum())
     dist.all_reduce(on_one_rank, group=group)
-    norm = (on_one_rank + sum(square for parameter, square in squares.items() if parameter not in slices)).sqrt()
-    for parameter in with_gradient:
-        parameter.grad *= (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return norm
+    return on_one_rank + on_all_ranks
     # END SOLUTION b.12
 
 

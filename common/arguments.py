@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from common.config import BeyondConfig, GlueConfig, Gpt2Config, RunConfig, TrafficConfig
+from common.config import BeyondConfig, GlueConfig, Gpt2Config, Grid, RunConfig, TrafficConfig
 from common.errors import InputError
 from common.flags import Parser, check_at_least, only_fields, set_default, true_or_false, whole_number
 from common.paths import ROOT
@@ -83,11 +83,13 @@ def _glue_arguments(parser: argparse.ArgumentParser, task: str, argv: list[str] 
 def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: int = 1) -> Gpt2Config:
     """Return the flags of a run_gpt2.py; `world_size` is the default of a script that starts its own workers."""
     arguments = vars(_gpt2_parser(task, world_size).parse_args(argv))
-    _check_gpt2(task, arguments, world_size)
+    schedule = "" if arguments["schedule"] == "threads" else f"_{arguments['schedule']}"  # its run is another one
+    _complete_gpt2(task, f"{task}_gpt2" if task.startswith("task") else task + schedule, arguments, world_size)
+    _check_batch(arguments["batch_size"], arguments["world_size"], "workers")
     return Gpt2Config(**only_fields(Gpt2Config, arguments))
 
 
-BEYOND_STRATEGIES = ("ring", "overlap", "zero1", "zero2", "zero3")
+BEYOND_STRATEGIES = ("ring", "overlap", "zero1", "zero2", "zero3", "tensor", "1f1b", "grid")
 
 
 def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
@@ -98,6 +100,9 @@ def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
     add("--bucket_mb", type=float, default=4.0, help="overlap: largest size of a bucket in MiB (4)")
     add("--save_to", type=Path, help="zero1 to zero3: folder in which every rank saves its shards at the end")
     add("--resume_from", type=Path, help="zero1 to zero3: begin with the shards that --save_to has saved")
+    add("--grid", help="grid: ranks along each axis, for instance data=2,tensor=2 (the default on 4 workers)")
+    add("--schedule", choices=("1f1b", "gpipe"), default="1f1b", help="with several stages: the order of work (1f1b)")
+    add("--n_chunk", type=int, help="with several stages: micro-batches in the batch of a rank (4)")
     arguments = vars(parser.parse_args(argv))
     for name in ("save_to", "resume_from"):
         if arguments[name] and not arguments["strategy"].startswith("zero"):
@@ -107,8 +112,53 @@ def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
     if not 0 < arguments["bucket_mb"] <= 2**20:
         raise InputError(f"--bucket_mb: expected a size in MiB, above 0, got {arguments['bucket_mb']}")
     arguments["bucket_bytes"] = int(arguments["bucket_mb"] * 2**20)
-    _check_gpt2(f"beyond_{arguments['strategy']}", arguments)
+    schedule = "" if arguments["schedule"] == "1f1b" else f"_{arguments['schedule']}"
+    task = f"beyond_{arguments['strategy']}"
+    _complete_gpt2(task, task + schedule, arguments)
+    grid = arguments["grid"] = _grid(arguments["strategy"], arguments["grid"], arguments["world_size"])
+    _check_batch(arguments["batch_size"], grid.data, "workers")
+    if grid.pipeline > 1:
+        _check_batch(arguments["batch_size"], grid.data * arguments["n_chunk"], "micro-batches (see --n_chunk)")
+    if grid.tensor * grid.pipeline > 1:
+        _check_cut(arguments["model_name_or_path"], grid)
     return BeyondConfig(**only_fields(BeyondConfig, arguments))
+
+
+def _grid(strategy: str, text: str | None, world_size: int) -> Grid:
+    """Return the grid that --grid describes, or that the strategy means."""
+    if strategy != "grid":
+        if text is not None:
+            raise InputError(f"--grid: expected --strategy grid, got {strategy}")
+        axis = {"tensor": "tensor", "1f1b": "pipeline"}.get(strategy, "data")
+        return Grid(**{axis: world_size})
+    if text is None:
+        if world_size != 4:
+            raise InputError(f"--grid: expected a grid for {world_size} workers, for instance tensor={world_size}")
+        return Grid(data=2, tensor=2)
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.strip().partition("=")
+        if axis not in ("pipeline", "data", "tensor") or axis in sizes or not size.isdecimal() or int(size) < 1:
+            raise InputError(f"--grid: expected axes and sizes such as pipeline=2,data=2,tensor=1, got {text!r}")
+        sizes[axis] = int(size)
+    grid = Grid(**sizes)
+    if grid.ranks != world_size:
+        raise InputError(f"--grid: {text} needs {grid.ranks} workers, got {world_size}")
+    return grid
+
+
+def _check_cut(model: str, grid: Grid) -> None:
+    """Raise InputError unless the model can be cut into these stages and slices."""
+    from transformers import AutoConfig  # here: seconds that other strategies need not wait
+
+    config = AutoConfig.from_pretrained(model)
+    if grid.pipeline > config.n_layer:
+        raise InputError(f"--grid: expected at most {config.n_layer} stages, one for each block; got {grid.pipeline}")
+    if config.n_head % grid.tensor:
+        raise InputError(
+            f"--grid: expected a tensor axis that divides the {config.n_head} attention heads of the model, "
+            f"got {grid.tensor}"
+        )
 
 
 def _gpt2_parser(task: str, world_size: int = 1) -> argparse.ArgumentParser:
@@ -122,8 +172,8 @@ def _gpt2_parser(task: str, world_size: int = 1) -> argparse.ArgumentParser:
     return parser
 
 
-def _check_gpt2(task: str, arguments: dict, world_size: int = 1) -> None:
-    """Fill in the defaults of a run_gpt2.py, and check; changes `arguments`. The record goes to runs/<task>."""
+def _complete_gpt2(task: str, run_name: str, arguments: dict, world_size: int = 1) -> None:
+    """Fill in the defaults of a run_gpt2.py, and check; changes `arguments`. The record goes to runs/<run_name>."""
     sample = arguments["data_dir"] is None
     set_default(arguments, "model_name_or_path", "tiny" if sample else "gpt2")
     set_default(arguments, "learning_rate", SAMPLE_GPT2["learning_rate"] if sample else 1e-4)
@@ -139,19 +189,21 @@ def _check_gpt2(task: str, arguments: dict, world_size: int = 1) -> None:
         set_default(arguments, "master_port", int(os.environ.get("MASTER_PORT", COURSE_PORT)))
     if arguments["schedule"] != "threads" and arguments["model_parallel_mode"] == "model_parallel":
         raise InputError(f"--schedule {arguments['schedule']} is a pipeline; leave --model_parallel_mode out")
-    schedule = "" if arguments["schedule"] == "threads" else f"_{arguments['schedule']}"  # its run is another one
-    complete(f"{task}_gpt2" if task.startswith("task") else task + schedule, arguments)
+    complete(run_name, arguments)
     arguments["task"] = task
     check_at_least(arguments, 1, "batch_size", "n_epochs", "n_chunk")
     check_at_least(arguments, 8, "model_max_length")
-    if arguments["batch_size"] % arguments["world_size"]:
-        total, workers = arguments["batch_size"], arguments["world_size"]
-        advice = max(workers, total - total % workers)
-        raise InputError(
-            f"--batch_size: total batch size {total} does not divide over {workers} workers; "
-            f"use a multiple of {workers}, for example {advice}"
-        )
     _find_model(arguments, "gpt2")
+
+
+def _check_batch(total: int, pieces: int, what: str) -> None:
+    """Raise InputError unless a batch divides into equal pieces."""
+    if total % pieces:
+        advice = max(pieces, total - total % pieces)
+        raise InputError(
+            f"--batch_size: total batch size {total} does not divide over {pieces} {what}; "
+            f"use a multiple of {pieces}, for example {advice}"
+        )
 
 
 PORT = 6585

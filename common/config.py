@@ -83,10 +83,25 @@ class Gpt2Config(RunConfig):
 
 
 @dataclass(frozen=True)
-class BeyondConfig(Gpt2Config):
-    """The flags of beyond/run_gpt2.py."""
+class Grid:
+    """How many ranks a grid has along each axis; their product is the number of ranks."""
 
-    strategy: str  # ring, overlap, zero1, zero2 or zero3
+    pipeline: int = 1
+    data: int = 1
+    tensor: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of the grid."""
+        return self.pipeline * self.data * self.tensor
+
+
+@dataclass(frozen=True)
+class BeyondConfig(Gpt2Config):
+    """The flags of beyond/run_gpt2.py. `n_chunk` and `schedule` are for a grid with several stages."""
+
+    strategy: str  # ring, overlap, zero1, zero2, zero3, tensor, 1f1b or grid
+    grid: Grid  # for tensor, 1f1b and grid; with the other strategies, all ranks are on the data axis
     bucket_bytes: int  # overlap: the most that a bucket of gradients holds
     save_to: Path | None  # zero1 to zero3: folder for the shards at the end of the run
     resume_from: Path | None  # zero1 to zero3: folder with the shards of an earlier run

@@ -41,11 +41,21 @@ def evaluate_text(worker: Worker, model: nn.Module, blocks: Dataset, batch_size:
     total_loss, right, tokens = 0.0, 0, 0
     with torch.no_grad():
         for ids in worker.batches(DataLoader(blocks, batch_size=batch_size)):  # (B, T)
-            logits = model(input_ids=ids).logits[:, :-1].float()  # (B, T-1, V): the last token has no successor
-            targets = ids[:, 1:]  # (B, T-1)
-            total_loss += nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
-            right += int((logits.argmax(-1) == targets).sum())
-            tokens += targets.numel()
+            found = text_sums(model(input_ids=ids).logits, ids)
+            total_loss, right, tokens = total_loss + found[0], right + found[1], tokens + found[2]
+    return text_metrics(total_loss, right, tokens)
+
+
+def text_sums(logits: torch.Tensor, ids: torch.Tensor) -> tuple[float, int, int]:
+    """Return, for logits (B, T, V) of token ids (B, T): the sum of the losses, the hits, and the number of tokens."""
+    logits = logits[:, :-1].float()  # (B, T-1, V): the last token has no successor
+    targets = ids[:, 1:]  # (B, T-1)
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
+    return loss, int((logits.argmax(-1) == targets).sum()), targets.numel()
+
+
+def text_metrics(total_loss: float, right: int, tokens: int) -> dict[str, float]:
+    """Return the means of the sums of text_sums; {} without tokens."""
     if tokens == 0:
         return {}
     loss = total_loss / tokens
