@@ -59,7 +59,7 @@ class StageRunner:
     group: the pipeline group; stage i runs on its i-th rank.
 
     Attributes: alive, the micro-batches whose activations are kept; most_alive, the largest number of them so far;
-    count and bytes, of the messages that this rank has sent.
+    count and bytes of the messages that this rank has sent in training.
     """
 
     def __init__(self, stage: Stage, group: dist.ProcessGroup) -> None:
@@ -96,8 +96,7 @@ class StageRunner:
         y = self.stage(self.input_of(tokens))
         if self.right is None:
             return y
-        self.send(y, self.right)
-        self.wait_for_sends()
+        dist.send(y.contiguous(), self.right)
         return None
 
     def input_of(self, tokens: Tensor) -> Tensor:
