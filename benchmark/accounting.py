@@ -80,7 +80,8 @@ def account(settings: Settings, worker: Worker, workload: Workload) -> dict[str,
         step()
     dist.barrier()
     after = transmitted()
-    sent = payload.since(worker.world_size, settings.backend, MEASURED) or {"bytes": None, "calls": None}
+    sizes = engine.group_sizes()
+    sent = payload.since(worker.world_size, settings.backend, MEASURED, sizes) or {"bytes": None, "calls": None}
     payload_bytes = None if sent["bytes"] is None else sent["bytes"] + engine.unrecorded_bytes()
     on_wire = None if before is None or after is None else (after - before) / MEASURED
     mine = {"payload": payload_bytes, "interface": on_wire, **persistent}

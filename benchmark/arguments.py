@@ -92,6 +92,7 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
     add("--dropped", type=int, default=2, help="steps at the beginning that are not measured (2)")
     add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
     add("--bucket_mb", default="4", help="own_overlap: MiB in a bucket of gradients, or auto: measured and chosen (4)")
+    add("--grid", help="own_grid: workers along each axis, such as data=2,tensor=2 (the default on 4)")
     add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
     return parser
 

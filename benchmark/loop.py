@@ -55,7 +55,7 @@ def train(settings: Settings, worker: Worker, workload: Workload, engine: Engine
             dist.barrier()  # all workers begin together; what came before does not count
             payload, window = Payload(), Window(meter)  # in this order: reading the recorder takes a while
         if step == plan.traced_from:
-            close(measured, window, payload, settings)
+            close(measured, window, payload, settings, engine)
             measured["live"] = live_bytes(worker.device)
             tracer.start()
         traced = step >= plan.traced_from
@@ -84,7 +84,7 @@ def train(settings: Settings, worker: Worker, workload: Workload, engine: Engine
         keep = settings.output_dir / f"trace_{worker.rank}.json" if settings.keep_trace else None
         measured["trace"] = tracer.stop(keep)
     elif first < plan.last:
-        close(measured, window, payload, settings)
+        close(measured, window, payload, settings, engine)
     log.evaluation(plan.last, engine.validate(workload.validation_batches(settings), workload.kind))
     return measured
 
@@ -102,12 +102,13 @@ def between_steps(settings: Settings, workload: Workload, engine: Engine, log: L
         checkpoint.save(settings.output_dir / "checkpoints", done, engine, log.losses)
 
 
-def close(measured: dict[str, Any], window: Window, payload: Payload, settings: Settings) -> None:
+def close(measured: dict[str, Any], window: Window, payload: Payload, settings: Settings, engine: Engine) -> None:
     """The end of the timed steps."""
     window.close()
     measured["window"] = window
     if window.steps:
-        measured["payload"] = payload.since(settings.world_size, settings.backend, len(window.steps))
+        steps, sizes = len(window.steps), engine.group_sizes()
+        measured["payload"] = payload.since(settings.world_size, settings.backend, steps, sizes)
 
 
 def marked(name: str, traced: bool) -> contextlib.AbstractContextManager:

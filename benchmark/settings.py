@@ -26,6 +26,7 @@ class Settings(RunConfig):
     dropped: int  # steps at the beginning that are not measured
     keep_trace: bool
     wandb: bool
+    grid: str | None  # of own_grid, such as data=2,tensor=2
     bucket_mb: float | None  # of own_overlap, MiB; None: chosen from what link and backward take
 
     @property

@@ -16,6 +16,8 @@ from benchmark.engines.engine import Engine
 from benchmark.engines.fsdp import FSDP
 from benchmark.engines.single import DP, Single
 from benchmark.settings import Settings
+from common.arguments import parse_grid
+from common.errors import InputError
 from common.workers.process_group import Worker
 
 
@@ -38,6 +40,18 @@ def make_own(engine: str, settings: Settings, worker: Worker, model: nn.Module) 
     return made
 
 
+def make_tensor(settings: Settings, worker: Worker, model: nn.Module) -> Engine:
+    from benchmark.engines.tensor import TensorParallel
+
+    return TensorParallel(settings, worker, model)
+
+
+def make_own_grid(settings: Settings, worker: Worker, model: nn.Module) -> Engine:
+    from benchmark.engines.own_grid import OwnGrid
+
+    return OwnGrid(settings, worker, model)
+
+
 STRATEGIES: dict[str, Callable[[Settings, Worker, nn.Module], Engine]] = {
     "single": Single,
     "dp": DP,
@@ -51,11 +65,15 @@ STRATEGIES: dict[str, Callable[[Settings, Worker, nn.Module], Engine]] = {
     "zero2_offload": partial(make_deepspeed, 2, True),
     "zero3_offload": partial(make_deepspeed, 3, True),
     "pipeline": make_pipeline,
+    "tensor": make_tensor,
     "own_ring": partial(make_own, "OwnRing"),
     "own_overlap": partial(make_own, "OwnOverlap"),
     "own_zero1": partial(make_own, "OwnZero1"),
     "own_zero2": partial(make_own, "OwnZero2"),
     "own_zero3": partial(make_own, "OwnZero3"),
+    "own_tensor": make_own_grid,
+    "own_1f1b": make_own_grid,
+    "own_grid": make_own_grid,
 }
 
 
@@ -73,11 +91,16 @@ def why_not(settings: Settings) -> str:
         return f"--strategy {name} has no gradient scaler for fp16; use bf16"
     if name.startswith("zero"):
         return _why_not_deepspeed(settings)
-    if name == "pipeline":
+    if name in ("pipeline", "tensor", "own_tensor", "own_1f1b", "own_grid"):
         if settings.model.startswith("t5"):
-            return f"--strategy pipeline cuts GPT-2 into stages, got {settings.model}; use --model gpt2 or gpt2-tiny"
+            return f"--strategy {name} cuts GPT-2 into parts, got {settings.model}; use --model gpt2 or gpt2-tiny"
         if settings.precision != "fp32":
-            return f"--strategy pipeline computes in fp32, got {settings.precision}"
+            return f"--strategy {name} computes in fp32, got {settings.precision}"
+    if name == "own_grid":
+        try:
+            parse_grid("grid", settings.grid, settings.world_size)
+        except InputError as error:
+            return str(error)
     return ""
 
 

@@ -30,6 +30,7 @@ class Stage(nn.Module):
         super().__init__()
         blocks = list(model.transformer.h)
         first, last = stage * len(blocks) // stages, (stage + 1) * len(blocks) // stages
+        self.first_block = first
         self.is_first, self.is_last = stage == 0, stage == stages - 1
         self.width = model.config.n_embd
         self.blocks = nn.ModuleList(blocks[first:last])

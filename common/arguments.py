@@ -115,7 +115,7 @@ def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
     schedule = "" if arguments["schedule"] == "1f1b" else f"_{arguments['schedule']}"
     task = f"beyond_{arguments['strategy']}"
     _complete_gpt2(task, task + schedule, arguments)
-    grid = arguments["grid"] = _grid(arguments["strategy"], arguments["grid"], arguments["world_size"])
+    grid = arguments["grid"] = parse_grid(arguments["strategy"], arguments["grid"], arguments["world_size"])
     _check_batch(arguments["batch_size"], grid.data, "workers")
     if grid.pipeline > 1:
         _check_batch(arguments["batch_size"], grid.data * arguments["n_chunk"], "micro-batches (see --n_chunk)")
@@ -124,7 +124,7 @@ def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
     return BeyondConfig(**only_fields(BeyondConfig, arguments))
 
 
-def _grid(strategy: str, text: str | None, world_size: int) -> Grid:
+def parse_grid(strategy: str, text: str | None, world_size: int) -> Grid:
     """Return the grid that --grid describes, or that the strategy means."""
     if strategy != "grid":
         if text is not None:

@@ -98,6 +98,10 @@ class Engine(ABC):
         """Bytes a worker sends in a step that torch's flight recorder does not see (mean over the workers)."""
         return 0.0
 
+    def group_sizes(self) -> dict[str, int]:
+        """Workers in the engine's own process groups, by the name of the group."""
+        return {}
+
     def save(self, folder: Path) -> None:
         """This worker's part of a checkpoint, into a folder that all workers share."""
         state = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}

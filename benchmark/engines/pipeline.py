@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmark.engines.engine import BETAS, Engine
+from benchmark.engines.gathered import of_all_workers
 from benchmark.settings import Settings
 from common.errors import InputError
 from common.optim import weight_decay_groups
@@ -51,10 +52,7 @@ class Pipeline(Engine):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Gathers the workers' examples: stage 0 reads all of them, the last one needs all labels."""
-        tokens = batch["input_ids"]
-        everybody = [torch.empty_like(tokens) for _ in range(self.worker.world_size)]
-        dist.all_gather(everybody, tokens)
-        self.tokens = torch.cat(everybody)  # (B * workers, T)
+        self.tokens = of_all_workers(batch["input_ids"], self.worker.world_size)  # (B * workers, T)
         return self.tokens
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:

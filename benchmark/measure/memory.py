@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 WHOLE = 100_000  # stage3_param_persistence_threshold of configs/zero3*.json: parameters up to this size stay whole
 BUCKET = 6_553_600  # reduce_bucket_size, elements: stage 3 keeps one for good
+CUT = ("pipeline", "tensor", "own_tensor", "own_1f1b", "own_grid")  # strategies
 SKIPPED = (type, ModuleType, FunctionType, BuiltinFunctionType, str, bytes, int, float)
 
 
@@ -30,12 +31,16 @@ def textbook(strategy: str, parameters: int, workers: int) -> float:
         "zero3": 16 * share,
         "fsdp": 16 * share,
         "pipeline": 16 * share,
+        "tensor": 16 * share,
+        "1f1b": 16 * share,
+        "grid": 16 * share,
     }.get(strategy.removeprefix("own_").removesuffix("_offload"), 16.0)
     return per_parameter * parameters
 
 
 def known(strategy: str, shapes: list[torch.Size], workers: int) -> float | None:
-    """What the engine keeps on one worker (the first), from its documentation and sources; None for a pipeline.
+    """What the engine keeps on one worker (the first), from its documentation and sources; None where that depends on
+    more than shapes: on the cut of a pipeline, and on which parameters of a layer are cut.
 
     shapes: of all parameters, each once. An offloaded optimizer keeps the gradients of its share once more, where it
     computes, and in stages 1 and 2 two buffers as large as the largest parameter on their way there.
@@ -56,7 +61,7 @@ def known(strategy: str, shapes: list[torch.Size], workers: int) -> float | None
         shards = sum(math.ceil(size / workers) for size in sizes)
         whole = sum(size for size in sizes if size <= WHOLE) if workers > 1 else 0
         return (24 if offloaded else 20) * shards + 4 * whole + 4 * BUCKET
-    return None if stage == "pipeline" else 16 * total
+    return None if stage in CUT else 16 * total
 
 
 def _beyond_first_share(shapes: list[torch.Size], workers: int) -> int:

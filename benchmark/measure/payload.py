@@ -10,7 +10,7 @@ S: bytes of the tensor that a worker hands in, N: workers. The mean over the wor
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from common.workers.collectives import recorded
 
@@ -48,8 +48,11 @@ class Payload:
         yield
         self._ignored.append(range(before + 1, _newest() + 1))
 
-    def since(self, workers: int, backend: str, steps: int) -> dict | None:
-        """{"bytes", "calls", "by_name"} per step; None where the recorder does not know (or has overflowed)."""
+    def since(self, workers: int, backend: str, steps: int, group_sizes: Mapping[str, int] = {}) -> dict | None:
+        """{"bytes", "calls", "by_name"} per step; None where the recorder does not know (or has overflowed).
+
+        group_sizes: by the name of the process group, where it is not all workers.
+        """
         entries = recorded()
         fresh = [entry for entry in entries if entry.number > self._last]
         if (not entries and workers > 1) or (fresh and fresh[0].number > self._last + 1):
@@ -57,7 +60,8 @@ class Payload:
         fresh = [entry for entry in fresh if not any(entry.number in span for span in self._ignored)]
         by_name: dict[str, float] = defaultdict(float)
         for entry in fresh:
-            by_name[entry.name] += sent(entry.name, entry.bytes, workers, backend) / steps
+            size = group_sizes.get(entry.group, workers)
+            by_name[entry.name] += sent(entry.name, entry.bytes, size, backend) / steps
         return {"bytes": sum(by_name.values()), "calls": len(fresh) / steps, "by_name": dict(by_name)}
 
 

@@ -1,0 +1,158 @@
+"""The bonus lessons on tensor parallelism, 1F1B and grids as strategies: beyond/on_grid.py behind the Engine.
+
+own_tensor has all workers on the tensor axis, own_1f1b on the pipeline axis, own_grid on the axes that --grid names.
+Forward and backward are interleaved by the schedule, so both count as backward. They compute in fp32.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from benchmark.engines.engine import BETAS, Engine
+from benchmark.engines.gathered import of_all_workers
+from benchmark.settings import Settings
+from benchmark.workload import summary, validation_sums
+from beyond.on_grid import OnGrid
+from beyond.tensor_parallel import ColumnParallel, RowParallel, attention_columns, own_part
+from common.arguments import parse_grid
+from common.workers.process_group import Worker
+
+MICRO_BATCHES_A_STAGE = 4  # as engines/pipeline.py
+
+
+class OwnGrid(Engine):
+    """Each worker has one cell of the grid: some blocks, a slice of their matrices, a part of the batch."""
+
+    grid: OnGrid
+
+    def __init__(self, settings: Settings, worker: Worker, model: Any) -> None:
+        self.config: GPT2Config = model.config
+        strategy = settings.strategy.removeprefix("own_")
+        self.sizes = parse_grid(strategy, settings.grid if strategy == "grid" else None, settings.world_size)
+        super().__init__(settings, worker, model)
+        self.model = self.bare = self.grid.model  # the rest goes with the last reference to the whole model
+
+    def wrap(self, model: Any) -> nn.Module:
+        settings, grid = self.settings, self.sizes
+        make = partial(torch.optim.AdamW, lr=settings.learning_rate, eps=settings.adam_epsilon, betas=BETAS)
+        # The workers of a replica compute the examples of all of them together.
+        count = settings.batch_size * grid.pipeline * grid.tensor
+        chunks = 1
+        if grid.pipeline > 1:
+            most = min(count, MICRO_BATCHES_A_STAGE * grid.pipeline)
+            chunks = max(c for c in range(1, most + 1) if count % c == 0)
+        self.grid = OnGrid(model, grid, make, settings.weight_decay, "1f1b", chunks)
+        return self.grid.model
+
+    def make_optimizer(self) -> Any:
+        return self.grid.optimizer
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """The examples of this worker's replica (B * workers of a replica, T)."""
+        tokens = of_all_workers(batch["input_ids"], self.worker.world_size)
+        return tokens.chunk(dist.get_world_size(self.grid.data))[dist.get_rank(self.grid.data)]
+
+    def backward(self, loss: Tensor, last: bool) -> Tensor:
+        tokens = loss
+        value = self.grid.forward_backward(tokens)
+        if last:
+            if self.settings.accumulation > 1:
+                for parameter in self.bare.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad /= self.settings.accumulation
+            self.grid.finish()
+        return value
+
+    def clip(self, norm: float) -> None:
+        self.grid.clip(norm)
+
+    def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
+        sums = torch.zeros(3, dtype=torch.float64)
+        with self.grid.evaluating():
+            for batch in self.worker.batches(batches):
+                logits = self.grid.runner.only_forward(batch["input_ids"])
+                if logits is not None:
+                    sums += torch.tensor(validation_sums(logits, batch, kind), dtype=torch.float64)
+        dist.all_reduce(sums, group=self.grid.pipeline)
+        total, right, tokens = sums.tolist()
+        return summary(total, int(right), int(tokens))
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """Each worker sends its cell to the first, which puts slices and stages together."""
+        first = self.worker.is_first
+        mine = [(name, p.detach().cpu(), self.place(p)) for name, p in self.names()]
+        cells: list[Any] = [None] * self.worker.world_size if first else []
+        dist.gather_object(mine, cells if first else None)
+        if not first:
+            return {}
+        with torch.device("meta"):
+            shapes = {name: p.shape for name, p in GPT2LMHeadModel(self.config).named_parameters()}
+        whole = {name: torch.empty(shape) for name, shape in shapes.items()}
+        for name, value, place in (entry for cell in cells for entry in cell):
+            if place is None:
+                whole[name].copy_(value)
+            else:
+                whole[name].index_copy_(place[0], place[1], value)
+        return whole
+
+    def names(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """This worker's parameters by the names of the whole model."""
+        stage = self.grid.model
+        for name, parameter in stage.named_parameters():
+            kind, _, rest = name.partition(".")
+            if kind == "blocks":
+                number, _, rest = rest.partition(".")
+                yield f"transformer.h.{stage.first_block + int(number)}.{rest}", parameter
+            elif kind == "head":
+                yield f"transformer.wte.{rest}", parameter
+            else:
+                yield f"transformer.{name}", parameter
+
+    def place(self, parameter: nn.Parameter) -> tuple[int, Tensor] | None:
+        """Where a slice lies in the whole parameter: dimension and indices; None for what is not cut."""
+        return self.places().get(id(parameter))
+
+    def places(self) -> dict[int, tuple[int, Tensor]]:
+        found: dict[int, tuple[int, Tensor]] = {}
+        group, width = self.grid.tensor, self.config.n_embd
+        heads = own_part(self.config.n_head, group)
+        columns = attention_columns(width, heads, width // self.config.n_head)
+        hidden = own_part(self.config.n_inner or 4 * width, group)
+        for block in self.grid.model.blocks:
+            layers = ((block.attn, "c_attn", columns), (block.attn, "c_proj", columns[: len(columns) // 3]))
+            for part, name, indices in (*layers, (block.mlp, "c_fc", hidden), (block.mlp, "c_proj", hidden)):
+                layer = getattr(part, name)
+                if isinstance(layer, ColumnParallel):
+                    found[id(layer.weight)], found[id(layer.bias)] = (1, indices), (0, indices)
+                elif isinstance(layer, RowParallel):
+                    found[id(layer.weight)] = (0, indices)
+        return found
+
+    def unrecorded_bytes(self) -> float:
+        """gloo's point to point: activations and their gradients between stages, the shared matrix's gradient."""
+        settings, stages = self.settings, self.sizes.pipeline
+        if stages == 1:
+            return 0.0
+        tokens = settings.batch_size * self.worker.world_size // self.sizes.data * settings.length
+        boundaries = 2 * 4 * tokens * self.config.n_embd * (stages - 1) * settings.accumulation
+        shared = 2 * 4 * self.config.vocab_size * self.config.n_embd
+        return (boundaries + shared) / stages  # each pipeline sends as much
+
+    def group_sizes(self) -> dict[str, int]:
+        groups = (self.grid.data, self.grid.tensor, self.grid.pipeline)
+        return {group.group_name: dist.get_world_size(group) for group in groups}
+
+    def save(self, folder: Path) -> None:
+        state = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save(state, folder / f"cell{self.worker.rank}.pt")
+
+    def load(self, folder: Path) -> None:
+        state = torch.load(folder / f"cell{self.worker.rank}.pt", map_location=self.worker.device)
+        self.bare.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])

@@ -1,0 +1,118 @@
+"""torch's parallelize_module on GPT-2 behind the benchmark's Engine.
+
+It cuts nn.Linear by columns or rows. GPT-2 has Conv1D, whose weight is transposed, and one matrix for q, k and v, whose
+thirds a cut by columns would mix: so both are rewritten first, see SplitAttention. The values stay the same.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from benchmark.engines.engine import BETAS, Engine
+from benchmark.engines.gathered import of_all_workers
+
+PLAN = {"q": ColwiseParallel, "k": ColwiseParallel, "v": ColwiseParallel, "out": RowwiseParallel}
+
+
+def linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    """A layer with a copy of a Conv1D's weight (in, out) and bias (out,)."""
+    layer = nn.Linear(*weight.shape)
+    layer.weight.data.copy_(weight.t())
+    layer.bias.data.copy_(bias)
+    return layer
+
+
+class SplitAttention(nn.Module):
+    """GPT-2's causal attention with q, k and v apart, (B, T, D) to (B, T, D); the heads are what its layers give."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        weights, biases = attention.c_attn.weight.data.chunk(3, dim=1), attention.c_attn.bias.data.chunk(3)
+        self.q, self.k, self.v = (linear(w, b) for w, b in zip(weights, biases, strict=True))
+        self.out = linear(attention.c_proj.weight.data, attention.c_proj.bias.data)
+        self.head_dim, self.dropout = attention.head_dim, attention.attn_dropout.p
+        self.resid_dropout = attention.resid_dropout
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        q, k, v = (self.heads(layer(hidden_states)) for layer in (self.q, self.k, self.v))
+        dropout = self.dropout if self.training else 0.0
+        x = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return self.resid_dropout(self.out(x.transpose(1, 2).flatten(2))), None
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, heads, T, head_dim)
+
+
+class TensorParallel(Engine):
+    """The matrices of every block are cut over the workers, which compute the same examples; DTensor does the rest."""
+
+    def wrap(self, model: Any) -> nn.Module:
+        mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
+        for block in model.transformer.h:
+            block.attn = SplitAttention(block.attn)
+            block.mlp.c_fc = linear(block.mlp.c_fc.weight.data, block.mlp.c_fc.bias.data)
+            block.mlp.c_proj = linear(block.mlp.c_proj.weight.data, block.mlp.c_proj.bias.data)
+            plan = {f"attn.{name}": style() for name, style in PLAN.items()}
+            parallelize_module(block, mesh, plan | {"mlp.c_fc": ColwiseParallel(), "mlp.c_proj": RowwiseParallel()})
+        return model  # type: ignore[no-any-return]
+
+    def make_optimizer(self) -> Any:
+        """AdamW's fused kernels take either kind of parameter, not both in one group."""
+        optimizer = super().make_optimizer()
+        groups = []
+        for group in optimizer.param_groups:
+            for is_cut in (True, False):
+                kind = [p for p in group["params"] if isinstance(p, DTensor) is is_cut]
+                groups.append({"params": kind, "weight_decay": group["weight_decay"]})
+        settings = self.settings
+        return torch.optim.AdamW(groups, lr=settings.learning_rate, eps=settings.adam_epsilon, betas=BETAS)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return super().forward({name: of_all_workers(value, self.worker.world_size) for name, value in batch.items()})
+
+    def clip(self, norm: float) -> None:
+        """torch's clip_grad_norm_ takes either kind of gradient, not both: the factor is that of both norms."""
+        gradients = [p.grad for p in self.bare.parameters() if p.grad is not None]
+        cut = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+        whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+        of_cut: Any = torch.nn.utils.get_total_norm(cut)
+        total = torch.stack([of_cut.full_tensor(), torch.nn.utils.get_total_norm(whole)]).norm()
+        for parameters in (True, False):
+            kind = [p for p in self.bare.parameters() if isinstance(p, DTensor) is parameters]
+            nn.utils.clip_grads_with_norm_(kind, norm, total)
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """By GPT-2's own names, with Conv1D's orientation."""
+        full = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in self.bare.named_parameters()}
+        if not self.worker.is_first:
+            return {}
+        found: dict[str, Tensor] = {}
+        for name, value in full.items():
+            owner, _, kind = name.rpartition(".")
+            value = value.detach().cpu()
+            if owner.endswith("attn.q"):
+                thirds = [full[f"{owner[:-1]}{letter}.{kind}"].detach().cpu() for letter in "qkv"]
+                found[f"{owner[:-1]}c_attn.{kind}"] = torch.cat(
+                    [third.t() if kind == "weight" else third for third in thirds], -1
+                )
+            elif owner.endswith(("attn.k", "attn.v")):
+                continue
+            elif owner.endswith(("attn.out", "mlp.c_fc", "mlp.c_proj")):
+                found[name.replace("attn.out", "attn.c_proj")] = value.t() if kind == "weight" else value
+            else:
+                found[name] = value
+        return found
+
+    def save(self, folder: Path) -> None:
+        state = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save(state, folder / f"slice{self.worker.rank}.pt")
+
+    def load(self, folder: Path) -> None:
+        state = torch.load(folder / f"slice{self.worker.rank}.pt", weights_only=False)
+        self.bare.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
