@@ -1,0 +1,186 @@
+"""Memory of activations in a pipeline under GPipe and 1F1B, measured beside what the schedule says.
+
+    python -m benchmark.checks.activation_memory [--stages 4] [--micro_batches 4,8,16] [--plot beyond/activations.png]
+
+Every stage is a process of its own (gloo), with the lessons' runner (beyond/stage_runner.py). What backward will need
+is counted with torch.autograd.graph.saved_tensors_hooks: each storage once, parameters left out. One micro-batch is
+measured first; the schedule says how many of them are alive at once. Exit code 0 only if each measured peak is within
+2 % of that many times one.
+"""
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from beyond.on_grid import SCHEDULES
+from beyond.one_f_one_b import Action
+from beyond.stage_runner import Stage, StageRunner
+from common.errors import InputError, exit_on_input_error
+from common.figures import COLOURS, figure
+
+WIDTH, LENGTH, ROWS, VOCABULARY = 128, 64, 2, 500
+TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class Row:
+    """The most that a stage kept for backward, in bytes."""
+
+    schedule: str
+    micro_batches: int
+    stage: int
+    alive: int  # micro-batches at once, by the schedule
+    expected: int  # bytes: alive times one micro-batch
+    measured: int
+
+
+class SavedBytes:
+    """Bytes of the distinct storages that autograd keeps for backward inside `with saved.hooks():`."""
+
+    def __init__(self, parameters: set[int]) -> None:
+        self.parameters = parameters  # addresses of storages that live anyway
+        self.users: Counter[int] = Counter()
+        self.now = self.most = 0
+
+    def hooks(self) -> saved_tensors_hooks:
+        return saved_tensors_hooks(self.pack, self.unpack)
+
+    def pack(self, tensor: Tensor) -> "Kept":
+        return Kept(self, tensor)
+
+    @staticmethod
+    def unpack(kept: "Kept") -> Tensor:
+        return kept.tensor
+
+    def add(self, address: int, size: int) -> None:
+        if address not in self.parameters:
+            self.users[address] += 1
+            if self.users[address] == 1:
+                self.now += size
+                self.most = max(self.most, self.now)
+
+    def remove(self, address: int, size: int) -> None:
+        if address not in self.parameters:
+            self.users[address] -= 1
+            if self.users[address] == 0:
+                self.now -= size
+
+
+class Kept:
+    """One saved tensor; it counts until autograd drops it."""
+
+    def __init__(self, saved: SavedBytes, tensor: Tensor) -> None:
+        self.saved, self.tensor = saved, tensor
+        storage = tensor.untyped_storage()
+        self.address, self.size = storage.data_ptr(), storage.nbytes()
+        saved.add(self.address, self.size)
+
+    def __del__(self) -> None:
+        self.saved.remove(self.address, self.size)
+
+
+def most_alive(actions: list[Action]) -> int:
+    """How many micro-batches have had their forward and not their backward, at most."""
+    alive = most = 0
+    for action in actions:
+        alive += 1 if action.kind == "forward" else -1
+        most = max(most, alive)
+    return most
+
+
+def work(rank: int, stages: int, counts: list[int], store: str, results: Any) -> None:
+    """One stage: a row for every schedule and number of micro-batches."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=stages)
+    torch.manual_seed(0)
+    sizes = {"n_positions": LENGTH, "n_embd": WIDTH, "n_layer": stages, "n_head": 4, "vocab_size": VOCABULARY}
+    sizes |= {"bos_token_id": 0, "eos_token_id": 0}
+    config = GPT2Config(**sizes, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)  # type: ignore[arg-type]
+    group = dist.group.WORLD
+    assert group is not None
+    runner = StageRunner(Stage(GPT2LMHeadModel(config), rank, stages), group)
+    parameters = {p.untyped_storage().data_ptr() for p in runner.stage.parameters()}
+    tokens = torch.randint(VOCABULARY, (max(counts) * ROWS, LENGTH))
+
+    def peak(schedule: str, count: int) -> tuple[int, int]:
+        saved, actions = SavedBytes(parameters), SCHEDULES[schedule](count, stages, rank)
+        with saved.hooks():
+            runner.run(actions, tokens[: count * ROWS].chunk(count))
+        return saved.most, most_alive(actions)
+
+    one, _ = peak("gpipe", 1)
+    for schedule in SCHEDULES:
+        for count in counts:
+            measured, alive = peak(schedule, count)
+            results.put(Row(schedule, count, rank, alive, alive * one, measured))
+    dist.destroy_process_group()
+
+
+def measure(stages: int, counts: list[int]) -> list[Row]:
+    """Run all stages; rows in the order of schedule, micro-batches and stage."""
+    context = multiprocessing.get_context("spawn")
+    results: Any = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (stages, counts, os.path.join(folder, "store"), results)
+        processes = [context.Process(target=work, args=(rank, *arguments), daemon=True) for rank in range(stages)]
+        for process in processes:
+            process.start()
+        rows = [results.get(timeout=300) for _ in range(stages * len(counts) * len(SCHEDULES))]
+        for process in processes:
+            process.join()
+    return sorted(rows, key=lambda row: (row.schedule, row.micro_batches, row.stage))
+
+
+def draw(path: Path, rows: list[Row]) -> None:
+    """Peak of each stage with the largest number of micro-batches, GPipe beside 1F1B."""
+    count = max(row.micro_batches for row in rows)
+    with figure(path) as axes:
+        for place, (schedule, name, colour, hatch) in enumerate(
+            (("gpipe", "GPipe", COLOURS[1], "//"), ("1f1b", "1F1B", COLOURS[0], ""))
+        ):
+            found = [row for row in rows if (row.schedule, row.micro_batches) == (schedule, count)]
+            sizes = [row.measured / 1e6 for row in found]
+            places = [row.stage + 0.4 * (place - 0.5) for row in found]
+            bars = axes.bar(places, sizes, 0.38, color=colour, edgecolor="white", hatch=hatch, label=name)
+            axes.bar_label(bars, [f"{row.alive}" for row in found], padding=2)
+        axes.set(xlabel="stage", ylabel=f"activations, MB ({count} micro-batches)")
+        axes.set_xticks(range(1 + max(row.stage for row in rows)))
+        axes.legend(title="number: micro-batches alive", loc="upper left", ncols=2)
+        axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", type=int, default=4)
+    parser.add_argument("--micro_batches", default="4,8,16")
+    parser.add_argument("--plot", type=Path)
+    arguments = parser.parse_args()
+    words = arguments.micro_batches.split(",")
+    if arguments.stages < 1 or not all(word.isdecimal() and int(word) for word in words):
+        raise InputError(f"--micro_batches: expected numbers such as 4,8,16, got {arguments.micro_batches!r}")
+    rows = measure(arguments.stages, [int(word) for word in words])
+    print(f"{'schedule':<9}{'micro-batches':>14}{'stage':>7}{'alive':>7}{'expected MB':>13}{'measured MB':>13}")
+    for row in rows:
+        print(
+            f"{row.schedule:<9}{row.micro_batches:>14}{row.stage:>7}{row.alive:>7}"
+            f"{row.expected / 1e6:>13.2f}{row.measured / 1e6:>13.2f}"
+        )
+    if arguments.plot:
+        draw(arguments.plot, rows)
+    sys.exit(any(not abs(row.measured / row.expected - 1) <= TOLERANCE for row in rows))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)
