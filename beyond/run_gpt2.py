@@ -128,8 +128,8 @@ def main():
         if config.resume_from:
             load_shards(config.resume_from, optimizer)
         if isinstance(optimizer, OnGrid):
-            model, record.runner = optimizer.model, optimizer.runner  # this rank's part; the rest is not needed
-        record.watch_memory(model, optimizer.optimizer)
+            record.runner = optimizer.runner
+        record.watch_memory(optimizer.model if isinstance(optimizer, OnGrid) else model, optimizer.optimizer)
         train(config, worker, model, optimizer, loader, data.validation, record)
         if config.save_to:
             save_shards(config.save_to, optimizer)

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
+from transformers.pytorch_utils import Conv1D
 
 Group = dist.ProcessGroup | None  # None: all ranks
 
@@ -92,11 +93,11 @@ def sum_slices(x: Tensor, group: Group) -> Tensor:
 class ColumnParallel(nn.Module):
     """Some output columns of a linear layer x W + b.
 
-    layer: has weight (in, out) and bias (out,), such as GPT-2's Conv1D; it is not needed afterwards.
+    layer: GPT-2's Conv1D has weight (in, out) and bias (out,); it is not needed afterwards.
     columns: the indices of this rank's columns.
     """
 
-    def __init__(self, layer: nn.Module, columns: Tensor, group: Group = None) -> None:
+    def __init__(self, layer: Conv1D, columns: Tensor, group: Group = None) -> None:
         """Copy the columns.
 
         b.11 [5] self.weight and self.bias are Parameters with this rank's columns only, with memory of their own.
@@ -126,7 +127,7 @@ class RowParallel(nn.Module):
     layer: as in ColumnParallel. rows: the indices of this rank's rows.
     """
 
-    def __init__(self, layer: nn.Module, rows: Tensor, group: Group = None) -> None:
+    def __init__(self, layer: Conv1D, rows: Tensor, group: Group = None) -> None:
         """Copy the rows.
 
         b.11 [7] self.weight has this rank's rows. self.bias is whole, on every rank.

@@ -42,14 +42,15 @@ def test_all_strategies_train_as_one_worker_does(tmp_path):
 
     rows = {row["strategy"]: row for row in result_of(done)["rows"]}
 
-    assert len(rows) == 15  # 13 strategies, and twice ddp again
+    assert len(rows) == 18  # 16 strategies, and twice ddp again
     assert all(row["loss_difference"] <= 5e-6 for row in rows.values()), rows
     assert all(row["parameter_difference"] <= 1e-5 for row in rows.values()), rows
     assert rows["single"]["last_loss"] < 7.0
 
 
 @pytest.mark.parametrize(
-    "strategy", ["fsdp", "pipeline", "own_overlap", "own_zero3", slow("own_ring"), slow("own_zero2")]
+    "strategy",
+    ["fsdp", "pipeline", "own_overlap", "own_zero3", "own_1f1b", slow("own_ring"), slow("own_zero2"), slow("tensor")],
 )
 def test_accumulated_steps_are_those_of_a_larger_batch(strategy, tmp_path):
     flags = ["--max_steps", "4", "--only", strategy, "--base", strategy, "--workers", "2"]
@@ -61,6 +62,18 @@ def test_accumulated_steps_are_those_of_a_larger_batch(strategy, tmp_path):
 
     assert all(row["loss_difference"] <= 5e-6 for row in rows), rows
     assert all(row["parameter_difference"] <= 1e-5 for row in rows), rows
+
+
+@pytest.mark.parametrize("grid", ["data=2,tensor=2", slow("pipeline=2,tensor=2"), slow("pipeline=2,data=2")])
+def test_a_grid_trains_as_one_worker_does(grid, tmp_path):
+    flags = ["--max_steps", "4", "--only", "own_grid", "--grid", grid, "--base", "single", "--workers", "4"]
+    flags += ["--weight_decay", "0.1", "--max_grad_norm", "0.5"]
+    done = run("-m", "benchmark.compare", *flags, "--output_dir", tmp_path / "c", timeout=TOO_LONG)
+
+    rows = {row["strategy"]: row for row in result_of(done)["rows"]}
+
+    assert rows["own_grid"]["loss_difference"] <= 5e-6, rows
+    assert rows["own_grid"]["parameter_difference"] <= 1e-5, rows
 
 
 def test_buckets_of_a_chosen_size_train_as_one_worker_does(tmp_path):
