@@ -4,6 +4,7 @@
     python -m staff.mistakes --task 2a --all   the mistakes of one task, each against every test of the task
     python -m staff.mistakes --cover           as few as fail every test once: part of `make test`
     python -m staff.mistakes --times 5         with five draws of the inputs: caught once can be luck
+    python -m staff.mistakes --minutes 14      as many as fit, in a new order each time; says how many were left out
 
 The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
 meet every test of the file they change; with --all, every test of their task. Exit code 0 only if every mistake is
@@ -17,7 +18,9 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,11 +124,22 @@ def summarize(verdicts: Iterable[Verdict]) -> dict[str, int]:
     }
 
 
+def until(futures: Sequence[Future[Verdict]], seconds: float) -> Iterator[Future[Verdict]]:
+    """Yield the futures in order. After `seconds`, those that have not begun are cancelled, and not yielded."""
+    end = time.monotonic() + seconds
+    for future in futures:
+        if time.monotonic() > end and future.cancel():
+            continue
+        yield future
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
     bank = [entry for entry in load_bank() if options.task in (None, entry.task) and options.only in entry.name]
     if options.cover:
         bank = cover(bank)
+    if options.minutes < float("inf"):
+        random.shuffle(bank)  # so that every entry has its turn, whatever is left out
     if not bank:
         raise InputError("the banks have no such entry; leave --task or --only out")
     verdicts = []
@@ -136,11 +150,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         for number, test in enumerate(columns):
             print(f"{'|' * number}+{'-' * (len(columns) - number)} {test}")
         seeds = range(options.seed, options.seed + options.times)
-        for future in [pool.submit(judge, entry, tests[entry.task], options.all, seeds) for entry in bank]:
+        futures = [pool.submit(judge, entry, tests[entry.task], options.all, seeds) for entry in bank]
+        for future in until(futures, 60 * options.minutes):
             verdicts.append(future.result())
             show(verdicts[-1], columns)
+    left_out = len(bank) - len(verdicts)
+    if left_out:
+        print(f"{left_out} of {len(bank)} entries did not fit into {options.minutes} minutes")
     caught = {test for verdict in verdicts if verdict.entry.is_mistake for test in verdict.failed}
-    idle = [] if options.only else [test for test in columns if test not in caught]
+    idle = [] if options.only or left_out else [test for test in columns if test not in caught]
     for test in idle:
         print(f"no mistake of the bank fails {test}")
     figures = summarize(verdicts)
@@ -163,10 +181,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--times", type=int, default=1, help="draws of the inputs for every entry: seeds one after the other"
     )
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no entry after so many minutes")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
     options = parser.parse_args(argv)
     if options.times < 1:
         raise InputError(f"--times: expected 1 draw of the inputs or more, got {options.times}")
+    if not options.minutes > 0:
+        raise InputError(f"--minutes: expected more than 0, got {options.minutes}")
     return options
 
 

@@ -344,6 +344,15 @@ def test_by_default_only_the_named_tests_run_and_with_all_every_one(course):
     assert ("F  | mistakes/bank: too small" in named) and ("F. | mistakes/bank: too small" in everything)
 
 
+def test_after_the_last_minute_what_has_not_begun_is_left_out_and_what_has_is_waited_for():
+    ended, waiting = Future(), Future()
+    ended.set_result("a verdict")
+
+    assert list(mistakes.until([ended, waiting], -1)) == [ended]
+    assert waiting.cancelled()
+    assert len(list(mistakes.until([ended, Future()], 3600))) == 2
+
+
 @pytest.mark.medium
 def test_a_survivor_fails_the_whole(course):
     code, figures, printed = course(TOO_SMALL + TOO_LARGE.replace("x = 2", "x = 1 + 0"))
