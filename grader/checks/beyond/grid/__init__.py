@@ -1,0 +1,1 @@
+"""Judges of b.14: ranks on a grid."""

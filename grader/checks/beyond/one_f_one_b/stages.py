@@ -1,0 +1,98 @@
+"""Judges a schedule by running it: losses, gradients, and the order of messages that the broker has seen."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from grader.checks import diagnosis, reference
+from grader.checks.beyond.cut_model import Model, Part
+from grader.checks.beyond.one_f_one_b.orders import most_alive
+from grader.grading import Grade
+from grader.ranks.calls import Call
+from grader.ranks.outcome import RankResult
+from grader.verdicts import Crashed
+
+STEPS = 2
+SLACK = 20.0  # float32 against float64, through several layers
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A pipeline: its stages, micro-batches in a batch, and examples in a micro-batch."""
+
+    stages: int
+    micro_batches: int
+    examples: int = 2
+
+
+SETTINGS = (Setting(2, 5), Setting(4, 6, 1), Setting(4, 3, 1), Setting(3, 3), Setting(1, 3), Setting(2, 1))
+
+
+def check(grade: Grade, setting: Setting) -> None:
+    """Two steps on real ranks: as one worker's, with as few micro-batches alive as the lesson says."""
+    n, m = setting.stages, setting.micro_batches
+    where = f"{m} micro-batches on {n} stages"
+    model = Model(grade, n if n > 1 else 2, m * setting.examples, STEPS, {"rate": 0.0, "momentum": 0.0})
+    parts = [Part(stage, n) for stage in range(n)]
+    each = [model.mine(part, rank) for rank, part in enumerate(parts)]
+    probe = "grader.probes.beyond.stages:stages"
+    result = grade.run(probe, n, seed=None, each=each, micro_batches=m, examples=setting.examples, **model.told())
+    verdict = grade.verdict(result)
+    if isinstance(verdict, Crashed) and "KeyError" in str(verdict):
+        raise Crashed(f"{where}: a backward comes before its forward, or comes twice\n{verdict}")
+    if verdict:
+        raise type(verdict)(f"{where}: {verdict}")
+    for rank, steps in zip(result.ranks, result.values, strict=True):
+        for step, told in enumerate(steps):
+            _check_order(grade, rank, step, told, setting, where)
+            at = f"{where}, step {step}, stage {rank.rank}"
+            right = model.right["steps"][step]
+            _check_loss(grade, told, float(right["loss"]) if rank.rank == n - 1 else 0.0, at)
+            for name, got in told["gradients"].items():
+                expected = model.expected(parts[rank.rank], right["gradients"], name)
+                if expected is None or not reference.close(got, expected, 0.1, SLACK):
+                    words = name if expected is None else diagnosis.parameter_words(name, got, expected)
+                    grade.fail(f"{at}: the gradient is not that of one worker; {words}")
+
+
+def _check_loss(grade: Grade, told: dict[str, Any], right: float, at: str) -> None:
+    got = float(np.ravel(told["loss"])[0])
+    if not abs(got - right) <= 1e-4 * max(1.0, abs(right)):
+        grade.fail(f"{at}: expected the loss {right:.6f} of one worker, got {got:.6f}")
+
+
+def _check_order(grade: Grade, rank: RankResult, step: int, told: dict[str, Any], setting: Setting, where: str) -> None:
+    """How many micro-batches were alive: what the messages show, and what the runner has counted."""
+    kinds = seen(rank, step)
+    at, limit = f"{where}, step {step}, stage {rank.rank}", min(setting.stages - rank.rank, setting.micro_batches)
+    if setting.stages == 1:  # no messages
+        kinds = ["forward", "backward"] * setting.micro_batches
+    if kinds.count("forward") != setting.micro_batches or kinds.count("backward") != setting.micro_batches:
+        counts = f"{kinds.count('forward')} forwards and {kinds.count('backward')} backwards"
+        grade.fail(f"{at}: expected a forward and a backward of every micro-batch, got {counts}")
+    for alive, who in ((most_alive(kinds), "by its messages"), (told["most_alive"], "as the runner counts")):
+        if alive != limit:
+            words = "all forwards come before the first backward, as in GPipe" if alive == setting.micro_batches else ""
+            few = "backward begins too early, so that the next stage has no work" if alive < limit else words
+            grade.fail(
+                f"{at}: {alive} micro-batches are alive at once ({who}), expected {limit}" + (f": {few}" * bool(few))
+            )
+    if told["left"]:
+        grade.fail(f"{at}: {told['left']} micro-batches are still alive at the end")
+
+
+def seen(rank: RankResult, step: int) -> list[str]:
+    """The forwards and backwards of a step, in order. Each begins or ends with a message from or to the left; on the first
+    stage, to or from the right."""
+    found, number, running = list[str](), -1, False
+    for event in rank.events:
+        if event.name in ("run", "finish"):
+            running = event.name == "run"
+            number += running
+        elif isinstance(event, Call) and event.point_to_point and running and number == step:
+            if rank.rank == 0:
+                found.append("forward" if event.name == "send" else "backward")
+            elif event.root == rank.rank - 1:
+                found.append("forward" if event.name == "recv" else "backward")
+    return found

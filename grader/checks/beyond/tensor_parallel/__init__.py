@@ -1,0 +1,1 @@
+"""Judges of b.11 and b.12: tensor parallelism."""
