@@ -77,25 +77,28 @@ class OnGrid:
         self.runner.finish()
         if dist.get_world_size(self.data) == 1:
             return
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = self.gradients()
         message = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(message, group=self.data)
         message /= dist.get_world_size(self.data)
         for gradient, mean in zip(gradients, message.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(mean.view_as(gradient))
 
+    def gradients(self) -> list[Tensor]:
+        """Return the gradients of this rank's part."""
+        return [p.grad for p in self.model.parameters() if p.grad is not None]
+
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients so that the norm of the whole model's gradient is at most max_norm; return that norm."""
-        squares = squared_norm(self.model, self.tensor)
+        total = squared_norm(self.model, self.tensor)
         counted_elsewhere = self.runner.shared_elsewhere()
         if counted_elsewhere is not None and counted_elsewhere.grad is not None:
-            squares = squares - counted_elsewhere.grad.square().sum()
-        dist.all_reduce(squares, group=self.pipeline)
-        norm = squares.sqrt()
+            total = total - counted_elsewhere.grad.square().sum()
+        dist.all_reduce(total, group=self.pipeline)
+        norm = total.sqrt()
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad *= factor
+        for gradient in self.gradients():
+            gradient *= factor
         return norm
 
     def step(self) -> None:

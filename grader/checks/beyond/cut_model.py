@@ -96,9 +96,10 @@ class Model:
                 f"transformer.h.{number}.{name}": shape
                 for name, shape in {
                     "ln_1.weight": (width,), "ln_1.bias": (width,), "attn.c_attn.weight": (width, 3 * width),
-                    "attn.c_attn.bias": (3 * width,), "attn.c_proj.weight": (width, width), "attn.c_proj.bias": (width,),
-                    "ln_2.weight": (width,), "ln_2.bias": (width,), "mlp.c_fc.weight": (width, inner),
-                    "mlp.c_fc.bias": (inner,), "mlp.c_proj.weight": (inner, width), "mlp.c_proj.bias": (width,),
+                    "attn.c_attn.bias": (3 * width,), "attn.c_proj.weight": (width, width),
+                    "attn.c_proj.bias": (width,), "ln_2.weight": (width,), "ln_2.bias": (width,),
+                    "mlp.c_fc.weight": (width, inner), "mlp.c_fc.bias": (inner,),
+                    "mlp.c_proj.weight": (inner, width), "mlp.c_proj.bias": (width,),
                 }.items()
             }  # fmt: skip
         shapes |= {"transformer.ln_f.weight": (width,), "transformer.ln_f.bias": (width,)}

@@ -112,9 +112,9 @@ def members(context: Context) -> list[dict[str, Any]]:
 
 def lists_of_ranks(groups: Any) -> Any:
     """Lists of lists of whole numbers; a text for what is none."""
-    if isinstance(groups, list) and all(isinstance(group, list) for group in groups):
-        if all(type(rank) is int for group in groups for rank in group):
-            return groups[:64]
+    are_lists = isinstance(groups, list) and all(isinstance(group, list) for group in groups)
+    if are_lists and all(type(rank) is int for group in groups for rank in group):
+        return groups[:64]
     return str(groups)[:100]
 
 
@@ -136,11 +136,11 @@ def groups(context: Context) -> dict[str, Any]:
         if not isinstance(group, dist.ProcessGroup):
             found[kind] = {"type": type(group).__name__}
             continue
-        total = mine[kind].clone()
+        number = mine[kind].clone()
         context.event("sum", of=kind)
-        dist.all_reduce(total, group=group)
+        dist.all_reduce(number, group=group)
         context.event("ended")
-        found[kind] = {"ranks": dist.get_process_group_ranks(group), "sum": total}
+        found[kind] = {"ranks": dist.get_process_group_ranks(group), "sum": number}
     return found
 
 
@@ -189,7 +189,7 @@ def whole_training(context: Context) -> dict[str, Any]:
     """
     a = context.arguments
     model = model_of(a, a["mine"]["weights"]).double()
-    named = dict(model.named_parameters())
+    named: dict[str, Tensor] = dict(model.named_parameters())
     moved = {name: torch.zeros_like(value) for name, value in named.items()}
     found = []
     for tokens, limit in zip(a["mine"]["tokens"], a["limits"], strict=True):
@@ -201,5 +201,5 @@ def whole_training(context: Context) -> dict[str, Any]:
         with torch.no_grad():
             for name, value in named.items():
                 moved[name] = a["momentum"] * moved[name] + factor * made[name]
-                value -= a["rate"] * moved[name]
+                value.sub_(a["rate"] * moved[name])
     return {"steps": found, "parameters": copies(named.items())}

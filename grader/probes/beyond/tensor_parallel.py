@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+from transformers.pytorch_utils import Conv1D
 
 from grader.inside.context import Context
 
@@ -94,15 +95,11 @@ def twice(function: Callable[..., Any], given: list[dict[str, Tensor]], group: G
 # --- layers ---
 
 
-class Layer(nn.Module):
-    """A linear layer x W + b, such as GPT-2's Conv1D."""
-
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight + self.bias
+def linear(weight: Tensor, bias: Tensor) -> Conv1D:
+    """A layer x W + b of GPT-2's kind."""
+    layer = Conv1D(weight.shape[1], weight.shape[0])
+    layer.weight, layer.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+    return layer
 
 
 def layers(context: Context) -> list[dict[str, Any]]:
@@ -119,7 +116,7 @@ def layers(context: Context) -> list[dict[str, Any]]:
         made = {}
         for name, kind in (("column", lesson.ColumnParallel), ("row", lesson.RowParallel)):
             one = given[name]
-            whole = Layer(one["weight"], one["bias"])
+            whole = linear(one["weight"], one["bias"])
             context.event(f"make {name}")
             made[name] = kind(whole, one["indices"], group)
             told = described(made[name], whole) | {"changed": changed(whole, one)}
@@ -129,7 +126,7 @@ def layers(context: Context) -> list[dict[str, Any]]:
     return found
 
 
-def described(module: nn.Module, whole: Layer) -> dict[str, Any]:
+def described(module: nn.Module, whole: Conv1D) -> dict[str, Any]:
     """The parameters of a layer: their values, what shares memory with the whole layer, and what is no Parameter."""
     theirs = {parameter.untyped_storage().data_ptr() for parameter in whole.parameters()}
     named = dict(module.named_parameters())
@@ -144,7 +141,7 @@ def described(module: nn.Module, whole: Layer) -> dict[str, Any]:
     }
 
 
-def changed(whole: Layer, given: dict[str, Tensor]) -> list[str]:
+def changed(whole: Conv1D, given: dict[str, Tensor]) -> list[str]:
     return [name for name, value in whole.named_parameters() if not torch.equal(value.detach(), given[name])]
 
 
@@ -250,12 +247,12 @@ class Mixed(nn.Module):
     def __init__(self, lesson: Any, sizes: list[int], group: Group) -> None:
         super().__init__()
         inside, outside, slices = sizes
-        column = lesson.ColumnParallel(Layer(torch.zeros(inside, outside), torch.zeros(outside)), slices, group)
-        row = lesson.RowParallel(Layer(torch.zeros(outside, inside), torch.zeros(inside)), slices, group)
+        column = lesson.ColumnParallel(linear(torch.zeros(inside, outside), torch.zeros(outside)), slices, group)
+        row = lesson.RowParallel(linear(torch.zeros(outside, inside), torch.zeros(inside)), slices, group)
         self.norm = nn.LayerNorm(inside)
         self.mlp = nn.ModuleDict({"fc": column, "act": nn.ReLU(), "proj": row})
-        self.head = nn.Linear(inside, outside, bias=False)
-        self.again = nn.ModuleList([self.head, self.norm])
+        self.head, self.again = (nn.Linear(inside, outside, bias=False) for _ in range(2))
+        self.again.weight = self.head.weight
 
 
 def norms(context: Context) -> list[dict[str, Any]]:

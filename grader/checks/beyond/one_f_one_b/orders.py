@@ -88,7 +88,7 @@ def most_alive(kinds: Sequence[str]) -> int:
 
 
 def warm_up(m: int, n: int, schedule: Sequence[list[Action]]) -> str:
-    """The last stage makes one forward before its first backward; each stage before it one more, if there are so many."""
+    """The last stage makes one forward before its first backward, each stage before it one more: at most all."""
     before = [[kind for kind, _ in actions].index("backward") for actions in schedule]
     for stage in reversed(range(n)):
         if stage == n - 1:
@@ -109,22 +109,22 @@ def alternating(m: int, n: int, schedule: Sequence[list[Action]]) -> str:
         for place, (one, other) in enumerate(pairwise(kinds[begin:end]), begin + 1):
             if one == other:
                 return (
-                    f"stage {stage} has two {one}s in a row, its actions {place - 1} and {place}: after the warm-up, one "
-                    "forward and one backward in turn, until all forwards are made"
+                    f"stage {stage} has two {one}s in a row, its actions {place - 1} and {place}: after the warm-up, "
+                    "one forward and one backward in turn, until all forwards are made"
                 )
     return ""
 
 
 def no_slower_than_gpipe(m: int, n: int, schedule: Sequence[list[Action]]) -> str:
-    """Carried out, it takes no longer than GPipe, which has the same bubble; also where a backward takes twice as long."""
+    """Carried out, it takes no longer than GPipe; also where a backward takes twice as long as a forward."""
     for ticks in (1, 2):
         mine, theirs = carry_out(schedule, ticks), carry_out(gpipe(m, n), ticks)
         if mine.stuck:
             return f"the stages wait for each other: {mine.stuck}"
         if mine.end > theirs.end:
             return (
-                f"a step takes {mine.end} ticks, GPipe {theirs.end} (a forward takes 1 tick, a backward {ticks}): a stage "
-                "waits though it has work"
+                f"a step takes {mine.end} ticks, GPipe {theirs.end} (a forward takes 1 tick, a backward {ticks}): a "
+                "stage waits though it has work"
             )
     return ""
 

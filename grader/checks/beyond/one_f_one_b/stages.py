@@ -83,8 +83,8 @@ def _check_order(grade: Grade, rank: RankResult, step: int, told: dict[str, Any]
 
 
 def seen(rank: RankResult, step: int) -> list[str]:
-    """The forwards and backwards of a step, in order. Each begins or ends with a message from or to the left; on the first
-    stage, to or from the right."""
+    """The forwards and backwards of a step, in order: each receives from the left or sends to it. The first stage has
+    nobody there; it sends to the right, and receives from it."""
     found, number, running = list[str](), -1, False
     for event in rank.events:
         if event.name in ("run", "finish"):

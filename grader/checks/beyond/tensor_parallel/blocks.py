@@ -39,8 +39,8 @@ CRASHES = WORDS_OF_CRASHES | {
     "of this rank's heads",
     "too many values to unpack": "the attention cuts q, k and v apart by attention.split_size: set it to the columns "
     "of this rank's heads",
-    "cannot be multiplied": "the columns of one layer and the rows of the next do not fit: both are of the same heads, or of "
-    "the same hidden units",
+    "cannot be multiplied": "the columns of one layer and the rows of the next do not fit: both are of the same heads, "
+    "or of the same hidden units",
 }
 Arrays = dict[str, np.ndarray]
 
@@ -79,7 +79,7 @@ class BlockRun:
         self, grade: Grade, ranks: Ranks, cut: Cut, dropout: tuple[float, float] = STILL, examples: int = EXAMPLES
     ) -> None:
         self.grade, self.ranks, self.cut, self.dropout, self.examples = grade, ranks, cut, dropout, examples
-        told = {"width": cut.width, "heads": cut.heads, "inner": cut.inner, "dropout": list(dropout)}
+        told: dict[str, Any] = {"width": cut.width, "heads": cut.heads, "inner": cut.inner, "dropout": list(dropout)}
         told |= {"examples": examples}
         self.inputs = {group: self._inputs(group) for group in map(ranks.among, range(ranks.count))}
         self.right: dict[tuple[int, ...], dict[str, Any]] = {}
@@ -155,14 +155,14 @@ class BlockRun:
                 self.grade.fail(f"{where}: there is a new parameter {more[0]}: replace the four matrices, nothing else")
             columns = len(self._indices(rank, "attn.c_proj.weight"))
             heads = self.cut.heads * columns // self.cut.width
-            for attribute, got, right in (
+            for attribute, found, wanted in (
                 ("split_size", value["split"], columns),
                 ("num_heads", value["heads"], heads),
             ):
-                if got != right:
+                if found != wanted:
                     self.grade.fail(
-                        f"{where}: attention.{attribute} is {got}, expected {right}: this rank has {heads} of the heads, "
-                        f"with {columns} columns in each third of c_attn"
+                        f"{where}: attention.{attribute} is {found}, expected {wanted}: this rank has {heads} of the "
+                        f"heads, with {columns} columns in each third of c_attn"
                     )
             if value["random"]:
                 self.grade.fail(

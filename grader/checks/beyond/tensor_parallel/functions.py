@@ -25,7 +25,9 @@ WORDS_OF_CRASHES = {
     "not to have been used": "backward returns None for x: return its gradient first, then None for the group",
     "does not require grad": "the result is cut off from the graph: forward computes from x itself, not from x.data "
     "or under no_grad",
-    "has no attribute 'group'": "keep the group in forward, ctx.group = group",
+    "is out of bounds for dimension": "the weight is (in, out): columns are along its second dimension, rows along the "
+    "first",
+    "has no attribute 'group'": "keep the group in ctx, in forward: backward gets nothing but ctx and the gradient",
     "a tensor with holes": "all_reduce needs a tensor without holes: make a copy, clone(), and hand that in",
     "more than one element of the written-to tensor": "an expanded gradient cannot be written to: make a copy first, "
     "clone(), and hand that to all_reduce",
@@ -129,9 +131,9 @@ def _draw(draw: np.random.Generator, case: tuple[str, str], shape: tuple[int, in
     """x and upstream; whole numbers, so that sums in bfloat16 are exact."""
     found = {}
     for key in ("x", "upstream"):
-        value = draw.integers(-9, 10, shape) if case[0] == "bfloat16" else draw.normal(size=shape)
-        value = np.broadcast_to(value[:1], shape) if case[1] == "expanded" else value
-        found[key] = np.array(value, np.float64 if case[0] == "float64" else np.float32)
+        value = draw.integers(-9, 10, shape).astype(float) if case[0] == "bfloat16" else draw.normal(size=shape)
+        rows = np.broadcast_to(value[:1], shape) if case[1] == "expanded" else value
+        found[key] = np.array(rows, np.float64 if case[0] == "float64" else np.float32)
     return found
 
 

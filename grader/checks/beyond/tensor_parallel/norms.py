@@ -79,7 +79,7 @@ def _check_value(grade: Grade, got: float, members: list[dict[str, Any]], own: i
 
     slices, n = [squares(SLICED, one) for one in members], len(members)
     whole, biases = squares(WHOLE, members[0]), squares(["mlp.proj.bias"], members[0])
-    right = sum(slices) + whole
+    right, shared = sum(slices) + whole, squares(["head.weight"], members[0])
     if abs(got - right) <= ROUGH[DTYPES[case]] * right + 1e-12:
         return
     known = {
@@ -87,6 +87,8 @@ def _check_value(grade: Grade, got: float, members: list[dict[str, Any]], own: i
         f"what all ranks have counts {n} times: only slices are summed over the group": sum(slices) + n * whole,
         f"the bias of the RowParallel counts {n} times: it is whole on every rank, see `sliced`": right
         + (n - 1) * biases,
+        "head.weight counts twice: two modules share it, and it is one parameter": right
+        + squares(["head.weight"], members[0]),
         "only slices are in it: add what all ranks have, once": sum(slices),
         "only what all ranks have is in it": whole,
         "it is the norm: expected its square": right**0.5,
