@@ -18,7 +18,7 @@ from grader.wire.connection import Wire
 
 
 def install(wire: Wire, rank: int, world_size: int) -> None:
-    """From now on init_process_group in this process joins the grader's group, whatever backend is asked for."""
+    """From now on init_process_group and new_group in this process make the grader's groups, for every backend."""
     real_init = dist.init_process_group
     signature = inspect.signature(real_init)
     joined = 0
@@ -39,9 +39,22 @@ def install(wire: Wire, rank: int, world_size: int) -> None:
         wire.answer(wire.post("init_process_group", group, waits=True), announced=True)
         real_init("grader", store=dist.HashStore(), rank=rank, world_size=world_size)
 
+    real_new_group = dist.new_group
+    of_new_group = inspect.signature(real_new_group)
+
+    @functools.wraps(real_new_group)
+    def new_group(*arguments: Any, **keywords: Any) -> Any:
+        """Whatever backend is asked for, as in init_process_group."""
+        given = of_new_group.bind(*arguments, **keywords).arguments
+        if given.get("backend") is not None and os.getpid() == wire.pid:
+            given["backend"] = "grader"
+        return real_new_group(**given)
+
     dist.Backend.register_backend("grader", create, extended_api=True, devices=["cpu"])
     setattr(dist, "init_process_group", init_process_group)  # noqa: B010 (mypy: a function is not assigned to)
     setattr(c10d, "init_process_group", init_process_group)  # noqa: B010
+    setattr(dist, "new_group", new_group)  # noqa: B010
+    setattr(c10d, "new_group", new_group)  # noqa: B010
 
 
 def rendezvous(given: dict[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,10 @@ EVERY_OPERATION = """
         if rank != 1:
             dist.all_reduce(t, group=pair)
             dist.broadcast(t, 2, group=pair)
+        got["a group with a backend"] = t = torch.tensor([2.0 + rank])
+        named = dist.new_group(ranks=[0, 1], backend="gloo")
+        if rank != 2:
+            dist.all_reduce(t, group=named)
         objects = [None] * n
         dist.all_gather_object(objects, {"rank": rank})
         got["objects"] = objects

@@ -105,8 +105,8 @@ def linear(weight: Tensor, bias: Tensor) -> Conv1D:
 def layers(context: Context) -> list[dict[str, Any]]:
     """Both layers alone, and one after the other with a relu between them.
 
-    Arguments: file, groups, dtypes (of each case); mine: of each case `column` and `row` (weight, bias, indices, x,
-    upstream).
+    Arguments: file, groups, dtypes (of each case), passes (whether they compute as well); mine: of each case `column`
+    and `row` (weight, bias, indices, x, upstream).
     """
     lesson = context.load(context.arguments["file"])
     group, found = join(context), []
@@ -120,9 +120,12 @@ def layers(context: Context) -> list[dict[str, Any]]:
             context.event(f"make {name}")
             made[name] = kind(whole, one["indices"], group)
             told = described(made[name], whole) | {"changed": changed(whole, one)}
-            found.append(told | passed(context, name, made[name], one["x"], one["upstream"]))
-        pair = nn.Sequential(made["column"], nn.ReLU(), made["row"])
-        found.append(passed(context, "pair", pair, given["column"]["x"], given["row"]["upstream"]))
+            if context.arguments["passes"]:
+                told |= passed(context, name, made[name], one["x"], one["upstream"])
+            found.append(told)
+        if context.arguments["passes"]:
+            pair = nn.Sequential(made["column"], nn.ReLU(), made["row"])
+            found.append(passed(context, "pair", pair, given["column"]["x"], given["row"]["upstream"]))
     return found
 
 

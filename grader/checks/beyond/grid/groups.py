@@ -17,12 +17,12 @@ Lists = list[list[int]]
 Sizes = tuple[int, int, int]  # pipeline, data, tensor
 GRIDS: dict[Sizes, tuple[Lists, Lists, Lists]] = {  # the groups of each kind
     (1, 1, 1): ([[0]], [[0]], [[0]]),
+    (1, 3, 2): ([[0], [1], [2], [3], [4], [5]], [[0, 2, 4], [1, 3, 5]], [[0, 1], [2, 3], [4, 5]]),
     (1, 2, 2): ([[0], [1], [2], [3]], [[0, 2], [1, 3]], [[0, 1], [2, 3]]),
     (2, 2, 1): ([[0, 2], [1, 3]], [[0, 1], [2, 3]], [[0], [1], [2], [3]]),
     (2, 1, 2): ([[0, 2], [1, 3]], [[0], [1], [2], [3]], [[0, 1], [2, 3]]),
     (1, 1, 3): ([[0], [1], [2]], [[0], [1], [2]], [[0, 1, 2]]),
     (3, 2, 1): ([[0, 2, 4], [1, 3, 5]], [[0, 1], [2, 3], [4, 5]], [[0], [1], [2], [3], [4], [5]]),
-    (1, 3, 2): ([[0], [1], [2], [3], [4], [5]], [[0, 2, 4], [1, 3, 5]], [[0, 1], [2, 3], [4, 5]]),
     (2, 2, 2): (
         [[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 2], [1, 3], [4, 6], [5, 7]], [[0, 1], [2, 3], [4, 5], [6, 7]]
     ),
@@ -127,8 +127,8 @@ def _differ(result: Result) -> str:
     for rank, mine in enumerate(calls):
         for place, (one, other) in enumerate(zip_longest(calls[0], mine, fillvalue="nothing more")):
             if one != other and result.ranks[rank].outcome != "raised":
-                fewer = sum(map(len, calls)) < len(calls) * max(map(len, calls))
-                cause = "members or not" if fewer else "in the same order"
+                same = sorted(map(str, mine)) == sorted(map(str, calls[0]))
+                cause = "in the same order" if same else "members or not"
                 return (
                     f"in call {place + 1} of new_group, rank 0 makes the group {short(str(one), 60)} and rank {rank} "
                     f"{short(str(other), 60)}: all ranks call new_group for all groups, {cause}\n"

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from grader.checks import diagnosis, reference
-from grader.checks.beyond.tensor_parallel.functions import WORDS_OF_CRASHES
+from grader.checks.beyond.tensor_parallel.functions import WORDS_OF_CRASHES, explain
 from grader.checks.beyond.tensor_parallel.messages import check_calls, phases
 from grader.checks.beyond.tensor_parallel.settings import PROBE, Cut, Ranks
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
-from grader.verdicts import Crashed
 from grader.wire import drawn
 
 EXAMPLES, TOKENS = 2, 5
@@ -35,6 +34,7 @@ LITERAL: tuple[tuple[int, list[int], int, list[int]], ...] = (  # width, heads, 
     (5, [0], 5, [*range(15)]),
 )
 CRASHES = WORDS_OF_CRASHES | {
+    "is out of bounds for dimension": "a layer has no such row or column: c_proj has as many rows as the model is wide",
     "not enough values to unpack": "the attention cuts q, k and v apart by attention.split_size: set it to the columns "
     "of this rank's heads",
     "too many values to unpack": "the attention cuts q, k and v apart by attention.split_size: set it to the columns "
@@ -91,12 +91,8 @@ class BlockRun:
             f"{PROBE}:block", ranks.count, payloads=True, seed=None, each=self.given,
             groups=list(map(list, ranks.groups)), **told,
         )  # fmt: skip
-        verdict = grade.verdict(self.result)
-        if isinstance(verdict, Crashed):
-            reasons = [reason for words, reason in CRASHES.items() if words in str(verdict)]
-            raise Crashed(f"{reasons[0]}\n{verdict}") if reasons else verdict
-        if verdict:
-            raise verdict
+        if verdict := grade.verdict(self.result):
+            raise explain(verdict, CRASHES)
 
     def _inputs(self, group: tuple[int, ...]) -> dict[str, Any]:
         draw = drawn.generator(self.grade.seed, 44, self.ranks.count, *group)

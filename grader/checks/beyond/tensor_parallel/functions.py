@@ -1,5 +1,6 @@
 """Judges f and g: what each hands on, what each adds up, and that nobody else's tensor changes."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,19 +10,18 @@ from grader.checks.beyond.tensor_parallel.messages import check_calls, check_pay
 from grader.checks.beyond.tensor_parallel.settings import PROBE, Ranks
 from grader.grading import Grade
 from grader.ranks.outcome import Result
-from grader.verdicts import Crashed
+from grader.verdicts import Crashed, Verdict, Wrong
 from grader.wire import drawn
 
-CASES = (
-    ("float32", "plain"), ("float64", "plain"), ("bfloat16", "plain"), ("float32", "expanded"), ("float32", "holes"),
-    ("float32", "transposed"),
-)  # fmt: skip
-SHAPES = ((3, 4), (2, 5), (4, 2), (3, 3), (2, 4), (4, 3))
+PLAIN = (("float32", "plain"), ("float64", "plain"), ("bfloat16", "plain"))
+STRIDED = (("float32", "expanded"), ("float32", "holes"), ("float32", "transposed"))
+SHAPES = ((3, 4), (2, 5), (4, 2))
 F, G = "to_slices", "sum_slices"
 NAMES = {F: "f (to_slices)", G: "g (sum_slices)"}
 WORDS_OF_CRASHES = {
     "returned an incorrect number of gradients": "backward returns a value for each input of forward, without ctx: the "
     "gradient of x, and None for the group",
+    "a gradient different than None at position 2": "return the gradient of x first, then None for the group",
     "not to have been used": "backward returns None for x: return its gradient first, then None for the group",
     "does not require grad": "the result is cut off from the graph: forward computes from x itself, not from x.data "
     "or under no_grad",
@@ -32,35 +32,37 @@ WORDS_OF_CRASHES = {
     "more than one element of the written-to tensor": "an expanded gradient cannot be written to: make a copy first, "
     "clone(), and hand that to all_reduce",
 }
+Cases = Sequence[tuple[str, str]]  # (dtype, layout) of the tensors
 Given = list[dict[str, np.ndarray]]  # of each case: x and upstream
 
 
-def explain(crash: Crashed) -> Crashed:
+def explain(verdict: Verdict, known: Mapping[str, str]) -> Verdict:
     """Torch's words, with the reason before them."""
-    reasons = [reason for words, reason in WORDS_OF_CRASHES.items() if words in str(crash)]
-    return Crashed(f"{reasons[0]}\n{crash}") if reasons else crash
+    reasons = [reason for words, reason in known.items() if words in str(verdict)]
+    is_students = isinstance(verdict, Crashed | Wrong) and reasons
+    return type(verdict)(f"{reasons[0]}\n{verdict}") if is_students else verdict
 
 
 class FunctionsRun:
     """One run of f and g, with what each rank was given."""
 
-    def __init__(self, grade: Grade, ranks: Ranks) -> None:
-        self.grade, self.ranks = grade, ranks
+    def __init__(self, grade: Grade, ranks: Ranks, cases: Cases = PLAIN) -> None:
+        self.grade, self.ranks, self.cases = grade, ranks, cases
         draws = [drawn.generator(grade.seed, 41, ranks.count, rank) for rank in range(ranks.count)]
-        self.given: list[Given] = [[_draw(draw, *case) for case in zip(CASES, SHAPES, strict=True)] for draw in draws]
+        self.given: list[Given] = [[_draw(draw, *case) for case in zip(cases, SHAPES, strict=True)] for draw in draws]
         self.twice: list[Given] = [[_draw(draw, ("float32", "plain"), (2, 3)) for _ in range(2)] for draw in draws]
         each = [{"cases": one, "twice": two} for one, two in zip(self.given, self.twice, strict=True)]
         self.result: Result = grade.run(
-            f"{PROBE}:functions", ranks.count, payloads=True, seed=None, each=each, cases=list(map(list, CASES)),
+            f"{PROBE}:functions", ranks.count, payloads=True, seed=None, each=each, cases=list(map(list, cases)),
             groups=list(map(list, ranks.groups)),
         )  # fmt: skip
         if verdict := grade.verdict(self.result):
-            raise explain(verdict) if isinstance(verdict, Crashed) else verdict
+            raise explain(verdict, WORDS_OF_CRASHES)
 
     def check(self) -> None:
         for name in (F, G):
             for rank in range(self.ranks.count):
-                for case in range(len(CASES)):
+                for case in range(len(self.cases)):
                     self._check_case(name, rank, case, self.result.values[rank][name][case])
                 self._check_twice(name, rank, self.result.values[rank]["twice"][name])
 
@@ -69,7 +71,7 @@ class FunctionsRun:
         return [np.asarray(self.given[other][case][key], np.float64) for other in self.ranks.among(rank)]
 
     def _check_case(self, name: str, rank: int, case: int, told: dict[str, Any]) -> None:
-        dtype, layout = CASES[case]
+        dtype, layout = self.cases[case]
         where = f"{NAMES[name]}, {self.ranks.words(rank)}, {dtype}"
         if told["kind"] != dtype:
             self.grade.fail(f"{where}: expected a tensor of {dtype} from forward, got {told['kind']}")

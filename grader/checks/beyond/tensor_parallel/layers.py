@@ -9,20 +9,22 @@ from typing import Any
 import numpy as np
 
 from grader.checks import diagnosis, reference
-from grader.checks.beyond.tensor_parallel.functions import explain
+from grader.checks.beyond.tensor_parallel.functions import WORDS_OF_CRASHES, explain
 from grader.checks.beyond.tensor_parallel.messages import check_calls, check_payload, phases
 from grader.checks.beyond.tensor_parallel.settings import PROBE, Ranks
 from grader.grading import Grade
 from grader.ranks.outcome import Result
-from grader.verdicts import Crashed
 from grader.wire import drawn
 
 DTYPES = ("float32", "float64", "bfloat16")
 INSIDE, OUTSIDE = 3, 11  # of the column layer; of the row layer the other way round
 LEADING = ((2, 3), (4,), (2, 1))  # the dimensions of x before its last one, in each case
 ITEM = {"float32": 4, "float64": 8, "bfloat16": 2}
+CRASHES = WORDS_OF_CRASHES | {
+    "different shapes": "f and g act on what all ranks have: f on x, before the product with the columns; g on the "
+    "product with the rows",
+}
 CLASSES = {"column": "ColumnParallel", "row": "RowParallel"}
-COLUMN, ROW, PAIR = range(3)  # the order in which a case's passes come
 Arrays = dict[str, np.ndarray]
 
 
@@ -76,7 +78,7 @@ def _total(up: np.ndarray) -> np.ndarray:
 class LayersRun:
     """One run of all cases, with what is right for each rank."""
 
-    def __init__(self, grade: Grade, ranks: Ranks) -> None:
+    def __init__(self, grade: Grade, ranks: Ranks, passes: bool = True) -> None:
         self.grade, self.ranks = grade, ranks
         self.wholes = {
             group: [self._whole(group, case) for case in range(len(DTYPES))] for group in map(ranks.among, self.all())
@@ -84,10 +86,10 @@ class LayersRun:
         self.given = [[self._given(rank, case) for case in range(len(DTYPES))] for rank in self.all()]
         self.result: Result = grade.run(
             f"{PROBE}:layers", ranks.count, payloads=True, seed=None, each=self.given, dtypes=list(DTYPES),
-            groups=list(map(list, ranks.groups)),
+            groups=list(map(list, ranks.groups)), passes=passes,
         )  # fmt: skip
         if verdict := grade.verdict(self.result):
-            raise explain(verdict) if isinstance(verdict, Crashed) else verdict
+            raise explain(verdict, CRASHES)
 
     def all(self) -> range:
         return range(self.ranks.count)
@@ -140,7 +142,7 @@ class LayersRun:
         for rank in self.all():
             for case, dtype in enumerate(DTYPES):
                 for name in CLASSES:
-                    told = self.result.values[rank][3 * case + (ROW if name == "row" else COLUMN)]
+                    told = self.result.values[rank][2 * case + (name == "row")]
                     self._check_slices(rank, case, name, told, f"{CLASSES[name]}, {self.ranks.words(rank)}, {dtype}")
 
     def _check_slices(self, rank: int, case: int, name: str, told: dict[str, Any], where: str) -> None:
@@ -287,21 +289,22 @@ def _name_slice(got: np.ndarray, name: str, each: str, given: Arrays) -> str:
     first, ordered = np.arange(len(part)), np.sort(part)
     axis = 1 if name == "column" and each == "weight" else 0
     whole = weight if each == "weight" else bias
+
+    def taken(indices: np.ndarray, along: int = axis) -> np.ndarray:
+        return np.take(whole, indices, along, mode="wrap")
+
     known = {
         f"the {each} is whole: take this rank's {name}s": whole,
-        f"the first {len(part)} {name}s were taken; the indices say which ones": np.take(whole, first, axis),
-        f"the {name}s are sorted; expected them in the order of the indices": np.take(whole, ordered, axis),
+        f"the first {len(part)} {name}s were taken; the indices say which ones": taken(first),
+        f"the {name}s are sorted; expected them in the order of the indices": taken(ordered),
     }
     if each == "weight":
-        shorter = part[part < weight.shape[1 - axis]]
-        known["rows were taken in place of columns, or the other way round"] = np.take(
-            weight, part if len(shorter) == len(part) else shorter, 1 - axis
-        )
-        known["the weight is transposed: it is (in, out)"] = np.take(whole, part, axis).T
-    if each == "bias" and name == "row":
-        known["the bias of a RowParallel is whole: it belongs to no row"] = np.take(bias, part[part < len(bias)])
-        known["the bias is divided by the number of ranks, or changed otherwise: expected the layer's own"] = got * 0
+        inside = part[part < weight.shape[1 - axis]]
+        known["rows were taken in place of columns, or the other way round"] = taken(inside, 1 - axis)
+        known["the weight is transposed: it is (in, out)"] = taken(part).T
     for words, value in known.items():
         if got.shape == value.shape and np.array_equal(got, value):
             return f"{words}; "
+    if each == "bias" and name == "row":
+        return "the bias of a RowParallel is the layer's own, whole and not divided: it belongs to no row; "
     return ""

@@ -87,8 +87,7 @@ def _check_value(grade: Grade, got: float, members: list[dict[str, Any]], own: i
         f"what all ranks have counts {n} times: only slices are summed over the group": sum(slices) + n * whole,
         f"the bias of the RowParallel counts {n} times: it is whole on every rank, see `sliced`": right
         + (n - 1) * biases,
-        "head.weight counts twice: two modules share it, and it is one parameter": right
-        + squares(["head.weight"], members[0]),
+        "head.weight counts twice: two modules share it, and it is one parameter": right + shared,
         "only slices are in it: add what all ranks have, once": sum(slices),
         "only what all ranks have is in it": whole,
         "it is the norm: expected its square": right**0.5,
