@@ -1,8 +1,10 @@
 """The script of the bonus lessons as its README starts it: losses of task 3, messages and bytes, SLURM, bad flags."""
 
+import functools
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -29,15 +31,15 @@ def free_port_of_slurm() -> int:
             continue
 
 
-def started_by_hand(script, folder, *flags):
+def started_by_hand(script, folder, *flags, count=WORKERS):
     """One command line for each worker."""
     folder.mkdir()
-    words = ["--master_ip", "127.0.0.1", "--master_port", free_port_of_slurm(), "--world_size", WORKERS]
+    words = ["--master_ip", "127.0.0.1", "--master_port", free_port_of_slurm(), "--world_size", count]
     words += ["--output_dir", folder, "--overwrite_output_dir", *FLAGS, *flags]
     workers = [
-        Script(ROOT / script, [*words, "--local_rank", rank], folder / f"log{rank}.txt") for rank in range(WORKERS)
+        Script(ROOT / script, [*words, "--local_rank", rank], folder / f"log{rank}.txt") for rank in range(count)
     ]
-    assert [worker.wait(timeout=240) for worker in workers] == [0] * WORKERS, (folder / "log0.txt").read_text()
+    assert [worker.wait(timeout=240) for worker in workers] == [0] * count, (folder / "log0.txt").read_text()
 
 
 def started_by_slurm(script, folder, *flags):
@@ -118,6 +120,87 @@ def test_no_rank_sends_its_weights(runs, name):
     for record in runs[name]:
         broadcast = sum(entry["bytes"] for entry in record["collectives"] if entry["name"] == "broadcast")
         assert broadcast < record["parameters"]  # the order: one index for each tensor
+
+
+GRIDS = {  # the name of a run: its workers and flags
+    "one worker": (1, "ring"),
+    "two workers": (2, "ring"),  # which share the data as the two places of a data axis do
+    "tensor on 2": (2, "tensor"),
+    "tensor on 4": (4, "tensor"),
+    "1f1b on 2": (2, "1f1b", "--n_chunk", "4"),
+    "1f1b on 4": (4, "1f1b", "--n_chunk", "2"),
+    "gpipe on 2": (2, "1f1b", "--schedule", "gpipe"),
+    "data x tensor": (4, "grid"),
+    "pipeline x data": (4, "grid", "--grid", "pipeline=2,data=2"),
+    "pipeline x tensor": (4, "grid", "--grid", "pipeline=2,tensor=2"),
+}
+FAST = ("one worker", "tensor on 2", "1f1b on 2")
+
+
+@pytest.fixture(scope="module")
+def on_grids(tmp_path_factory):
+    """on_grids(name) -> the records of all workers of a run of GRIDS, which is made once."""
+    folder = tmp_path_factory.mktemp("grids")
+
+    @functools.cache
+    def records(name):
+        count, strategy, *flags = GRIDS[name]
+        started_by_hand("beyond/run_gpt2.py", folder / name, "--strategy", strategy, *flags, count=count)
+        return [json.loads((folder / name / f"rank{rank}.json").read_text()) for rank in range(count)]
+
+    return records
+
+
+def mean_losses(records):
+    """Of every step, over all workers."""
+    every = [[step["loss"] for step in record["iterations"]] for record in records]
+    return [sum(step) / len(step) for step in zip(*every, strict=True)]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.proof) for name in GRIDS][2:]
+)
+def test_losses_on_a_grid_are_those_of_workers_that_have_the_whole_model(on_grids, name):
+    whole = "two workers" if "data" in name else "one worker"
+    assert mean_losses(on_grids(name)) == pytest.approx(mean_losses(on_grids(whole)), abs=1e-5)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", FAST[1:])
+def test_the_first_worker_of_a_grid_records_the_metrics_of_one_worker(on_grids, name):
+    alone, first = on_grids("one worker")[0], on_grids(name)[0]
+    assert alone["evaluations"]
+    for mine, right in zip(first["evaluations"], alone["evaluations"], strict=True):
+        assert mine["metrics"] == pytest.approx(right["metrics"], rel=1e-4)
+
+
+@pytest.mark.medium
+def test_a_stage_sends_each_micro_batch_and_the_gradient_of_the_shared_matrix(on_grids):
+    for record in on_grids("1f1b on 2"):
+        (sent,) = [entry for entry in record["collectives"] if entry["name"] == "send"]
+        assert sent["count"] == (4 + 1) * len(record["iterations"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--strategy", "ring", "--grid", "data=2"], "--grid: expected --strategy grid, got ring"),
+        (["--strategy", "grid", "--world_size", "3"], "--grid: expected a grid for 3 workers, for instance tensor=3"),
+        (["--strategy", "grid", "--grid", "data=2,tensor=2"], "data=2,tensor=2 needs 4 workers, got 2"),
+        (["--strategy", "grid", "--grid", "rows=2"], "expected axes and sizes such as pipeline=2"),
+        (["--strategy", "grid", "--grid", "data=2,data=2"], "expected axes and sizes such as pipeline=2"),
+        (["--strategy", "grid", "--grid", "data=0"], "expected axes and sizes such as pipeline=2"),
+        (["--strategy", "tensor", "--world_size", "3"], "expected a tensor axis that divides the"),
+        (["--strategy", "1f1b", "--world_size", "64"], "one for each block; got 64"),
+        (["--strategy", "1f1b", "--n_chunk", "3"], "does not divide over 3 micro-batches"),
+        (["--strategy", "tensor", "--save_to", "x"], "--save_to"),
+    ],
+)
+def test_a_grid_that_does_not_fit_is_one_clear_line(flags, words):
+    given = ["--world_size", "2"] if "--world_size" not in flags else []
+    with pytest.raises(InputError, match=re.escape(words)):
+        parse_beyond_arguments([*flags, *given, "--local_rank", "0", "--batch_size", "64"])
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "nan", "1e9"])

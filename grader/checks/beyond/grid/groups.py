@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from grader.grading import Grade
-from grader.ranks.outcome import Result
+from grader.ranks.calls import Call
+from grader.ranks.outcome import RankResult, Result
 from grader.ranks.phrases import short
 from grader.wire import drawn
 
@@ -92,9 +93,9 @@ def check_groups(grade: Grade) -> None:
             grade.fail(f"{where}: {differ}")
         for rank, told in enumerate(result.values):
             for kind, lists in zip(KINDS, GRIDS[sizes], strict=True):
-                _check_group(
-                    grade, told[kind], kind, next(g for g in lists if rank in g), numbers, f"{where}, rank {rank}"
-                )
+                right = next(group for group in lists if rank in group)
+                check_sums(grade, result.ranks[rank], kind, right, f"{where}, rank {rank}")
+                _check_group(grade, told[kind], kind, right, numbers, f"{where}, rank {rank}")
 
 
 def _numbers(grade: Grade, sizes: Sizes, rank: int) -> dict[str, np.ndarray]:
@@ -114,6 +115,18 @@ def _check_group(
     total = np.sum([numbers[rank][kind] for rank in right], axis=0)
     if not np.allclose(told["sum"], total):
         grade.fail(f"{where}: a sum over the {kind} group is not that of the ranks {right}")
+
+
+def check_sums(grade: Grade, rank: RankResult, kind: str, right: list[int], where: str) -> None:
+    """The sum over a returned group reached the members of this group, as the broker has seen."""
+    names = [event.data.get("of", "") for event in rank.events if event.name == "sum"]
+    if kind not in names:
+        return  # no group was returned: judged by what came back
+    begin = next(i for i, event in enumerate(rank.events) if event.name == "sum" and event.data.get("of") == kind)
+    call = next((event for event in rank.events[begin:] if isinstance(event, Call)), None)
+    if call is None or call.name != "all_reduce" or sorted(call.members) != right:
+        got = f"{call.name} of the ranks {sorted(call.members)}" if call else "no message"
+        grade.fail(f"{where}: a sum over the {kind} group: expected an all_reduce of the ranks {right}, got {got}")
 
 
 def created(result: Result) -> list[list[Any]]:

@@ -63,23 +63,34 @@ def _check_loss(grade: Grade, told: dict[str, Any], right: float, at: str) -> No
 
 
 def _check_order(grade: Grade, rank: RankResult, step: int, told: dict[str, Any], setting: Setting, where: str) -> None:
-    """How many micro-batches were alive: what the messages show, and what the runner has counted."""
-    kinds = seen(rank, step)
-    at, limit = f"{where}, step {step}, stage {rank.rank}", min(setting.stages - rank.rank, setting.micro_batches)
-    if setting.stages == 1:  # no messages
-        kinds = ["forward", "backward"] * setting.micro_batches
-    if kinds.count("forward") != setting.micro_batches or kinds.count("backward") != setting.micro_batches:
-        counts = f"{kinds.count('forward')} forwards and {kinds.count('backward')} backwards"
-        grade.fail(f"{at}: expected a forward and a backward of every micro-batch, got {counts}")
-    for alive, who in ((most_alive(kinds), "by its messages"), (told["most_alive"], "as the runner counts")):
-        if alive != limit:
-            words = "all forwards come before the first backward, as in GPipe" if alive == setting.micro_batches else ""
-            few = "backward begins too early, so that the next stage has no work" if alive < limit else words
-            grade.fail(
-                f"{at}: {alive} micro-batches are alive at once ({who}), expected {limit}" + (f": {few}" * bool(few))
-            )
+    """How many micro-batches were alive: as the runner has counted, and as the messages show."""
+    at = f"{where}, step {step}, stage {rank.rank}"
     if told["left"]:
         grade.fail(f"{at}: {told['left']} micro-batches are still alive at the end")
+    check_alive(grade, told["most_alive"], rank.rank, setting, f"{at}, as the runner counts")
+    if setting.stages > 1:
+        check_messages(grade, seen(rank, step), rank.rank, setting, f"{at}, as its messages show")
+
+
+def check_messages(grade: Grade, kinds: list[str], stage: int, setting: Setting, at: str) -> None:
+    """The forwards and backwards that the broker has seen."""
+    counts = [kinds.count(kind) for kind in ("forward", "backward")]
+    if counts != [setting.micro_batches] * 2:
+        wanted = "a forward and a backward of every micro-batch"
+        grade.fail(f"{at}: expected {wanted}, got {counts[0]} forwards and {counts[1]} backwards")
+    check_alive(grade, most_alive(kinds), stage, setting, at)
+
+
+def check_alive(grade: Grade, alive: int, stage: int, setting: Setting, at: str) -> None:
+    limit = min(setting.stages - stage, setting.micro_batches)
+    if alive == limit:
+        return
+    reason = ""
+    if alive < limit:
+        reason = ": backward begins too early, so that the next stage has no work"
+    elif alive == setting.micro_batches:
+        reason = ": all forwards come before the first backward, as in GPipe"
+    grade.fail(f"{at}: {alive} micro-batches are alive at once, expected {limit}{reason}")
 
 
 def seen(rank: RankResult, step: int) -> list[str]:
