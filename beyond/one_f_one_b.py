@@ -10,7 +10,7 @@ Four micro-batches on three stages; F0 is the forward of micro-batch 0, B0 its b
              stage 1   .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..     at most 2
              stage 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..     at most 1
 
-A micro-batch is alive on a stage from its forward to its backward: for so long, the stage keeps its activations. Both
+A micro-batch is alive on a stage from its forward to its backward: meanwhile, the stage keeps its activations. Both
 schedules have the same bubble, (stages - 1) / (micro-batches + stages - 1). But GPipe keeps all M micro-batches alive,
 1F1B at most `stages - stage`, no matter how large M is.
 

@@ -11,7 +11,7 @@ graded = pytest.mark.graded
 
 
 @graded("b.11", points=1)
-def test_f_and_g_sum_in_one_direction_and_hand_on_in_the_other(grade):
+def test_f_and_g_sum_in_one_direction_and_pass_on_in_the_other(grade):
     for ranks in settings.ALL:
         FunctionsRun(grade, ranks).check()
     FunctionsRun(grade, settings.TWO, functions.STRIDED).check()

@@ -1,4 +1,4 @@
-"""Judges f and g: what each hands on, what each adds up, and that nobody else's tensor changes."""
+"""Judges f and g: what each passes on, what each adds up, and that nobody else's tensor changes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,9 +28,9 @@ WORDS_OF_CRASHES = {
     "is out of bounds for dimension": "the weight is (in, out): columns are along its second dimension, rows along the "
     "first",
     "has no attribute 'group'": "keep the group in ctx, in forward: backward gets nothing but ctx and the gradient",
-    "a tensor with holes": "all_reduce needs a tensor without holes: make a copy, clone(), and hand that in",
+    "a tensor with holes": "all_reduce needs a tensor without holes: make a copy, clone(), and pass that",
     "more than one element of the written-to tensor": "an expanded gradient cannot be written to: make a copy first, "
-    "clone(), and hand that to all_reduce",
+    "clone(), and pass that to all_reduce",
 }
 Cases = Sequence[tuple[str, str]]  # (dtype, layout) of the tensors
 Given = list[dict[str, np.ndarray]]  # of each case: x and upstream
@@ -122,7 +122,7 @@ class FunctionsRun:
                 case, cases[phase] = cases[phase], cases[phase] + 1
                 expected = [np.asarray(self.given[rank.rank][case][sends[phase]], np.float64)] if phase in sends else []
                 where = f"{NAMES[phase[1]]}, {phase[0]}, {self.ranks.words(rank.rank)}"
-                advice = "f sums in backward and g in forward; the other direction hands on what it gets"
+                advice = "f sums in backward and g in forward; the other direction passes on what it gets"
                 sizes = [right.size for right in expected]
                 check_calls(self.grade, calls, sizes, self.ranks.among(rank.rank), where, advice)
                 for call, right in zip(calls, expected, strict=False):

@@ -237,7 +237,7 @@ class LayersRun:
             }
         if name in ("row", "pair"):
             known |= {
-                f"it is {n} times too large: backward of g hands its gradient on as it is, and sums nothing": right * n
+                f"it is {n} times too large: backward of g passes its gradient on as it is, and sums nothing": right * n
             }
         if key.endswith("bias") and name != "column":
             known |= {

@@ -45,7 +45,7 @@ def check_calls(
         if set(call.members) != set(group):
             grade.fail(
                 f"{at}: expected the group of ranks {', '.join(map(str, group))}, got ranks "
-                f"{', '.join(map(str, call.members))}: hand the group on, group=..."
+                f"{', '.join(map(str, call.members))}: pass the group on, group=..."
             )
         if call.reduce != "SUM":
             grade.fail(f"{at}: expected a sum, got {call.reduce}")
