@@ -13,7 +13,7 @@ import torch
 
 from common.config import BeyondConfig, GlueConfig, Gpt2Config, Grid, RunConfig, TrafficConfig
 from common.errors import InputError
-from common.flags import Parser, check_at_least, only_fields, set_default, true_or_false, whole_number
+from common.flags import Parser, check_at_least, link_rate, only_fields, set_default, true_or_false, whole_number
 from common.paths import ROOT
 from common.timeline.capture import STEPS
 from common.workers.rows import STOPPED_FILE
@@ -46,6 +46,9 @@ def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> Traffic
     )
     group.add_argument(
         "--interface", default="", help="interface whose bytes are counted (default: the route to --master_ip)"
+    )
+    group.add_argument(
+        "--link_rate", type=link_rate, help="rate of a worker's link, such as 1gbit: predicts the communication"
     )
     return TrafficConfig(**only_fields(TrafficConfig, _glue_arguments(parser, task, argv)))
 

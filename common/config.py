@@ -63,6 +63,7 @@ class TrafficConfig(GlueConfig):
 
     grad_dtype: str  # fp32, bf16 or fp16: dtype in which gradients are sent
     interface: str  # whose bytes are counted
+    link_rate: float | None  # bits per second of a worker's link, to predict with; None: no prediction
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,19 @@ def true_or_false(text: str) -> bool:
     return words[text.lower()] if text.lower() in words else _refuse(text)
 
 
+def link_rate(text: str) -> float:
+    """Return the bits per second of a rate in tc's words: 1gbit, 100mbit, 2.5gbit, 56kbit."""
+    units = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "bit": 1.0}
+    unit = next((unit for unit in units if text.lower().endswith(unit)), "")
+    try:
+        rate = float(text.lower().removesuffix(unit)) * units[unit]
+    except (ValueError, KeyError):
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a rate such as 1gbit or 100mbit, got {text!r}")
+    return rate
+
+
 def _refuse(text: str) -> NoReturn:
     raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
 

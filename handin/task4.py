@@ -13,7 +13,18 @@ from handin.sections import Findings, table
 NOT_MEASURED = (
     "Not measured: see `task4_traffic/README.md`, and `python task4_traffic/compare.py` with the folders of its runs.\n"
 )
-_RUNS = ["batch", "dtype", "workers", "tensors", "S (MB)", "iterations", "s per iteration", "run"]
+_RUNS = [
+    "batch",
+    "dtype",
+    "workers",
+    "tensors",
+    "S (MB)",
+    "iterations",
+    "s per iteration",
+    "of which communication",
+    "predicted",
+    "run",
+]
 _BYTES = ["batch", "dtype", "expected (MB)", "with framing (MB)", "observed (MB)", "x payload", "x with framing", "run"]
 _BATCHES = (64, 32, 16)  # of all workers together, what the course asks for
 _SCRIPT = "python -m cluster.launch --workers 4 -- task4_traffic/run_glue.py --num_train_epochs 1"
@@ -39,7 +50,8 @@ def traffic(tree: Path, runs: Sequence[Run], folder: Path, findings: Findings, p
     ]
     text = (
         "Sent by rank 0 in an epoch. S: bytes of all tensors of one iteration; expected: payload by the algorithm; "
-        "framing was calibrated apart; x: observed over expected, for the payload alone and with framing.\n\n"
+        "framing was calibrated apart; x: observed over expected, for the payload alone and with framing. Predicted: "
+        "seconds of communication in an iteration, from the payload and `--link_rate`.\n\n"
     )
     if not rows:
         return "\n".join([NOT_MEASURED, "".join(plots)])
@@ -90,10 +102,13 @@ def _row(tree: Path, run: Run, findings: Findings) -> tuple[list[str], list[str]
             f"{run.name}: {ratio:.2f} times as much traffic was observed as expected with framing: "
             "something else used the interface, another one was counted, or the expectation is wrong"
         ])  # fmt: skip
+    told = ["–", "–"]
+    if run.first["config"].get("link_rate"):
+        told = [f"{kept.communication or 0.0:.4f}", f"{kept.predicted:.4f}"]
     begin, name = [str(kept.batch), _dtype(run)], f"`{run.name}`"
     size, seconds = f"{kept.tensor_bytes / 1e6:.3f}", str(iteration_time(run) or "–")
     megabytes = [f"{x:.2f}" for x in (expected, expected + framing, observed)]
     return (
-        [*begin, str(kept.world_size), str(kept.tensors), size, str(steps), seconds, name],
+        [*begin, str(kept.world_size), str(kept.tensors), size, str(steps), seconds, *told, name],
         [*begin, *megabytes, f"{observed / expected:.3f}", f"{ratio:.3f}", name],
     )

@@ -20,7 +20,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops where torc
 from common.errors import InputError, exit_on_input_error
 from common.figures import COLOURS, HATCHES, figure
 from task4_traffic.counters import rates, read_counters, volume
-from task4_traffic.expected import Traffic, all_reduce_traffic, gather_scatter_traffic, traffic_per_epoch
+from task4_traffic.expected import Traffic, all_reduce_traffic, gather_scatter_traffic, seconds, traffic_per_epoch
 
 SHOWN_ITERATIONS = 5  # in the plot over time
 
@@ -42,6 +42,8 @@ class TrafficRun:
     observed: Traffic
     epoch: Traffic  # expected payload of a whole epoch
     steps_per_epoch: int
+    predicted: float | None  # seconds of communication in an iteration, from the payload and --link_rate
+    communication: float | None  # the same, measured
 
 
 def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> TrafficRun:
@@ -75,6 +77,10 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Traf
         observed=Traffic(*(sum(w[way] for w in traffic["windows"]) / iterations for way in ("sent", "received"))),
         epoch=traffic_per_epoch(expected, examples, batch, n),
         steps_per_epoch=record["steps_per_epoch"],
+        predicted=seconds(payload(algorithm, size, n, rank), rate)
+        if (rate := record["config"].get("link_rate"))
+        else None,
+        communication=mean_communication(record),
     )
 
 
@@ -83,6 +89,12 @@ def payload(algorithm: str, size: float, world_size: int, rank: int) -> Traffic:
     if algorithm == "all_reduce":
         return all_reduce_traffic(size, world_size)  # type: ignore[arg-type]
     return gather_scatter_traffic(size, world_size, rank)  # type: ignore[arg-type]
+
+
+def mean_communication(record: dict[str, Any]) -> float | None:
+    """Return the mean seconds of communication per iteration, without the first; None with fewer than two."""
+    phases = [iteration["phases"]["communication"] or 0.0 for iteration in record["iterations"][1:]]
+    return sum(phases) / len(phases) if phases else None
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -104,6 +116,16 @@ def table(runs: list[TrafficRun]) -> str:
             f" {run.framing.sent * steps:>12,.0f} {run.observed.sent * steps:>15,.0f} {plain:>9.4f} {framed:>14.4f}"
         )
     return "\n".join(lines)
+
+
+def predictions(runs: list[TrafficRun]) -> str:
+    """Return a line for each run with a prediction: the seconds of communication, predicted and measured."""
+    return "\n".join(
+        f"batch {run.batch}: an iteration communicates for {run.predicted:.4f} s at least (predicted), "
+        f"{run.communication:.4f} s (measured)"
+        for run in runs
+        if run.predicted is not None and run.communication is not None
+    )
 
 
 def ratios(run: TrafficRun) -> tuple[float, float]:
@@ -196,6 +218,8 @@ def main() -> None:
     check_comparable(runs)
     print(f"bytes that rank {arguments.rank} of {runs[0].world_size} sends; S: bytes of all tensors of an iteration\n")
     print(table(runs))
+    if lines := predictions(runs):
+        print(f"\n{lines}")
     if arguments.dstat:
         print(observed_by_dstat(arguments.dstat, arguments.interface, arguments.runs[0], arguments.rank))
     over_time, epochs = arguments.output / "traffic_over_time.png", arguments.output / "traffic_per_epoch.png"

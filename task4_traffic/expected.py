@@ -1,6 +1,7 @@
 """Compute how many bytes a worker must send and receive from the model and the algorithm; nothing here is measured.
 
     python task4_traffic/expected.py --world_size 4                     the tiny BERT on the embedded sample
+    python task4_traffic/expected.py --world_size 4 --rate 1gbit        and the seconds that the bytes take at least
     python task4_traffic/expected.py --world_size 4 --examples 2490 --grad_dtype bf16 --model_name_or_path FOLDER
 
 S: bytes of all gradients of one iteration, N: number of workers. README.md in this folder has the numbered steps.
@@ -20,6 +21,7 @@ import transformers
 from torch import nn
 
 from common.errors import InputError, exit_on_input_error
+from common.flags import link_rate
 from common.models.load import model_path
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -104,6 +106,22 @@ def example_model(name: str) -> nn.Module:
     return model
 
 
+def seconds(traffic: Traffic, rate: float) -> float:
+    """Return the time that the bytes of a worker take at least, if its link carries `rate` bits per second each way."""
+    return 8 * max(traffic) / rate
+
+
+def prediction(size: int, world_size: int, rate: float) -> str:
+    """Return a line for each algorithm: what the slowest worker waits for in one iteration."""
+    ring, root = all_reduce_traffic(size, world_size), gather_scatter_traffic(size, world_size, 0)
+    # Rank 0 scatters when it has gathered: its two directions are not busy at the same time.
+    return (
+        f"\nat {rate / 1e6:,.0f} Mbit/s, one iteration communicates for at least\n"
+        f"  all_reduce        {seconds(ring, rate):.4f} s\n"
+        f"  gather + scatter  {2 * seconds(root, rate):.4f} s"
+    )
+
+
 def table(size: int, world_size: int, examples: int) -> str:
     """Return a table for rank 0 and another rank, by algorithm and batch size."""
     lines = [
@@ -130,6 +148,7 @@ def main() -> None:
         "--examples", type=int, default=2560, help="examples in the training set (%(default)s: the sample; RTE: 2490)"
     )
     parser.add_argument("--grad_dtype", choices=DTYPES, default="fp32")
+    parser.add_argument("--rate", type=link_rate, help="rate of a worker's link, such as 1gbit: predict the seconds")
     arguments = parser.parse_args()
     if arguments.world_size < 2:
         raise InputError(f"--world_size: expected 2 or more, got {arguments.world_size}: one worker sends nothing")
@@ -139,6 +158,8 @@ def main() -> None:
         "all in bytes\n"
     )
     print(table(size, arguments.world_size, arguments.examples))
+    if arguments.rate:
+        print(prediction(size, arguments.world_size, arguments.rate))
 
 
 if __name__ == "__main__":

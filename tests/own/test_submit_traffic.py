@@ -55,6 +55,16 @@ def test_traffic_stands_in_a_row_for_each_batch_size(tree, measured):
     assert "traffic" not in doubts
 
 
+def test_a_prediction_stands_beside_what_was_measured(tree, measured):
+    write_run(tree / "runs/task4_64", "task4_traffic", 4, per_gpu_train_batch_size=16, link_rate=1e8)
+    measured.communication, measured.predicted = 0.5123, 0.25
+
+    text, _ = read(tree)
+
+    assert "| 0.5123 | 0.2500 | `runs/task4_64` |" in text
+    assert "| – | – | `runs/task4_32` |" in text
+
+
 def test_much_more_traffic_than_expected_is_flagged(tree, measured):
     measured.observed.sent = 6.2e6
 

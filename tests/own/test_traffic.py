@@ -1,8 +1,10 @@
 """task4_traffic beside its lesson: counters, files of dstat and dool, the record's windows, the comparison."""
 
+import argparse
 import json
 import os
 import resource
+import shutil
 import time
 from datetime import datetime
 from pathlib import Path
@@ -12,8 +14,17 @@ import torch
 
 from cluster.launch import free_port
 from common.errors import InputError
+from common.flags import link_rate
 from common.paths import ROOT
-from task4_traffic.compare import check_comparable, observed_by_dstat, plot_epochs, plot_over_time, ratios, read_run
+from task4_traffic.compare import (
+    check_comparable,
+    observed_by_dstat,
+    plot_epochs,
+    plot_over_time,
+    predictions,
+    ratios,
+    read_run,
+)
 from task4_traffic.counters import HEAD, Counter, Sample, rates, read_counters, read_kernel, volume
 from task4_traffic.dstat import read_dstat, split_runs
 from task4_traffic.traffic import plain
@@ -264,6 +275,33 @@ def test_on_the_loopback_interface_the_sum_over_all_workers_is_expected(folders)
     assert found.expected.sent == 2 * found.tensor_bytes  # 2(N-1)/N S, twice
     assert ratios(found)[0] > 1  # how much more depends on what else uses lo at the same time
     assert found.epoch.sent == found.expected.sent * found.steps_per_epoch
+
+
+@pytest.mark.medium
+def test_the_prediction_is_the_payload_of_one_worker_at_the_rate_of_its_link(folders, tmp_path):
+    shutil.copytree(folders["fp32"], tmp_path / "run")
+    record = json.loads((tmp_path / "run/rank0.json").read_text())
+    record["config"]["link_rate"] = 8e6  # a megabyte per second
+    (tmp_path / "run/rank0.json").write_text(json.dumps(record))
+
+    found = read_run(tmp_path / "run")
+
+    assert found.predicted == pytest.approx(found.tensor_bytes / 1e6)  # 2(N-1)/N S, with two workers
+    assert found.communication and f"{found.predicted:.4f} s at least (predicted)" in predictions([found])
+    assert read_run(folders["fp32"]).predicted is None and predictions([read_run(folders["fp32"])]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"), [("1gbit", 1e9), ("100Mbit", 1e8), ("2.5gbit", 2.5e9), ("56kbit", 5.6e4), ("800bit", 800)]
+)
+def test_a_rate_is_read_in_the_words_of_tc(text, bits):
+    assert link_rate(text) == bits
+
+
+@pytest.mark.parametrize("text", ["fast", "1", "gbit", "-1gbit", "0mbit", "nangbit", "infgbit"])
+def test_what_is_no_rate_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a rate such as 1gbit"):
+        link_rate(text)
 
 
 @pytest.mark.medium
