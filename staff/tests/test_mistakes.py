@@ -345,7 +345,8 @@ def test_by_default_only_the_named_tests_run_and_with_all_every_one(course):
 
 
 def test_after_the_last_minute_what_has_not_begun_is_left_out_and_what_has_is_waited_for():
-    ended, waiting = Future(), Future()
+    ended: Future = Future()
+    waiting: Future = Future()
     ended.set_result("a verdict")
 
     assert list(mistakes.until([ended, waiting], -1)) == [ended]
