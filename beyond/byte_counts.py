@@ -12,8 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 # PyTorch documents this class ("Extending torch with Modes") but gives it no public address, and its public
-# TorchFunctionMode does not see c10d's operators. Where a release moves it, this import stops run_gpt2.py at its first
-# line. The lessons and their graders do not need it.
+# TorchFunctionMode does not see c10d's operators. If a torch release moves it, this import stops run_gpt2.py at its
+# first line. The lessons and their graders do not need it.
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from beyond.memory import PeakMemory, persistent_bytes
@@ -79,6 +79,6 @@ class CommunicationRecord(Record):
         if found["exposed_seconds"] is not None:
             print(
                 f"communication per iteration: {found['exposed_seconds']:.4f} s not hidden by backward, "
-                f"{found['messages']:.1f} messages, {found['bytes']:,.0f} bytes handed over"
+                f"{found['messages']:.1f} messages, {found['bytes']:,.0f} bytes passed to calls"
             )
         print(f"memory: {self.persistent:,} bytes of parameters, gradients and optimizer state on this worker")

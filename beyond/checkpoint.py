@@ -63,7 +63,7 @@ def load_shards(folder: Path, sharded: Sharded) -> None:
     saved = [_read(file) for file in _files(folder)]
     sizes = [piece.flat.sizes for piece in sharded.pieces]
     if any([entry["sizes"] for entry in state] != sizes for state in saved):
-        raise InputError(f"checkpoint {folder}: its parameters have other sizes than this model's, or another order")
+        raise InputError(f"checkpoint {folder}: its parameters differ from this model's in size or order")
     for i, piece in enumerate(sharded.pieces):
         shards = [state[i]["tensors"] for state in saved]
         whole = {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
@@ -74,7 +74,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
     try:
         return torch.load(file)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise InputError(f"checkpoint {file}: cannot read it, save it again ({type(error).__name__})") from error
+        raise InputError(f"checkpoint {file}: cannot read it ({type(error).__name__}); save it again") from error
 
 
 def _files(folder: Path) -> list[Path]:

@@ -5,7 +5,8 @@
 
 Rank r owns the elements r L to (r+1) L, its shard, where L is the length of flat divided by the number of ranks. So one
 message serves all parameters, and a shard may begin in the middle of a parameter. Matrices come first, biases and norms
-after them: in every shard, weight decay ends in at most one place. The zeros at the end fill up the last shard.
+after them. So every shard consists of at most two parts: matrices, which decay, then biases and norms, which do not.
+The zeros at the end fill up the last shard.
 """
 
 from collections.abc import Sequence
@@ -88,7 +89,7 @@ class Shard:
 
     @property
     def gradient(self) -> Tensor | None:
-        """The gradient of `values`, (L,) in fp32, or None. To set it is to set the gradients of `parts`, as views."""
+        """The gradient of `values`, (L,) in fp32, or None. Setting it also sets those of `parts`, as views."""
         return self._gradient
 
     @gradient.setter

@@ -35,9 +35,10 @@ class Groups:
 def members(grid: Grid) -> dict[str, list[list[int]]]:
     """Return the ranks of all groups, as {"pipeline": ..., "data": ..., "tensor": ...}.
 
-    b.14 [1] Lay the ranks 0, 1, 2, ... out as a grid with the axes pipeline, data and tensor, the last one fastest.
-         [2] A group of a kind has the ranks that differ along that axis only, in ascending order. The groups of a kind
-             are sorted by their first rank.
+    b.14 [1] Lay the ranks 0, 1, 2, ... out as a grid with the axes pipeline, data and tensor, in row-major order:
+             neighbouring ranks differ in the tensor axis.
+         [2] A tensor (data, pipeline) group contains the ranks whose positions differ only along that axis, in
+             ascending order. The groups of each kind are sorted by their first rank.
     """
     # TODO(cos598d) b.14: steps [1] and [2] (about 6 lines)
     # BEGIN SOLUTION b.14

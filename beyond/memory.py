@@ -33,7 +33,7 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 class PeakMemory:
-    """The most memory that this process has held since `PeakMemory(device)`, above what it held then.
+    """By how much the peak memory of this process has grown since `PeakMemory(device)`.
 
     On a GPU, this is what torch has allocated there. On a CPU, it is the process's resident memory, which includes all
     that torch and Python keep for later use.
@@ -46,7 +46,7 @@ class PeakMemory:
         self.start = self._peak()
 
     def bytes(self) -> int:
-        """Return the bytes; 0 if the process held more at an earlier time."""
+        """Return the bytes; on a CPU 0 if the process held more memory before."""
         return self._peak() - self.start
 
     def _peak(self) -> int:

@@ -65,7 +65,7 @@ class OnGrid:
     def forward_backward(self, tokens: Tensor) -> Tensor:
         """Compute the gradients of a batch (B, T), and return its loss, on every stage.
 
-        B must divide by the number of micro-batches. The schedule mixes forward and backward.
+        B must be divisible by the number of micro-batches. The schedule mixes forward and backward.
         """
         assert len(tokens) % self.micro_batches == 0
         loss = self.runner.run(self.actions, tokens.chunk(self.micro_batches))

@@ -10,9 +10,9 @@ Four micro-batches on three stages; F0 is the forward of micro-batch 0, B0 its b
              stage 1   .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..     at most 2
              stage 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..     at most 1
 
-A micro-batch is alive on a stage from its forward to its backward: meanwhile, the stage keeps its activations. Both
-schedules have the same bubble, (stages - 1) / (micro-batches + stages - 1). But GPipe keeps all M micro-batches alive,
-1F1B at most `stages - stage`, no matter how large M is.
+A micro-batch is alive on a stage from its forward to its backward: during this time, the stage keeps its activations.
+Both schedules have the same bubble, (stages - 1) / (micro-batches + stages - 1). But GPipe keeps all M micro-batches
+alive, 1F1B at most `stages - stage`, no matter how large M is.
 
 Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019, section 3.2.
 """
@@ -40,10 +40,10 @@ def one_f_one_b(micro_batches: int, stages: int, stage: int) -> list[Action]:
 
     micro_batches, stages: at least 1. stage: 0 is the first one, which has the embeddings.
 
-    b.13 [1] Warm-up: the last stage begins with backward right after its first forward. Each stage before it makes one
-             forward more before its first backward; there are never more than micro_batches.
-         [2] Then one forward, one backward, one forward, one backward, ... until all forwards are made.
-         [3] Then the backwards that remain.
+    b.13 [1] Warm-up: the last stage begins with backward right after its first forward. Each stage makes one more
+             forward in advance than the stage after it, but at most as many as there are micro-batches.
+         [2] Then one forward, one backward, one forward, one backward, ... until all forwards are done.
+         [3] Then the remaining backwards.
     Micro-batches are taken in order, forwards and backwards alike. At most `stages - stage` are alive at any time.
     """
     # TODO(cos598d) b.13: steps [1] to [3] (about 8 lines)

@@ -34,7 +34,7 @@ class Bucket:
 
     parameters: those whose gradients are in it.
     flat: the message, one contiguous tensor. pieces: views of it in the parameters' shapes, in the same order.
-    missing: the parameters whose gradients are not ready in this step.
+    missing: the parameters whose gradients are not ready yet.
     work: the handle of the collective, once it has been started.
     """
 
@@ -53,9 +53,9 @@ def make_buckets(order: Sequence[Parameter], bucket_bytes: int) -> list[list[Par
     order: the parameters in the order in which their gradients become ready.
     bucket_bytes: the most that a bucket may hold; a larger parameter gets its own bucket.
 
-    b.3  [1] Go through the parameters and add each to the current bucket.
-         [2] First begin a new bucket if the parameter does not fit any more, or if its dtype differs: a message has one
-             dtype.
+    b.3  [1] Go through the parameters in the given order.
+         [2] Before you add a parameter, begin a new bucket if it does not fit into the current one or has a different
+             dtype: a message has one dtype. Then add it.
     No bucket is empty; without parameters there are none.
     """
     buckets: list[list[Parameter]] = []
@@ -79,8 +79,8 @@ def agree_on_order(ready: Iterable[Parameter], parameters: Sequence[Parameter]) 
     ready: the order that this rank saw. It differs from rank to rank, and parameters without a gradient are missing.
     parameters: all of them, the same list on every rank.
 
-    b.3  [3] Write the order as indices into `parameters`. Those that are missing in `ready` come last.
-         [4] Broadcast rank 0's indices to all ranks, and look the parameters up.
+    b.3  [3] Express the order as a list of indices into `parameters`. Those that are missing in `ready` come last.
+         [4] Broadcast rank 0's indices to all ranks. Then look up the parameters with these indices.
     """
     # TODO(cos598d) b.3: indices, broadcast, look up (about 6 lines)
     # BEGIN SOLUTION b.3

@@ -63,7 +63,8 @@ def all_gather(chunks: list[Tensor]) -> None:
     At the start, chunks[rank] is correct. Afterwards, every rank has the same values in all chunks.
 
     b.2  In each of the N-1 rounds, send the chunk that you received last to the right neighbour; in round 0, send your
-         own, chunks[rank]. Receive the one before it from the left, directly into its place.
+         own, chunks[rank]. Receive the chunk whose number is one lower (modulo N) from the left neighbour, directly
+         into its place.
     """
     # TODO(cos598d) b.2: N-1 rounds of send and receive (about 8 lines)
     # BEGIN SOLUTION b.2
@@ -89,8 +90,8 @@ def all_reduce(tensor: Tensor) -> None:
 def average_gradients(model: nn.Module) -> None:
     """Replace every gradient of `model` by its mean over all ranks: one ring for all gradients of a dtype.
 
-    A ring for each parameter would send 2(N-1) small messages each. A parameter without a gradient is left out, so it
-    must be without one on every rank.
+    A separate ring for each parameter would send 2(N-1) small messages per parameter. A parameter without a gradient is
+    left out, so it must be without one on every rank.
     """
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for gradient in (parameter.grad for parameter in model.parameters()):

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
-import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import torch.distributed as dist
 import transformers
@@ -72,11 +72,12 @@ def make_strategy(config, model):
 
 
 def train(config, worker, model, optimizer, loader, validation, record):
-    """Train `model` on this worker's partition; in every step, all workers together see config.batch_size examples.
+    """Train `model` on this worker's partition; each step uses config.batch_size examples of all workers together.
 
     optimizer: the lesson's object, see make_strategy.
 
-    1.2  Compute the gradient of the loss with respect to every parameter. Except with ring and zero1, this also sends.
+    1.2  Compute the gradient of the loss with respect to every parameter. With all strategies but ring and zero1, this
+         also sends gradients.
     1.3  Update the parameters.
     """
     scheduler = build_schedule(config, optimizer.optimizer, len(loader))

@@ -6,6 +6,7 @@
         sharded.finish()              # this rank's shard of the mean gradient is there
         sharded.clip(1.0)
         sharded.step()                # update the own shards; the next forward gathers
+        sharded.zero_grad()           # drop the gradients before the next step
 
                           time ──>
     forward     |          | block 0      | block 1      | block 2      |
@@ -16,8 +17,8 @@
     network     | gather 1 |          | send 2 | gather 0 | | send 1 |            | send 0 |
     in memory     2, 1                  1, 0                  0
 
-Besides its shards, a rank has two blocks in memory at most: the one that computes, and the next one. A step moves three
-units of (N-1)/N S bytes instead of the two of ZeRO-2, because the parameters are gathered twice.
+Besides its shards, a rank has at most two blocks in memory: the one that computes, and the next one. A step moves
+almost three units of (N-1)/N S bytes instead of the two of ZeRO-2, because the blocks are gathered twice.
 
 Parameters outside the blocks (embeddings, the last norm), and those that several blocks share, are the root. It is
 gathered before forward, and freed when its gradients are complete.
@@ -51,7 +52,7 @@ class ShardedBlock:
         """Keep the shard and free the rest.
 
         b.8  [1] `own` is a copy of this rank's part of flat.values, in fp32, of length flat.shard_length. It must not
-                 be a view: the memory of flat.values is given up.
+                 be a view: the memory of flat.values is freed.
         """
         self.flat = FlatParameters(parameters, dist.get_world_size())
         self.nbytes = self.flat.values.nbytes
@@ -70,7 +71,7 @@ class ShardedBlock:
         self.free()
 
     def free(self) -> None:
-        """Give up the memory of the whole parameters.
+        """Free the memory of the whole parameters.
 
         b.8  [2] Resize the storage of flat.values to 0 bytes (Tensor.untyped_storage, UntypedStorage.resize_): the
                  tensor and its views stay as they are, without memory. Set is_whole to False.
@@ -131,7 +132,7 @@ class ShardedBlock:
         """Wait for the message, and add the mean over all ranks to the gradient of this rank's shard.
 
         b.10 [4] Wait. Add the mean over all ranks, in fp32, to shard.gradient, which may be None.
-             [5] Give up the tensors of the message, and set `missing` to all parameters again.
+             [5] Release the tensors of the message (set them to None), and set `missing` to all parameters again.
         """
         # TODO(cos598d) b.10: steps [4] and [5] (about 6 lines)
         # BEGIN SOLUTION b.10

@@ -6,6 +6,7 @@
         sharded.finish()              # this rank's shard of the mean gradient is there
         sharded.clip(1.0)
         sharded.step()                # update the own shard, then gather the shards of all ranks
+        sharded.zero_grad()           # drop the gradients before the next step
 
               gradients                             parameters
     rank 0    ■ ■ ■ ■                  ■ . . .             ■ . . .                ■ ■ ■ ■
@@ -77,7 +78,8 @@ class Bucket:
 
         b.6  [4] Wait. Compute the mean over all ranks of this rank's shard, in fp32.
              [5] This is shard.gradient. If there is a gradient already, from an earlier micro-batch, add to it.
-             [6] Give up the tensors of the message: they are as large as the gradients that ZeRO saves.
+             [6] Release the tensors of the message (set them to None): they are as large as the gradients that ZeRO
+                 saves.
         """
         # TODO(cos598d) b.6: steps [4] to [6] (about 5 lines)
         # BEGIN SOLUTION b.6

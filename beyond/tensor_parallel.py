@@ -59,7 +59,7 @@ class ToSlices(torch.autograd.Function):
 
 
 class SumSlices(torch.autograd.Function):
-    """g: what the ranks' slices give is added, and every rank has the sum. Use sum_slices."""
+    """g: the outputs of the ranks' slices are added, and every rank has the sum. Use sum_slices."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -100,7 +100,7 @@ class ColumnParallel(nn.Module):
     def __init__(self, layer: Conv1D, columns: Tensor, group: Group = None) -> None:
         """Copy the columns.
 
-        b.11 [5] self.weight and self.bias are Parameters with this rank's columns only, with memory of their own.
+        b.11 [5] self.weight and self.bias are Parameters with this rank's columns only, with their own memory.
         """
         super().__init__()
         self.group = group
@@ -174,12 +174,12 @@ def attention_columns(width: int, heads: Tensor, head_dim: int) -> Tensor:
 def shard_block(block: Any, group: Group = None) -> None:
     """Replace the four matrices of a GPT2Block by this rank's slices.
 
-    The number of heads and the width of the MLP must divide by the size of the group. The layer norms stay whole: their
-    gradients are equal on all ranks.
+    The number of heads and the width of the MLP must be divisible by the size of the group. The layer norms stay whole:
+    their gradients are equal on all ranks.
 
     b.12 [2] MLP: c_fc by columns, c_proj by rows; this rank has own_part of the columns of c_fc.
          [3] Attention: c_attn by columns and c_proj by rows; this rank has own_part of the heads. After c_attn, the
-             columns of these heads stand side by side, and c_proj needs the same of its rows.
+             outputs of these heads are concatenated, and c_proj must keep the matching rows.
          [4] attention.split_size is where the attention cuts q, k and v apart: the columns of this rank's heads.
              attention.num_heads is the number of its heads.
     """
