@@ -1,4 +1,4 @@
-"""A backward that overlaps like the forward, behind the usual call of `backward()` on the loss.
+"""A backward pass that overlaps like the forward pass, started by the usual call of `backward()` on the loss.
 
 torch runs the backward of a CPU graph in one thread, the caller's. With one graph over all partitions, only one of them
 would work at a time. So each partition's work on each micro-batch gets a graph of its own, cut off before and after:
@@ -51,7 +51,7 @@ def call_with_overlapping_backward(pipe: Any, forward: Callable[[Tensor], Tensor
 
 
 class Stage(nn.Sequential):
-    """A partition in a pipe: called as usual, and leaves a Cut in the run that is under way."""
+    """A partition in a pipe: called as usual, it adds a Cut to the current run."""
 
     def __init__(self, index: int, *layers: nn.Module) -> None:
         super().__init__(*layers)
@@ -78,7 +78,7 @@ class Cut:
 
 
 class Run:
-    """One call of a pipe: what its workers did, and how to do it backwards."""
+    """One call of a pipe: what its workers did, and how to run it backwards."""
 
     def __init__(self, pipe: Any, x: Tensor) -> None:
         self.pipe = pipe
@@ -114,7 +114,7 @@ class Run:
         if self.cuts is None:
             raise RuntimeError(
                 "expected one backward() per call of the pipe, got a second one after the graph was freed; "
-                "call the pipe again, or say retain_graph=True the first time"
+                "call the pipe again, or pass retain_graph=True the first time"
             )
         cuts, self.keep_graph = self.cuts, keep_graph
         self.cuts = cuts if keep_graph else None
@@ -164,7 +164,8 @@ class _RunBackward(torch.autograd.Function):
     """Where the graph outside of the pipe meets a run. Its output is a CPU scalar that represents the run.
 
     torch runs the backward of a node in the thread of the device of its gradient. A scalar on the CPU brings
-    it into the thread that called backward(), which may wait; a GPU's thread must not, the workers need it.
+    it into the thread that called backward(). That thread may wait. A GPU's thread must not wait, because the workers
+    need it.
     """
 
     @staticmethod
@@ -180,7 +181,7 @@ class _RunBackward(torch.autograd.Function):
 
 
 class _ReceiveGradient(torch.autograd.Function):
-    """The output of the pipe. Notes the gradient that arrives, and passes the turn to _RunBackward."""
+    """The output of the pipe. Notes the gradient that arrives, and hands over to _RunBackward."""
 
     @staticmethod
     def forward(ctx: Any, run: Run, the_run: Tensor, output: Tensor) -> Tensor:
@@ -206,13 +207,13 @@ class _Alias(torch.autograd.Function):
 
 
 def _in_reverse(cuts: list[Cut], output: Tensor) -> list[Cut]:
-    """The cuts that `output` depends on, each after those that wait for its gradient; notes who waits for whom."""
+    """The cuts that `output` depends on, each after those whose gradients it waits for; notes who waits for whom."""
     cut_of = {id(cut.result): cut for cut in cuts}
     for cut in cuts:
         cut.uses, cut.result.grad, cut.start.grad = 0, None, None
     for cut in _cuts_behind(output, cut_of):
         cut.uses += 1
-        cut.arrived.release()  # the caller brings this gradient itself, before any worker is asked
+        cut.arrived.release()  # the caller computes this gradient itself, before any worker starts
     needed = []
     for cut in reversed(cuts):  # a cut was recorded after those that it builds on
         if cut.uses:

@@ -1,4 +1,4 @@
-"""The same pipeline over processes, with torch.distributed.pipelining: the library does it, this only cuts GPT-2.
+"""The same pipeline with one process per stage. torch.distributed.pipelining runs the schedule; this file cuts GPT-2.
 
     python -m cluster.launch --workers 2 -- pipeline/run_gpt2.py --schedule gpipe|1f1b|interleaved
 

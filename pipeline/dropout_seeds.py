@@ -28,7 +28,7 @@ def draw_seed(modules: nn.Module) -> int | None:
 def own_random_numbers(
     seed: int | None, partition: int, micro_batch: int, device: torch.device
 ) -> contextlib.AbstractContextManager:
-    """Within it, this thread's draws depend on these four only."""
+    """Return a context in which this thread's random numbers depend only on these four arguments."""
     if seed is None or device.type != "cpu":
         return contextlib.nullcontext()
     generator = torch.Generator().manual_seed(hash((seed, partition, micro_batch)) % 2**63)

@@ -34,7 +34,7 @@ class GPT2BlockCustom(GPT2Block):
         hidden, mask = _unpack(x, self.attn.embed_dim)
         if mask is None:
             return super().forward(hidden)
-        is_additive = self.attn.config._attn_implementation == "eager"  # the others take True where to look
+        is_additive = self.attn.config._attn_implementation == "eager"  # the others: True where to attend
         attention_mask = mask.unsqueeze(1)  # (B, 1, T, T)
         hidden = super().forward(hidden, attention_mask=attention_mask if is_additive else attention_mask > 0)
         return _pack(hidden, mask)
@@ -73,7 +73,7 @@ class GPT2ModelCustom(GPT2Model):
         return self._labels or [next(block.parameters()).device for block in self.h]
 
     def parallelize(self, devices: Sequence[torch.device | str]) -> None:
-        """Distribute the blocks evenly over `devices`, in order. cpu:0, cpu:1 are labels: torch knows one CPU.
+        """Distribute the blocks evenly over `devices`, in order. cpu:0, cpu:1 are labels: torch has only one CPU.
 
         Raises InputError for no device, or more devices than blocks.
         """
@@ -96,8 +96,8 @@ class GPT2ModelCustom(GPT2Model):
     ) -> BaseModelOutput:
         """input_ids (B, T), attention_mask (B, T) with 0 at padding -> last_hidden_state (B, T, D) on the last device.
 
-        position_ids (B, T) or (1, T). With use_cache=False, and as in transformers only then, position ids that start
-        again mark several texts packed into one example, which do not see each other.
+        position_ids (B, T) or (1, T). With use_cache=False (as in transformers), position ids that restart at 0
+        separate several texts packed into one example; these do not attend to each other.
         """
         first = self.wte.weight.device
         hidden = self.wte(input_ids.to(first))  # (B, T, D)
@@ -113,7 +113,7 @@ class GPT2ModelCustom(GPT2Model):
             position_ids=None if may_use_cache else position_ids,
         )  # (B, 1, T, T), or None where "causal" says it all
         if mask is not None:
-            assert isinstance(mask, Tensor), "flex attention describes its mask otherwise"
+            assert isinstance(mask, Tensor), "flex attention describes its mask in another form"
             mask = mask.squeeze(1).expand(len(hidden), -1, -1)
         x = self._through_blocks(_pack(self.drop(hidden + self.wpe(position_ids)), mask))
         return BaseModelOutput(last_hidden_state=self.ln_f(_unpack(x, self.config.n_embd)[0]))

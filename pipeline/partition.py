@@ -73,8 +73,8 @@ def _assemble_partition(layers: Iterable[nn.Module]) -> nn.Sequential:
 def _split_module(modules: nn.Sequential) -> tuple[list[nn.Sequential], list[torch.device]]:
     """Cut `modules` into partitions; return them and their devices, two lists of equal length.
 
-    Devices A, B, A make three partitions: the data passes A twice. `modules` holds at least one layer: Pipe does not
-    accept an empty Sequential.
+    Devices A, B, A make three partitions: the data passes through A twice. `modules` holds at least one layer: Pipe
+    does not accept an empty Sequential.
 
     Steps
     [1] Walk through _layers(modules) in order, and do not change modules.

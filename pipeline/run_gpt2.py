@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
-import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -48,7 +48,7 @@ def spread(config, worker, model):
     model.parallelize(devices[: len(model.transformer.h)])
     if config.model_parallel_mode == "pipeline_parallel":
         model._prepare_pipeline_parallel(split_size=math.ceil(config.batch_size / config.n_chunk))
-    if devices[0].startswith("cpu"):  # a label represents a device with its share of the cores, in both modes
+    if devices[0].startswith("cpu"):  # each label is a device with its share of the cores, in both modes
         torch.set_num_threads(max(1, torch.get_num_threads() // len(devices)))
 
 
@@ -105,9 +105,8 @@ def join(config):
 
 def main():
     config = parse_gpt2_arguments("pipeline")
-    from pipeline.model_parallel import (
-        GPT2LMHeadModelParallel,  # here: it loads GPT-2, 3 s that a wrong flag need not wait
-    )
+    # Imported here: it takes 3 s, and a wrong flag should be reported before.
+    from pipeline.model_parallel import GPT2LMHeadModelParallel
 
     over_processes = config.schedule != "threads"
     with process_group(config, join if over_processes else None) as worker:

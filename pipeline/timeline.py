@@ -28,7 +28,7 @@ class Box:
 
 @dataclass
 class Trace:
-    """Set as `pipe.trace`, it collects boxes from every call until it is taken away."""
+    """Set as `pipe.trace`, it collects boxes from every call until it is removed."""
 
     boxes: list[Box] = field(default_factory=list)
 
@@ -47,7 +47,7 @@ class Trace:
 
     @property
     def duration(self) -> float:
-        """Seconds from the first begin to the last end, what happens between forward and backward included."""
+        """Seconds from the first start to the last end, including what happens between forward and backward."""
         return max(box.end for box in self.boxes) - min(box.begin for box in self.boxes)
 
     @property
@@ -95,7 +95,7 @@ class Trace:
                 ]
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"expected a trace of a pipeline in {path}: {error!r}; rerun to regenerate it") from None
+            raise InputError(f"cannot read the trace {path} ({error!r}); run the script again") from None
 
     def draw(self, path: str | Path, title: str = "") -> None:
         """Draw the boxes, partitions down and time across, with bubble and speed-up in the title."""

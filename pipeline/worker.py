@@ -66,7 +66,7 @@ def create_workers(devices: Sequence[torch.device]) -> tuple[list[InQueue], list
     """
     in_queues: list[InQueue] = []
     out_queues: list[SimpleQueue] = []
-    # The workers on CPUs share the cores, or each would start as many threads as there are cores.
+    # The workers on CPUs share the cores: otherwise each would start as many threads as there are cores.
     on_cpu = max(1, sum(device.type == "cpu" for device in devices))
     num_threads = max(1, torch.get_num_threads() // on_cpu)
     for partition, device in enumerate(devices):

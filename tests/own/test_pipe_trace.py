@@ -57,5 +57,5 @@ def test_a_trace_is_drawn(tmp_path):
 def test_a_file_that_is_no_trace_is_refused(tmp_path):
     (tmp_path / "other.json").write_text("[]")
 
-    with pytest.raises(InputError, match="expected a trace"):
+    with pytest.raises(InputError, match="cannot read the trace"):
         Trace.load(tmp_path / "other.json")
