@@ -1,7 +1,7 @@
 """Parses and checks every flag of the task scripts, and returns them as a frozen dataclass.
 
-A wrong flag is reported in one line before any rank joins a process group. Later, one rank's error would make the
-others hang.
+A wrong flag is reported in one line before any rank joins a process group. After joining, one rank's error would
+make the others hang.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def _glue_arguments(parser: argparse.ArgumentParser, task: str, argv: list[str] 
 def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: int = 1) -> Gpt2Config:
     """Return the flags of a run_gpt2.py; `world_size` is the default of a script that starts its own workers."""
     arguments = vars(_gpt2_parser(task, world_size).parse_args(argv))
-    schedule = "" if arguments["schedule"] == "threads" else f"_{arguments['schedule']}"  # its run is another one
+    schedule = "" if arguments["schedule"] == "threads" else f"_{arguments['schedule']}"  # it gets its own run folder
     _complete_gpt2(task, f"{task}_gpt2" if task.startswith("task") else task + schedule, arguments, world_size)
     _check_batch(arguments["batch_size"], arguments["world_size"], "workers")
     return Gpt2Config(**only_fields(Gpt2Config, arguments))
@@ -121,7 +121,7 @@ def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
     grid = arguments["grid"] = parse_grid(arguments["strategy"], arguments["grid"], arguments["world_size"])
     _check_batch(arguments["batch_size"], grid.data, "workers")
     if grid.pipeline > 1:
-        _check_batch(arguments["batch_size"], grid.data * arguments["n_chunk"], "micro-batches (see --n_chunk)")
+        _check_batch(arguments["batch_size"], grid.data * arguments["n_chunk"], "micro-batches, see --n_chunk")
     if grid.tensor * grid.pipeline > 1:
         _check_cut(arguments["model_name_or_path"], grid)
     return BeyondConfig(**only_fields(BeyondConfig, arguments))
@@ -131,7 +131,7 @@ def parse_grid(strategy: str, text: str | None, world_size: int) -> Grid:
     """Return the grid that --grid describes, or that the strategy means."""
     if strategy != "grid":
         if text is not None:
-            raise InputError(f"--grid: expected --strategy grid, got {strategy}")
+            raise InputError(f"--grid works only with --strategy grid, got {strategy}")
         axis = {"tensor": "tensor", "1f1b": "pipeline"}.get(strategy, "data")
         return Grid(**{axis: world_size})
     if text is None:
@@ -152,7 +152,7 @@ def parse_grid(strategy: str, text: str | None, world_size: int) -> Grid:
 
 def _check_cut(model: str, grid: Grid) -> None:
     """Raise InputError unless the model can be cut into these stages and slices."""
-    from transformers import AutoConfig  # here: seconds that other strategies need not wait
+    from transformers import AutoConfig  # imported here, because it takes seconds and other strategies do not need it
 
     config = AutoConfig.from_pretrained(model)
     if grid.pipeline > config.n_layer:
@@ -184,14 +184,14 @@ def _complete_gpt2(task: str, run_name: str, arguments: dict, world_size: int = 
     if world_size > 1:
         if arguments["local_rank"] != -1 or "RANK" in os.environ:
             raise InputError(
-                "this script starts its workers itself, on this machine: leave --local_rank and torchrun out, or use "
-                "task3_ddp/run_gpt2.py"
+                "this script starts its workers itself, on this machine: do not pass --local_rank or use torchrun, "
+                "or start task3_ddp/run_gpt2.py"
             )
         set_default(arguments, "world_size", world_size)
         arguments["local_rank"] = 0
         set_default(arguments, "master_port", int(os.environ.get("MASTER_PORT", COURSE_PORT)))
     if arguments["schedule"] != "threads" and arguments["model_parallel_mode"] == "model_parallel":
-        raise InputError(f"--schedule {arguments['schedule']} is a pipeline; leave --model_parallel_mode out")
+        raise InputError(f"--schedule {arguments['schedule']} is a pipeline; do not pass --model_parallel_mode")
     complete(run_name, arguments)
     arguments["task"] = task
     check_at_least(arguments, 1, "batch_size", "n_epochs", "n_chunk")
@@ -200,11 +200,11 @@ def _complete_gpt2(task: str, run_name: str, arguments: dict, world_size: int = 
 
 
 def _check_batch(total: int, pieces: int, what: str) -> None:
-    """Raise InputError unless a batch divides into equal pieces."""
+    """Raise InputError unless a batch can be divided into equal pieces."""
     if total % pieces:
         advice = max(pieces, total - total % pieces)
         raise InputError(
-            f"--batch_size: total batch size {total} does not divide over {pieces} {what}; "
+            f"--batch_size: the total batch size {total} is not divisible by {pieces} ({what}); "
             f"use a multiple of {pieces}, for example {advice}"
         )
 
@@ -290,7 +290,7 @@ def _add_gpt2_flags(parser: argparse.ArgumentParser, task: str) -> None:
     add("--n_epochs", type=whole_number, default=2, help="passes over the training set")
     add("--model_max_length", type=int, help="tokens per training example")
     if task == "task2b_allreduce":
-        add("--pytest", type=true_or_false, help="True: make one step and save its gradients in tests/")
+        add("--pytest", type=true_or_false, help="True: stop after averaging gradients once; save them in tests/")
     if task == "pipeline":
         modes = ("none", "model_parallel", "pipeline_parallel")
         add("--model_parallel_mode", choices=modes, help="how the blocks are distributed over the devices")
@@ -311,7 +311,7 @@ def complete(run_name: str, arguments: dict) -> None:
         if not arguments[name] > 0:
             raise InputError(f"--{name}: expected a number above 0, got {arguments[name]}")
     if arguments["dropout"] is not None and not 0 <= arguments["dropout"] < 1:
-        raise InputError(f"--dropout: expected a probability from 0 to below 1, got {arguments['dropout']}")
+        raise InputError(f"--dropout: expected a probability of at least 0 and below 1, got {arguments['dropout']}")
     if arguments["data_dir"] is not None and not arguments["data_dir"].is_dir():
         folder = arguments["data_dir"]
         raise InputError(f"--data_dir: there is no folder {folder}; leave the flag out for the sample data")
@@ -367,7 +367,7 @@ def _check_output(folder: Path, may_have_files: bool) -> None:
     """Raise InputError unless the first worker can write into `folder`, which may not exist yet."""
     nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not nearest.is_dir():
-        raise InputError(f"--output_dir: expected a folder, {nearest} is a file or a broken link; name another folder")
+        raise InputError(f"--output_dir: expected a folder, but {nearest} is a file or a broken link; name another")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(f"--output_dir: cannot write to {nearest} (Permission denied); name another folder")
     if nearest == folder and not may_have_files and any(file.name != STOPPED_FILE for file in folder.iterdir()):

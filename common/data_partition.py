@@ -4,7 +4,7 @@ Ten examples, sizes [0.5, 0.3, 0.2], seed 1234:
 
     [1] indices      0 1 2 3 4 5 6 7 8 9
         shuffled     2 8 3 5 6 4 9 0 1 7         the same on every rank: a separate generator, made from the seed
-    [2] counts       5 + 3 + 2 = 10              whole examples; those lost by rounding down are distributed again
+    [2] counts       5 + 3 + 2 = 10              whole examples; the remaining ones are given out one by one
     [3] partitions   2 8 3 5 6 | 4 9 0 | 1 7     consecutive parts: no example twice, none left out
     [4] use(1)                   4 9 0           what rank 1 trains on
 
@@ -13,8 +13,8 @@ The loader of each rank then cuts its partition into batches. Here 9 examples on
     rank 0   8 3 2 5 4       (8 3) (2 5) (4)     (4) is left out: rank 1 has no third batch
     rank 1   6 0 1 7         (6 0) (1 7)
 
-After every batch, all ranks average their gradients, and each waits for every other. With a third batch, rank 0 would
-wait forever. So all ranks take the same number of batches, as many as the smallest partition fills:
+After every batch, all ranks average their gradients, and each waits for all the others. With a third batch, rank 0
+would wait forever. So all ranks take the same number of batches, as many as the smallest partition fills:
 
     batches per rank = ceil(floor(examples / world_size) / batch size per worker)
 
@@ -44,7 +44,7 @@ class Partition(Dataset):
     def __getitem__(self, index: int):
         """Return the example (not its number) at `index` of this partition.
 
-        `index` is an integer from 0. From len(self) on, raise an IndexError, as a list does. Slices need not work.
+        `index` is an integer from 0. From len(self) on, raise an IndexError, as a list does. Slices are not needed.
         """
         # TODO(cos598d) 2b.2: return the example at this index of the partition (1 line)
         # BEGIN SOLUTION 2b.2
@@ -58,14 +58,14 @@ class DataPartitioner:
     Args:
         data: anything with len() and [i]; it is neither copied nor changed.
         sizes: the fraction of the data that each partition gets; they add up to 1.
-        seed: seed of the shuffle. Equal seeds give equal partitions on every rank and in every run, whatever drew
-            random numbers before.
+        seed: seed of the shuffle. Equal seeds give equal partitions on every rank and in every run, no matter which
+            random numbers the program has drawn before.
 
     After construction, `partitions` is a list with one list of indices for each size. They are consecutive parts of
-    the shuffled order. A part may be sorted, and its indices may be numpy integers. Partition k has
+    the shuffled order. You may sort a part, and its indices may be numpy integers. Partition k has
     sizes[k] * len(data) examples, rounded up or down, and the partitions together have len(data). Those that would
-    lose most by rounding down are rounded up; if several lose the same, the first ones are. (This is the largest
-    remainder method, which is also used to distribute the seats of a parliament.)
+    lose the largest fraction of an example by rounding down are rounded up; on a tie, the earlier ones. (This is the
+    largest remainder method, which is also used to distribute the seats of a parliament.)
 
     Raises ValueError if a size is negative or the sizes do not add up to 1.
     """
@@ -75,8 +75,8 @@ class DataPartitioner:
             raise InputError(f"sizes: expected fractions that add up to 1, for example [0.7, 0.2, 0.1]; got {sizes}")
         self.data = data
         self.partitions: list[list[int]] = []
-        # [1] list the index of every example and shuffle the list with a random generator of its own, made from seed
-        # [2] find how many examples each partition gets: round down, then one more each where most was lost
+        # [1] list the index of every example and shuffle the list with a separate random generator, made from seed
+        # [2] find how many examples each partition gets: round down, then one more where rounding lost the most
         # [3] cut the list into consecutive parts of these lengths and keep them in self.partitions
         # TODO(cos598d) 2b.3: fill self.partitions (11 lines)
         # BEGIN SOLUTION 2b.3
@@ -125,7 +125,7 @@ def partition_dataset(
     fill one more batch leaves that batch out. With fewer examples than workers, some ranks have none, so no rank has a
     batch.
 
-    Raises ValueError if batch_size does not divide by world_size, or if there is no process group and rank or
+    Raises ValueError if batch_size is not divisible by world_size, or if there is no process group and rank or
     world_size is missing.
     """
     if rank is None or world_size is None:
@@ -138,13 +138,13 @@ def partition_dataset(
     if batch_size < 1 or batch_size % world_size:
         example = max(world_size, batch_size - batch_size % world_size)
         raise InputError(
-            f"total batch size {batch_size} does not divide over {world_size} workers; "
+            f"the total batch size {batch_size} is not divisible by the number of workers, {world_size}; "
             f"use a multiple of {world_size}, for example {example}"
         )
     # [1] divide the total batch size by the number of workers
     # [2] divide the data set into world_size partitions of equal size and take the one of this rank
-    # [3] count the batches that every rank can fill, and the examples of this partition that go into them
-    # [4] wrap these examples in a DataLoader, in the partition's order or another one each epoch; hand collate_fn on
+    # [3] count the batches that every rank can fill, and how many examples of this partition they use
+    # [4] wrap these examples in a DataLoader, in the partition's order, or in a new one in each epoch; pass collate_fn
     # TODO(cos598d) 2b.5: return the loader and the batch size per worker (6 lines)
     # BEGIN SOLUTION 2b.5
     batch_size_per_worker = batch_size // world_size

@@ -21,8 +21,8 @@ def _clock_cycles(num_batches: int, num_partitions: int) -> Iterable[list[tuple[
     """Return, for every clock cycle, the (micro-batch, partition) pairs that work at the same time, in any order.
 
     Steps
-    [1] Count the clock cycles: the last micro-batch starts num_batches - 1 cycles after the first, and then it passes
-        all partitions.
+    [1] Count the clock cycles: the last micro-batch starts num_batches - 1 cycles after the first, and then it
+        passes through all partitions.
     [2] In cycle k, partition j works on micro-batch k - j, which partition j - 1 computed one cycle earlier.
     [3] Leave out the pairs whose micro-batch does not exist. There the partition is idle: this is the bubble.
     [4] Return a list of lists, or yield one list per cycle, each a new list.

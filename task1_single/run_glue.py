@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
-import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader

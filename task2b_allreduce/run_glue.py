@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
-import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
@@ -78,15 +78,15 @@ def sync_gradients(model, world_size):
 
 
 def train(config, worker, model, data, record):
-    """Fine-tune `model` on data.train; in every step, all workers together see one batch.
+    """Fine-tune `model` on data.train; in every step, all workers together process one batch.
 
-    2a.2  Share the examples: every worker gets its own part of each batch, and every epoch has a different order.
+    2a.2  Divide the examples: every worker gets its own part of each batch, and every epoch has a different order.
     1.2  Compute the gradient of the loss with respect to every parameter.
     2b.1  Average the gradients over the workers, before clipping: clipping is not linear.
     1.3  Update the parameters.
     1.4  After every epoch, evaluate the model on the dev set.
     """
-    # TODO(cos598d) 2a.2: a DistributedSampler seeded with config.seed; its loader, batch of one worker (2-3 lines)
+    # TODO(cos598d) 2a.2: make a DistributedSampler with config.seed, and a DataLoader for one worker (2-3 lines)
     # BEGIN SOLUTION 2a.2
     sampler = DistributedSampler(data.train, worker.world_size, worker.rank, seed=config.seed)
     loader = DataLoader(data.train, sampler=sampler, batch_size=config.per_gpu_train_batch_size)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
-import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import torch.distributed as dist
 import torch.multiprocessing
@@ -63,7 +63,7 @@ def average_gradients(model):
 
 
 def train(config, worker, model, loader, validation, record):
-    """Train `model` on this worker's partition; in every step, all workers together see config.batch_size examples.
+    """Train `model` on this worker's partition; each step uses config.batch_size examples of all workers together.
 
     2b.8  Average the gradients over the workers, at the right place in the step.
     """

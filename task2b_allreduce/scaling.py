@@ -58,7 +58,7 @@ def epoch_metrics(record: dict) -> dict[str, float]:
 
 
 def combine(workers: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Average the workers' times and add up their tokens per second; deviations are treated as independent."""
+    """Average the workers' times and deviations; add up their tokens per second, with deviations as if independent."""
     column = {name: np.array([worker[name] for worker in workers]) for name in workers[0]}
     return {
         "training_time": float(column["training_time"].mean()),
@@ -88,7 +88,7 @@ def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
     if config.n_epochs < 3:
         print(
             "only one epoch was measured; use --n_epochs 4 for a mean and standard deviation over three epochs, "
-            "since the first one warms up"
+            "because the first epoch is a warm-up"
         )
     with atomic_write(figures / f"data_parallel_{config.world_size}.json") as file:
         json.dump({**together, "per_worker": workers}, file, indent=1)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
-import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import torch.distributed as dist
 import transformers
@@ -58,7 +58,7 @@ def wrap(model, worker):
 
 
 def train(config, worker, model, loader, validation, record):
-    """Train `model` on this worker's partition; in every step, all workers together see config.batch_size examples.
+    """Train `model` on this worker's partition; each step uses config.batch_size examples of all workers together.
 
     1.2  Compute the gradient of the loss with respect to every parameter; the wrapped model averages it, too.
     1.3  Update the parameters.

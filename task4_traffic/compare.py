@@ -1,4 +1,4 @@
-"""Observed against expected traffic, for runs with different batch sizes: a table and two plots.
+"""Compare observed with expected traffic, for runs with different batch sizes: a table and two plots.
 
     python task4_traffic/compare.py runs/task4_64 runs/task4_32 runs/task4_16
     python task4_traffic/compare.py runs/task4_64 --dstat node0.csv --interface eth1      observed by dstat, rank 0 only
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
-import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 from common.errors import InputError, exit_on_input_error
 from common.figures import COLOURS, HATCHES, figure
@@ -53,7 +53,7 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Traf
     written = sum(group["iterations"] for group in traffic["sent"])
     total = sum(group["iterations"] * entry["bytes"] for group in traffic["sent"] for entry in group["tensors"])
     if not iterations or not total:
-        raise InputError(f"{folder}: expected a run with iterations that wrote tensors down (region 4.1), found none")
+        raise InputError(f"{folder}: no iteration of this run recorded a tensor; see region 4.1")
     n, size = record["world_size"], total / written
     if n < 2:
         raise InputError(f"{folder}: expected a run on 2 workers or more, got {n}: one worker sends nothing")
@@ -137,7 +137,7 @@ def check_comparable(runs: list[TrafficRun]) -> None:
     sizes = {run.world_size for run in runs}
     if len(sizes) > 1:
         words = ", ".join(f"{run.name} has {run.world_size}" for run in runs)
-        raise InputError(f"expected runs on the same number of workers, which the traffic depends on; {words}")
+        raise InputError(f"expected runs with the same number of workers, because the traffic depends on it; {words}")
 
 
 def plot_over_time(path: Path, folder: Path, rank: int) -> None:
@@ -146,7 +146,7 @@ def plot_over_time(path: Path, folder: Path, rank: int) -> None:
     ends = [sample.time for sample in samples if sample.event.startswith("iteration ")]
     begins = [sample.time for sample in samples if sample.event == "window 1 begins"]
     if not ends or not begins:
-        raise InputError(f"{folder}: expected marks of iterations in counters_{rank}.csv, found none")
+        raise InputError(f"{folder}: found no iterations in counters_{rank}.csv; run the script again")
     shown = ends[: max(SHOWN_ITERATIONS, sum(end < begins[0] + 1 for end in ends))]  # at least a second
     begin, end = begins[0], shown[-1]
     curve = [point for point in rates(samples) if begin - 0.3 <= point[0] <= end + 0.3]

@@ -1,7 +1,7 @@
-"""Compute how many bytes a worker must send and receive from the model and the algorithm; nothing here is measured.
+"""From the model and the algorithm, compute how many bytes a worker must send and receive; nothing here is measured.
 
     python task4_traffic/expected.py --world_size 4                     the tiny BERT on the embedded sample
-    python task4_traffic/expected.py --world_size 4 --rate 1gbit        and the seconds that the bytes take at least
+    python task4_traffic/expected.py --world_size 4 --rate 1gbit        and the shortest time in which they can be sent
     python task4_traffic/expected.py --world_size 4 --examples 2490 --grad_dtype bf16 --model_name_or_path FOLDER
 
 S: bytes of all gradients of one iteration, N: number of workers. README.md in this folder has the numbered steps.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
-import common.workers.environment  # isort: skip  # noqa: F401 (stops where torch is missing)
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import torch
 import transformers
@@ -75,8 +75,9 @@ def gather_scatter_traffic(size: int, world_size: int, rank: int) -> Traffic:
 
 
 def iterations_per_epoch(examples: int, batch_size: int, world_size: int) -> int:
-    """Return the steps of an epoch. The sampler pads to the same number of examples on every worker; the last batch may
-    be short.
+    """Return the number of steps of an epoch.
+
+    The sampler pads to the same number of examples on every worker; the last batch may be short.
 
     Args:
         examples: of the whole training set.
@@ -90,7 +91,7 @@ def iterations_per_epoch(examples: int, batch_size: int, world_size: int) -> int
 
 def traffic_per_epoch(iteration: Traffic, examples: int, batch_size: int, world_size: int) -> Traffic:
     """Return what a worker sends and receives in a whole epoch, given the traffic of one iteration. [6]"""
-    # TODO(cos598d) 4.2: as many times the traffic of one iteration as there are iterations (about 2 lines)
+    # TODO(cos598d) 4.2: multiply the traffic of one iteration by the number of iterations (about 2 lines)
     # BEGIN SOLUTION 4.2
     iterations = iterations_per_epoch(examples, batch_size, world_size)
     return Traffic(iteration.sent * iterations, iteration.received * iterations)
@@ -107,7 +108,7 @@ def example_model(name: str) -> nn.Module:
 
 
 def seconds(traffic: Traffic, rate: float) -> float:
-    """Return the time that the bytes of a worker take at least, if its link carries `rate` bits per second each way."""
+    """Return the shortest time in which a link of `rate` bits per second each way can carry the bytes of a worker."""
     return 8 * max(traffic) / rate
 
 
@@ -155,7 +156,7 @@ def main() -> None:
     size = gradient_bytes(example_model(arguments.model_name_or_path), DTYPES[arguments.grad_dtype])
     print(
         f"{size:,} bytes of gradients per iteration as {arguments.grad_dtype}; {arguments.world_size} workers; "
-        "all in bytes\n"
+        "the table is in bytes\n"
     )
     print(table(size, arguments.world_size, arguments.examples))
     if arguments.rate:

@@ -25,9 +25,9 @@ from task4_traffic.expected import DTYPES
 
 # Bytes in front of every packet, as an interface counts them: Ethernet 14, IP 20, TCP 20 and its time stamps 12.
 PACKET_HEADER = 66
-CALIBRATION_BYTES = 50e6  # repeat the calibration up to about this many bytes, for small models,
-REPEATS = 5  # at most this often in a trial,
-TRIALS = 5  # number of trials, of which the median counts: the system decides when it sends acknowledgements
+CALIBRATION_BYTES = 50e6  # a small model's calibration is repeated, up to about this many bytes
+REPEATS = 5  # the most repetitions in a trial
+TRIALS = 5  # the median of the trials counts, because the system decides when it sends acknowledgements
 
 
 def plain(entry: dict[str, Any]) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def test_a_script_that_starts_its_own_workers_is_not_one_of_them(flags, variable
 
 
 def test_a_total_batch_that_does_not_divide_names_one_that_does():
-    with pytest.raises(InputError, match="50 does not divide over 4 workers; use a multiple of 4, for example 48"):
+    with pytest.raises(InputError, match=r"50 is not divisible by 4 \(workers\); use a multiple of 4, for example 48"):
         parse_gpt2_arguments("task2b_allreduce", ["--batch_size", "50", "--world_size", "4"], world_size=2)
 
 

@@ -204,7 +204,7 @@ def test_tensors_are_stacked_without_a_collate_fn():
 @pytest.mark.parametrize("total, workers, example", [(50, 4, 48), (2, 4, 4), (0, 2, 2), (-8, 4, 4)])
 def test_a_total_batch_size_that_does_not_divide_is_refused_with_one_that_does(total, workers, example):
     expected = (
-        f"total batch size {total} does not divide over {workers} workers; "
+        f"the total batch size {total} is not divisible by the number of workers, {workers}; "
         f"use a multiple of {workers}, for example {example}"
     )
 
