@@ -63,7 +63,7 @@ def check_versions(found: dict[str, str]) -> Finding:
 
 
 def check_disk(free_bytes: float) -> Finding:
-    text = f"disk: {free_bytes / 1e9:.0f} GB free where the course lies ({DISK_GB} needed)"
+    text = f"disk: {free_bytes / 1e9:.0f} GB free on the disk with the course ({DISK_GB} needed)"
     return ok_or_fix(free_bytes >= DISK_GB * 1e9, text, "delete what you can, or clone to a larger disk")
 
 
@@ -77,9 +77,9 @@ def check_interface(master_ip: str, addresses: dict[str, str]) -> Finding:
     try:
         own = own_address_towards(master_ip)
     except OSError as error:
-        return Finding("fix", f"network: no way to {master_ip} ({error})", "check --master_ip and `ip address`")
+        return Finding("fix", f"network: no route to {master_ip} ({error})", "check --master_ip and `ip address`")
     name = next((name for name, address in addresses.items() if address == own), "unknown interface")
-    text = f"network: {master_ip} is reached by {name} ({own})"
+    text = f"network: {master_ip} is reached through {name} ({own})"
     better = [address for address in addresses.values() if address.startswith(EXPERIMENT_NETWORK)]
     wrong = bool(better) and not own.startswith((EXPERIMENT_NETWORK, "127."))
     return ok_or_fix(not wrong, text, f"use the experiment network, --master_ip {EXPERIMENT_NETWORK}1; see README.md")
@@ -99,7 +99,7 @@ def check_port(master_ip: str, port: int) -> Finding:
         try:
             probe.bind((master_ip, port))
         except OSError as error:
-            return Finding("fix", f"port {port} cannot be used ({error.strerror})", "take another with --master_port")
+            return Finding("fix", f"port {port} cannot be used ({error.strerror})", "choose another with --master_port")
     return Finding("ok", f"port {port} is free")
 
 
@@ -167,7 +167,7 @@ def compare_nodes(nodes: dict[str, dict]) -> list[Finding]:
     """Same code and same packages everywhere? The first node is the measure."""
     findings = []
     for what, key, todo in (
-        ("code", "state", "git pull there, and copy changes that are not committed"),
+        ("code", "state", "run git pull there, and copy changes that are not committed"),
         ("packages", "versions", "run make setup there"),
     ):
         first, *others = nodes
@@ -175,7 +175,7 @@ def compare_nodes(nodes: dict[str, dict]) -> list[Finding]:
         text = f"{what}: the same on all {len(nodes)} nodes"
         if differing:
             parts = ", ".join(_difference(nodes[name][key], nodes[first][key], name) for name in differing)
-            text = f"{what}: {parts} unlike {first}"
+            text = f"{what}: differs from {first}: {parts}"
         findings.append(ok_or_fix(not differing, text, todo))
     return findings
 
@@ -191,13 +191,13 @@ def measure_bandwidth(workers: int, more: list[str]) -> Finding:
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=180)
     except subprocess.TimeoutExpired:
-        return Finding("fix", "all_reduce: no result after 180 s", "is a firewall between the nodes?")
+        return Finding("fix", "transfer: no result after 180 s", "is there a firewall between the nodes?")
     figures = [line.partition("Mbit/s: ")[2] for line in done.stdout.splitlines() if "Mbit/s: " in line]
     if done.returncode or not figures:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return Finding("fix", f"all_reduce between {workers} workers failed", f"{last} ({shlex.join(command)})")
+        return Finding("fix", f"transfer between {workers} workers failed", f"{last} ({shlex.join(command)})")
     speed, on_this_machine = float(figures[0]), not more
-    text = f"{workers} workers, each sending to the next at once: {speed:.0f} Mbit/s out of each"
+    text = f"{workers} workers send to their neighbours at the same time: {speed:.0f} Mbit/s from each"
     return ok_or_fix(
         on_this_machine or speed > SLOW_MBIT, text, "slow for a cluster; is --master_ip on the fast network?"
     )

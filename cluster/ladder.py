@@ -4,8 +4,8 @@
     python -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train
     python -m cluster.ladder --demo        # four emulated nodes where the system allows them, otherwise this machine
 
-"MB handed in" is what a rank gives to its collectives in an iteration; what then crosses a network is task 4. The times
-below the table are those of three steps in which --timeline looked on; runs/ladder_timeline.png shows one of each task.
+"MB passed to collectives" are the tensors that a rank passes in an iteration; what then crosses a network is task 4.
+The times below the table are those of three steps with --timeline; runs/ladder_timeline.png shows one of each task.
 Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch. With --nodes every
 worker has an emulated node of its own, and every byte a link of --rate to cross. Each line comes from the records in
 runs/; the bar chart is there, too.
@@ -142,28 +142,28 @@ def read_row(task: str, name: str, workers: int) -> Rung:
         [sum(step) / workers for step in zip(*losses, strict=True)],
         records[0]["evaluations"][-1]["metrics"]["acc"] if records[0]["evaluations"] else None,
         records[0]["seconds_per_iteration"],
-        bytes_handed_over(records[0]),
-        bytes_handed_over(records[-1]),
+        bytes_passed(records[0]),
+        bytes_passed(records[-1]),
         read_trace(ROOT / "runs" / task / "timeline.json"),
     )
 
 
-def bytes_handed_over(record: dict) -> float:
-    """Bytes that a rank hands to collectives in one iteration. What crosses the network is the subject of task 4."""
+def bytes_passed(record: dict) -> float:
+    """Bytes that a rank passes to collectives in one iteration. What crosses the network is the subject of task 4."""
     return sum(entry["bytes"] for entry in record["collectives"]) / len(record["iterations"])
 
 
 def table(rows: list[Rung]) -> str:
     """All rows; times also as multiples of the last one, once that is DDP."""
-    head = f"{'task':<20} {'first five losses (mean of workers)':<45} {'acc':>6} {'s/iter':>8} {'x DDP':>6}"
-    lines = ["", head + f" {'MB handed in: rank 0':>20} {'others':>8}"]
+    head = f"{'task':<20} {'first five losses (mean of workers)':<45} {'acc':>6} {'s/iter':>8} {'time/DDP':>8}"
+    lines = ["", f"{'MB passed to collectives':>{len(head) + 25}}", f"{head} {'rank 0':>12} {'others':>11}"]
     for row in rows:
         losses = " ".join(f"{loss:.6f}" for loss in row.losses[:5])
-        ratio = f"{row.seconds / rows[-1].seconds:6.2f}" if rows[-1].name == NAMES[-1] else f"{'-':>6}"
+        ratio = f"{row.seconds / rows[-1].seconds:8.2f}" if rows[-1].name == NAMES[-1] else f"{'-':>8}"
         accuracy = f"{'-':>6}" if row.accuracy is None else f"{row.accuracy:6.3f}"
         lines.append(
             f"{row.name:<20} {losses:<45} {accuracy} {row.seconds:8.4f} {ratio}"
-            f" {row.bytes_of_first / 1e6:20.2f} {row.bytes_of_others / 1e6:8.2f}"
+            f" {row.bytes_of_first / 1e6:12.2f} {row.bytes_of_others / 1e6:11.2f}"
         )
     return "\n".join([*lines, ""])
 

@@ -107,7 +107,7 @@ def address_of(host: str, ssh: list[str]) -> str:
     try:
         return socket.gethostbyname(name)
     except OSError as error:
-        raise InputError(f"--hosts: {name} has no address here ({error}); add --master_ip ADDRESS") from error
+        raise InputError(f"--hosts: {name} cannot be resolved here ({error}); add --master_ip ADDRESS") from error
 
 
 def _remote_command(launch: Launch, rank: int, host: str, share: int) -> Command:
@@ -121,7 +121,9 @@ def _with_defaults(script: list[str], workers: int, hosts: list[str], ssh: list[
     if flag_value(script, "--master_ip") is None:
         address = address_of(hosts[0], ssh) if hosts else "127.0.0.1"
         if address.startswith("127.") and len({host.rpartition("@")[2] for host in hosts}) > 1:
-            raise InputError(f"--hosts: {hosts[0]} is {address} here, which only that node can reach; add --master_ip")
+            raise InputError(
+                f"--hosts: {hosts[0]} resolves to {address}, which only that node can reach; add --master_ip ADDRESS"
+            )
         script = [*script, "--master_ip", address]
     if flag_value(script, "--master_port") is None:
         # Another node's free ports cannot be seen from here; below 32768 no outgoing connection takes them.
@@ -149,13 +151,16 @@ def _check_script(script: list[str], local: bool) -> None:
     if Path(script[0]).name.startswith("python"):
         raise InputError(f"leave out {script[0]!r}: the launcher starts Python itself; begin with the script")
     if local and script[0] != "-m" and not Path(script[0]).is_file():
-        raise InputError(f"there is no script {script[0]} in {Path.cwd()}; give its path from here")
+        raise InputError(f"there is no script {script[0]} in {Path.cwd()}; give its path relative to this folder")
     if flag_value(script, "--local_rank") is not None:
         raise InputError("leave out --local_rank: the launcher gives each worker its own")
 
 
 def remote_folder() -> str:
-    """This repository; below the home folder without that, since ssh begins there and homes differ between nodes."""
+    """Return this repository's path, relative to the home folder if it is inside it.
+
+    ssh starts in the home folder, whose path may differ between nodes.
+    """
     return str(ROOT.relative_to(Path.home())) if ROOT.is_relative_to(Path.home()) else str(ROOT)
 
 
@@ -173,7 +178,8 @@ def main() -> None:
         return
     code = supervise(commands(launch))
     if code == 255 and launch.hosts:
-        print(f"255 is ssh's own code; try: {shlex.join([*launch.ssh, launch.hosts[0], 'true'])}", file=sys.stderr)
+        test = shlex.join([*launch.ssh, launch.hosts[0], "true"])
+        print(f"exit code 255 comes from ssh itself; test the connection with: {test}", file=sys.stderr)
     sys.exit(exit_code(code))
 
 

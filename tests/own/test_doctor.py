@@ -60,7 +60,7 @@ def test_a_port_is_free_or_taken():
 def test_the_interface_that_reaches_the_master_is_named():
     found = doctor.check_interface("127.0.0.1", doctor.interface_addresses())
 
-    assert str(found) == "ok    network: 127.0.0.1 is reached by lo (127.0.0.1)"
+    assert str(found) == "ok    network: 127.0.0.1 is reached through lo (127.0.0.1)"
 
 
 def test_the_control_network_is_refused_where_there_is_an_experiment_network():
@@ -91,8 +91,8 @@ def test_a_node_with_other_code_or_packages_is_named():
 
     code, packages = map(str, doctor.compare_nodes(nodes))
 
-    assert code.startswith("fix   code: node2 has code ffffffffffff unlike node0: git pull")
-    assert packages.startswith("fix   packages: node3 has torch 2.9.0 unlike node0: run make setup there")
+    assert code.startswith("fix   code: differs from node0: node2 has code ffffffffffff: run git pull")
+    assert packages.startswith("fix   packages: differs from node0: node3 has torch 2.9.0: run make setup there")
 
 
 def test_code_that_was_changed_but_not_committed_is_seen(tmp_path, monkeypatch):
@@ -113,7 +113,8 @@ def test_this_machine_is_examined_and_measured():
     *lines, last = result.stdout.splitlines()
     counts = json.loads(last)
     assert {level: sum(line.startswith(f"{level} ") for line in lines) for level in counts} == counts
-    assert any(line.startswith("ok    2 workers, each sending to the next at once: ") for line in lines), result.stdout
+    sending = "ok    2 workers send to their neighbours at the same time: "
+    assert any(line.startswith(sending) for line in lines), result.stdout
     assert result.returncode == (1 if counts["fix"] else 0)
 
 
@@ -126,8 +127,8 @@ def test_hosts_are_examined_over_ssh_compared_and_measured(ssh):
     lines = result.stdout.splitlines()
     assert "ok    code: the same on all 2 nodes" in lines, result.stdout + result.stderr
     assert "ok    packages: the same on all 2 nodes" in lines
-    assert sum(" network: 127.0.0.1 is reached by lo" in line for line in lines) == 2
-    assert any("2 workers, each sending to the next at once: " in line for line in lines)
+    assert sum(" network: 127.0.0.1 is reached through lo" in line for line in lines) == 2
+    assert any("2 workers send to their neighbours at the same time: " in line for line in lines)
 
 
 @pytest.mark.medium

@@ -160,4 +160,4 @@ def test_a_host_that_refuses_is_one_failure_with_ssh_s_own_words(ssh, stub):
 
     assert result.returncode == 255
     assert "Permission denied" in result.stderr
-    assert "255 is ssh's own code; try: ssh -p" in result.stderr
+    assert "exit code 255 comes from ssh itself; test the connection with: ssh -p" in result.stderr
