@@ -50,7 +50,7 @@ def pack(arguments: argparse.Namespace) -> None:
     check_runs(arguments.runs)
     archive = (arguments.out or ROOT / "dist" / f"{student.stem}.zip").absolute()
     if not arguments.no_grading:
-        print("running the graders once, some minutes at most", flush=True)
+        print("running the graders once; this takes a few minutes at most", flush=True)
     lines = pack(
         ROOT,
         course,

@@ -39,7 +39,7 @@ class Script:
 
 
 def read_script(tree: Path, name: str) -> Script:
-    """Raises InputError where the file is missing, is no UTF-8 or no Python, or has lost a TODO or END TODO line."""
+    """Raises InputError if the file is missing, is not valid UTF-8 or Python, or has lost a TODO or END TODO line."""
     try:
         text = (tree / name).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -108,7 +108,7 @@ def _carry_into(
         yield f"{what}: {said}"
     if script.text != before.text:
         if any(_replaces_own_lines(old, new) for old, new in zip(before.blocks, script.blocks, strict=True)):
-            yield f"{script.name}: as it was before, it is kept as {_keep_copy(before.path).name}"
+            yield f"{script.name}: the previous version is kept as {_keep_copy(before.path).name}"
         _write(script)
 
 
@@ -116,29 +116,31 @@ def _read_home(tree: Path, name: str) -> Script | str:
     try:
         return read_script(tree, name)
     except InputError as error:
-        return f"since its home file cannot be read: {error}"
+        return f"because the file in which the region first appears cannot be read: {error}"
 
 
 def _carry_block(script: Script, home: Script, block: Block, force: bool) -> tuple[Script, str]:
     """The script with this block carried, if it is to be, and what was done in one line (and a diff where forced)."""
     sources = home.parts(block.id)
     if len(sources) != len(script.parts(block.id)):
-        return script, f"not carried, {home.name} has {len(sources)} such TODO(s), this file {_count(script, block)}"
+        parts = f"{len(sources)} part{'s' * (len(sources) != 1)} of this TODO"
+        return script, f"not carried, {home.name} has {parts}, this file has {_count(script, block)}"
     source = sources[block.part - 1]
     if not source.attempted:
         return script, f"{NOT_YET}, {home.name} line {source.line} is not solved"
     if source.body.strip("\n") == block.body.strip("\n"):
-        return script, "is there already"
+        return script, "already there"
     if block.attempted and not force:
-        return script, f"kept what you wrote at line {block.line}; it differs from {home.name}, --force replaces it"
+        kept = f"kept what you wrote at line {block.line}; it differs from {home.name}"
+        return script, f"{kept}; use --force to replace it"
     place = script.parts(block.id)[block.part - 1]  # lines have moved if blocks above were carried
     changed = script.with_text(replace_block(script.text, place, source.body))
     if problem := _does_not_compile(changed):
-        return script, f"not carried, the lines in {home.name} are no Python yet ({problem})"
+        return script, f"not carried, the lines in {home.name} are not valid Python yet ({problem})"
     lines = len(source.body.strip("\n").split("\n"))
     said = f"carried {lines} line{'s' * (lines > 1)} from {home.name}"
     if missing := _names_left_behind(source, home, changed):
-        said += f"; they use {', '.join(missing)}, which this file does not have: copy that by hand"
+        said += f"; they use {', '.join(missing)}, which this file does not have: copy it by hand"
     if block.attempted:
         said += "\n" + _difference(block, source, script.name, home.name)
     return changed, said

@@ -72,7 +72,7 @@ def missing_runs(chosen: Chosen, tree: Path) -> list[tuple[str, str]]:
     if chosen.metrics is None:
         missing.append((f"task 1 over {EPOCHS} epochs", command))
     elif chosen.metrics.whole_epochs < EPOCHS:  # in a folder of its own, so that the 40 iterations stay
-        what = f"task 1 over {EPOCHS} epochs ({chosen.metrics.name} has {chosen.metrics.whole_epochs} whole ones)"
+        what = f"task 1 over {EPOCHS} epochs ({chosen.metrics.name} has only {chosen.metrics.whole_epochs} of them)"
         missing.append((what, f"{command} --output_dir runs/task1_epochs"))
     timed = {run.slot: run for run in chosen.timed}
     if not timed and chosen.metrics is None:

@@ -99,7 +99,7 @@ def _settings_differ(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
     mine, theirs = row.get("setting"), other.get("setting")
     if not isinstance(mine, dict) or not isinstance(theirs, dict):
         return ["one of them was written by another version of the scripts"] if mine != theirs else []
-    return [f"{key} {mine.get(key)} against {theirs.get(key)}" for key in mine if mine.get(key) != theirs.get(key)]
+    return [f"{key} {mine.get(key)} vs. {theirs.get(key)}" for key in mine if mine.get(key) != theirs.get(key)]
 
 
 def _doubts_about_scaling(found: Gpt2) -> Iterator[str]:
@@ -107,16 +107,16 @@ def _doubts_about_scaling(found: Gpt2) -> Iterator[str]:
     for workers, row in found.scaling.items():
         if one is None or workers == 1:
             continue
-        what = f"GPT-2 on {workers} workers against 1"
+        what = f"GPT-2 on {workers} workers vs. 1"
         if one["batch_size"] * workers != row["batch_size"]:
             yield (
                 f"{what}: not comparable, the batch of one worker is {row['batch_size'] / workers:g} "
-                f"against {one['batch_size']}"
+                f"vs. {one['batch_size']}"
             )
         elif other := _settings_differ(one, row):
             yield f"{what}: not comparable, {'; '.join(other)}"
         else:
-            yield from _doubts_about_ratio(what, one, row, workers)
+            yield from _doubts_about_ratio(what, one, row, workers, "workers")
             if not _as_long(one, row):
                 yield _not_as_long(what, one, row)
 
@@ -146,8 +146,8 @@ def _not_as_long(what: str, base: dict[str, Any], row: dict[str, Any]) -> str:
         zip(_tokens(row), _tokens(base), strict=False), key=lambda pair: abs(math.log(pair[0] / pair[1]))
     )
     return (
-        f"{what}: tokens per second x time of an epoch is {mine:.0f} tokens against {theirs:.0f}: "
-        "the epochs were not equally long (--max_steps?), or one throughput contradicts its own time"
+        f"{what}: tokens per second x seconds gives {mine:.0f} tokens per epoch in one run, {theirs:.0f} in the other: "
+        "the epochs have different lengths (--max_steps?), or a file is inconsistent"
     )
 
 
@@ -156,21 +156,21 @@ def _doubts_about_modes(found: Gpt2, on_cpu: bool) -> Iterator[str]:
     for mode, row in found.modes.items():
         if base is None or row is base:
             continue
-        what = f"{mode} against model_parallel"
+        what = f"{mode} vs. model_parallel"
         if base["setting"] != row["setting"]:
-            yield f"{what}: not comparable, (model, batch, tokens) {base['setting']} against {row['setting']}"
+            yield f"{what}: not comparable, (model, batch, tokens) {base['setting']} vs. {row['setting']}"
         elif not _as_long(base, row):
             yield _not_as_long(what, base, row)
         else:
-            yield from _doubts_about_ratio(what, base, row, _PARTITIONS if on_cpu else math.inf)
+            yield from _doubts_about_ratio(what, base, row, _PARTITIONS if on_cpu else math.inf, "partitions")
 
 
-def _doubts_about_ratio(what: str, slow: dict[str, Any], fast: dict[str, Any], limit: float) -> Iterator[str]:
+def _doubts_about_ratio(what: str, slow: dict[str, Any], fast: dict[str, Any], limit: float, of: str) -> Iterator[str]:
     speeds, errors = ([r[key] for r in (slow, fast)] for key in ("tokens_per_second", "tokens_per_second_std"))
     ratio = speeds[1] / speeds[0]
     if ratio > limit:
-        yield f"{what}: {ratio:.2f} times as fast is above {limit}, the number of workers: measure again"
+        yield f"{what}: a speed-up of {ratio:.2f} is above the number of {of}, {limit}: measure again"
     if not any(errors):
-        yield f"{what}: one epoch was measured, so nobody can tell {ratio:.2f} from noise: run with --n_epochs 4"
+        yield f"{what}: only one epoch was measured, so {ratio:.2f} may be noise: run with --n_epochs 4"
     elif abs(speeds[1] - speeds[0]) <= 2 * math.hypot(*errors):
         yield f"{what}: {ratio:.2f} is within the noise (two standard deviations over the epochs)"

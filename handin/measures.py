@@ -38,16 +38,16 @@ def iteration_time(run: Run) -> Time | None:
     return Time(statistics.fmean(seconds), error, len(seconds))
 
 
-def speedup(slow: Time, fast: Time, limit: float = math.inf) -> tuple[float, str]:
+def speedup(slow: Time, fast: Time, limit: float = math.inf, of: str = "workers") -> tuple[float, str]:
     """Return the ratio of two times, and a doubt: "" if the ratio can be trusted.
 
-    limit: the number of workers or partitions, which no speed-up can exceed if both runs do the same work.
+    limit: the number of workers or partitions (`of`), which no speed-up can exceed if both runs do the same work.
     """
     ratio, margin = slow.mean / fast.mean, 2 * math.hypot(slow.error, fast.error)
     if abs(slow.mean - fast.mean) <= margin:
         return ratio, "within the noise: the times differ by less than twice the standard error of their difference"
     if ratio > limit:
-        return ratio, f"above {limit}, the number of workers: the slower run was disturbed or did other work"
+        return ratio, f"above the number of {of}, {limit}: the slower run was disturbed or did different work"
     return ratio, ""
 
 
@@ -78,7 +78,7 @@ def _constant_metrics(run: Run) -> list[str]:
 def _spoilt_times(run: Run) -> list[str]:
     doubts = []
     if len(run.first["iterations"]) < ITERATIONS:
-        doubts.append(f"{len(run.first['iterations'])} iterations, the course asks for {ITERATIONS}")
+        doubts.append(f"only {len(run.first['iterations'])} iterations; the course asks for {ITERATIONS}")
     seconds = [step["seconds"] for step in run.first["iterations"][1:ITERATIONS]]
     half = len(seconds) // 2
     if half >= 10:
@@ -105,12 +105,13 @@ def compare_losses(runs: Sequence[Run]) -> list[str]:
             if largest > 1e-3 and run.is_complete and first.is_complete:
                 doubts.append(
                     f"the first five losses of {first.name} and {run.name} differ by up to {largest:.2g}, "
-                    "with the same seed, batch and no dropout: one of the two averages or shares out wrongly"
+                    "although seed and batch are the same and dropout is off: one of the two runs averages gradients "
+                    "or divides the examples incorrectly"
                 )
     if any(run.setting["dropout"] != 0 for run in runs) and len(runs) > 1:
         doubts.append(
-            "losses are only similar, not equal, since dropout was on: workers drop other units than one worker would "
-            "(add --dropout 0 to all of these runs to compare them exactly)"
+            "losses are only similar, not equal, because dropout was on: workers drop different units than one worker "
+            "does (add --dropout 0 to all of these runs to compare them exactly)"
         )
     return doubts
 

@@ -56,8 +56,8 @@ def run_graders(tree: Path, course: Course) -> dict[str, Any]:
             pass  # said below
         last = done.stdout.decode(errors="replace").strip()[-1500:]
         raise InputError(
-            f"the graders ended with exit code {done.returncode} and without a whole report; "
-            f"pack without them by --no-grading. They said: {last}"
+            f"the graders ended with exit code {done.returncode} and wrote no complete report; "
+            f"use --no-grading to pack without them. Their last output: {last}"
         )
 
 
@@ -72,9 +72,7 @@ def points_table(report: dict[str, Any], course: Course) -> list[str]:
         notes += [f"{test['region']} {test['status']}" for test in tests if test["status"] != "passed"]
         notes += [f"{row.id} has no grader here" for row in rows if row.id not in {test["region"] for test in tests}]
         lines.append(f"{task.submitted_as:10} {got:3} of {most:3}  {'; '.join(dict.fromkeys(notes))}".rstrip())
-    lines.insert(
-        len(course.tasks) - len(course.bonus_tasks), f"{'together':10} {report['score']:3} of {course.total:3}"
-    )
+    lines.insert(len(course.tasks) - len(course.bonus_tasks), f"{'total':10} {report['score']:3} of {course.total:3}")
     return lines
 
 
@@ -90,7 +88,7 @@ def collect(tree: Path, course: Course, report: Report, points: dict[str, Any] |
             files[name] = source.read_bytes()
     for file in sorted({region.file for region in course.regions.values()}):
         if archive_name(file, course) not in files:
-            missing.append(f"{file} is not in the archive: its points cannot be given")
+            missing.append(f"{file} is not in the archive, so its points will be lost")
     files[report.pdf.name] = report.pdf.read_bytes()
     files["report.md"] = report.markdown.read_bytes()
     for picture in sorted((report.markdown.parent / "figures").glob("*.png")):
@@ -126,7 +124,7 @@ def _why_not(path: Path) -> str:
     if path.name.startswith("."):
         return "hidden"
     if path.suffix not in _SUFFIXES:
-        return "no code"
+        return "not code"
     if path.stat().st_size > LARGEST:
         return f"{path.stat().st_size / 1e6:.1f} MB, too large for code"
     return ""
@@ -142,7 +140,9 @@ def _points_without_messages(points: dict[str, Any]) -> bytes:
 
 def refuse_existing(archive: Path) -> None:
     if archive.exists() or archive.is_symlink():
-        raise InputError(f"{archive} exists already and is not replaced; move it away, or name another by --out")
+        raise InputError(
+            f"{archive} exists already and is not replaced; move it away, or choose another name with --out"
+        )
 
 
 def write_archive(contents: Contents, archive: Path) -> None:
@@ -161,7 +161,7 @@ def pack(
     write_archive(contents, archive)
     lines = points_table(points, course) if points else ["the graders were not run"]
     lines += [f"missing: {what}" for what in contents.missing]
-    lines += [f"doubtful: {what}" for what in contents.doubtful]
+    lines += [f"suspicious: {what}" for what in contents.doubtful]
     lines += [f"left out: {what}" for what in contents.left_out]
     shown = archive.relative_to(tree) if archive.is_relative_to(tree) else archive
     size = archive.stat().st_size / 1e6

@@ -100,4 +100,5 @@ def _draw_times(path: Path, runs: Sequence[Run]) -> None:
     unit, scale = ("s", 1) if max(time.mean for time in times) >= 1 else ("ms", 1000)
     names = [f"{NAMES[run.slot].replace(' ', chr(10), 1)}\n{run.workers} workers" for run in runs]
     values, errors = [scale * time.mean for time in times], [2 * scale * time.error for time in times]
-    bars(path, names, values, errors=errors, label=f"time per iteration ({unit})", title="Mean without the first")
+    title = "Mean time, first iteration excluded"
+    bars(path, names, values, errors=errors, label=f"time per iteration ({unit})", title=title)

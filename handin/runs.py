@@ -30,7 +30,7 @@ _OWN_OF_A_RANK = {"rank", "rank_on_node", "output_dir", "overwrite_output_dir", 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The readable records of one run, lowest rank first, and every reason for doubt, each a sentence without a dot."""
+    """The readable records of one run, lowest rank first, and every reason for doubt, each without a full stop."""
 
     name: str  # its folder, relative to the repository
     slot: str  # a key of SLOTS; "" for any other task
@@ -84,10 +84,10 @@ class Run:
 
 
 def differences(run: Run, other: Run, but: Iterable[str] = ()) -> list[str]:
-    """What of the setting two runs do not share, such as "seed 42 against 7"."""
+    """What of the setting two runs do not share, such as "seed 42 vs. 7"."""
     left_out = set(but)
     return [
-        f"{key} {value} against {other.setting[key]}"
+        f"{key} {value} vs. {other.setting[key]}"
         for key, value in run.setting.items()
         if key not in left_out and value != other.setting[key]
     ]
@@ -103,7 +103,7 @@ def find_runs(root: Path, folder: Path) -> tuple[list[Run], list[str]]:
         files = sorted(path.glob("rank*.json"), key=lambda file: (len(file.name), file.name))
         expected = path.name in {task for task, _ in SLOTS.values()} | {"task2b_allreduce_gpt2", "task3_ddp_gpt2"}
         if not files and expected and path.parent == folder:
-            unusable.append(f"{name}: no record in it (a run that was broken off, or that still goes on)")
+            unusable.append(f"{name}: no record in it (the run was interrupted or is still running)")
         if files:
             run = read_run(path, name, files)
             unusable += [f"{name}: {problem}" for problem in run.problems if not run.records]
@@ -112,7 +112,7 @@ def find_runs(root: Path, folder: Path) -> tuple[list[Run], list[str]]:
 
 
 def read_run(path: Path, name: str, files: Iterable[Path]) -> Run:
-    """Read the records of one folder. Those that cannot be read, or belong to another run, are left out."""
+    """Read the records of one folder. Those that cannot be read, or are from a different run, are left out."""
     records: list[dict[str, Any]] = []
     problems: list[str] = []
     for file in files:
@@ -121,7 +121,7 @@ def read_run(path: Path, name: str, files: Iterable[Path]) -> Run:
             problems.append(record)
         elif records and (other := _of_another_run(record, records[0])):
             problems.append(
-                f"{file.name} belongs to another run than {path.name}'s first record ({other}); it is left out"
+                f"{file.name} is from a different run than {path.name}'s first record ({other}); it is left out"
             )
         else:
             records.append(record)
@@ -140,7 +140,7 @@ def _read_record(file: Path) -> dict[str, Any] | str:
     except (OSError, UnicodeDecodeError):
         return f"{file.name} cannot be read"
     except (ValueError, RecursionError):
-        return f"{file.name} is incomplete or damaged (no JSON); run it again"
+        return f"{file.name} is incomplete or damaged (not valid JSON); run it again"
     place = misfit(record, RECORD) or misfit(record["config"], GPT2 if is_gpt2(record) else GLUE, "config")
     if place:
         return f"{file.name} has no usable {place}: written by another version of the scripts; run it again"
@@ -153,11 +153,11 @@ def _of_another_run(record: dict[str, Any], first: dict[str, Any]) -> str:
     """The first thing in which a record contradicts that of another rank of the same run."""
     for key in ("task", "world_size", "parameters", "versions"):
         if record[key] != first[key]:
-            return f"{key} {record[key]} against {first[key]}"
+            return f"{key} {record[key]} vs. {first[key]}"
     for key in sorted((record["config"].keys() | first["config"].keys()) - _OWN_OF_A_RANK):
         mine, theirs = record["config"].get(key), first["config"].get(key)
         if mine != theirs:
-            return f"{key} {mine} against {theirs}"
+            return f"{key} {mine} vs. {theirs}"
     return ""
 
 
@@ -167,19 +167,24 @@ def _check_together(path: Path, records: list[dict[str, Any]]) -> list[str]:
     missing = sorted(set(range(first["world_size"])) - {record["rank"] for record in records})
     if missing:
         names = ", ".join(f"rank{rank}.json" for rank in missing)
-        problems.append(f"{names} of {first['world_size']} workers is missing: copy it from its machine, or run again")
+        be, it, its = ("are", "them", "their machines") if len(missing) > 1 else ("is", "it", "its machine")
+        problems.append(
+            f"{names} {be} missing (the run had {first['world_size']} workers): copy {it} from {its}, or run again"
+        )
     for record in records:
         rank, steps = record["rank"], len(record["iterations"])
         if steps != len(first["iterations"]):
-            problems.append(f"rank {rank} has {steps} iterations, rank {first['rank']} {len(first['iterations'])}")
+            problems.append(f"rank {rank} has {steps} iterations, rank {first['rank']} has {len(first['iterations'])}")
         bad = [i for i, step in enumerate(record["iterations"], 1) if step["loss"] is None or math.isnan(step["loss"])]
         if bad:
-            problems.append(f"rank {rank} has no number as its loss at iteration {bad[0]}")
+            problems.append(f"the loss of rank {rank} at iteration {bad[0]} is not a number")
         losses = path / f"loss_{rank}.txt"
         if losses.exists() and len(losses.read_text(errors="replace").split()) != steps - _without_loss(record):
-            problems.append(f"{losses.name} and rank{rank}.json have unequally many losses: two runs are mixed")
+            problems.append(
+                f"{losses.name} and rank{rank}.json have different numbers of losses: they are from two runs"
+            )
     if not first["iterations"]:
-        problems.append("no iteration in it: the run only evaluated, or was broken off")
+        problems.append("it has no iterations: the run only evaluated, or was interrupted")
     return problems
 
 

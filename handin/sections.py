@@ -62,7 +62,7 @@ def metrics(run: Run | None) -> str:
         epoch = entry["epoch"]
         broken = epoch > run.whole_epochs
         values = [_number(entry["metrics"].get(name)) for name in names]
-        rows.append([f"{epoch} (broken off)" if broken else epoch, *values])
+        rows.append([f"{epoch} (interrupted)" if broken else epoch, *values])
     data = run.setting["task"].upper() if run.first["config"]["data_dir"] else "the embedded sample"
     return f"On the dev set of {data}, from `{run.name}`:\n\n" + table(["epoch", *names], rows)
 
@@ -89,7 +89,7 @@ def times(runs: Sequence[Run], findings: Findings) -> str:
             findings.doubt([f"{what} are not comparable: {'; '.join(reasons)}"])
         elif time and its and (doubt := speedup(time, its)[1]):
             findings.doubt([f"{what}: {doubt}; do not call one of them faster"])
-    head = ["task", "workers", "iterations", "s per iteration", "x DDP", "calls", "MB handed in", "run"]
+    head = ["task", "workers", "iterations", "s per iteration", "time / DDP", "calls", "MB passed to calls", "run"]
     return table(head, rows) if rows else "No run.\n"
 
 
@@ -98,11 +98,11 @@ def _name(run: Run) -> str:
 
 
 def _workers_differ(run: Run, other: Run) -> list[str]:
-    return [] if run.workers == other.workers else [f"{run.workers} workers against {other.workers}"]
+    return [] if run.workers == other.workers else [f"{run.workers} workers vs. {other.workers}"]
 
 
 def _sent(run: Run) -> tuple[str, str]:
-    """Calls of collectives, and megabytes that rank 0 handed to them, in one iteration."""
+    """Calls of collectives, and megabytes that rank 0 passed to them, in one iteration."""
     steps = max(1, len(run.first["iterations"]))
     entries = run.first["collectives"]
     calls = ", ".join(f"{entry['count'] / steps:.3g} {entry['name']}" for entry in entries)
@@ -146,7 +146,7 @@ def gpt2_tables(gpt2: Gpt2, findings: Findings) -> str:
         if (workers == 1 and 1 not in gpt2.scaling) or (workers > 1 and not gpt2.scaling.keys() - {1})
     ]
     findings.missing += [
-        (f"GPT-2 in the mode {mode}", f"python pipeline/run_gpt2.py --model_parallel_mode {mode} --n_epochs 4")
+        (f"GPT-2 in mode {mode}", f"python pipeline/run_gpt2.py --model_parallel_mode {mode} --n_epochs 4")
         for mode in ("model_parallel", "pipeline_parallel")
         if mode not in gpt2.modes
     ]
@@ -157,7 +157,7 @@ def gpt2_tables(gpt2: Gpt2, findings: Findings) -> str:
             gain = gpt2.speedup(workers)
             ratio = f"{gain:.2f}" if gain else "–"
             rows.append([workers, row["batch_size"], *_times_and_speeds(row), ratio])
-        head = ["workers", "batch", "s per epoch", "tokens per s", "against 1 worker"]
+        head = ["workers", "batch", "s per epoch", "tokens per s", "speed-up over 1 worker"]
         parts.append(f"From `submit_figures/data_parallel_*.json`:\n\n{table(head, rows)}")
     if gpt2.modes:
         rows = []
@@ -165,7 +165,7 @@ def gpt2_tables(gpt2: Gpt2, findings: Findings) -> str:
             gain = gpt2.pipeline_speedup(mode)
             ratio = f"{gain:.2f}" if gain else "–"
             rows.append([mode, *_times_and_speeds(row), ratio])
-        head = ["mode", "s per epoch", "tokens per s", "against model_parallel"]
+        head = ["mode", "s per epoch", "tokens per s", "speed-up over model_parallel"]
         parts.append(f"From `submit_figures/pipeline_metrics.json`:\n\n{table(head, rows)}")
     return "\n".join(parts) or "No run.\n"
 
@@ -192,7 +192,7 @@ def where_from(runs: Sequence[Run], used: Sequence[Run]) -> str:
 
 
 def own_lines(tree: Path, course: Course, task: str, findings: Findings) -> str:
-    """The student's lines for each region of a task, as they stand in its home file."""
+    """The student's lines for each region of a task, from the file in which the region first appears."""
     parts, unsolved = [], []
     for row in (row for row in course.regions.values() if row.task == task):
         if not (tree / row.file).is_file():
@@ -201,7 +201,7 @@ def own_lines(tree: Path, course: Course, task: str, findings: Findings) -> str:
         try:
             blocks = find_blocks((tree / row.file).read_text(encoding="utf-8"), row.file)
         except (OSError, UnicodeDecodeError, InputError) as error:
-            findings.doubt([f"your lines in {row.file} cannot be told from ours: {error}"])
+            findings.doubt([f"your lines in {row.file} cannot be separated from the given code: {error}"])
             continue
         bodies = [block for block in blocks if block.id == row.id]
         if not bodies or not all(block.attempted for block in bodies):

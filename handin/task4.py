@@ -42,7 +42,7 @@ def traffic(tree: Path, runs: Sequence[Run], folder: Path, findings: Findings, p
         if other := differences(runs[0], run, but=("total batch", "dropout", "learning rate", "machine")):
             findings.doubt([f"traffic of {runs[0].name} and {run.name} is not comparable: {'; '.join(other)}"])
         if run.workers != runs[0].workers:
-            said = f"{runs[0].workers} workers against {run.workers}"
+            said = f"{runs[0].workers} workers vs. {run.workers}"
             findings.doubt([f"traffic of {runs[0].name} and {run.name} is not comparable: {said}"])
     plots = [
         pictures.copied(folder / "traffic_per_epoch.png", "Bytes sent in an epoch against the batch size"),
@@ -50,8 +50,8 @@ def traffic(tree: Path, runs: Sequence[Run], folder: Path, findings: Findings, p
     ]
     text = (
         "Sent by rank 0 in an epoch. S: bytes of all tensors of one iteration; expected: payload by the algorithm; "
-        "framing was calibrated apart; x: observed over expected, for the payload alone and with framing. Predicted: "
-        "seconds of communication in an iteration, from the payload and `--link_rate`.\n\n"
+        "framing was calibrated separately; x: observed over expected, for the payload alone and with framing. "
+        "Predicted: seconds of communication in an iteration, from the payload and `--link_rate`.\n\n"
     )
     if not rows:
         return "\n".join([NOT_MEASURED, "".join(plots)])
@@ -95,12 +95,13 @@ def _row(tree: Path, run: Run, findings: Findings) -> tuple[list[str], list[str]
         findings.doubt([str(error)])
         return None
     except Exception as error:
-        findings.doubt([f"{run.name}: no traffic can be expected ({type(error).__name__}: {error}); see region 4.2"])
+        reason = f"{type(error).__name__}: {error}"
+        findings.doubt([f"{run.name}: the expected traffic cannot be computed ({reason}); see region 4.2"])
         return None
     if abs(ratio - 1) > _TOLERANCE:
         findings.doubt([
-            f"{run.name}: {ratio:.2f} times as much traffic was observed as expected with framing: "
-            "something else used the interface, another one was counted, or the expectation is wrong"
+            f"{run.name}: the observed traffic is {ratio:.2f} times the expected traffic (with framing): "
+            "something else used the interface, another interface was counted, or the expectation is wrong"
         ])  # fmt: skip
     told = ["–", "–"]
     if run.first["config"].get("link_rate"):

@@ -33,7 +33,7 @@ def shares(runs: Sequence[Run]) -> str:
 
 
 def exposed(runs: Sequence[Run]) -> str:
-    """Runs of the bonus lessons, with that of task 3 on the same nodes: what the backward pass did not hide."""
+    """Runs of the bonus lessons, with that of task 3 on the same nodes: times, bytes moved and bytes kept."""
     rows = []
     for run in sorted(runs, key=lambda run: (run.slot, run.name)):
         config, said = run.first["config"], run.first.get("communication") or {}
@@ -43,14 +43,16 @@ def exposed(runs: Sequence[Run]) -> str:
         sent: Any = said.get("bytes")
         stays: Any = (run.first.get("memory") or {}).get("persistent_bytes")
         figures += [_cell(size / 1e6 if is_number(size) else None, 3) for size in (sent, stays)]
-        rows.append([strategy, buckets, run.workers, *figures, str(iteration_time(run) or "–"), f"`{run.name}`"])
+        begin = [strategy, buckets, run.workers, run.setting["total batch"]]
+        rows.append([*begin, *figures, str(iteration_time(run) or "–"), f"`{run.name}`"])
     head = [
         "strategy",
         "bucket (MB)",
         "workers",
+        "batch",
         "exposed (s)",
         "messages",
-        "MB handed in",
+        "MB passed to calls",
         "MB kept",
         "s per iteration",
         "run",
@@ -97,7 +99,7 @@ def _row(chunks: int, run: Run, base: Run | None, findings: Findings) -> list[st
         if reasons := not_comparable(base, run):
             findings.doubt([f"no speed-up of {run.name} over {base.name}: {'; '.join(reasons)}"])
         else:
-            value, doubt = speedup(alone, time, PARTITIONS if on_cpu else math.inf)
+            value, doubt = speedup(alone, time, PARTITIONS if on_cpu else math.inf, "partitions")
             ratio = f"{value:.2f}"
             if doubt:
                 findings.doubt([f"speed-up {value:.2f} of {run.name} over {base.name} is {doubt}"])

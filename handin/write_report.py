@@ -24,29 +24,32 @@ from handin.words import is_unchanged_outside, read_words, section, with_fingerp
 
 TITLE = "Distributed Training of Language Models"
 ASKS = {
-    "implementation": "What is not plain from your code? What went wrong, and how did you find it? Which machine?",
-    "task1": "Is the loss what you expect of a new head with two labels? How does the metric change, against guessing? "
-    "Why is the first iteration left out of the mean? From --profile: which tensors hold most of the parameters, and "
-    "how many bytes of gradients does one step produce?",
+    "implementation": "What is not obvious from your code? What went wrong, and how did you find it? Which machine?",
+    "task1": "Is the loss what you expect of a new head with two labels? How does the metric change, and how does it "
+    "compare with guessing? Why is the first iteration left out of the mean? From --profile: which tensors hold most "
+    "of the parameters, and how many bytes of gradients does one step produce?",
     "task2a": "Why do rank 0 and rank 1 differ? How many bytes does each send and receive in one iteration? What "
     "happens with 16 workers?",
     "reasons": "Why do 2a, 2b and 3 differ, or why not? Calls and bytes, latency and bandwidth, overlap; cite figures. "
-    "Why can task 3's communication not be measured from outside?",
+    "Why can task 3's script not measure the communication around `backward`?",
     "timelines": "In the picture of 2a: for whom do the others wait, and what does rank 0 do meanwhile? 2b: which rank "
     "arrives last, and what does that cost the others? 3: which bucket is not hidden, and why can it not be? Pipeline: "
-    "which share of the time is the bubble, against (K-1)/(M+K-1)? ZeRO-3 (bonus): which gathers are hidden by what?",
+    "which share of the time is the bubble, compared with (K-1)/(M+K-1)? ZeRO-3 (bonus): which gathers are hidden by what?",
     "scalability": "What do your figures say about more workers, a larger model, a slower network?",
     "traffic": "Which tensors are sent in one iteration: shapes, dtype, bytes, and which few hold most of them? What "
     "changes with the batch size and what does not, and why? Why is the ratio larger for the tiny model than for "
     "BERT-base? What changes with bf16? How many bytes does each of 4 workers send in an epoch of RTE with BERT-base, "
-    "and how long does that take at least at 1 Gbit/s?",
-    "gpt2": "How far are both speed-ups from the ideal, and where does the rest go?",
+    "and what is the shortest time in which this can be sent at 1 Gbit/s? What does your prediction of the "
+    "communication leave out, and which part of the difference would remain if all gradients travelled as one tensor?",
+    "gpt2": "How far are both speed-ups from the ideal, and what limits them?",
     "pipeline": "What is the largest speed-up for your numbers of partitions and micro-batches, and what limits it "
     "further? Why does it stop growing? Why must all tasks of a clock cycle be in the queues before the first result "
     "is taken out?",
     "beyond": "Bonus. Why is the exposed communication never zero? Which bucket size was best, and what limits it on "
     "either side? Two ranks send the same two buckets in different orders: what happens if they have the same size, "
-    "and if not?",
+    "and if not? Do the bytes kept and sent by DDP, zero1, zero2 and zero3 agree with the table in the README? When is "
+    "the step of zero3 almost as fast as that of zero2, and when is it not? Of tensor and 1f1b, whose bytes grow with "
+    "the batch, and whose with the model? Why do tensor groups stay on one machine?",
 }
 OPTIONAL = ("traffic", "beyond")  # sections that may stay empty
 
@@ -162,7 +165,7 @@ def _unfinished(findings: Findings) -> str:
         text += f"## Missing\n\n{lines}\n\n"
     if findings.doubts:
         lines = "\n".join(f"- {doubt}" for doubt in findings.doubts)
-        text += f"## Doubtful\n\nMeasure these again, or say below why they are as they are.\n\n{lines}\n\n"
+        text += f"## Suspicious\n\nMeasure these again, or explain them below.\n\n{lines}\n\n"
     return text
 
 
@@ -187,10 +190,10 @@ def _task1(chosen: Chosen, findings: Findings, pictures: Pictures, words: str) -
 def _times(chosen: Chosen, findings: Findings, pictures: Pictures) -> str:
     runs = ([chosen.one] if chosen.one else []) + list(chosen.timed)
     parts = [
-        "Over the first 40 iterations without the first, on rank 0: mean ± standard error. `x DDP` are multiples of "
-        "task 3's time; calls and megabytes are what rank 0 handed to collectives in one iteration.\n",
+        "Iterations 2 to 40 on rank 0: mean ± standard error. `time / DDP` is the time divided by task 3's. Calls are "
+        "those of collectives in one iteration; megabytes are the tensors that rank 0 passed to these calls.\n",
         sections.times(chosen.timed, findings),
-        pictures.times("times.png", "Mean time per iteration; the whiskers are two standard errors", chosen.timed),
+        pictures.times("times.png", "Mean time per iteration; error bars show two standard errors", chosen.timed),
         "First five losses, as the mean over the workers:\n",
         sections.first_losses(runs, findings),
         pictures.losses("losses.png", "Training loss of all tasks", runs),
@@ -199,7 +202,7 @@ def _times(chosen: Chosen, findings: Findings, pictures: Pictures) -> str:
 
 
 def _communication(chosen: Chosen, words: str) -> str:
-    text = "Mean over the first 40 iterations without the first, as each rank measured it.\n\n"
+    text = "Mean over iterations 2 to 40, as each rank measured it.\n\n"
     return text + shares([run for run in chosen.timed if run.slot != "task3"]) + "\n" + words
 
 
@@ -235,7 +238,7 @@ def _gpt2(tree: Path, runs: Path, found: Sequence[Run], findings: Findings, pict
 def summary(report: Report, tree: Path) -> Sequence[str]:
     """What the command prints."""
     lines = [f"missing: {what}\n         {command}" for what, command in report.findings.missing]
-    lines += [f"doubtful: {doubt}" for doubt in report.findings.doubts]
+    lines += [f"suspicious: {doubt}" for doubt in report.findings.doubts]
     if report.kept_copy:
         name = report.kept_copy.relative_to(tree)
         lines.append(f"note: the earlier report was changed outside of its sections; it is kept as {name}")

@@ -71,7 +71,7 @@ def test_a_second_time_nothing_is_changed(tree):
     said = list(carry(tree, COURSE))
 
     assert read(tree) == before
-    assert said[0].endswith("is there already")
+    assert said[0].endswith("already there")
 
 
 def test_lines_written_in_the_later_file_are_kept(tree):
@@ -123,7 +123,7 @@ def test_lines_that_are_no_python_yet_are_not_carried(tree):
     said = list(carry(tree, COURSE))
 
     assert read(tree) == SCRIPT
-    assert "no Python yet" in said[0]
+    assert "not valid Python yet" in said[0]
 
 
 def test_a_name_that_only_the_home_file_has_is_said(tree):
@@ -152,7 +152,7 @@ def test_another_number_of_parts_is_not_guessed_at(tree):
     said = list(carry(tree, COURSE))
 
     assert "math.floor" not in read(tree)
-    assert said[0] == f"1.2 part 1 -> {LATER}: not carried, {HOME} has 1 such TODO(s), this file 2"
+    assert said[0] == f"1.2 part 1 -> {LATER}: not carried, {HOME} has 1 part of this TODO, this file has 2"
 
 
 def test_line_ends_and_mode_of_the_later_file_stay(tree):

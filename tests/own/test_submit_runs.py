@@ -57,7 +57,7 @@ def test_a_half_written_record_is_named_and_left_out(runs, content, said):
 
     assert [record["rank"] for record in run.records] == [0, 2]
     assert said in run.problems[0]
-    assert "rank1.json of 3 workers is missing" in run.problems[1]
+    assert "rank1.json is missing (the run had 3 workers)" in run.problems[1]
 
 
 @pytest.mark.parametrize("key", ["versions", "iterations", "collectives", "steps_per_epoch", "world_size"])
@@ -79,10 +79,10 @@ def test_iterations_without_a_time_are_named(runs, step):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"config": {"seed": 7}}, "seed 7 against 42"),
-        ({"config": {"per_gpu_train_batch_size": 5}}, "per_gpu_train_batch_size 5 against 21"),
+        ({"config": {"seed": 7}}, "seed 7 vs. 42"),
+        ({"config": {"per_gpu_train_batch_size": 5}}, "per_gpu_train_batch_size 5 vs. 21"),
         ({"versions": {"torch": "2.9.0"}}, "versions"),
-        ({"world_size": 4}, "world_size 4 against 3"),
+        ({"world_size": 4}, "world_size 4 vs. 3"),
     ],
 )
 def test_a_rank_of_another_run_is_named_and_left_out(runs, changes, said):
@@ -91,7 +91,7 @@ def test_a_rank_of_another_run_is_named_and_left_out(runs, changes, said):
     run = read_one(runs)
 
     assert [record["rank"] for record in run.records] == [0, 1]
-    assert "rank2.json belongs to another run" in run.problems[0]
+    assert "rank2.json is from a different run" in run.problems[0]
     assert said in run.problems[0]
 
 
@@ -100,14 +100,14 @@ def test_a_rank_that_stopped_early_is_named(runs):
     (runs / TASK / "rank2.json").write_text(json.dumps(record))
     (runs / TASK / "loss_2.txt").write_text("0.1\n" * 7)
 
-    assert read_one(runs).problems == ("rank 2 has 7 iterations, rank 0 40",)
+    assert read_one(runs).problems == ("rank 2 has 7 iterations, rank 0 has 40",)
 
 
 def test_a_loss_file_of_another_run_is_named(runs):
     (runs / TASK / "loss_0.txt").write_text("0.1\n0.2\n")
 
     assert read_one(runs).problems == (
-        "loss_0.txt and rank0.json have unequally many losses: two runs are mixed",
+        "loss_0.txt and rank0.json have different numbers of losses: they are from two runs",
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def test_a_loss_that_is_no_number_is_named(runs):
     losses[6] = math.nan
     (runs / TASK / "rank0.json").write_text(json.dumps(make_record(TASK, 0, 3, losses=losses)))
 
-    assert read_one(runs).problems == ("rank 0 has no number as its loss at iteration 7",)
+    assert read_one(runs).problems == ("the loss of rank 0 at iteration 7 is not a number",)
 
 
 def test_a_renamed_record_is_named(runs):
@@ -131,7 +131,7 @@ def test_a_folder_without_a_record_is_named(tmp_path):
     found, unusable = find_runs(tmp_path, tmp_path / "runs")
 
     assert found == []
-    assert unusable == [f"runs/{TASK}: no record in it (a run that was broken off, or that still goes on)"]
+    assert unusable == [f"runs/{TASK}: no record in it (the run was interrupted or is still running)"]
 
 
 def test_no_runs_at_all_are_no_error(tmp_path):
@@ -148,7 +148,7 @@ def test_what_two_runs_do_not_share_is_listed(runs):
     write_run(runs / "other", TASK, 3, seed=7, per_gpu_train_batch_size=8)
     one, other = find_runs(runs.parent, runs)[0]
 
-    assert differences(one, other) == ["seed 7 against 42", "total batch 24 against 63"]
+    assert differences(one, other) == ["seed 7 vs. 42", "total batch 24 vs. 63"]
 
 
 def test_a_whole_run_is_preferred_to_a_damaged_one_in_the_default_folder(runs):
@@ -194,5 +194,5 @@ def test_epochs_that_are_missing_get_a_folder_of_their_own(tmp_path):
 
     what, command = missing_runs(choose(find_runs(tmp_path, tmp_path / "runs")[0]), tmp_path)[0]
 
-    assert what == "task 1 over 3 epochs (runs/task1_single has 1 whole ones)"
+    assert what == "task 1 over 3 epochs (runs/task1_single has only 1 of them)"
     assert command == "python task1_single/run_glue.py --dropout 0 --output_dir runs/task1_epochs"

@@ -68,13 +68,13 @@ def test_a_prediction_stands_beside_what_was_measured(tree, measured):
 def test_much_more_traffic_than_expected_is_flagged(tree, measured):
     measured.observed.sent = 6.2e6
 
-    assert "runs/task4_64: 2.00 times as much traffic was observed as expected" in read(tree)[1]
+    assert "runs/task4_64: the observed traffic is 2.00 times the expected traffic" in read(tree)[1]
 
 
 def test_traffic_of_runs_on_other_numbers_of_workers_is_not_comparable(tree, measured):
     write_run(tree / "runs/task4_16", "task4_traffic", 2, per_gpu_train_batch_size=8)
 
-    assert "traffic of runs/task4_64 and runs/task4_16 is not comparable: 4 workers against 2" in read(tree)[1]
+    assert "traffic of runs/task4_64 and runs/task4_16 is not comparable: 4 workers vs. 2" in read(tree)[1]
 
 
 def test_traffic_that_cannot_be_expected_yet_is_named(tree, monkeypatch):
@@ -86,7 +86,7 @@ def test_traffic_that_cannot_be_expected_yet_is_named(tree, monkeypatch):
     text, doubts = read(tree)
 
     assert "Not measured" in text
-    assert "runs/task4_64: no traffic can be expected (NotImplementedError: TODO 4.2)" in doubts
+    assert "runs/task4_64: the expected traffic cannot be computed (NotImplementedError: TODO 4.2)" in doubts
 
 
 def test_a_run_without_its_traffic_file_is_named(tree):
@@ -127,5 +127,5 @@ def test_a_run_that_was_really_made_can_be_read(tmp_path):
 
     losses = (folder / "loss_0.txt").read_text().split()
     assert f"| 1 one worker | {float(losses[0]):.6f} | {float(losses[1]):.6f} |" in text
-    assert "runs/task1_single: 3 iterations, the course asks for 40" in findings.doubts
+    assert "runs/task1_single: only 3 iterations; the course asks for 40" in findings.doubts
     assert not [doubt for doubt in findings.doubts if "version" in doubt or "damaged" in doubt]
