@@ -50,7 +50,7 @@ def next_step(course: Course, tree: Path, failed: Sequence[str] = (), asked: Col
 
 
 def written(course: Course, tree: Path) -> dict[str, tuple[str, ...]]:
-    """Region -> what is written for it in its home file, part by part; a file that is no Python is left out."""
+    """Region -> what is written for it in its home file, part by part; a file that is not valid Python is left out."""
     found: dict[str, tuple[str, ...]] = {}
     for file in dict.fromkeys(region.file for region in course.regions.values()):
         for block in _blocks(tree, file):

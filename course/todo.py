@@ -57,7 +57,7 @@ class Block:
 
 
 def read_tokens(text: str, file: str) -> list[tokenize.TokenInfo]:
-    """Python's tokens; an InputError with file and line where the text is no Python."""
+    """Python's tokens; an InputError with file and line if the text is not valid Python."""
     try:
         return list(tokenize.generate_tokens(io.StringIO(text).readline))
     except tokenize.TokenError as error:
@@ -113,7 +113,7 @@ def find_blocks(text: str, file: str = "file") -> list[Block]:
     """Every TODO of a student's file with the lines written for it.
 
     Raises:
-        InputError: the file is no Python, or a TODO has lost its END TODO line (or the other way round).
+        InputError: the file is not valid Python, or a TODO has lost its END TODO line (or the other way round).
     """
     return list(_find_blocks(text, file))
 
