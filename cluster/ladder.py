@@ -47,7 +47,7 @@ class Rung:
     losses: list[float]
     accuracy: float | None  # without an evaluation there is none
     seconds: float
-    bytes_of_first: float  # handed to collectives in one iteration, by rank 0
+    bytes_of_first: float  # passed to collectives in one iteration, by rank 0
     bytes_of_others: float  # by the last rank
     timeline: Timeline
 

@@ -34,7 +34,7 @@ ASKS = {
     "Why can task 3's script not measure the communication around `backward`?",
     "timelines": "In the picture of 2a: for whom do the others wait, and what does rank 0 do meanwhile? 2b: which rank "
     "arrives last, and what does that cost the others? 3: which bucket is not hidden, and why can it not be? Pipeline: "
-    "which share of the time is the bubble, compared with (K-1)/(M+K-1)? ZeRO-3 (bonus): which gathers are hidden by what?",
+    "how large is the bubble, compared with (K-1)/(M+K-1)? ZeRO-3 (bonus): which gathers are hidden by what?",
     "scalability": "What do your figures say about more workers, a larger model, a slower network?",
     "traffic": "Which tensors are sent in one iteration: shapes, dtype, bytes, and which few hold most of them? What "
     "changes with the batch size and what does not, and why? Why is the ratio larger for the tiny model than for "
