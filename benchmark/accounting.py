@@ -1,11 +1,11 @@
-"""Bytes per worker and step, and bytes that stay: expected beside measured, for every strategy.
+"""Bytes sent per worker and step, and bytes stored: expected and measured, for every strategy.
 
     python -m benchmark.accounting --workers 1,2,4 --model gpt2-24m          persistent bytes, payload
     python -m benchmark.accounting --workers 2,4 --model gpt2-24m --emulated    beside it the interface's counters
 
 Payload is what the algorithms of the recorded collectives send (payload.py), the interface is eth0 of emulated nodes
-(cluster/emulate.py), where nothing else speaks. The first steps, with DDP's first broadcast, lie outside the window.
-A third reference is the number of times that (N-1)/N of all parameters go out: 2 for an all_reduce of all gradients.
+(cluster/emulate.py), where there is no other traffic. The first steps, with DDP's first broadcast, are not counted.
+A third reference is the payload in units of (N-1)/N of all parameters: 2 for an all_reduce of all gradients.
 """
 
 import gc
@@ -124,14 +124,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         return "-" if left is None or not right else f"{left / right:.4f}"
 
     lines = [
-        f"{'workers':>7} {'strategy':<14}| persistent MB: {'textbook':>9}{'known':>9}{'counted':>9}{'/known':>8}"
+        f"{'workers':>7} {'strategy':<14}| persistent MB: {'ideal':>9}{'documented':>11}{'counted':>9}{'ratio':>8}"
         f" | sent per step MB: {'payload':>9}{'interface':>10}{'ratio':>8}{'units':>7}{'calls':>7}"
     ]
     for row in rows:
         units = "-" if row["units"] is None else f"{row['units']:.2f}"
         calls = "-" if row["calls"] is None else f"{row['calls']:.0f}"
         lines.append(
-            f"{row['workers']:>7} {row['strategy']:<14}|{'':>15}{mb(row['textbook']):>9}{mb(row['known']):>9}"
+            f"{row['workers']:>7} {row['strategy']:<14}|{'':>15}{mb(row['textbook']):>9}{mb(row['known']):>11}"
             f"{mb(row['counted']):>9}{quotient(row['counted'], row['known']):>8} |{'':>18}{mb(row['payload']):>9}"
             f"{mb(row['interface']):>10}{quotient(row['interface'], row['payload']):>8}{units:>7}{calls:>7}"
         )

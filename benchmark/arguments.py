@@ -73,25 +73,25 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
     add_common_flags(parser)
     add = parser.add_argument
     add("--strategy", help=f"{', '.join(STRATEGIES)} (default: ddp)")
-    add("--framework", choices=FRAMEWORKS, help="the same in other words, with --zero_stage and --offload")
+    add("--framework", choices=FRAMEWORKS, help="alternative to --strategy; combine with --zero_stage and --offload")
     add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")
     add("--offload", action="store_true", help="with --framework deepspeed and stages 1 to 3")
     add("--model", default="gpt2-tiny", help=f"{', '.join(MODELS)}, or a folder (default: gpt2-tiny)")
-    add("--workers", type=int, help="start so many workers here (default: 1)")
-    add("--batch_size", type=int, default=4, help="examples of one worker in one forward (4)")
-    add("--accumulation", type=int, default=1, help="forwards and backwards for one optimizer step (1)")
-    add("--length", type=int, default=64, help="tokens of an example (64)")
-    add("--precision", choices=PRECISIONS, default="fp32", help="fp32")
+    add("--workers", type=int, help="number of workers to start on this machine (default: 1)")
+    add("--batch_size", type=int, default=4, help="examples per worker and forward pass (4)")
+    add("--accumulation", type=int, default=1, help="micro-batches per optimizer step (1)")
+    add("--length", type=int, default=64, help="tokens per example (64)")
+    add("--precision", choices=PRECISIONS, default="fp32", help="numeric precision (default: fp32)")
     add("--deepspeed_config", type=Path, help="a DeepSpeed file of your own")
-    add("--cosine", action="store_true", help="let the learning rate fall as a cosine, not stay where it is")
-    add("--eval_every", type=int, default=0, help="validate after every so many steps (default: at the end)")
-    add("--eval_batches", type=int, default=8, help="how many batches a validation takes (8)")
-    add("--checkpoint_every", type=int, default=0, help="keep a checkpoint after every so many steps")
-    add("--resume", action="store_true", help="go on from the last checkpoint in --output_dir")
+    add("--cosine", action="store_true", help="cosine learning-rate decay (default: constant)")
+    add("--eval_every", type=int, default=0, help="validate every N steps (default: at the end)")
+    add("--eval_batches", type=int, default=8, help="batches per validation (8)")
+    add("--checkpoint_every", type=int, default=0, help="save a checkpoint every N steps")
+    add("--resume", action="store_true", help="continue from the last checkpoint in --output_dir")
     add("--save", action="store_true", help="save the trained model in Hugging Face's format")
-    add("--dropped", type=int, default=2, help="steps at the beginning that are not measured (2)")
+    add("--dropped", type=int, default=2, help="warm-up steps that are not measured (2)")
     add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
-    add("--bucket_mb", default="4", help="own_overlap: MiB in a bucket of gradients, or auto: measured and chosen (4)")
+    add("--bucket_mb", default="4", help="own_overlap: gradient bucket size in MiB, or auto to measure and choose (4)")
     add("--grid", help="own_grid: workers along each axis, such as data=2,tensor=2 (the default on 4)")
     add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
     return parser
@@ -115,7 +115,7 @@ def _strategy(arguments: dict) -> str:
     if framework is None:
         if arguments["zero_stage"] is not None or arguments["offload"]:
             raise InputError(
-                "--zero_stage and --offload go with --framework deepspeed; or say --strategy zero2_offload"
+                "--zero_stage and --offload go with --framework deepspeed; or use --strategy zero2_offload"
             )
         return arguments["strategy"] or "ddp"
     if arguments["strategy"]:
@@ -125,5 +125,5 @@ def _strategy(arguments: dict) -> str:
             raise InputError(f"--zero_stage and --offload go with --framework deepspeed, got {framework}")
         return "single" if framework == "none" else framework
     if arguments["offload"] and not arguments["zero_stage"]:
-        raise InputError("--offload needs --zero_stage 1, 2 or 3: stage 0 keeps everything where it is")
+        raise InputError("--offload needs --zero_stage 1, 2 or 3: stage 0 shards nothing")
     return f"zero{arguments['zero_stage'] or 0}" + ("_offload" if arguments["offload"] else "")

@@ -132,7 +132,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     for name in ("workers", "batches"):
         words = getattr(arguments, name).split(",")
         if not all(word.isdecimal() and int(word) > 0 for word in words):
-            raise InputError(f"--{name}: expected numbers from 1 on, such as 1,2,4; got {','.join(words)!r}")
+            raise InputError(f"--{name}: expected positive whole numbers, such as 1,2,4; got {','.join(words)!r}")
         setattr(arguments, name, sorted({int(word) for word in words}))
     arguments.models = arguments.models.split(",")
     for model in arguments.models:

@@ -69,13 +69,14 @@ def load(folder: Path, engine: Engine) -> tuple[int, list[float]]:
     for name, wanted in _identity(engine.settings).items():
         if manifest.get(name) != wanted:
             raise InputError(
-                f"checkpoint {newest} is of {name} {manifest.get(name)}, this run has {wanted}; "
-                "give the same flags, or another --output_dir"
+                f"checkpoint {newest} was written with {name} {manifest.get(name)}, this run uses {wanted}; "
+                "use the same flags, or another --output_dir"
             )
     for name, digest in files.items():
         if not (newest / name).is_file() or _digest(newest / name) != digest:
             raise InputError(
-                f"checkpoint {newest}: {name} is damaged or missing; delete this folder to start before it"
+                f"checkpoint {newest}: {name} is corrupt or missing; "
+                "delete this folder to resume from the previous checkpoint"
             )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -2,13 +2,14 @@
 
     python -m benchmark.compare --workers 2 --model gpt2-tiny --max_steps 20
 
-In each round every strategy takes one step, in a random order that is the same on all workers, a barrier before and
-after it. `single` does the whole step's examples on every worker alone: the ratio to it is a speed-up turned round.
+In each round every strategy takes one step, in a random order that is the same on all workers, with a barrier before
+and after each step. With `single`, every worker computes all examples of the step without communication, so the ratio
+to it is the inverse of the speed-up.
 All start from the same weights and see the same examples, so losses and parameters are compared with single's, too.
 "again" is a second engine of the strategy that all are compared with, and "metered" a third with the phase timers on:
 their ratios, which should be 1, are the error of the table and the cost of measuring.
 
-Other flags are those of benchmark.run; --only NAME,NAME takes fewer strategies, --base another one to compare with.
+--only NAME,NAME limits the strategies; --base NAME sets the one to compare with. Other flags are those of benchmark.run.
 """
 
 import json

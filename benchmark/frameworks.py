@@ -4,10 +4,10 @@
     python -m benchmark.frameworks --models gpt2 --workers 1,2,4,8 -- --precision bf16
 
 Every run takes the same steps over the same examples: --examples_per_step is divided among the workers. So validation
-losses must agree, whatever the framework and however many workers, and what differs is time. A worker has one CPU
-thread (OMP_NUM_THREADS says otherwise), so that one worker is not as fast as several by using all cores.
+losses must agree, whatever the framework and however many workers, and what differs is time. A worker uses one CPU
+thread unless OMP_NUM_THREADS is set; otherwise a single worker would use all cores and look as fast as several.
 
-The runs are those of benchmark.sweep: what is there already is not run again. Flags behind a lone -- go to
+The runs are those of benchmark.sweep: existing results are skipped. Flags behind a lone -- go to
 benchmark.run. Writes frameworks.csv and frameworks.md to --output_dir.
 """
 
@@ -119,13 +119,13 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str
     parser = argparse.ArgumentParser(prog="python -m benchmark.frameworks", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--models", default="gpt2-tiny", help="gpt2-tiny")
+    add("--models", default="gpt2-tiny", help="models, separated by commas (gpt2-tiny)")
     add("--strategies", default="all", help="names of benchmark.run's strategies (all)")
     add("--workers", default="1,2,4", help="numbers of workers (1,2,4)")
     add("--examples_per_step", type=int, default=16, help="of all workers together (16)")
-    add("--steps", type=int, default=24, help="of which 2 are dropped and 2 are traced (24)")
-    add("--retry", action="store_true", help="run again what failed")
-    add("--output_dir", default=str(ROOT / "runs" / "benchmark" / "frameworks"))
+    add("--steps", type=int, default=24, help="steps per run, including 2 warm-up and 2 traced steps (24)")
+    add("--retry", action="store_true", help="rerun failed runs")
+    add("--output_dir", default=str(ROOT / "runs" / "benchmark" / "frameworks"), help="runs/benchmark/frameworks")
     arguments = parser.parse_args(own)
     words = ["--models", arguments.models, "--strategies", arguments.strategies, "--workers", arguments.workers]
     words += [
@@ -140,8 +140,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str
     for count in sorted({run.workers for run in combinations}):
         if examples < 1 or examples % count:
             raise InputError(
-                f"--examples_per_step: expected a multiple of {count}, the number of workers; got {examples}, "
-                f"take for example {count * max(1, examples // count)}"
+                f"--examples_per_step: expected a multiple of {count}, the number of workers; got {examples}; "
+                f"use {count * max(1, examples // count)}, for example"
             )
     if arguments.steps < 1:
         raise InputError(f"--steps: expected 1 or more, got {arguments.steps}")

@@ -1,4 +1,4 @@
-"""One strategy, one model, one batch size: trains, and says where time, bytes and memory went.
+"""One strategy, one model, one batch size: train, and report time, bytes and memory.
 
     python -m benchmark.run --strategy zero2 --model gpt2-tiny --workers 2 --batch_size 4 --max_steps 20
 

@@ -84,7 +84,7 @@ def why_not(settings: Settings) -> str:
         return f"--strategy single runs on one worker, got {world}; leave --workers out, or use ddp"
     if name == "dp":
         if settings.no_cuda or not torch.cuda.is_available():
-            return "--strategy dp (nn.DataParallel) copies the model to GPUs and there is none here; use ddp"
+            return "--strategy dp (nn.DataParallel) needs a GPU, and this machine has none; use ddp"
         if world > 1:
             return f"--strategy dp is one process for all GPUs, got {world} workers; leave --workers out"
     if name in ("fsdp", "own_zero1", "own_zero2", "own_zero3") and settings.precision == "fp16":
@@ -95,7 +95,7 @@ def why_not(settings: Settings) -> str:
         if settings.model.startswith("t5"):
             return f"--strategy {name} cuts GPT-2 into parts, got {settings.model}; use --model gpt2 or gpt2-tiny"
         if settings.precision != "fp32":
-            return f"--strategy {name} computes in fp32, got {settings.precision}"
+            return f"--strategy {name} supports only fp32, got {settings.precision}; use --precision fp32"
     if name == "own_grid":
         try:
             parse_grid("grid", settings.grid, settings.world_size)

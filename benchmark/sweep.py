@@ -2,9 +2,9 @@
 
     python -m benchmark.sweep --models t5-tiny,gpt2-tiny --strategies zero0,zero2 --batch_sizes 1,2,4,8,16 --workers 2
 
-A combination leaves one folder with result.json, or with failure.json: out of memory, or a crash with its last words.
-What is there already is not run again (--retry runs failures again), so a sweep that was stopped goes on where it was.
-Flags behind a lone -- go to benchmark.run. At the end tables.py writes latency.csv, mem.csv, scaling.csv and figures.
+Each combination writes a folder with result.json, or with failure.json if it ran out of memory or crashed. Existing
+results are skipped (--retry reruns failures), so an interrupted sweep continues where it stopped. Flags after a lone
+"--" go to benchmark.run. At the end tables.py writes latency.csv, mem.csv, scaling.csv and figures.
 """
 
 import argparse
@@ -149,15 +149,20 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--strategies", default="zero0,zero1,zero2,zero2_offload,zero3,zero3_offload", help="names, or all")
-    add("--models", default="gpt2-tiny")
-    add("--batch_sizes", default=BATCH_SIZES, help="of one worker")
-    add("--workers", default="2", help="numbers of workers")
-    add("--seconds", type=float, default=10.0, help="how long to measure each")
+    add("--models", default="gpt2-tiny", help="models, separated by commas (gpt2-tiny)")
+    add("--batch_sizes", default=BATCH_SIZES, help=f"batch sizes per worker, separated by commas ({BATCH_SIZES})")
+    add("--workers", default="2", help="numbers of workers, separated by commas (2)")
+    add("--seconds", type=float, default=10.0, help="seconds of measurement per run (10)")
     add("--steps", type=int, default=0, help="a fixed number of steps instead")
-    add("--memory_gb", type=float, default=0.0, help="each worker may have so much; more is an OOM")
-    add("--skip_predicted_oom", action="store_true", help="do not try what cannot fit")
-    add("--retry", action="store_true", help="run again what failed")
-    add("--output_dir", type=Path, default=ROOT / "runs" / "benchmark" / "sweep")
+    add(
+        "--memory_gb",
+        type=float,
+        default=0.0,
+        help="memory limit per worker in GB; exceeding it counts as OOM (no limit)",
+    )
+    add("--skip_predicted_oom", action="store_true", help="skip runs that cannot fit into memory")
+    add("--retry", action="store_true", help="rerun failed runs")
+    add("--output_dir", type=Path, default=ROOT / "runs" / "benchmark" / "sweep", help="runs/benchmark/sweep")
     arguments = parser.parse_args(own)
     arguments.output_dir = arguments.output_dir.absolute()
     strategies = list(STRATEGIES) if arguments.strategies == "all" else arguments.strategies.split(",")
@@ -171,7 +176,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str
     for flag in ("batch_sizes", "workers"):
         words = getattr(arguments, flag).split(",")
         if not all(word.isdecimal() and int(word) > 0 for word in words):
-            raise InputError(f"--{flag}: expected numbers from 1 on, such as 1,2,4; got {getattr(arguments, flag)!r}")
+            raise InputError(
+                f"--{flag}: expected positive whole numbers, such as 1,2,4; got {getattr(arguments, flag)!r}"
+            )
         numbers[flag] = [int(word) for word in words]
     return arguments, plan(strategies, arguments.models.split(","), numbers["batch_sizes"], numbers["workers"]), more
 

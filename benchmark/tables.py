@@ -4,9 +4,9 @@
 
 latency.csv (ms per step, median) and mem.csv (MB, peak of live tensors of one worker) have a block of rows for each
 optimization level, a row for each model and a column for each batch size of one worker, as in the DeepSpeed profiling
-project; "OOM" and "error" stand where there is no figure, nothing where nothing was run. With several numbers of
-workers there is a file for each, latency_2.csv and so on, and latency.csv is the largest's. scaling.csv has the
-throughput over one worker's, for each framework. What cannot be true is flagged.
+project. A cell is "OOM" or "error" if the run failed, and empty if there was no run. If several worker counts were run,
+each has its own file (latency_2.csv, ...); latency.csv has the largest count. scaling.csv has the throughput divided by
+one worker's, for each framework. Impossible values are flagged.
 """
 
 import argparse
@@ -159,7 +159,7 @@ def main() -> None:
     parser = Parser(
         prog="python -m benchmark.tables", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="what a sweep left, for instance runs/benchmark/sweep")
+    parser.add_argument("folder", type=Path, help="output folder of a sweep, for example runs/benchmark/sweep")
     print(json.dumps(write_tables(parser.parse_args().folder)))
 
 

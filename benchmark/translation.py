@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from common.errors import InputError
 
 PREFIX = "translate English to German: "
-VALIDATION = 20  # every so manieth pair is kept for validation
+VALIDATION = 20  # every 20th pair is kept for validation
 
 Pair = tuple[str, str]
 
@@ -62,7 +62,7 @@ def _pair(line: str, place: str) -> Pair:
         parts = line.split("\t")
         if len(parts) != 2 or not all(part.strip() for part in parts):
             raise InputError(
-                f"{place}: expected a text, a tab and its translation, got {len(parts)} columns; correct it"
+                f"{place}: expected a text, a tab and its translation, got {len(parts)} columns; fix the line"
             )
         return parts[0], parts[1]
     try:

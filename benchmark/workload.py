@@ -79,7 +79,8 @@ class Workload:
         steps = count // per_step
         if not steps:
             raise InputError(
-                f"expected at least {per_step} training examples for one step, found {count}; fewer workers?"
+                f"expected at least {per_step} training examples for one step, got {count}; "
+                "use fewer workers or a smaller --batch_size"
             )
         epoch, order = -1, torch.empty(0)
         step = first_step
@@ -108,7 +109,10 @@ def load_workload(settings: Settings) -> Workload:
     kind, folder, config = model_config(name)
     tokenizer = load_tokenizer(settings.tokenizer_name or folder or "tiny", kind)
     if len(tokenizer) > config.vocab_size:
-        raise InputError(f"--tokenizer_name: {len(tokenizer)} tokens do not fit {name}'s {config.vocab_size}")
+        raise InputError(
+            f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, but the vocabulary of {name} has "
+            f"{config.vocab_size}; choose the model's own tokenizer"
+        )
     if kind == "gpt2":
         if settings.length > config.n_positions:
             raise InputError(

@@ -1,11 +1,11 @@
-"""Runs every attack of the bank against the test it targets, with all defences and without the one it is made for.
+"""Run every attack of the bank against the test it targets, with all defences and without the ones it targets.
 
     python -m staff.attacks [--jobs N] [--mode root|user] [NAME...]
 
-An attack that gains nothing without its defence proves nothing, and is reported. Defences are switched off by name in
-the job that the supervisor reads, which no submission can reach. Without --mode: as root, where this is root, and then
-as a user without rights. How an entry is written is told in staff/banks/attacks/README.md. Exit code 0 only if no
-attack gains anything with the defences, and each does without.
+An attack that fails even without its defence proves nothing and is reported. Defences are switched off in the
+supervisor's job, which submissions cannot reach. Default mode: both when run as root, otherwise user.
+staff/banks/attacks/README.md describes the entries. Exit code 0 only if every attack fails with all defences and
+succeeds without its own.
 """
 
 import argparse
@@ -35,8 +35,8 @@ def try_both(attack: Attack) -> Row:
 
 
 def show(mode: str, attack: Attack, defended: Gain, undefended: Gain) -> None:
-    complaint = "" if not defended else "   <-- GAINS WITH ALL DEFENCES"
-    complaint += "" if undefended.has(attack.wants) else "   <-- GAINS NOTHING WITHOUT: proves nothing"
+    complaint = "" if not defended else "   <-- SUCCEEDS DESPITE ALL DEFENCES"
+    complaint += "" if undefended.has(attack.wants) else "   <-- FAILS EVEN WITHOUT ITS DEFENCE: proves nothing"
     print(f"{mode} {attack.name}: {attack.what}{complaint}")
     print(f"     with all defences: {defended}; without {', '.join(attack.off)}: {undefended}", flush=True)
 
@@ -47,7 +47,8 @@ def run_mode(mode: str, attacks: Sequence[Attack], jobs: int) -> dict[str, int]:
     print(f"{mode}: {held['level']}")
     missing = {wall for wall in CONFINING if not held[wall]} - {"user"}
     if missing:
-        print(f"{mode}: not to be had on this machine, so attacks on them may gain: {', '.join(sorted(missing))}")
+        names = ", ".join(sorted(missing))
+        print(f"{mode}: not available on this machine, so attacks against these may succeed: {names}")
     with ThreadPoolExecutor(jobs) as pool:
         rows = []
         for row in pool.map(try_both, attacks):
@@ -98,20 +99,22 @@ def as_user(attacks: Sequence[Attack], jobs: int) -> dict[str, int]:
         said = answer.read()
     os.waitpid(pid, 0)
     if not said:
-        raise InputError("expected the figures of the user mode, got none; the error stands above")
+        raise InputError("expected results from the user mode, got none; see the error above")
     return json.loads(said)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="attacks of the bank; without any: all of them")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--mode", choices=["root", "user"], help="without it, both where this is root")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="names of attacks (default: all)")
+    parser.add_argument(
+        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="attacks that run in parallel (%(default)s)"
+    )
+    parser.add_argument("--mode", choices=["root", "user"], help="default: both when run as root, otherwise user")
     options = parser.parse_args(argv)
     attacks = attack_bank.load(options.names)
     root = os.geteuid() == 0
     if options.mode == "root" and not root:
-        raise InputError("expected to be root for --mode root, got another user; use --mode user")
+        raise InputError("--mode root needs root; run as root or use --mode user")
     modes = [options.mode] if options.mode else ["root", "user"] if root else ["user"]
     start, total = time.monotonic(), dict[str, int]()
     for mode in modes:

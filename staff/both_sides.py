@@ -1,11 +1,10 @@
-"""Looks at every region of the handout from both sides: what fails while it is open, and what passes once it is solved.
+"""Check every region twice: as the only open region, and as the only solved one.
 
     python -m staff.both_sides [--region 2a.3 ...]
 
-Open: everything is solved but this region. Its own tests say "not attempted", those that build on it are skipped if
-they cannot do without, and all others pass. Solved: nothing is solved but this region and those that its tests build
-on. Their tests pass, those of all other regions say "not attempted". Last line of stdout: {"regions": n, "open": n,
-"solved": n}; exit code 0 only if both hold for all.
+Open: its tests say "not attempted", tests that depend on it may be skipped, all others pass. Solved: only this region
+and those its tests depend on are solved; their tests pass, those of all other regions say "not attempted". Last line of
+stdout: {"regions": n, "open": n, "solved": n}; exit code 0 only if both checks succeed for all regions.
 """
 
 import argparse
@@ -27,9 +26,11 @@ COURSE = load_course()
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--region", nargs="*", default=list(COURSE.regions), help="default: all")
-    parser.add_argument("--seed", type=int, default=random.randrange(2**30))
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--region", nargs="*", default=list(COURSE.regions), help="regions to check (default: all)")
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(2**30), help="seed of the graders' inputs (default: random)"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="test processes that run in parallel (%(default)s)")
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.region) - set(COURSE.regions):
         raise InputError(f"--region: expected some of {', '.join(COURSE.regions)}; got {min(unknown)}")
@@ -99,7 +100,7 @@ def wrong_when_solved(solved: set[str], tests: dict[str, Test], seen: dict[str, 
 
 
 def show(name: str, wrong: Sequence[str]) -> bool:
-    print(f"{name}: {'as it must be' if not wrong else f'{len(wrong)} tests are wrong'}", flush=True)
+    print(f"{name}: {f'{len(wrong)} unexpected results' if wrong else 'OK'}", flush=True)
     for line in wrong:
         print(f"    {line}")
     return not wrong

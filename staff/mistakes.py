@@ -1,14 +1,15 @@
-"""Puts every known mistake before the graders, and every solution that is right though unusual: who is caught, and how.
+"""Run the graders on every known mistake and every unusual but correct solution; show what is caught, and how.
 
     python -m staff.mistakes                   each mistake against the tests that must catch it
     python -m staff.mistakes --task 2a --all   the mistakes of one task, each against every test of the task
-    python -m staff.mistakes --cover           as few as fail every test once: part of `make test`
-    python -m staff.mistakes --times 5         with five draws of the inputs: caught once can be luck
+    python -m staff.mistakes --cover           a minimal set that makes every test fail once: part of `make test`
+    python -m staff.mistakes --times 5         with five seeds for the inputs: a single one can catch by luck
     python -m staff.mistakes --minutes 14      as many as fit, in a new order each time; says how many were left out
 
 The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
-meet every test of the file they change; with --all, every test of their task. Exit code 0 only if every mistake is
-caught by the tests and with the words that it names, every variant passes, and no test lets every mistake through.
+are run against every test of the file they change; with --all, every test of their task. Exit code 0 only if every
+mistake is caught by the tests and with the words that it names, every variant passes, and every test fails for at least
+one mistake.
 """
 
 import argparse
@@ -114,7 +115,8 @@ def summarize(verdicts: Iterable[Verdict]) -> dict[str, int]:
             variants.append(verdict)
     for same in mistakes.values():
         if len(same) > 1:
-            print(f"counted as one in task {same[0].entry.task}: " + " | ".join(v.entry.name for v in same))
+            names = " | ".join(verdict.entry.name for verdict in same)
+            print(f"same failures and messages, counted once in task {same[0].entry.task}: {names}")
     return {
         "mistakes": len(mistakes),
         "caught": sum(all(verdict.failed for verdict in same) for same in mistakes.values()),
@@ -141,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.minutes < float("inf"):
         random.shuffle(bank)  # so that every entry has its turn, whatever is left out
     if not bank:
-        raise InputError("the banks have no such entry; leave --task or --only out")
+        raise InputError("no entry matches; check --task and --only")
     verdicts = []
     with worker_processes(options.workers) as pool:
         tests = {task: pool.submit(collect, task).result() for task in sorted({entry.task for entry in bank})}
@@ -160,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     caught = {test for verdict in verdicts if verdict.entry.is_mistake for test in verdict.failed}
     idle = [] if options.only or left_out else [test for test in columns if test not in caught]
     for test in idle:
-        print(f"no mistake of the bank fails {test}")
+        print(f"no mistake in the bank makes {test} fail")
     figures = summarize(verdicts)
     print(json.dumps(figures))
     sys.exit(1 if idle or any(verdict.complaint for verdict in verdicts) else 0)
@@ -172,20 +174,31 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--task", type=lambda name: ids.get(name, name), choices=tasks,
-        help="a task of course.toml, by its id or its marker; without it every task of the banks",
+        help="id or marker of a task in course.toml (default: all tasks)",
     )  # fmt: skip
-    parser.add_argument("--all", action="store_true", help="every test of the task for every entry")
-    parser.add_argument("--cover", action="store_true", help="as few mistakes as fail every test once, no variants")
-    parser.add_argument("--only", default="", metavar="TEXT", help="entries with TEXT in their name")
-    parser.add_argument("--seed", type=int, default=random.randrange(2**30), help="draw an earlier run's inputs again")
+    parser.add_argument("--all", action="store_true", help="run every test of the task on every entry")
     parser.add_argument(
-        "--times", type=int, default=1, help="draws of the inputs for every entry: seeds one after the other"
+        "--cover", action="store_true", help="a minimal set of mistakes that makes every test fail once; no variants"
     )
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no entry after so many minutes")
-    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--only", default="", metavar="TEXT", help="only entries whose name contains TEXT")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.randrange(2**30),
+        help="seed of the inputs, to repeat an earlier run (default: random)",
+    )
+    parser.add_argument(
+        "--times", type=int, default=1, help="number of seeds per entry, counting up from --seed (%(default)s)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no new entry after this many minutes"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=min(2, os.cpu_count() or 1), help="entries graded in parallel (%(default)s)"
+    )
     options = parser.parse_args(argv)
     if options.times < 1:
-        raise InputError(f"--times: expected 1 draw of the inputs or more, got {options.times}")
+        raise InputError(f"--times: expected at least 1, got {options.times}")
     if not options.minutes > 0:
         raise InputError(f"--minutes: expected more than 0, got {options.minutes}")
     return options

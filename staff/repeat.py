@@ -1,11 +1,11 @@
-"""Grades the same submissions again and again: do equal submissions get equal reports?
+"""Grade the same submissions several times and check that their reports are equal.
 
     python -m staff.repeat --times 10 --mistakes 10
 
-The solved tree, the handout and some mistakes of the bank are graded --times times with one seed, whose reports must be
-equal byte by byte, and once with another seed, whose points and statuses must be the same; so must those of a mistake
-that is a race (`race` in its bank) in all runs: what is seen of it depends on which thread came first. --task takes the
-graders and mistakes of one task only. Last line of stdout: {"submissions": n, "runs": n, "different": 0}.
+Grade the solved tree, the handout and some mistakes --times times with one seed: their reports must be byte-identical.
+Grade them once more with another seed: points and statuses must not change. For mistakes marked `race`, only points and
+statuses are compared. --task restricts graders and mistakes to one task. Last line of stdout: {"submissions": n,
+"runs": n, "different": 0}.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def grade(folder: Path, out: Path, seed: int, jobs: int, task: str | None) -> di
         command += ["--tests", *load_course().tasks[task].tests]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        raise InputError(f"expected staff.grade to grade all, got: {done.stderr[-500:]}")
+        raise InputError(f"staff.grade failed: {done.stderr[-500:]}")
     return {path.parent.name: path.read_bytes() for path in sorted((out / HAND_INS).glob("*/report.json"))}
 
 
@@ -62,11 +62,13 @@ def same(left: bytes, right: bytes, with_messages: bool) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--mistakes", type=int, default=10)
-    parser.add_argument("--task", choices=list(load_course().tasks), help="the graders and mistakes of this task only")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=1, help="of the choice of mistakes, and of the graders")
+    parser.add_argument("--times", type=int, default=10, help="runs with the same seed (%(default)s)")
+    parser.add_argument("--mistakes", type=int, default=10, help="number of mistakes to grade (%(default)s)")
+    parser.add_argument("--task", choices=list(load_course().tasks), help="only this task's graders and mistakes")
+    parser.add_argument("--jobs", type=int, default=2, help="submissions graded in parallel (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed for choosing mistakes and for the graders' inputs (%(default)s)"
+    )
     options = parser.parse_args(argv)
     if options.times < 2:
         raise InputError(f"--times: expected at least 2 runs to compare, got {options.times}")
@@ -93,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def show(name: str, left: bytes, right: bytes, with_messages: bool) -> None:
-    """The tests that were told otherwise; their messages count only where the inputs were the same."""
+    """Print the tests whose results differ; their messages count only where the inputs were the same."""
     for one, other in zip(json.loads(left)["tests"], json.loads(right)["tests"], strict=True):
         keys = ("status", "points", "message")[: 3 if with_messages else 2]
         if any(one[key] != other[key] for key in keys):

@@ -1,4 +1,4 @@
-"""Memory of activations in a pipeline under GPipe and 1F1B, measured beside what the schedule says.
+"""Memory of activations in a pipeline under GPipe and 1F1B, measured and compared with what the schedule predicts.
 
     python -m benchmark.checks.activation_memory [--stages 4] [--micro_batches 4,8,16] [--plot beyond/activations.png]
 
@@ -163,12 +163,14 @@ def draw(path: Path, rows: list[Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", type=int, default=4)
-    parser.add_argument("--micro_batches", default="4,8,16")
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--stages", type=int, default=4, help="processes, one for each stage (%(default)s)")
+    parser.add_argument("--micro_batches", default="4,8,16", help="numbers of micro-batches (%(default)s)")
+    parser.add_argument("--plot", type=Path, help="draw the figure into this PNG file")
     arguments = parser.parse_args()
     words = arguments.micro_batches.split(",")
-    if arguments.stages < 1 or not all(word.isdecimal() and int(word) for word in words):
+    if arguments.stages < 1:
+        raise InputError(f"--stages: expected at least 1, got {arguments.stages}")
+    if not all(word.isdecimal() and int(word) for word in words):
         raise InputError(f"--micro_batches: expected numbers such as 4,8,16, got {arguments.micro_batches!r}")
     rows = measure(arguments.stages, [int(word) for word in words])
     print(f"{'schedule':<9}{'micro-batches':>14}{'stage':>7}{'alive':>7}{'expected MB':>13}{'measured MB':>13}")

@@ -1,9 +1,9 @@
-"""Fine-tuning without the house: a bare PyTorch loop that reads, tokenizes and trains by itself.
+"""Fine-tuning without the course's code: a bare PyTorch loop that reads, tokenizes and trains by itself.
 
     python -m benchmark.checks.bare_loop --data_dir glue_data/RTE --model_name_or_path MODEL [--num_train_epochs 3]
     python -m benchmark.checks.bare_loop --quick      # 3 steps of the tiny model on the embedded sample
 
-Its loop shares no code with the tasks, so that equal losses say something: task 1 must print the same ones. Two-label
+Its loop shares no code with the tasks, so equal losses are evidence: task 1 must print the same ones. Two-label
 tasks with a header only (RTE, SST-2). The last line of stdout is one JSON object.
 """
 

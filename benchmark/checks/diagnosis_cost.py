@@ -1,4 +1,4 @@
-"""What it costs that ranks can say why a run stops: the watchdog's thread and store, and the notes of a step.
+"""The cost of the watchdog that explains why a run stops: its thread and store, and the notes of a step.
 
     python -m benchmark.checks.diagnosis_cost [--rounds 20] [--steps 20] [--workers 2] [--quick]
 
@@ -128,10 +128,10 @@ def note_seconds(repeats: int = 20_000) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="smallest sizes, in seconds; the bound is not judged")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds with and without the watchdog (%(default)s)")
+    parser.add_argument("--steps", type=int, default=20, help="steps per round (%(default)s)")
+    parser.add_argument("--workers", type=int, default=2, help="number of workers (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="smallest sizes, takes seconds; the limit is not checked")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.steps = 2, 3
@@ -144,7 +144,9 @@ def main() -> None:
     share = float(thread.sum() / watched.sum()) + note_seconds() / step
     ratio, low, high = interval(watched / unwatched)
     print(f"a step takes {step * 1e3:.1f} ms of CPU on rank 0; the watchdog and its notes {share:.3%} of it")
-    print(f"with the watchdog {ratio:.4f} of without, 95 % interval {low:.4f} to {high:.4f} ({len(watched)} rounds)")
+    print(
+        f"time with the watchdog / without: {ratio:.4f}, 95 % interval {low:.4f} to {high:.4f} ({len(watched)} rounds)"
+    )
     print(json.dumps({"share": share, "ratio": ratio, "interval": [low, high], "torch": torch.__version__}))
     sys.exit(not (arguments.quick or share <= LIMIT))
 

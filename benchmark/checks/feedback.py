@@ -5,7 +5,7 @@
 
 One region of each task is graded by a fresh pytest, in the solved repository and in a handout whose regions are solved.
 Every command answers --help, a wrong flag and a wrong value; that of a task script is compared with importing torch and
-transformers, in turns. Then each of those regions loops for ever. Medians of wall time; run it on a quiet machine.
+transformers, in turns. Then each of those regions loops forever. Medians of wall time; run it on a quiet machine.
 --watch: instead of all that, the time from a save to the verdict of grader.watch (feedback_watch.py).
 --quick: one round, one region, two commands, one loop; with --watch two saves in one region. Last line of stdout: one
 JSON object; exit code 0 if every goal is met.
@@ -94,7 +94,7 @@ def loop_for_ever(regions: Iterable[str]) -> dict[str, float]:
             copy_tree(Path(folder))
             replace_in_tree(Path(folder), course.regions[region].file, region, LOOP)
             found[region] = seconds(pytest_of(region, f"--tree={folder}"), ROOT, [1])
-        print(f"region {region:<5} loops for ever: reported after {found[region]:6.2f} s", flush=True)
+        print(f"region {region:<5} infinite loop reported after {found[region]:6.2f} s", flush=True)
     return found
 
 

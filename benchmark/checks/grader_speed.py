@@ -4,8 +4,8 @@
 
 The two ways run the same student's function on the same gradients, in turns, so that a machine whose speed drifts slows
 both. The whole run is pytest on the solved tree; its memory is the proportional set size (PSS) of all its processes,
-where a page that n processes share counts 1/n in each. With --repeat the run is made so often, each time with other
-drawn inputs. Last line of stdout: one JSON object; exit code 0 if the limits below hold and all outcomes are identical.
+where a page that n processes share counts 1/n in each. --repeat runs all graders N times, each time with fresh random
+inputs. Last line of stdout: one JSON object; exit code 0 if the limits below hold and all outcomes are identical.
 """
 
 import argparse
@@ -148,10 +148,10 @@ def pss(pid: int) -> float:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="of the zygote against spawn")
-    parser.add_argument("--repeat", type=int, default=1, help="runs of all graders")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the zygote/spawn comparison (%(default)s)")
+    parser.add_argument("--repeat", type=int, default=1, help="how often to run all graders (%(default)s)")
     parser.add_argument(
-        "--quick", action="store_true", help="smallest sizes, in seconds; bounds on time are not judged"
+        "--quick", action="store_true", help="smallest sizes, takes seconds; time limits are not checked"
     )
     options = parser.parse_args(argv)
     if options.quick:

@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--models", default="tiny,22M")
     parser.add_argument(
-        "--quick", action="store_true", help="smallest sizes, in seconds; bounds on time are not judged"
+        "--quick", action="store_true", help="smallest sizes, takes seconds; time limits are not checked"
     )
     arguments = parser.parse_args()
     if arguments.quick:

@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument(
-        "--quick", action="store_true", help="smallest sizes, in seconds; bounds on time are not judged"
+        "--quick", action="store_true", help="smallest sizes, takes seconds; time limits are not checked"
     )
     arguments = parser.parse_args()
     if arguments.quick:

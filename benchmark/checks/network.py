@@ -1,4 +1,4 @@
-"""The network is real and the arithmetic is right: emulated nodes, bytes counted at their interfaces.
+"""Compare the bytes that emulated nodes send, counted at their interfaces, with the expected ones.
 
     python -m benchmark.checks.network [--parts tiny,large,bert,rate,ladder] [--nodes 2,4] [--steps 10] [--quick]
 
@@ -138,12 +138,12 @@ def ladder(iterations: int, quick: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS), help="some of them, with commas")
-    parser.add_argument("--nodes", default="2,4")
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts to run, separated by commas (%(default)s)")
+    parser.add_argument("--nodes", default="2,4", help="numbers of emulated nodes (%(default)s)")
     parser.add_argument("--steps", type=int, default=0, help="iterations of each run of `tiny` (0: an epoch)")
-    parser.add_argument("--ladder_steps", type=int, default=8)
+    parser.add_argument("--ladder_steps", type=int, default=8, help="iterations of each run of `ladder` (%(default)s)")
     parser.add_argument(
-        "--quick", action="store_true", help="smallest sizes, in seconds; bounds on time are not judged"
+        "--quick", action="store_true", help="smallest sizes, takes seconds; time limits are not checked"
     )
     arguments = parser.parse_args()
     if arguments.quick:

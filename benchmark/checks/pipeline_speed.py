@@ -4,7 +4,7 @@
 
 Everything runs on two cores, with one thread per stage. What is compared runs in turns within a round, so that both
 meet the same machine; a figure is the median over the rounds of the ratio within a round, with a bootstrap 95 %
-interval. The last line is one JSON object; the exit code is 0 only if every figure keeps its promise.
+interval. The last line is one JSON object; the exit code is 0 only if every bound holds.
 """
 
 import argparse
@@ -250,12 +250,12 @@ def measure_gpt2(rounds: int, micro_batches: int = 8) -> float:
 def main() -> None:
     parts = ("ideal", "bubble", "torch", "gpt2")
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each comparison (default: 15)")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds per comparison (default: 15)")
     parser.add_argument("--micro_batches", type=int, nargs="+", default=[4, 8, 16], help="M (default: 4 8 16)")
-    parser.add_argument("--only", nargs="+", choices=parts, default=parts, help="measure these parts alone")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts, help="measure only these parts")
     parser.add_argument("--plot", type=Path, help="draw the bubble into this PNG file")
     parser.add_argument(
-        "--quick", action="store_true", help="smallest sizes, in seconds; bounds on time are not judged"
+        "--quick", action="store_true", help="smallest sizes, takes seconds; time limits are not checked"
     )
     arguments = parser.parse_args()
     if arguments.quick:

@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", default=str(data / "tokenizers" / "gpt2") if data else "tiny")
     parser.add_argument("--rounds", type=int, default=11, help="turns of the comparison (default: 11)")
     parser.add_argument(
-        "--quick", action="store_true", help="smallest sizes, in seconds; bounds on time are not judged"
+        "--quick", action="store_true", help="smallest sizes, takes seconds; time limits are not checked"
     )
     arguments = parser.parse_args()
     files = find_files(arguments.input)

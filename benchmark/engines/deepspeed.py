@@ -74,7 +74,7 @@ class DeepSpeed(Engine):
         }
         for what, (wanted, came) in promised.items():
             if wanted != came:
-                raise InputError(f"--strategy {name}: expected {what} {wanted}, DeepSpeed has {came}")
+                raise InputError(f"--strategy {name}: expected {what} {wanted}, DeepSpeed reports {came}")
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return self.model(**batch).loss

@@ -34,7 +34,8 @@ class Pipeline(Engine):
         chunks = max(c for c in range(1, min(self.total, 4 * worker.world_size) + 1) if self.total % c == 0)
         if chunks < worker.world_size:
             raise InputError(
-                f"--batch_size: a pipeline of {worker.world_size} stages needs as many examples, got {chunks}"
+                f"--batch_size: a pipeline of {worker.world_size} stages needs at least {worker.world_size} "
+                f"micro-batches per step, got {chunks}; use a larger batch"
             )
         self.processes = PipelinedProcesses(parallel, "1f1b", chunks, worker.device)
         self.parts = nn.ModuleList(stage.submod for stage in _stages(self.processes.schedule))

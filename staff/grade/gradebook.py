@@ -70,7 +70,7 @@ def write_csv(path: Path, rows: Iterable[Row], course: Course) -> None:
     """One line for each submission: score, bonus, points of each task and region, time, memory, notes."""
     head = ["submission", "score", "max_score", "bonus", "max_bonus"]
     head += [f"task {task}" for task in course.tasks] + list(course.regions)
-    head += ["look at by hand", "seconds", "peak_pss_mb", "notes"]
+    head += ["needs manual review", "seconds", "peak_pss_mb", "notes"]
     with atomic_write(path) as file:
         table = csv.writer(file)
         table.writerow(head)
@@ -84,10 +84,14 @@ def write_csv(path: Path, rows: Iterable[Row], course: Course) -> None:
 
 
 def look_at(row: Row) -> str:
-    """The lines to look at by hand: "common/schedule.py:3, while running"."""
-    flags = row.run.get("flags", [])
-    places = [f"{flag['file']}:{flag['line']}" if flag["file"] else "while running" for flag in flags]
-    return ", ".join(dict.fromkeys(places))
+    """Return the lines that need manual review: "common/schedule.py:3, while running"."""
+    return ", ".join(dict.fromkeys(map(place_of, row.run.get("flags", []))))
+
+
+def place_of(flag: dict[str, Any]) -> str:
+    """Return "common/schedule.py:3". Some flags belong to no line, and those of a run to no file."""
+    place = flag["file"] or "while running"
+    return f"{place}:{flag['line']}" if flag["line"] else place
 
 
 def _cell(text: str) -> str:

@@ -127,7 +127,7 @@ class Grading:
         try:
             return run_apart(open_into, submission.path, self.clean, self.course, folder, seconds=OPEN_TIME)
         except Unfinished as error:
-            return unreadable(f"unpacking it {error}")
+            return unreadable(f"unpacking failed ({error})")
 
     def _run(self, tree: Path, report: Path, run: dict[str, Any]) -> Tests:
         """The graders on a student's tree; every test of the catalogue, in its order."""
@@ -136,7 +136,12 @@ class Grading:
         try:
             told = run_apart(read_report.read_report, report, seconds=PAGE_TIME)
         except Unfinished as error:
-            told = {"tests": [], "output": {}, "flags": [], "notes": [f"reading the graders' report: {error}"]}
+            told = {
+                "tests": [],
+                "output": {},
+                "flags": [],
+                "notes": [f"the graders' report could not be read: {error}"],
+            }
         notes = [*run["notes"], *told["notes"]]
         if outcome.timed_out:
             notes.append(f"the graders were stopped after {self.deadline:g} s, before the last test")
@@ -169,7 +174,7 @@ class Grading:
         try:
             text = run_apart(page, report, run, self.course, seconds=PAGE_TIME)
         except Unfinished as error:
-            run["notes"] = [*run["notes"], f"the page for the student: {error}"]
+            run["notes"] = [*run["notes"], f"the student's page could not be written: {error}"]
             text = f"<!doctype html><title>Points</title><p>{score_in_words(report)}</p>"
         result_store.keep(self.out, report, run, text)
 

@@ -27,7 +27,9 @@ def read_report(path: Path) -> dict[str, Any]:
     if not path.exists():
         return nothing
     if path.stat().st_size > LARGEST_REPORT:
-        return nothing | {"notes": [f"the graders' report has {path.stat().st_size >> 20} MiB and was not read"]}
+        return nothing | {
+            "notes": [f"the graders' report is too large ({path.stat().st_size >> 20} MiB) and was not read"]
+        }
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

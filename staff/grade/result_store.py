@@ -116,7 +116,7 @@ def _lock(file: Any, kind: int, out: Path) -> None:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise InputError(f"{out}: expected no other staff.grade at work here, got one; wait for it") from None
+        raise InputError(f"{out}: another staff.grade is using this folder; wait until it ends") from None
 
 
 def _remove_scratch(name: str) -> None:

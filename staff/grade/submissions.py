@@ -125,7 +125,7 @@ def choose(folder: Path, course: Course) -> Taken:
         top, *rest = parts[len(base) :] if parts[: len(base)] == base else [""]
         name = "/".join([ours.get(top.lower(), top), *rest])
         if name in found:
-            notes.append(f"{'/'.join(parts)} was left out: {name} was handed in as well")
+            notes.append(f"{'/'.join(parts)} was ignored because {name} was also submitted")
         elif rest and course.may_student_change(name):
             found[name] = folder.joinpath(*parts)
     return Taken(found, notes)

@@ -53,7 +53,7 @@ def unpack(path: Path, into: Path, limits: Limits | None = None) -> list[str]:
     path, into = Path(path), Path(into)
     into.mkdir(parents=True, exist_ok=True)
     if any(into.iterdir()):
-        raise InputError(f"{into}: expected an empty folder to unpack into, got files; name another")
+        raise InputError(f"{into}: expected an empty folder to unpack into, got files; choose another")
     taker = _Taker(path.name, into, limits or Limits())
     try:
         if path.is_dir() and not path.is_symlink():
@@ -83,7 +83,8 @@ class _Taker:
 
     def notes(self) -> list[str]:
         return [
-            f"{len(names)} left out ({reason}): {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+            f"{len(names)} file{'s' * (len(names) > 1)} ignored ({reason}): "
+            + ", ".join(names[:3] + ["..."] * (len(names) > 3))
             for reason, names in self.left_out.items()
         ]
 
@@ -95,7 +96,7 @@ class _Taker:
         """
         parts = PurePosixPath(name.replace("\\", "/")).parts
         if not parts or parts[0] == "/" or ".." in parts or "\0" in name or parts[0].endswith(":"):
-            raise self.refuse("names inside the hand-in", repr(name[:LONGEST]))
+            raise self.refuse("relative paths that stay inside the submission", repr(name[:LONGEST]))
         if any(part in LEFT_OUT or part.startswith(".") for part in parts):
             return None
         if len(parts) > DEEPEST or len(name) > LONGEST:
@@ -170,9 +171,9 @@ def _take_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, taker: _Taker)
     elif kind not in (0, stat.S_IFREG):
         taker.leave_out(entry.filename, "links and devices")
     elif entry.flag_bits & ENCRYPTED:
-        raise taker.refuse("a zip without password", "a locked one")
+        raise taker.refuse("a zip without a password", "an encrypted one")
     elif entry.compress_type not in BOUNDED:
-        raise taker.refuse("a zip packed in the common way (deflate)", f"method {entry.compress_type}")
+        raise taker.refuse("a zip compressed with deflate", f"method {entry.compress_type}")
     else:
         with archive.open(entry) as content:
             taker.take(target, content)
@@ -203,7 +204,7 @@ def _take_folder(path: Path, taker: _Taker) -> None:
             if not stat.S_ISREG(status.st_mode):
                 taker.leave_out(name, "links and devices")
             elif status.st_nlink > inside[_identity(status)]:  # it may be another student's file
-                taker.leave_out(name, "hard links to files outside of the hand-in; copy it with cp -r first")
+                taker.leave_out(name, "hard links to files outside of the submission; copy it with cp -r first")
             else:
                 taker.take(target, content)
 

@@ -1,11 +1,12 @@
-"""Grade a class: folders and zips in; a report and a page for each, a grade book and an overview out.
+"""Grade a class: read folders and zips; write a report and a page for each, a grade book and an overview.
 
     python -m staff.grade submissions/* --out graded --jobs 2
     python -m staff.grade submissions/* --out graded --part 3/16      # one share of the class, on this machine
 
-writes DIR/hand_ins/NAME/report.json and index.html for each submission, DIR/gradebook.csv and DIR/index.html. Results
-are kept, unless the submission, the graders or the course have changed since: start a run that was killed again. Parts
-share DIR and may run at the same time; each adds its results to the one grade book when it ends.
+The command writes DIR/hand_ins/NAME/report.json and index.html for each submission, DIR/gradebook.csv and
+DIR/index.html. If a run is interrupted, start it again: results are reused unless the submission, the graders or the
+course have changed. Parts share DIR and may run at the same time; each adds its results to the one grade book when it
+ends.
 """
 
 import argparse
@@ -57,10 +58,10 @@ def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) ->
 def tell(grading: Grading, name: str, now: bool, count: str) -> None:
     """Print one line as soon as a submission is done."""
     row = grading.read(name)
-    figures = f"{row.run['wall_s']:6.1f} s  {row.run['peak_pss_mb'] or 0:6.0f} MB" if now else "graded before"
+    figures = f"{row.run['wall_s']:6.1f} s  {row.run['peak_pss_mb'] or 0:6.0f} MB" if now else "already graded"
     score = f"{row.report['score']:3} of {row.report['max_score']}"
     score += f" + {row.report['bonus']:2} of {row.report['max_bonus']} bonus" if row.report.get("max_bonus") else ""
-    notes = "; ".join(["look at this by hand"] * bool(row.run.get("flags")) + row.run["notes"])
+    notes = "; ".join(["needs manual review"] * bool(row.run.get("flags")) + row.run["notes"])
     print(f"{count:>7}  {score}  {figures}  {name}  {notes[:100]}".rstrip(), flush=True)
 
 
@@ -93,7 +94,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         try:
             rows = run_apart(write_class, options.out, names, grading.course, footer, seconds=CLASS_TIME)
         except Unfinished as error:
-            raise InputError(f"{options.out}/gradebook.csv: expected it to be written in time, got: {error}") from None
+            raise InputError(
+                f"{options.out}/gradebook.csv could not be written: {error}; run the command again"
+            ) from None
     figures = summary(rows, done, time.monotonic() - start) | {"not_graded": len(failed), "class": len(rows)}
     print(f"{len(rows)} of {len(submissions)} graded: {options.out / 'index.html'}, {options.out / 'gradebook.csv'}")
     print(json.dumps(figures))
@@ -105,19 +108,33 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m staff.grade", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("submissions", nargs="+", type=Path, metavar="SUBMISSION", help="a folder or a zip")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for results, old and new")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="submissions at a time")
-    parser.add_argument("--part", default="", metavar="K/N", help="grade the K-th of N shares of the class only")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**30), help="draw inputs again")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder for results; existing results are reused"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=max(1, (os.cpu_count() or 2) // 2),
+        help="submissions graded in parallel (%(default)s)",
+    )
+    parser.add_argument("--part", default="", metavar="K/N", help="grade only share K of N")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.SystemRandom().randrange(2**30),
+        help="seed of the graders' inputs (default: random)",
+    )
     deadline = DEADLINE * float(os.environ.get("COS598D_SLOWNESS", "1"))
     parser.add_argument("--deadline", type=float, default=deadline, help="seconds for one submission (%(default)s)")
-    parser.add_argument("--hidden", action="store_true", help="the hidden tests of course.toml as well")
-    parser.add_argument("--tests", nargs="+", metavar="TEST", help="only these graders: files, or pytest's ids")
+    parser.add_argument("--hidden", action="store_true", help="also run the hidden tests")
+    parser.add_argument("--tests", nargs="+", metavar="TEST", help="run only these tests (files or pytest node ids)")
     options = parser.parse_args(argv)
     if missing := [path for path in options.submissions if not path.exists()]:
-        raise InputError(f"{missing[0]}: expected a folder or a zip, got nothing of this name; check the path")
+        raise InputError(f"{missing[0]}: no such folder or zip; check the path")
     if options.jobs < 1:
         raise InputError(f"--jobs: expected at least 1, got {options.jobs}")
     if os.path.realpath(options.out) == str(ROOT) or options.out.is_file():
-        raise InputError(f"--out {options.out}: expected a folder for results, got something else; name a new one")
+        raise InputError(
+            f"--out {options.out}: expected a folder for results, got a file or the repository; choose another folder"
+        )
     return options

@@ -1,7 +1,7 @@
 """Classroom 50's entry: runs in a student's checkout, grades it with what lies beside this file, writes ./result.json.
 
 Unpack dist/autograder.zip into CLASSROOM/autograders/ASSIGNMENT/ of the configuration repository. The exit code is 0
-if the grading ran, whatever it came to.
+if grading completed, whatever the score.
 """
 
 import subprocess

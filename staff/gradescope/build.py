@@ -65,13 +65,14 @@ def points() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "autograder.zip")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "autograder.zip", help="zip to write (%(default)s)")
     out = parser.parse_args().out
     files = contents()
     write_zip(files, out)
     total = points()
     print(
-        f"{out}: {len(files)} files; set the assignment to {total} points, {load_course().total} without hidden tests"
+        f"{out}: {len(files)} files; set the assignment to {total} points "
+        f"({load_course().total} if you leave out the hidden tests)"
     )
     print(json.dumps({"files": len(files), "bytes": out.stat().st_size, "points": total}))
 

@@ -1,6 +1,6 @@
 """Writes the result.json that Classroom 50 asks for, schema classroom50/result/v1; autograder.py calls it.
 
-What the runner knows of a submission it gives in the environment.
+The runner passes what it knows about a submission in environment variables.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def result(row: Row, environment: Mapping[str, str], now: datetime) -> dict[str,
     texts["assignment_type"] = texts["assignment_type"] or "individual"
     if missing := [TEXTS[field][0] for field, text in texts.items() if not text]:
         raise InputError(
-            f"expected the variables of Classroom 50's runner, got no {missing[0]}; start autograder.py there"
+            f"the environment variable {missing[0]} is not set; run autograder.py in Classroom 50's runner"
         )
     if not texts["submission"].startswith("submit"):
         raise InputError(f"SUBMISSION_TAG: expected a tag that begins with submit, got {texts['submission']!r}")

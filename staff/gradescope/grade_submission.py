@@ -19,8 +19,11 @@ MARGIN = 40.0  # seconds before the platform's time-out: to end the graders, to 
 def grade_one(submission: Path, timeout: float) -> Row:
     """Grade a folder; `timeout` is the platform's, in seconds from now. What is not reached by then has no points."""
     start = time.monotonic()
-    if load_course().hidden.get("visibility") not in VISIBILITIES:
-        raise InputError(f"course.toml: hidden.visibility: expected one of {', '.join(VISIBILITIES)}")
+    visibility = load_course().hidden.get("visibility")
+    if visibility not in VISIBILITIES:
+        raise InputError(
+            f"course.toml: hidden.visibility: expected one of {', '.join(VISIBILITIES)}; got {visibility!r}"
+        )
     with tempfile.TemporaryDirectory() as folder, at_work(Path(folder)) as scratch:
         seed = random.SystemRandom().randrange(2**30)
         grading = Grading.prepare(Path(folder), scratch, grader_files() + hidden_files(), seed=seed, deadline=timeout)

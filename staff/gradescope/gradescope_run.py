@@ -14,6 +14,7 @@ from pathlib import Path
 from common.errors import exit_on_input_error
 from common.paths import ROOT, atomic_write
 from course.table import load_course
+from staff.grade.gradebook import place_of
 from staff.gradescope.grade_submission import grade_one
 from staff.gradescope.results import late_days, results, unfinished
 
@@ -22,13 +23,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     start = time.monotonic()
     options = _options(argv)
     path, metadata = options.folder / "results" / "results.json", options.folder / "submission_metadata.json"
-    _write(path, unfinished("The autograder was ended before it had a result. Please submit again."))
+    _write(path, unfinished("The autograder was stopped before it produced a result. Please submit again."))
     _close(ROOT / "staff", path.parent, metadata)
     row = grade_one(options.folder / "submission", options.timeout)
     late = late_days(metadata)
     _write(path, results(row, load_course(), late, time.monotonic() - start))
     for flag in row.run["flags"]:  # the platform shows stdout to instructors only
-        print(f"look at this by hand: {flag['file'] or 'while running'}:{flag['line']} {flag['what']}")
+        print(f"needs manual review: {place_of(flag)} {flag['what']}")
     print(json.dumps({"score": row.report["score"], "max_score": row.report["max_score"], "late_days": late}))
 
 

@@ -1,10 +1,9 @@
-"""Builds the students' handout from the one solved source, and refuses to build one that gives a solution away.
+"""Build the students' handout from the one solved source; refuse to build one that reveals a solution.
 
     python -m staff.handout [--out dist/handout] [--with benchmark]
 
-Only what course.toml lists ships. Built again from the same source, every byte is the same: order, times and modes are
-fixed. What stands under the name of the handout is replaced only if it is an untouched handout (its manifest lists
-every file), so nobody's work is ever deleted.
+Only files that course.toml lists ship. Builds are reproducible: order, times and modes are fixed. An existing output
+folder is replaced only if it is an unchanged handout (its manifest lists every file), so no work is ever lost.
 """
 
 import argparse
@@ -82,7 +81,7 @@ def _names(root: Path, course: Course, extras: Collection[str]) -> dict[str, str
     names = {file: file for file in files_matching(root, patterns)}
     names |= {files_matching(root, [source])[0]: name for source, name in course.handout.renames.items()}
     if len(set(names.values())) < len(names):
-        raise InputError("course.toml: handout.renames gives two files one name; fix it")
+        raise InputError("course.toml: handout.renames maps two files to one name; fix it")
     return dict(sorted(names.items(), key=lambda pair: pair[1]))
 
 
@@ -103,14 +102,14 @@ def _misplaced(
     closed = ["staff/*", ".git/*"]
     closed += [pattern for extra in course.handout.extras.keys() - extras for pattern in course.handout.extras[extra]]
     problems = [
-        f"{name}: ships, though {pattern} does not; fix [handout] in course.toml"
+        f"{name}: must not ship (it matches {pattern}); fix [handout] in course.toml"
         for name in files
         for pattern in closed
         if fnmatch.fnmatchcase(name, pattern)
     ]
     found = {(region.id, region.file) for region in regions}
     problems += [
-        f"{row.file}: expected region {row.id} here, its home in course.toml, got none; fix one of the two"
+        f"{row.file}: course.toml places region {row.id} here, but the file does not contain it; fix one of them"
         for row in course.regions.values()
         if row.id not in solved and (row.id, row.file) not in found
     ]
@@ -201,7 +200,7 @@ def main() -> None:
         prog="python -m staff.handout", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, default=ROOT / "dist" / "handout", help="folder to build; NAME.zip beside it"
+        "--out", type=Path, default=ROOT / "dist" / "handout", help="folder to build; NAME.zip is written next to it"
     )
     parser.add_argument("--with", dest="extras", action="append", default=[], help="also ship this set, e.g. benchmark")
     arguments = parser.parse_args()

@@ -28,13 +28,13 @@ _NAMES_OF_A_SECRET = 2  # a line with fewer names, such as `return x`, stands in
 
 def find_leaks(files: dict[str, bytes], regions: list[Region], course: Course, sentinel: str) -> list[str]:
     """Every reason not to give these files out, one line each; `regions` are those that must not be solved in them."""
-    problems = [f"{name}: a line of a region was not cut away" for name, b in files.items() if sentinel.encode() in b]
+    problems = [f"{name}: a region's line was not removed" for name, b in files.items() if sentinel.encode() in b]
     texts = {name: text for name, content in files.items() if (text := _decoded(content)) is not None}
     for name, text in texts.items():
         if name.endswith(".py"):
             problems += _broken_code(name, text, regions)
         problems += [
-            f"{name}:{number}: a marker is left: {line.strip()}"
+            f"{name}:{number}: a solution marker remains: {line.strip()}"
             for number, line in enumerate(text.split("\n"), start=1)
             if _MARKER.search(line)
         ]
@@ -100,7 +100,7 @@ def _leaked_lines(texts: dict[str, str], regions: list[Region], common: Iterable
             if _squeezed("".join(tokens)) not in harmless:
                 secrets[_squeezed("".join(tokens))] = pattern, region.id
     return [
-        f"{name}:{number}: a line of solution {id} stands here: {line.strip()}"
+        f"{name}:{number}: a line of the solution of {id} appears here: {line.strip()}"
         for name, text in texts.items()
         for number, line in enumerate(text.split("\n"), start=1)
         for squeezed in [_squeezed(line)]
@@ -115,7 +115,7 @@ def _leaked_names(texts: dict[str, str], regions: list[Region], taught: Iterable
     owner = {name: region for region in regions for name in _names(region.body)}
     secrets = {name for name in owner if _is_coined(name)} - in_code - set(taught) - _NO_NAMES
     return [
-        f"{file}:{number}: the name {word}, which only solution {owner[word].id} uses, stands here: {line.strip()}"
+        f"{file}:{number}: the name {word}, which only solution {owner[word].id} uses, appears here: {line.strip()}"
         for file, text in texts.items()
         for number, line in enumerate(text.split("\n"), start=1)
         for word in sorted(secrets.intersection(re.findall(r"\w+", line)))
@@ -146,7 +146,7 @@ def _without_help(texts: dict[str, str], course: Course) -> list[str]:
     problems = []
     for id, row in course.regions.items():
         if table.get("regions", {}).get(id, {}).get("hints") != list(row.hints):
-            problems.append(f"course.toml: the handout's copy has not the hints of region {id}")
+            problems.append(f"course.toml: the handout's copy lacks the hints of region {id}")
         if not any(_has_steps(section, id) for section in _sections(texts.get(course.readme(id), ""))):
             problems.append(f"{course.readme(id)}: expected a section that names {id} and has numbered steps, got none")
     return problems

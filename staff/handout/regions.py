@@ -98,7 +98,7 @@ def _classify(comment: Comment, file: str) -> _Marker | None:
             return _Marker(kind, match[1], match[2], comment.line, comment.indent)
     if _resembles_a_marker(comment.text):
         raise InputError(
-            f"{where}: {comment.text!r} resembles a region marker and is none; "
+            f"{where}: {comment.text!r} looks like a region marker but is not one; "
             f"write exactly {_SPELLING}, or word the comment differently"
         )
     return None
@@ -154,7 +154,7 @@ def _check_body(lines: list[str], todo: _Marker, file: str) -> None:
     if any("\t" in indent for indent in indents):
         raise InputError(f"{where}: expected spaces in the region, got a tab; indent with spaces")
     if indents[0] != todo.indent or not all(indent.startswith(todo.indent) for indent in indents):
-        raise InputError(f"{where}: expected the body at the indent of its markers, got it left or right of them")
+        raise InputError(f"{where}: expected the body at the indent of its markers, got a different indent")
 
 
 def regions_of_tree(tree: Path, files: Iterable[str], known: Collection[str] | None = None) -> list[Region]:
@@ -230,7 +230,7 @@ def patch_in_tree(tree: Path, file: str, old: str, new: str) -> None:
     text = path.read_text(encoding="utf-8")
     if text.count(old) != 1:
         start = old.strip().split("\n")[0]
-        raise InputError(f"{file}: expected the text {start!r} of a patch once, got it {text.count(old)} times")
+        raise InputError(f"{file}: the patch text {start!r} must occur exactly once, got {text.count(old)} times")
     _write(path, text.replace(old, new))
 
 

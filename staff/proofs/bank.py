@@ -118,7 +118,7 @@ def apply(entry: Entry, tree: Path) -> None:
     except (InputError, OSError, SyntaxError) as error:
         raise InputError(f"{entry}: {error}") from error
     if after == before:
-        raise InputError(f"{entry}: expected other code than the solution's, got the same")
+        raise InputError(f"{entry}: the entry equals the solution; change it")
 
 
 def hunks(patch: str) -> Iterator[tuple[str, str]]:

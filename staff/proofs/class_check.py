@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         made = json.loads((options.made / "class.json").read_text(encoding="utf-8"))
         reports = {name: json.loads((folder_of(options.graded, name) / "report.json").read_text()) for name in made}
     except OSError as error:
-        raise InputError(f"expected class.json and a report for each submission, got no {error.filename}") from None
+        raise InputError(f"{error.filename} is missing; run class_of_submissions and staff.grade first") from None
     course, right = load_course(), 0
     for name, row in made.items():
         found = complaints(row, reports[name], course)

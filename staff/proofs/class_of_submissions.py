@@ -199,12 +199,12 @@ def make(size: int, out: Path, seed: int) -> dict[str, dict]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=40)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that is not there yet")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--size", type=int, default=40, help="number of submissions (%(default)s)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--seed", type=int, default=1, help="seed for choosing them (%(default)s)")
     options = parser.parse_args(argv)
     if options.out.exists():
-        raise InputError(f"--out {options.out}: expected a folder that is not there yet; name another")
+        raise InputError(f"--out {options.out}: this folder exists already; choose a new one")
     made = make(options.size, options.out, options.seed)
     for name, row in made.items():
         print(f"{name}  {row['kind']:11} {row['form']}  {'; '.join(row['notes'])}".rstrip())

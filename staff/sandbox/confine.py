@@ -1,6 +1,6 @@
-"""The walls of one rank: called in the freshly forked process, before any of the student's code is there.
+"""The isolation layers of one rank: called in the freshly forked process, before any of the student's code is there.
 
-The zygote calls `confine` by its name (COS598D_CONFINE, see grader/inside/zygote.py). Which walls there are was found
+The zygote calls `confine` by its name (COS598D_CONFINE, see grader/inside/zygote.py). Which layers there are was found
 out before, by staff/sandbox/graded_run.py: one that cannot be built here raises, and the rank does not start.
 """
 
@@ -29,10 +29,10 @@ READABLE = (
 
 @dataclass(frozen=True)
 class Policy:
-    """Which walls stand, and how far apart; sizes in MiB, times in seconds of CPU."""
+    """The active isolation layers and their limits; sizes in MiB, times in seconds of CPU."""
 
-    walls: tuple[str, ...]  # of staff.sandbox.graded_run.WALLS
-    uid: int  # whom a rank becomes where the wall "user" stands
+    walls: tuple[str, ...]  # the layers, of staff.sandbox.graded_run.CONFINING
+    uid: int  # whom a rank becomes if the layer "user" is active
     tree: str
     sockets: bool = False  # internet sockets may be made, though there is no network of the rank's own
     memory: int = 2048  # address space a rank may take beyond what it is forked with
@@ -47,14 +47,14 @@ class Policy:
 
 
 def confine(rank: int, folder: str, probe: str, written: str) -> None:
-    """Build the walls of a written policy around this process. Raises OSError where one cannot be built."""
+    """Isolate this process by a written policy. Raises OSError if a layer is not available."""
     policy = Policy(**json.loads(written))
-    find_function(probe)  # with all it imports: behind the walls no file of the graders can be read
+    find_function(probe)  # with all it imports: once isolated, this process can read no grader file
     build(replace(policy, sockets=policy.sockets or probe in LOOPBACK), folder)
 
 
 def build(policy: Policy, folder: str) -> None:
-    """From the outermost wall to the innermost: each needs calls that a later one refuses."""
+    """Apply the layers from the outermost to the innermost: each needs calls that a later one refuses."""
     walls, sockets = policy.walls, policy.sockets or "network" in policy.walls
     if "network" in walls or "scratch" in walls:
         namespaces = kernel.NEW_NETWORK * ("network" in walls) | kernel.NEW_MOUNTS * ("scratch" in walls)
@@ -70,7 +70,7 @@ def build(policy: Policy, folder: str) -> None:
     os.environ["HOME"] = folder
     kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # a change of the user has cleared it
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
-    if "user" not in walls:  # where two walls keep others out, the supervisor may read how much memory this takes
+    if "user" not in walls:  # where two layers keep others out, the supervisor may read how much memory this takes
         kernel.prctl(kernel.DUMPABLE, int("landlock" in walls and "seccomp" in walls))
     if "landlock" in walls:
         shared = [SHARED_MEMORY] if "scratch" in walls else []

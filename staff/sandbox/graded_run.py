@@ -1,15 +1,17 @@
-"""Grades one submission behind the strongest walls this machine allows, and says which those are.
+"""Grade one submission with the strongest isolation that this machine supports, and report which layers are active.
 
-    python -m staff.sandbox --probe     what holds here: lines for people, the last one JSON
+    python -m staff.sandbox --probe     show which layers work here; the last line is JSON
 
-Walls, each built where it can be and named in every report:
+Isolation layers, each used where the machine supports it and named in every report:
 
-    user       each submission's ranks run as a user of their own (needs root), who can read and signal nobody
+    user       each submission's ranks run as a separate user (needs root), who cannot read other users' files or
+               signal their processes
     landlock   ranks read Python, the course's files and their own folder, and nothing else: no grader, solution,
                hidden test, report or other submission; signals and tracing end at the rank as well
     seccomp    calls that no lesson needs (ptrace, mount, other families of sockets, ...) are refused
-    network    a network of the rank's own, with nothing on it but itself; where that cannot be made, no sockets
-    scratch    file systems of limited size for what a rank writes, gone with it; where not, the supervisor counts
+    network    a private network that contains only the rank; if that is impossible, no sockets
+    scratch    file systems of limited size for what a rank writes, deleted with the rank; if that is impossible, the
+               supervisor checks the size
     limits     address space, file size, processes, open files, CPU time, no core files
     memory     nobody but root can look into the graders while they run (not dumpable)
 
@@ -49,7 +51,7 @@ class Outcome:
 
     `exit_code` is pytest's: 0 all passed, 1 some failed; 124 the deadline has passed; negative: killed by a signal.
     `peak_pss_mb` is the largest sum over graders and ranks, looked at twice a second; `swept` counts processes that
-    had to be killed at the end; `output` is what pytest printed, for staff; `sandbox` says which walls stood.
+    had to be killed at the end; `output` is what pytest printed, for staff; `sandbox` says which layers were active.
     """
 
     exit_code: int
@@ -76,7 +78,7 @@ def run_graded(
     """Run `tests` (pytest's node ids, relative to the repository) on a copy of `tree`; blocks until all is swept.
 
     May be called from several threads or processes at once. If the caller is killed, everything below dies. `env` is
-    added to a small environment of our own; `off` switches walls off by name, to prove that they are needed, and
+    added to a small environment of our own; `off` switches layers off by name, to prove that they are needed, and
     `limits` are fields of confine.Policy. Nothing that a submission does raises here.
 
     Raises:
@@ -125,7 +127,7 @@ def environment() -> dict[str, str]:
 
 @functools.cache
 def probe() -> dict[str, Any]:
-    """What holds on this machine, as JSON: wall -> whether it stands, and "level", one line that says so in words."""
+    """Return what works on this machine: layer -> whether it is active, and "level", one line that says it in words."""
     root = os.geteuid() == 0
     held: dict[str, Any] = {
         "root": root,
@@ -143,14 +145,18 @@ def probe() -> dict[str, Any]:
 
 
 def _level(held: Mapping[str, Any]) -> str:
-    files = {"landlock": "files walled by Landlock", "modes": "files guarded by modes", "open": "FILES OPEN TO READ"}
+    files = {
+        "landlock": "files protected by Landlock",
+        "modes": "files protected by file modes",
+        "open": "FILES READABLE BY SUBMISSIONS",
+    }
     return "; ".join(
         [
-            "another user for each submission" if held["user"] else "same user as the graders",
+            "a separate user per submission" if held["user"] else "same user as the graders",
             files[held["files"]],
             "no network" if held["network"] or held["seccomp"] else "NETWORK OPEN",
-            "calls filtered" if held["seccomp"] else "no filter of calls",
-            "scratch of limited size" if held["scratch"] else "scratch watched",
+            "system calls filtered" if held["seccomp"] else "system calls not filtered",
+            "scratch space of limited size" if held["scratch"] else "scratch space monitored",
         ]
     )
 
@@ -246,16 +252,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m staff.sandbox", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--probe", action="store_true", help="say which walls stand on this machine (the default)")
-    parser.add_argument("--protect", action="store_true", help="as root: close solutions and hidden tests to others")
+    parser.add_argument("--probe", action="store_true", help="show which layers this machine supports (default)")
+    parser.add_argument(
+        "--protect", action="store_true", help="as root: make solutions and hidden tests unreadable for other users"
+    )
     options = parser.parse_args(argv)
     if options.protect:
         for name in protect():
             print(f"closed to other users: {name}")
     held = probe()
     for name in ("user", "landlock", "seccomp", "network", "scratch", "limits", "memory"):
-        print(f"{name:10} {'stands' if held[name] else 'CANNOT BE BUILT HERE'}")
+        print(f"{name:10} {'active' if held[name] else 'NOT AVAILABLE HERE'}")
     if held["files"] == "open":
-        print(f"ranks could read: {', '.join(open_secrets()[:5])}; as root, --protect closes them")
+        print(f"submissions could read: {', '.join(open_secrets()[:5])}; run --protect as root to prevent this")
     print(held["level"])
     print(json.dumps(held))

@@ -1,6 +1,6 @@
 """Landlock: a process gives up all files but those it names, for itself and its children. Needs no rights, Linux 5.13.
 
-It also keeps signals (from version 6) and tracing inside of the same walls. See the kernel's userspace-api/landlock.
+It also keeps signals (from version 6) and tracing inside the same limits. See the kernel's userspace-api/landlock.
 """
 
 import ctypes

@@ -4,7 +4,7 @@
       supervisor                  trusted: prepares, watches memory and time, sweeps; the subreaper of all below
         pytest, forked from it    trusted: the graders; no student's code
           zygote                  trusted: forks ranks (grader/inside/zygote.py)
-            ranks                 the student's code, behind the walls of staff/sandbox/confine.py
+            ranks                 the student's code, isolated by staff/sandbox/confine.py
 
 Each dies with the one above it, so a kill -9 anywhere leaves nothing running.
 """

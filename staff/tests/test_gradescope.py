@@ -17,6 +17,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
 from course.zip_files import write_zip
+from grader.report import Entry, render
 from staff.grade.gradebook import Row
 from staff.gradescope import build
 from staff.gradescope.classroom50 import result
@@ -229,6 +230,20 @@ def test_the_handouts_workflow_is_plain_and_runs_the_graders():
     assert "staff/handout/files/grade.yml" in COURSE.handout.renames
 
 
+def test_the_handouts_workflow_shows_the_table_of_points_and_no_message_above_it():
+    """Its sed finds the first line of the table that the graders print."""
+    text = (ROOT / "staff/handout/files/grade.yml").read_text()
+    script = re.search(r"sed -n '(.*?)' points.txt", text)[1]
+    entry = Entry("test_a", "2b", "2b.1", "wrong", 0, 4, "")
+    table = render([entry], COURSE)
+    printed = ["..F", "task 2b takes 3/4 of the points, it says", "  2b.1: wrong", "", *table, "next: 2b.1"]
+
+    shown = subprocess.run(["sed", "-n", script], input="\n".join(printed), capture_output=True, text=True, check=True)
+
+    assert table[0].startswith("task 2b ") and table[0].endswith("0/4")
+    assert shown.stdout.splitlines() == [*table, "next: 2b.1"]
+
+
 def test_the_zip_has_what_the_platform_runs_and_no_solution(tmp_path):
     write_zip(build.contents(), tmp_path / "a.zip")
 
@@ -286,7 +301,7 @@ def test_what_to_look_at_by_hand_is_where_no_student_sees_it():
     content = results(graded(("tests/t.py::test_a", "passed", ""), flags=[flag]), COURSE, None, 1.0)
 
     assert content["extra_data"].pop("look_at_by_hand") == [flag]
-    assert "os._exit" not in json.dumps(content) and "by hand" not in json.dumps(content)
+    assert "os._exit" not in json.dumps(content) and "review" not in json.dumps(content)
 
 
 @pytest.mark.slow

@@ -180,14 +180,14 @@ LEAKS = [
     ("common/lesson.py", "def mean", "# loss . backward( )\ndef mean", "lesson.py:4: a line of solution 1.1"),
     ("task1_single/run.py", "return model", "return model  # running_total", "run.py:9: the name running_total"),
     ("course.toml", '["a", "b", "c"]', '["a", "b", "use running_total"]', "the name running_total"),
-    ("README.md", "course", "course\n# begin  solution", "README.md:2: a marker is left"),
+    ("README.md", "course", "course\n# begin  solution", "README.md:2: a solution marker remains"),
     ("task1_single/README.md", "1. Read.\n2. ", "", "a section that names 1.1 and has numbered steps"),
     ("task1_single/README.md", "and 1.2", "and 1.25", "a section that names 1.2 and has numbered steps"),
     ("task1_single/run.py", "def train(model, loss):", "def train(model, loss:", "task1_single/run.py:"),
     ("common/lesson.py", "1.2", "1.1", "common/lesson.py: expected region 1.2 here"),
     ("course.toml", '"common/*.py", ', '"common/*.py", "staff/*.py", ', "staff/secret.py: ships"),
     ("course.toml", '"common/*.py", ', '"common/*.py", "benchmark/*.py", ', "benchmark/run.py: ships"),
-    ("course.toml", "total = 10", f"{STAFF_ONLY}\ntotal = 10", "has not the hints of region 1.1"),
+    ("course.toml", "total = 10", f"{STAFF_ONLY}\ntotal = 10", "lacks the hints of region 1.1"),
     ("task1_single/run.py", "return model", "return (  # TODO(cos598d) 1.2\n    model)", "run.py:12: "),
 ]
 
@@ -221,7 +221,7 @@ def test_a_region_inside_an_expression_does_not_compile_and_is_refused(tree):
 def test_a_sentinel_that_survives_the_cut_is_reported(tree, monkeypatch):
     monkeypatch.setattr("staff.handout.assemble.strip", lambda text, *rest: text)
 
-    assert "common/lesson.py: a line of a region was not cut away" in assemble(tree).problems
+    assert "common/lesson.py: a region's line was not removed" in assemble(tree).problems
 
 
 def test_a_todo_that_carry_could_not_find_is_reported(tree, monkeypatch):

@@ -385,7 +385,7 @@ def test_a_test_that_no_mistake_fails_fails_the_whole(course):
     code, _, printed = course(TOO_SMALL)
 
     assert code == 1
-    assert "no mistake of the bank fails test_x_is_not_too_large" in printed
+    assert "no mistake in the bank makes test_x_is_not_too_large fail" in printed
 
 
 @pytest.mark.medium

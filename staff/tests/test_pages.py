@@ -135,7 +135,10 @@ def test_a_region_that_waits_says_for_which_and_what_was_seen():
 
     page = text_of(pages.student_page(row(a_test("p.3", "skipped", message)), COURSE))
 
-    assert "waits for p.1" in page and "Seen so far, before p.1 passes: split_size is the number of examples" in page
+    assert (
+        "waits for p.1" in page
+        and "Observed so far, while p.1 does not pass: split_size is the number of examples" in page
+    )
 
 
 def test_regions_that_nobody_has_begun_take_one_line():

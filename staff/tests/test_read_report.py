@@ -69,6 +69,13 @@ def test_what_to_look_at_by_hand_is_for_staff_and_never_on_the_students_page(tmp
     told = reported(tmp_path, flags=[{"file": "common/schedule.py", "line": 3, "what": "calls os._exit"}])
     row = as_row(told)
 
-    assert "os._exit" not in pages.student_page(row, COURSE) and "by hand" not in pages.student_page(row, COURSE)
+    assert "os._exit" not in pages.student_page(row, COURSE) and "review" not in pages.student_page(row, COURSE)
     assert "common/schedule.py:3" in pages.class_page([row], COURSE, "")
+    assert "Needs manual review" in pages.class_page([row], COURSE, "")
     assert gradebook.look_at(row) == "common/schedule.py:3"
+
+
+def test_a_flag_that_belongs_to_no_line_is_shown_without_one():
+    assert gradebook.place_of({"file": "a.py", "line": 3, "what": ""}) == "a.py:3"
+    assert gradebook.place_of({"file": "a.py", "line": 0, "what": ""}) == "a.py"
+    assert gradebook.place_of({"file": "", "line": 0, "what": ""}) == "while running"

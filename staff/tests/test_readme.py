@@ -26,6 +26,16 @@ def test_the_table_of_regions_is_that_of_the_course():
     assert sums == [str(COURSE.total), str(bonus)]
 
 
+def test_make_demo_runs_the_same_command_in_the_handout():
+    """The README describes one demo to both, so both Makefiles must run it."""
+    recipes = [
+        re.search(r"^demo: setup\n\t(.*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+        for path in ("Makefile", "staff/handout/files/Makefile")
+    ]
+
+    assert all(recipes) and len({recipe[1] for recipe in recipes}) == 1
+
+
 def test_the_points_of_the_parts_add_up():
     points = [cells[-1] for cells in rows("The parts, in order")]
 

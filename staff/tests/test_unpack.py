@@ -35,14 +35,14 @@ def test_plain_files_come_out_and_hidden_ones_do_not(tmp_path):
     notes = unpack(path, tmp_path / "out")
 
     assert [file.name for file in (tmp_path / "out").rglob("*") if file.is_file()] == ["run.py"]
-    assert notes == ["1 left out (hidden files and caches): a/.git/config"]
+    assert notes == ["1 file ignored (hidden files and caches): a/.git/config"]
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/tmp/x", "..\\x", "C:\\x"])
 def test_a_name_that_leads_elsewhere_is_refused_and_nothing_stays(tmp_path, name):
     path = packed(tmp_path, lambda zip: (zip.writestr("good.py", "x"), zip.writestr(name, "x")))
 
-    with pytest.raises(InputError, match="expected names inside the hand-in"):
+    with pytest.raises(InputError, match="expected relative paths that stay inside the submission"):
         unpack(path, tmp_path / "out")
 
     assert list((tmp_path / "out").iterdir()) == []
@@ -54,7 +54,7 @@ def test_links_and_devices_are_left_out(tmp_path, kind):
     notes = unpack(packed(tmp_path, special("task1/x", kind | 0o644, "/etc/passwd")), tmp_path / "out")
 
     assert not [path for path in (tmp_path / "out").rglob("*") if not path.is_dir()]
-    assert notes == ["1 left out (links and devices): task1/x"]
+    assert notes == ["1 file ignored (links and devices): task1/x"]
 
 
 def test_bytes_are_counted_as_they_come_out(tmp_path):
@@ -131,7 +131,7 @@ def test_a_folder_gives_its_files_and_none_of_its_links(tmp_path):
     notes = unpack(hand_in, tmp_path / "out")
 
     assert [str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*")] == ["task1", "task1/a.py"]
-    assert notes == ["3 left out (links and devices): outside, pipe, task1/link"]
+    assert notes == ["3 files ignored (links and devices): outside, pipe, task1/link"]
 
 
 def test_a_folder_that_holds_files_is_not_unpacked_into(tmp_path):
@@ -155,7 +155,9 @@ def test_a_hard_link_to_a_file_outside_is_left_out_and_one_inside_is_copied(tmp_
 
     assert sorted(os.listdir(tmp_path / "out")) == ["again.py", "mine.py"]
     assert [path.stat().st_nlink for path in (tmp_path / "out").iterdir()] == [1, 1]
-    assert "1 left out (hard links to files outside of the hand-in; copy it with cp -r first): theirs.py" in notes
+    assert (
+        "1 file ignored (hard links to files outside of the submission; copy it with cp -r first): theirs.py" in notes
+    )
 
 
 def test_a_name_that_no_file_system_takes_is_refused_without_a_path_of_ours(tmp_path):

@@ -54,7 +54,10 @@ def own_folder(tmp_path, monkeypatch):
         (["--precision", "fp16", "--no_cuda"], "--precision fp16 needs a GPU"),
         (["--strategy", "dp", "--no_cuda"], "--strategy dp .* use ddp"),
         (["--strategy", "pipeline", "--model", "t5-tiny"], "--strategy pipeline cuts GPT-2"),
-        (["--strategy", "tensor", "--precision", "bf16"], "--strategy tensor computes in fp32, got bf16"),
+        (
+            ["--strategy", "tensor", "--precision", "bf16"],
+            "--strategy tensor supports only fp32, got bf16; use --precision fp32",
+        ),
         (["--strategy", "own_grid", "--workers", "3"], "--grid: expected a grid for 3 workers"),
         (["--strategy", "own_grid", "--workers", "4", "--grid", "data=3"], "--grid: data=3 needs 3 workers, got 4"),
         (["--framework", "ddp", "--zero_stage", "2"], "go with --framework deepspeed"),

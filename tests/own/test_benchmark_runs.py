@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_is_one_clear_line(tmp_path):
     done = benchmark(*flags, "--max_steps", "4", "--resume")
 
     assert done.returncode != 0
-    assert "state.pt is damaged or missing; delete this folder" in done.stderr
+    assert "state.pt is corrupt or missing; delete this folder" in done.stderr
     assert "Traceback" not in done.stderr
 
 

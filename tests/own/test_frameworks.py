@@ -76,7 +76,7 @@ def test_every_run_has_the_same_examples_in_a_step():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--workers", "1,3"], "--examples_per_step: expected a multiple of 3, .* got 16, take for example 15"),
+        (["--workers", "1,3"], "--examples_per_step: expected a multiple of 3, .* got 16; use 15, for example"),
         (["--examples_per_step", "0", "--workers", "2"], "--examples_per_step: expected a multiple of 2"),
         (["--steps", "0"], "--steps: expected 1 or more, got 0"),
         (["--strategies", "zero7"], "--strategies: expected names among single"),

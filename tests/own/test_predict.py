@@ -207,7 +207,7 @@ def test_a_calibration_is_read_as_it_was_written(file, calibration):
     ("words", "message"),
     [
         (["--links", "-1gbit"], "--rate: expected a number with kbit"),
-        (["--workers", "0,2"], "--workers: expected numbers from 1 on"),
+        (["--workers", "0,2"], "--workers: expected positive whole numbers"),
         (["--models", "bert"], "--models: expected gpt2"),
         (["--strategies", "ddp,zero9"], "--strategies: expected single, .*; got zero9"),
         (["--seconds", "0"], "--seconds: expected more than 0, got 0"),
