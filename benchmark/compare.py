@@ -9,7 +9,8 @@ All start from the same weights and see the same examples, so losses and paramet
 "again" is a second engine of the strategy that all are compared with, and "metered" a third with the phase timers on:
 their ratios, which should be 1, are the error of the table and the cost of measuring.
 
---only NAME,NAME limits the strategies; --base NAME sets the one to compare with. Other flags are those of benchmark.run.
+--only NAME,NAME limits the strategies; --base NAME sets the one to compare with. Other flags are those of
+benchmark.run.
 """
 
 import json

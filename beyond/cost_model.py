@@ -2,10 +2,10 @@
 
     python beyond/cost_model.py --bytes 90e6 --workers 4 --rate 1gbit --latency 50us --backward 0.3 --buckets 8
 
-A message of S bytes takes `latency + S / bandwidth` seconds: the latency is what even an empty message costs, and the
-bandwidth is the bytes that a link carries per second, in both directions at the same time. A ring of N workers sends
-2(N-1) messages one after another, each with an N-th of the bytes. If rank 0 gathers and scatters instead, its own link
-carries all messages.
+A message of S bytes takes `latency + S / bandwidth` seconds. The latency is what even an empty message costs. The
+bandwidth is the number of bytes that a link carries per second, in both directions at the same time. A ring of N
+workers sends 2(N-1) messages one after another, each with 1/N of the bytes. If rank 0 gathers and scatters instead,
+its own link carries all messages.
 
 With overlap, two things happen at once. Three buckets, of which the second one has to wait for the first:
 
@@ -42,7 +42,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class TimedBucket:
     """Gradients that travel together. Both in seconds.
 
     ready: when its last gradient is complete, from the beginning of backward. communication: how long its all_reduce
@@ -87,7 +87,7 @@ def gather_scatter_seconds(size: float, workers: int, link: Link) -> float:
     # END SOLUTION b.15
 
 
-def step_time(forward: float, backward: float, optimizer: float, buckets: Sequence[Bucket]) -> StepTime:
+def step_time(forward: float, backward: float, optimizer: float, buckets: Sequence[TimedBucket]) -> StepTime:
     """Return the time of a step in which the buckets travel during backward.
 
     buckets: in the order in which they are sent; perhaps none. Without overlap, every bucket is ready when backward
@@ -110,10 +110,10 @@ def step_time(forward: float, backward: float, optimizer: float, buckets: Sequen
     # END SOLUTION b.16
 
 
-def equal_buckets(count: int, backward: float, size: float, workers: int, link: Link) -> list[Bucket]:
+def equal_buckets(count: int, backward: float, size: float, workers: int, link: Link) -> list[TimedBucket]:
     """Return `count` buckets of equal size that become ready at equal intervals; the last one when backward ends."""
     seconds = ring_all_reduce_seconds(size / count, workers, link)
-    return [Bucket(backward * (number + 1) / count, seconds) for number in range(count)]
+    return [TimedBucket(backward * (number + 1) / count, seconds) for number in range(count)]
 
 
 def table(size: float, workers: int, link: Link, backward: float, forward: float, counts: Sequence[int]) -> str:
@@ -123,7 +123,7 @@ def table(size: float, workers: int, link: Link, backward: float, forward: float
         "all_reduce after backward": ring_all_reduce_seconds(size, workers, link),
     }
     lines = [f"{'':<28}{'step':>10}{'exposed':>10}{'hidden':>10}   seconds"]
-    rows = {name: [Bucket(backward, seconds)] for name, seconds in apart.items()}
+    rows = {name: [TimedBucket(backward, seconds)] for name, seconds in apart.items()}
     rows |= {
         f"{count} buckets during backward": equal_buckets(count, backward, size, workers, link) for count in counts
     }

@@ -35,7 +35,7 @@ TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
-class Row:
+class Peak:
     """The most that a stage kept for backward, in bytes."""
 
     schedule: str
@@ -124,11 +124,11 @@ def work(rank: int, stages: int, counts: list[int], store: str, results: Any) ->
     for schedule in SCHEDULES:
         for count in counts:
             measured, alive = peak(schedule, count)
-            results.put(Row(schedule, count, rank, alive, alive * one, measured))
+            results.put(Peak(schedule, count, rank, alive, alive * one, measured))
     dist.destroy_process_group()
 
 
-def measure(stages: int, counts: list[int]) -> list[Row]:
+def measure(stages: int, counts: list[int]) -> list[Peak]:
     """Run all stages; rows in the order of schedule, micro-batches and stage."""
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()
@@ -143,7 +143,7 @@ def measure(stages: int, counts: list[int]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.schedule, row.micro_batches, row.stage))
 
 
-def draw(path: Path, rows: list[Row]) -> None:
+def draw(path: Path, rows: list[Peak]) -> None:
     """Peak of each stage with the largest number of micro-batches, GPipe beside 1F1B."""
     count = max(row.micro_batches for row in rows)
     with figure(path) as axes:

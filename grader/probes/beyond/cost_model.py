@@ -24,7 +24,7 @@ def steps(context: Context) -> list[dict[str, Any]]:
     model = context.load(context.arguments["file"])
     found: list[dict[str, Any]] = []
     for forward, backward, optimizer, pairs in context.arguments["cases"]:
-        buckets = [model.Bucket(ready, communication) for ready, communication in pairs]
+        buckets = [model.TimedBucket(ready, communication) for ready, communication in pairs]
         given = list(buckets)
         step = model.step_time(forward, backward, optimizer, buckets)
         if all(hasattr(step, name) for name in PARTS):

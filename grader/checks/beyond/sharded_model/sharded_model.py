@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from grader.checks import diagnosis, reference
-from grader.checks.beyond.sharded_model.sharded_model_reference import Reference, Step
+from grader.checks.beyond.sharded_model.sharded_model_reference import Reference, TrainedStep
 from grader.checks.beyond.sharded_model.sharded_model_settings import BEGIN, ModelSetting
 from grader.grading import Grade
 from grader.ranks.outcome import Result
@@ -138,7 +138,7 @@ class ModelRun:
                 for block in range(self.setting.depth + 1):
                     self._check_gradient(s, step, rank, block, steps[s]["gradients"][block])
 
-    def _check_gradient(self, s: int, step: Step, rank: int, block: int, got: Any) -> None:
+    def _check_gradient(self, s: int, step: TrainedStep, rank: int, block: int, got: Any) -> None:
         right = self.right.flat(step.gradients, block)[rank]
         slack = HALF_SLACK if self.right.half(block) else SLACK
         total = reference.norm({str(k): gradient for k, gradient in enumerate(step.gradients)})
@@ -151,7 +151,7 @@ class ModelRun:
         cause = diagnosis.forgotten_waits(self.result) or self._cause(s, step, rank, block, got)
         self.fail(cause, f"{where} is wrong: {diagnosis.parameter_words('the shard', got, right)}")
 
-    def _cause(self, s: int, step: Step, rank: int, block: int, got: Any) -> str:
+    def _cause(self, s: int, step: TrainedStep, rank: int, block: int, got: Any) -> str:
         """A known mistake that leaves this gradient."""
         flat, n = self.right.flat, self.n
         right = flat(step.gradients, block)[rank]

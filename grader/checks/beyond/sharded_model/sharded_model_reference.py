@@ -32,7 +32,7 @@ class Drawn:
 
 
 @dataclass
-class Step:
+class TrainedStep:
     """One step of all ranks: losses [rank][micro-batch], own gradients [rank][micro-batch][parameter].
 
     before, after: the values of every parameter. gradients: the sum of the micro-batches' means. evaluation: [rank]
@@ -59,7 +59,7 @@ class Reference:
             value = np.asarray(shared.uniform(0.5, 1.5, size=size), np.float32)
             self.values.append(np.asarray(rounded(value, setting.dtype(k)), np.float32))
         self.drawn = [self._draw(rank) for rank in range(world_size)]
-        self.steps: list[Step] = []  # none of a setting that measures: it is large, and looked at for its memory
+        self.steps: list[TrainedStep] = []  # none of a setting that measures: it is large, and looked at for its memory
         if setting.measures:
             return
         full = [np.broadcast_to(value, shape) for value, shape in zip(self.values, setting.shapes, strict=True)]
@@ -144,7 +144,7 @@ class Reference:
                 values = self._moved(values, step)
             after = [rounded(value, self.setting.dtype(k)) for k, value in enumerate(values)]
             evaluation = [self._loss(rank, after, f"{step} evaluation", step, None) for rank in range(self.n)]
-            self.steps.append(Step(before, losses, own, gradients, values, evaluation))
+            self.steps.append(TrainedStep(before, losses, own, gradients, values, evaluation))
 
     def _loss(self, rank: int, whole: Arrays, name: str, step: int, micro: int | None) -> float:
         drawn = self.drawn[rank]
