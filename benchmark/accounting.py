@@ -28,8 +28,8 @@ from benchmark.measure.payload import Payload
 from benchmark.run import prepare, without
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
+from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import STARTER_REPORTS, join, reports, start_workers
-from benchmark.workload import Workload, load_workload
 from cluster.launch import free_port
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT, atomic_write

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes, Profile, SmallCosts, TransferTimes
-from benchmark.cost.plan import Plan, Turn
+from benchmark.cost.measuring.plan import Plan, Turn
 from benchmark.names import MODELS, STRATEGIES
 from benchmark.workers import start_workers
 from cluster.emulate import bits_per_second, why_not
@@ -35,7 +35,7 @@ from common.paths import ROOT
 
 SIZES = (4, 2**12, 2**16, 2**18, 2**20, 2**22, 2**24)  # bytes
 SLOW, SLOW_SIZE = 300e6, 2**20  # below this rate, pieces of more than this many bytes take too long
-MODULE = "benchmark.cost.rank"
+MODULE = "benchmark.cost.measuring.rank"
 KINDS = {"transfers": TransferTimes, "profiles": Profile, "small": SmallCosts, "engines": EngineTimes}
 
 

@@ -28,15 +28,15 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmark.arguments import parse
-from benchmark.loop import rate_at
 from benchmark.measure.environment import environment
 from benchmark.measure.intervals import interval, ratio
 from benchmark.measure.meter import Meter
 from benchmark.run import prepare, without
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
+from benchmark.training.loop import rate_at
+from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import join, reports, start_workers
-from benchmark.workload import Workload, load_workload
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 from common.workers.process_group import Worker, process_group

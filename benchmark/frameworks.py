@@ -151,7 +151,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str
 def validation_flags(model: str, examples: int, workers: int, more: list[str]) -> list[str]:
     """Validation on the same examples for any number of workers: its batches are as large as those of training."""
     from benchmark.arguments import parse as parse_run  # here: it loads torch, and the flags are checked before
-    from benchmark.workload import load_workload
+    from benchmark.training.workload import load_workload
 
     settings, _ = parse_run(["--model", model, "--strategy", "single", *more])
     there = len(load_workload(settings).validation) // examples  # type: ignore[arg-type]

@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also starts a
 
 from benchmark.arguments import parse
 from benchmark.engines.engine import Engine
-from benchmark.log import Log
-from benchmark.loop import train
 from benchmark.measure.result import assemble, table
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
-from benchmark.translation import bleu
+from benchmark.training.log import Log
+from benchmark.training.loop import train
+from benchmark.training.translation import bleu
+from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import join, reports, start_workers
-from benchmark.workload import Workload, load_workload
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 from common.workers.process_group import process_group

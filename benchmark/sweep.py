@@ -133,7 +133,7 @@ def model_shapes(name: str) -> "list[Size]":
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     from benchmark.arguments import parse as parse_run
-    from benchmark.workload import load_workload
+    from benchmark.training.workload import load_workload
 
     settings, _ = parse_run(["--model", name, "--strategy", "single"])
     workload = load_workload(settings)

@@ -28,7 +28,7 @@ from benchmark.calibrate import parse as parse_calibration
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes
 from benchmark.cost.cell import Cell
-from benchmark.cost.plan import Plan, Turn
+from benchmark.cost.measuring.plan import Plan, Turn
 from benchmark.cost.prediction import Prediction, Surroundings, predict
 from benchmark.measure.environment import environment
 from common.errors import InputError, exit_on_input_error

@@ -7,9 +7,10 @@ its size (Python, the start of operators) and a part in proportion to its multip
 import math
 from dataclasses import dataclass, replace
 
-from benchmark.cost.architecture import Architecture, describe
+from benchmark.cost.architecture import Architecture
 from benchmark.cost.calibration import Calibration, Profile, SmallCosts
 from benchmark.cost.collective_times import interpolate
+from benchmark.cost.describe_model import describe
 from common.errors import InputError
 
 

@@ -6,16 +6,14 @@ the first gradient, that of the logits. Gradients of parameters are not, unless 
 
 from dataclasses import dataclass
 
-from benchmark.cost.architecture import BYTES, Architecture, Weight
+from benchmark.cost.architecture import BYTES, Architecture
 from benchmark.cost.cell import Cell
-from benchmark.cost.pipelined import micro_batches, on_stage, one_forward_one_backward
+from benchmark.cost.programs.stages import elements_of_rank, micro_batches, on_stage, one_forward_one_backward
 from common.errors import InputError
 
 STATES = 4  # parameter, gradient and Adam's two numbers, of 4 bytes each
 LOGITS = 2  # beside what forward keeps: their gradient, and a copy of it while it is computed
 IN_BUCKETS = ("ddp", "own_overlap")  # their gradients stay when a step ends
-SLICED = ("attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_fc.bias",
-          "mlp.c_proj.weight")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,11 +57,6 @@ def kept(cell: Cell, architecture: Architecture) -> float:
     found = known(cell.strategy, [Size(weight.shape) for weight in architecture.weights], cell.workers)
     assert found is not None, cell.strategy
     return found
-
-
-def elements_of_rank(weight: Weight, slices: int) -> float:
-    """Return the elements of a parameter on one rank of a tensor axis."""
-    return weight.elements / (slices if weight.name.endswith(SLICED) else 1)
 
 
 def _gradients(cell: Cell, architecture: Architecture) -> float:

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from benchmark.cost.architecture import describe
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import Links, moved
 from benchmark.cost.compute_times import ComputeTimes, Cores
+from benchmark.cost.describe_model import describe
 from benchmark.cost.memory import Memory, check_fit, memory
-from benchmark.cost.program import Compute, Kind, Start
+from benchmark.cost.programs.program import Compute, Kind, Start
 from benchmark.cost.resources import Machine
 from benchmark.cost.simulate import Simulated, simulate
 from benchmark.cost.strategies import programs

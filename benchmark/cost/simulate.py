@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from benchmark.cost.program import Compute, Kind, Start
+from benchmark.cost.programs.program import Compute, Kind, Start
 from benchmark.cost.resources import Machine, Network, fair_level
 
 NO_TIME = 1e-12  # seconds; rounding errors are smaller, and nothing that is simulated is as short

@@ -5,11 +5,11 @@ Adding one: a function that writes its program, and a line in SYMMETRIC; or, if 
 
 from collections.abc import Callable
 
-from benchmark.cost import pipelined, replicated, sharded
 from benchmark.cost.cell import Cell
 from benchmark.cost.compute_times import ComputeTimes
-from benchmark.cost.program import Instruction, Kind
-from benchmark.cost.writer import Writer
+from benchmark.cost.programs import pipelined, replicated, sharded
+from benchmark.cost.programs.program import Instruction, Kind
+from benchmark.cost.programs.writer import Writer
 from benchmark.names import STRATEGIES
 from common.errors import InputError
 

@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from benchmark.engines.engine import BETAS, Engine
 from benchmark.engines.gathered import of_all_workers
 from benchmark.settings import Settings
-from benchmark.workload import summary, validation_sums
+from benchmark.training.workload import summary, validation_sums
 from beyond.on_grid import OnGrid
 from beyond.tensor_parallel import ColumnParallel, RowParallel, attention_columns, own_part
 from common.arguments import parse_grid

@@ -233,7 +233,7 @@ def test_the_handouts_workflow_is_plain_and_runs_the_graders():
 def test_the_handouts_workflow_shows_the_table_of_points_and_no_message_above_it():
     """Its sed finds the first line of the table that the graders print."""
     text = (ROOT / "staff/handout/files/grade.yml").read_text()
-    script = re.search(r"sed -n '(.*?)' points.txt", text)[1]
+    (script,) = re.findall(r"sed -n '(.*?)' points.txt", text)
     entry = Entry("test_a", "2b", "2b.1", "wrong", 0, 4, "")
     table = render([entry], COURSE)
     printed = ["..F", "task 2b takes 3/4 of the points, it says", "  2b.1: wrong", "", *table, "next: 2b.1"]

@@ -12,7 +12,6 @@ from torch import nn
 
 from benchmark.arguments import parse
 from benchmark.engines.deepspeed_config import CONFIGS, deepspeed_config
-from benchmark.loop import Plan, rate_at
 from benchmark.measure.intervals import ratio
 from benchmark.measure.memory import counted, known, textbook
 from benchmark.measure.meter import Meter
@@ -24,8 +23,9 @@ from benchmark.run import without
 from benchmark.strategies import STRATEGIES
 from benchmark.sweep import SweepRun, plan, steps_for
 from benchmark.tables import read_runs, write_tables
-from benchmark.translation import load_pairs, read_pairs, sample_pairs
-from benchmark.workload import load_workload
+from benchmark.training.loop import Plan, rate_at
+from benchmark.training.translation import load_pairs, read_pairs, sample_pairs
+from benchmark.training.workload import load_workload
 from common.errors import InputError
 from common.models.load import load_tokenizer
 from common.workers.process_group import Worker

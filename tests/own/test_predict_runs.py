@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from benchmark.cost.architecture import describe
 from benchmark.cost.calibration import load
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import moved
+from benchmark.cost.describe_model import describe
 from benchmark.cost.prediction import Surroundings, predict
-from benchmark.cost.replicated import ddp_buckets
+from benchmark.cost.programs.replicated import ddp_buckets
 from cluster.emulate import why_not
 from tests.own.processes import run
 

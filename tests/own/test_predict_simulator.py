@@ -3,8 +3,8 @@
 import pytest
 
 from benchmark.cost.literal_cases import cases
-from benchmark.cost.pipelined import one_forward_one_backward
-from benchmark.cost.program import Compute, Kind, Start, Wait
+from benchmark.cost.programs.program import Compute, Kind, Start, Wait
+from benchmark.cost.programs.stages import one_forward_one_backward
 from benchmark.cost.resources import Machine, Transfer, fair_level
 from benchmark.cost.simulate import simulate
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from benchmark.compare import ComparedStrategy
 from benchmark.settings import Settings
-from benchmark.workload import Workload
+from benchmark.training.workload import Workload
 from common.workers.process_group import Worker
 
 NOTHING = "nothing"  # a turn that only has the barriers of all others

@@ -1,6 +1,6 @@
 """One worker of benchmark.calibrate: measures what the plan says. Started on this machine, or on emulated nodes.
 
-python -m benchmark.cost.rank PLAN.json RESULT.json --world_size 2 --local_rank 0 ...
+python -m benchmark.cost.measuring.rank PLAN.json RESULT.json --world_size 2 --local_rank 0 ...
 """
 
 import gc
@@ -16,13 +16,14 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.arguments import parse
-from benchmark.cost import measure_compute, measure_engines, measure_transfers
 from benchmark.cost.calibration import EngineTimes
-from benchmark.cost.plan import Plan, read_plan
+from benchmark.cost.measuring import compute, transfers
+from benchmark.cost.measuring import engines as measure_engines
+from benchmark.cost.measuring.plan import Plan, read_plan
 from benchmark.settings import Settings
 from benchmark.strategies import why_not
+from benchmark.training.workload import load_workload
 from benchmark.workers import join
-from benchmark.workload import load_workload
 from common.errors import exit_on_input_error
 from common.paths import atomic_write
 from common.workers.process_group import Worker, process_group
@@ -50,17 +51,17 @@ def measure(
     """Measure with `count` workers; adds to `found`."""
     share = plan.seconds / len(plan.workers)
     if plan.sizes and count > 1:
-        tables = measure_transfers.measure(plan.link, plan.sizes, share, group, count, worker.rank)
+        tables = transfers.measure(plan.link, plan.sizes, share, group, count, worker.rank)
         found["transfers"] += [asdict(table) for table in tables]
     if plan.models:
-        found["small"].append(asdict(measure_compute.small_costs(settings, count, group)))
+        found["small"].append(asdict(compute.small_costs(settings, count, group)))
     for model in plan.models:
         workload = load_workload(replace(settings, model=model))
         for batch in plan.batches:
             worker.pulse.beat()
             here = replace(settings, model=model, batch_size=batch)
             part = share / (len(plan.models) * len(plan.batches))
-            found["profiles"].append(asdict(measure_compute.profile(here, worker, workload, count, part, group)))
+            found["profiles"].append(asdict(compute.profile(here, worker, workload, count, part, group)))
 
 
 def engines(plan: Plan, settings: Settings, worker: Worker) -> list[EngineTimes]:

@@ -4,7 +4,7 @@ from benchmark.cost.architecture import Architecture
 from benchmark.cost.calibration import Profile
 from benchmark.cost.cell import Cell
 from benchmark.cost.compute_times import ComputeTimes
-from benchmark.cost.program import Compute, Instruction, Start, Wait
+from benchmark.cost.programs.program import Compute, Instruction, Start, Wait
 from common.timeline.boxes import Phase
 
 

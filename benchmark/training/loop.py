@@ -7,15 +7,15 @@ from typing import Any
 import torch.distributed as dist
 from tqdm.auto import tqdm
 
-from benchmark import checkpoint
 from benchmark.engines.engine import Engine
-from benchmark.log import Log
 from benchmark.measure.memory import counted, live_bytes
 from benchmark.measure.meter import Meter, Window
 from benchmark.measure.payload import Payload
 from benchmark.measure.profile import Tracer, mark
 from benchmark.settings import Settings
-from benchmark.workload import Workload
+from benchmark.training import checkpoint
+from benchmark.training.log import Log
+from benchmark.training.workload import Workload
 from common.workers.process_group import Worker
 
 TRACED = 2  # steps

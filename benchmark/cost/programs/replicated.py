@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from benchmark.cost.architecture import Weight
-from benchmark.cost.program import Instruction
-from benchmark.cost.writer import Writer
+from benchmark.cost.programs.program import Instruction
+from benchmark.cost.programs.writer import Writer
 
 DDP_FIRST, DDP_BUCKET = 2**20, 25 * 2**20  # bytes; torch.nn.parallel.DistributedDataParallel's defaults
 

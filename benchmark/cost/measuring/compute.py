@@ -17,7 +17,7 @@ from benchmark.engines.fsdp import blocks
 from benchmark.engines.single import Single
 from benchmark.measure.profile import own_rss
 from benchmark.settings import Settings
-from benchmark.workload import Workload
+from benchmark.training.workload import Workload
 from cluster.guard import threads_per_command
 from common.workers.process_group import Worker
 

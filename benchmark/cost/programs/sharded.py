@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 
 from benchmark.cost.architecture import BYTES, Weight
-from benchmark.cost.program import Instruction
-from benchmark.cost.writer import Writer
+from benchmark.cost.programs.program import Instruction
+from benchmark.cost.programs.writer import Writer
 
 DEEPSPEED_BUCKET = 6_553_600  # elements; reduce_bucket_size of configs/zero*.json
 PREFETCHED = 50_000_000  # elements; stage3_prefetch_bucket_size, DeepSpeed's default

@@ -103,7 +103,7 @@ class Workload:
 
 def load_workload(settings: Settings) -> Workload:
     """Data and configuration for --model; raises InputError if there is no such model or no usable data."""
-    from benchmark.translation import load_pairs
+    from benchmark.training.translation import load_pairs
 
     name = settings.model
     kind, folder, config = model_config(name)

@@ -1,59 +1,19 @@
 """Strategies that cut the model: into stages, through which micro-batches travel, and each matrix into slices."""
 
-from benchmark.cost.architecture import BYTES, Architecture, Weight
+from benchmark.cost.architecture import BYTES
 from benchmark.cost.cell import Cell
 from benchmark.cost.compute_times import ComputeTimes
-from benchmark.cost.program import Compute, Instruction, Kind, Start, Wait
-from benchmark.cost.writer import Writer
+from benchmark.cost.programs.program import Compute, Instruction, Kind, Start, Wait
+from benchmark.cost.programs.stages import elements_of_rank, micro_batches, on_stage, one_forward_one_backward, stage_of
+from benchmark.cost.programs.writer import Writer
 from common.errors import InputError
 from common.timeline.boxes import Phase
 
 TOKEN = 8  # bytes
 PICKLED = (8, 21)  # all_gather_object of one number: its length, then its bytes
-CHUNKS_A_STAGE = 4
 # all_reduces of an activation, forward and backward, for a block that is cut into slices
 SUMS: dict[str, tuple[int, int]] = {"tensor": (2, 4)}  # torch cuts q, k and v apart: each gives a gradient to sum
 OUR_SUMS = (2, 2)
-
-
-def stage_of(block: int, stages: int, blocks: int) -> int:
-    """Return the stage that has a block."""
-    return block * stages // blocks
-
-
-def on_stage(cell: Cell, model: Architecture, stage: int) -> list[Weight]:
-    """Return the parameters of a stage, before they are sliced; the first and the last have the embedding matrix."""
-    last = cell.stages - 1
-    found = []
-    for weight in model.weights:
-        if weight.block is not None:
-            there = {stage_of(weight.block, cell.stages, model.n_blocks)}
-        elif "wte" in weight.name:
-            there = {0, last}
-        else:
-            there = {0} if "wpe" in weight.name else {last}
-        if stage in there:
-            found.append(weight)
-    return found
-
-
-def micro_batches(cell: Cell) -> int:
-    """Return into how many micro-batches a replica's examples are cut: as many as divide them, up to four a stage."""
-    if cell.stages == 1:
-        return 1
-    total = cell.batch * cell.stages * cell.tensor
-    return max(count for count in range(1, min(total, CHUNKS_A_STAGE * cell.stages) + 1) if total % count == 0)
-
-
-def one_forward_one_backward(stage: int, stages: int, count: int) -> list[tuple[str, int]]:
-    """Return what a stage does, in order, as ("forward" or "backward", micro-batch): the schedule 1F1B."""
-    ahead = min(stages - stage, count)
-    order = [("forward", i) for i in range(ahead)]
-    for i in range(count):
-        order.append(("backward", i))
-        if ahead + i < count:
-            order.append(("forward", ahead + i))
-    return order
 
 
 def on_grid(cell: Cell, times: ComputeTimes) -> list[Kind]:
@@ -104,8 +64,6 @@ class Stage:
             shared = max(weight.bytes for weight in writer.model.of_block(None))
             self.together("shared", "exchange", shared, 2, (0, self.last))
             writer.copy("communication", shared)
-        from benchmark.cost.memory import elements_of_rank
-
         mine = on_stage(cell, writer.model, self.stage)
         elements = sum(elements_of_rank(weight, cell.tensor) for weight in mine)
         if cell.strategy == "pipeline":
