@@ -176,17 +176,27 @@ def test_the_zip_begins_with_the_readme_and_holds_the_folder(tree, tmp_path):
 
 
 LEAKS = [
-    ("task1_single/README.md", "Think.", "Write `loss.backward()`.", "README.md:4: a line of solution 1.1"),
-    ("common/lesson.py", "def mean", "# loss . backward( )\ndef mean", "lesson.py:4: a line of solution 1.1"),
+    ("task1_single/README.md", "Think.", "Write `loss.backward()`.", "README.md:4: a line of the solution of 1.1"),
+    ("common/lesson.py", "def mean", "# loss . backward( )\ndef mean", "lesson.py:4: a line of the solution of 1.1"),
     ("task1_single/run.py", "return model", "return model  # running_total", "run.py:9: the name running_total"),
     ("course.toml", '["a", "b", "c"]', '["a", "b", "use running_total"]', "the name running_total"),
     ("README.md", "course", "course\n# begin  solution", "README.md:2: a solution marker remains"),
     ("task1_single/README.md", "1. Read.\n2. ", "", "a section that names 1.1 and has numbered steps"),
     ("task1_single/README.md", "and 1.2", "and 1.25", "a section that names 1.2 and has numbered steps"),
     ("task1_single/run.py", "def train(model, loss):", "def train(model, loss:", "task1_single/run.py:"),
-    ("common/lesson.py", "1.2", "1.1", "common/lesson.py: expected region 1.2 here"),
-    ("course.toml", '"common/*.py", ', '"common/*.py", "staff/*.py", ', "staff/secret.py: ships"),
-    ("course.toml", '"common/*.py", ', '"common/*.py", "benchmark/*.py", ', "benchmark/run.py: ships"),
+    ("common/lesson.py", "1.2", "1.1", "common/lesson.py: course.toml places region 1.2 here"),
+    (
+        "course.toml",
+        '"common/*.py", ',
+        '"common/*.py", "staff/*.py", ',
+        "staff/secret.py: must not ship (it matches staff/*)",
+    ),
+    (
+        "course.toml",
+        '"common/*.py", ',
+        '"common/*.py", "benchmark/*.py", ',
+        "benchmark/run.py: must not ship (it matches benchmark/",
+    ),
     ("course.toml", "total = 10", f"{STAFF_ONLY}\ntotal = 10", "lacks the hints of region 1.1"),
     ("task1_single/run.py", "return model", "return (  # TODO(cos598d) 1.2\n    model)", "run.py:12: "),
 ]
@@ -244,7 +254,7 @@ def test_the_same_id_in_a_later_script_is_stripped_and_guarded_too(tree):
     handout = assemble(tree)
 
     assert b"backward" not in handout.files["task1_single/later.py"]
-    assert any("README.md:1: a line of solution 1.1" in problem for problem in handout.problems)
+    assert any("README.md:1: a line of the solution of 1.1" in problem for problem in handout.problems)
 
 
 def test_a_handout_with_problems_is_not_written(tree, tmp_path):
