@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmark.cost.program import Compute, Instruction, Kind, Start, Wait
+from benchmark.cost.programs.program import Compute, Instruction, Kind, Start, Wait
 from benchmark.cost.resources import Machine, Transfer
 from benchmark.cost.simulate import simulate
 from common.errors import exit_on_input_error
