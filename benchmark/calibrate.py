@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes, Profile, SmallCosts, TransferTimes
-from benchmark.cost.measuring.plan import Plan, Turn
+from benchmark.cost.measuring.plan import CalibrationPlan, Turn
 from benchmark.names import MODELS, STRATEGIES
 from benchmark.workers import start_workers
 from cluster.emulate import bits_per_second, why_not
@@ -45,7 +45,7 @@ def sizes_for(link: str) -> list[int]:
     return [size for size in SIZES if size <= most]
 
 
-def execute(plan: Plan, workers: int, flags: list[str]) -> dict[str, list[dict[str, Any]]]:
+def execute(plan: CalibrationPlan, workers: int, flags: list[str]) -> dict[str, list[dict[str, Any]]]:
     """Run a plan on `workers` workers, here or on emulated nodes; return what they found."""
     with tempfile.TemporaryDirectory() as folder:
         task, result = Path(folder) / "plan.json", Path(folder) / "result.json"
@@ -151,14 +151,14 @@ def calibrated(calibration: Calibration, wanted: argparse.Namespace) -> Iterator
     """Measure what is wanted, piece by piece; yield the calibration after each."""
     flags = ["--length", str(wanted.length)]
     for link in wanted.links:
-        plan = Plan(link, wanted.workers, sizes_for(link), seconds=wanted.seconds)
+        plan = CalibrationPlan(link, wanted.workers, sizes_for(link), seconds=wanted.seconds)
         if link == LOOPBACK:
             plan = replace(plan, models=wanted.models, batches=wanted.batches)
         calibration = merge(calibration, execute(plan, max(wanted.workers), flags))
         yield calibration
     for count in wanted.workers if LOOPBACK in wanted.links and wanted.strategies else []:
         turns = [Turn(model, wanted.engine_batch, wanted.strategies) for model in wanted.models]
-        plan = Plan(turns=turns, seconds=wanted.seconds / len(turns))
+        plan = CalibrationPlan(turns=turns, seconds=wanted.seconds / len(turns))
         calibration = merge(calibration, execute(plan, count, flags))
         yield calibration
 

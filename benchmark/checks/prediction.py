@@ -58,7 +58,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedCell:
     """A place, in seconds: measured (both times together), predicted; `twice`: the difference of the two, relative."""
 
     place: Place
@@ -139,7 +139,7 @@ def calibrate(link: str, workers: Sequence[int], models: Sequence[str], seconds:
     return list(calibrated(stored.empty(), parse_calibration(words)))[-1]
 
 
-def compare(places: Sequence[Place], seconds: float) -> list[Row]:
+def compare(places: Sequence[Place], seconds: float) -> list[ComparedCell]:
     """Calibrate and measure, link by link; prints each row as soon as it is there."""
     print(f"{'strategy, model, workers x batch, link':<44}{'measured':>10}{'predicted':>11}{'error':>8}{'A/A':>8}")
     rows = []
@@ -153,21 +153,21 @@ def compare(places: Sequence[Place], seconds: float) -> list[Row]:
             took = measure(of_count, link, count, seconds)
             for place in (place for place in of_count if place.name in took):
                 found = predict(calibration, place.cell, Surroundings(None if link == LOOPBACK else link))
-                rows.append(Row(place, *took[place.name], found))
+                rows.append(ComparedCell(place, *took[place.name], found))
                 print(line(rows[-1]), flush=True)
     return rows
 
 
-def line(row: Row) -> str:
+def line(row: ComparedCell) -> str:
     return (
         f"{row.place.name:<44}{row.measured * 1e3:>10.1f}{row.predicted.seconds * 1e3:>11.1f}{row.error:>8.1%}"
         f"{row.twice:>8.1%}"
     )
 
 
-def right_order(rows: Sequence[Row]) -> tuple[int, int]:
+def right_order(rows: Sequence[ComparedCell]) -> tuple[int, int]:
     """Return how many pairs of strategies differ by more than 5 % in the same place, and how many are in order."""
-    places: dict[tuple, list[Row]] = {}
+    places: dict[tuple, list[ComparedCell]] = {}
     for row in rows:
         cell = row.place.cell
         places.setdefault((row.place.link, cell.model, cell.workers, cell.batch), []).append(row)
@@ -177,7 +177,7 @@ def right_order(rows: Sequence[Row]) -> tuple[int, int]:
     return len(apart), right
 
 
-def reason(row: Row) -> str:
+def reason(row: ComparedCell) -> str:
     """Why a prediction may be wrong: what the step consists of, and what was extrapolated."""
     part, seconds = max(row.predicted.parts.items(), key=lambda item: item[1])
     share = seconds / row.predicted.seconds
@@ -185,7 +185,7 @@ def reason(row: Row) -> str:
     return f"{part} is {share:.0%} of the predicted step; {notes}; the cell's own A/A error is {row.twice:.1%}"
 
 
-def summary(rows: Sequence[Row]) -> dict[str, Any]:
+def summary(rows: Sequence[ComparedCell]) -> dict[str, Any]:
     """The figures of all rows."""
     errors = [abs(row.error) for row in rows]
     worst = max(rows, key=lambda row: abs(row.error))

@@ -36,7 +36,7 @@ class PartitionBox:
 
 
 @dataclass
-class Seen:
+class SeenOnRank:
     """What one rank saw, in seconds of its own time.perf_counter(), give or take `error`."""
 
     rank: int
@@ -53,7 +53,7 @@ class Capture:
     """Collects, in `seen`, what a rank does in `count` steps. A Record calls it in every step."""
 
     def __init__(self, rank: int, count: int) -> None:
-        self.seen = Seen(rank)
+        self.seen = SeenOnRank(rank)
         self._count = count
         self._chosen = range(0)
         self._model: nn.Module | None = None

@@ -9,14 +9,14 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from common.timeline.boxes import Box, Step, Timeline, Wait
-from common.timeline.capture import Seen
+from common.timeline.capture import SeenOnRank
 from common.timeline.clocks import Clock
 from common.timeline.spans import Span, merged, within, without
 from common.timeline.threads import timeline_of_threads
 from common.timeline.waiting import Message, by_key, delivered, keys, spreads, waits
 
 
-def gather(seen: Seen) -> list[Seen]:
+def gather(seen: SeenOnRank) -> list[SeenOnRank]:
     """Return on rank 0 what every rank saw, and an empty list on the others."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [seen]
@@ -25,7 +25,7 @@ def gather(seen: Seen) -> list[Seen]:
     return everyone or []
 
 
-def assemble(title: str, run: str, everyone: Sequence[Seen], clocks: Sequence[Clock]) -> Timeline:
+def assemble(title: str, run: str, everyone: Sequence[SeenOnRank], clocks: Sequence[Clock]) -> Timeline:
     """Return the timeline of all ranks. clocks: one for each rank."""
     moved = [shifted(seen, clock.to_first_rank) for seen, clock in zip(everyone, clocks, strict=True)]
     zero = min(start for seen in moved for _, (start, _) in seen.steps)
@@ -39,7 +39,7 @@ def assemble(title: str, run: str, everyone: Sequence[Seen], clocks: Sequence[Cl
     return Timeline(title, len(moved), tuple(steps), tuple(boxes), sum(errors[-2:]) if len(moved) > 1 else 0.0, run=run)
 
 
-def shifted(seen: Seen, to: Callable[[float], float]) -> Seen:
+def shifted(seen: SeenOnRank, to: Callable[[float], float]) -> SeenOnRank:
     """Return the same with every time converted by `to`."""
 
     def moved(part):
@@ -48,14 +48,14 @@ def shifted(seen: Seen, to: Callable[[float], float]) -> Seen:
     def spans(named: list) -> list:
         return [(name, (to(start), to(end))) for name, (start, end) in named]
 
-    return Seen(
+    return SeenOnRank(
         seen.rank, spans(seen.steps), spans(seen.phases), spans(seen.micro_batches),
         [moved(box) for box in seen.partitions], [moved(message) for message in seen.messages],
         [moved(part) for part in seen.blocked], seen.error,
     )  # fmt: skip
 
 
-def process_boxes(seen: Seen) -> list[Box]:
+def process_boxes(seen: SeenOnRank) -> list[Box]:
     """The boxes on a rank's row "process": its phases, cut where it was blocked; there it communicates."""
     blocked = merged((part.start, part.end) for part in seen.blocked)
     of_pipeline = [span for _, span in seen.micro_batches]
@@ -70,7 +70,7 @@ def process_boxes(seen: Seen) -> list[Box]:
     return [Box(seen.rank, "process", name, *span) for name, span in sorted(boxes, key=lambda box: box[1])]
 
 
-def _between_micro_batches(seen: Seen) -> list[Span]:
+def _between_micro_batches(seen: SeenOnRank) -> list[Span]:
     """What a pipeline does in a step outside of its micro-batches, and outside of all phases."""
     found = []
     for _, limits in seen.steps:
@@ -82,7 +82,7 @@ def _between_micro_batches(seen: Seen) -> list[Span]:
     return found
 
 
-def network_boxes(seen: Seen, calls: dict[tuple, dict[int, Message]]) -> list[Box]:
+def network_boxes(seen: SeenOnRank, calls: dict[tuple, dict[int, Message]]) -> list[Box]:
     """The boxes on a rank's row "network", with the waits of its process. calls: see by_key."""
     members = [calls[key] for key in keys(seen.rank, seen.messages)]
     ends = [delivered(seen.rank, message, of) for message, of in zip(seen.messages, members, strict=True)]

@@ -1,13 +1,13 @@
 """The timeline of a pipeline with one worker thread per partition: a row for the caller, and one for each partition."""
 
 from common.timeline.boxes import Box, Step, Timeline, Wait
-from common.timeline.capture import PartitionBox, Seen
+from common.timeline.capture import PartitionBox, SeenOnRank
 from common.timeline.spans import Span, without
 
 CALLER = 0  # its row; partition j has row j + 1
 
 
-def timeline_of_threads(title: str, run: str, seen: Seen) -> Timeline:
+def timeline_of_threads(title: str, run: str, seen: SeenOnRank) -> Timeline:
     """Return the timeline of one process whose partitions `seen` names."""
     count = 1 + max(box.partition for box in seen.partitions)
     boxes = [box for phase in seen.phases for box in _caller_boxes(phase, seen.partitions)]

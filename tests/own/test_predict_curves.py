@@ -9,7 +9,7 @@ import pytest
 
 from benchmark.checks.gpu import GpuRow, row_of, runs
 from benchmark.checks.gpu import table as gpu_table
-from benchmark.checks.prediction import Place, Row, all_places, draw, right_order, summary, turns_of
+from benchmark.checks.prediction import ComparedCell, Place, all_places, draw, right_order, summary, turns_of
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import EngineTimes, save
 from benchmark.cost.cell import Cell
@@ -212,7 +212,7 @@ def test_strategies_of_a_model_and_batch_are_resident_together_each_of_them_twic
 def made_up_rows(calibration, factors):
     cells = [Cell(name, "gpt2-tiny", 2, 4) for name in ("ddp", "own_ring", "fsdp")]
     found = [predict(calibration, cell, Surroundings("100mbit")) for cell in cells]
-    return [Row(Place(p.cell, "100mbit"), p.seconds / f, 0.01, p) for p, f in zip(found, factors, strict=True)]
+    return [ComparedCell(Place(p.cell, "100mbit"), p.seconds / f, 0.01, p) for p, f in zip(found, factors, strict=True)]
 
 
 def test_errors_are_those_of_the_predictions(calibration):

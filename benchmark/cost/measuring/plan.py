@@ -17,7 +17,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CalibrationPlan:
     """What to measure among the workers of one launch; seconds are spent on each of transfers, compute and engines.
 
     workers: of each measurement, at most as many as were launched. sizes: bytes of transfers, none: no transfers.
@@ -33,6 +33,6 @@ class Plan:
     seconds: float = 8.0
 
 
-def read_plan(found: dict[str, Any]) -> Plan:
+def read_plan(found: dict[str, Any]) -> CalibrationPlan:
     """Return the plan that a worker was given as JSON."""
-    return Plan(**found | {"turns": [Turn(**turn) for turn in found["turns"]]})
+    return CalibrationPlan(**found | {"turns": [Turn(**turn) for turn in found["turns"]]})

@@ -19,7 +19,7 @@ from benchmark.arguments import parse
 from benchmark.cost.calibration import EngineTimes
 from benchmark.cost.measuring import compute, transfers
 from benchmark.cost.measuring import engines as measure_engines
-from benchmark.cost.measuring.plan import Plan, read_plan
+from benchmark.cost.measuring.plan import CalibrationPlan, read_plan
 from benchmark.settings import Settings
 from benchmark.strategies import why_not
 from benchmark.training.workload import load_workload
@@ -29,7 +29,7 @@ from common.paths import atomic_write
 from common.workers.process_group import Worker, process_group
 
 
-def work(plan: Plan, settings: Settings, result: Path) -> None:
+def work(plan: CalibrationPlan, settings: Settings, result: Path) -> None:
     found: dict[str, list[dict[str, Any]]] = {"transfers": [], "profiles": [], "small": [], "engines": []}
     with process_group(settings, join) as worker:
         for count in plan.workers:
@@ -46,7 +46,12 @@ def work(plan: Plan, settings: Settings, result: Path) -> None:
 
 
 def measure(
-    plan: Plan, settings: Settings, worker: Worker, count: int, group: dist.ProcessGroup, found: dict[str, list]
+    plan: CalibrationPlan,
+    settings: Settings,
+    worker: Worker,
+    count: int,
+    group: dist.ProcessGroup,
+    found: dict[str, list],
 ) -> None:
     """Measure with `count` workers; adds to `found`."""
     share = plan.seconds / len(plan.workers)
@@ -64,7 +69,7 @@ def measure(
             found["profiles"].append(asdict(compute.profile(here, worker, workload, count, part, group)))
 
 
-def engines(plan: Plan, settings: Settings, worker: Worker) -> list[EngineTimes]:
+def engines(plan: CalibrationPlan, settings: Settings, worker: Worker) -> list[EngineTimes]:
     """Return the steps of every strategy that runs here; of "ddp again" and the like, too."""
     times = []
     for turn in plan.turns:

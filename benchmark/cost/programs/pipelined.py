@@ -39,12 +39,12 @@ def on_grid(cell: Cell, times: ComputeTimes) -> list[Kind]:
         raise InputError(f"--batch_size: a pipeline of {stages} stages needs as many examples, got {count}")
     of_stage = replicas * slices
     return [
-        Kind(range(stage * of_stage, (stage + 1) * of_stage), tuple(Stage(cell, times, stage, count).program()))
+        Kind(range(stage * of_stage, (stage + 1) * of_stage), tuple(StageProgram(cell, times, stage, count).program()))
         for stage in range(stages)
     ]
 
 
-class Stage:
+class StageProgram:
     """Writes the program of one stage."""
 
     def __init__(self, cell: Cell, times: ComputeTimes, stage: int, count: int) -> None:
