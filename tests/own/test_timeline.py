@@ -10,7 +10,7 @@ import torch
 from cluster.launch import free_port
 from common.paths import ROOT
 from common.timeline.boxes import Box, Step, Timeline, Wait
-from common.timeline.capture import Seen
+from common.timeline.capture import SeenOnRank
 from common.timeline.clocks import Clock
 from common.timeline.collect import network_boxes
 from common.timeline.parts import NAMES, mean, parts, table
@@ -94,7 +94,7 @@ def test_the_root_of_a_scatter_communicates_until_the_others_have_received_it():
     assert waits(0, gather[0], gather, Blocked(1.1, 4.0, 0), [(1.5, 3.0)]) == [Wait(1.1, 1.5, 1), Wait(3.0, 3.5, 1)]
     calls = by_key([[replace(scatter[0], number=1), replace(gather[0], number=2)],
                     [replace(scatter[1], number=1), replace(gather[1], number=2)]])  # fmt: skip
-    seen = Seen(0, messages=[calls["", 1][0], calls["", 2][0]], blocked=[Blocked(1.1, 4.0, 1)])
+    seen = SeenOnRank(0, messages=[calls["", 1][0], calls["", 2][0]], blocked=[Blocked(1.1, 4.0, 1)])
     first, second = network_boxes(seen, calls)
     assert (first.end, second.waits) == (3.0, (Wait(1.1, 1.5, 1), Wait(3.0, 3.5, 1)))
 
