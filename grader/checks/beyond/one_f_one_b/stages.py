@@ -18,7 +18,7 @@ SLACK = 20.0  # float32 against float64, through several layers
 
 
 @dataclass(frozen=True)
-class Setting:
+class PipelineSetting:
     """A pipeline: its stages, micro-batches in a batch, and examples in a micro-batch."""
 
     stages: int
@@ -26,10 +26,17 @@ class Setting:
     examples: int = 2
 
 
-SETTINGS = (Setting(2, 5), Setting(4, 6, 1), Setting(4, 3, 1), Setting(3, 3), Setting(1, 3), Setting(2, 1))
+SETTINGS = (
+    PipelineSetting(2, 5),
+    PipelineSetting(4, 6, 1),
+    PipelineSetting(4, 3, 1),
+    PipelineSetting(3, 3),
+    PipelineSetting(1, 3),
+    PipelineSetting(2, 1),
+)
 
 
-def check(grade: Grade, setting: Setting) -> None:
+def check(grade: Grade, setting: PipelineSetting) -> None:
     """Two steps on real ranks: as one worker's, with as few micro-batches alive as the lesson says."""
     n, m = setting.stages, setting.micro_batches
     where = f"{m} micro-batches on {n} stages"
@@ -62,7 +69,9 @@ def _check_loss(grade: Grade, told: dict[str, Any], right: float, at: str) -> No
         grade.fail(f"{at}: expected the loss {right:.6f} of one worker, got {got:.6f}")
 
 
-def _check_order(grade: Grade, rank: RankResult, step: int, told: dict[str, Any], setting: Setting, where: str) -> None:
+def _check_order(
+    grade: Grade, rank: RankResult, step: int, told: dict[str, Any], setting: PipelineSetting, where: str
+) -> None:
     """How many micro-batches were alive: as the runner has counted, and as the messages show."""
     at = f"{where}, step {step}, stage {rank.rank}"
     if told["left"]:
@@ -72,7 +81,7 @@ def _check_order(grade: Grade, rank: RankResult, step: int, told: dict[str, Any]
         check_messages(grade, seen(rank, step), rank.rank, setting, f"{at}, as its messages show")
 
 
-def check_messages(grade: Grade, kinds: list[str], stage: int, setting: Setting, at: str) -> None:
+def check_messages(grade: Grade, kinds: list[str], stage: int, setting: PipelineSetting, at: str) -> None:
     """The forwards and backwards that the broker has seen."""
     counts = [kinds.count(kind) for kind in ("forward", "backward")]
     if counts != [setting.micro_batches] * 2:
@@ -81,7 +90,7 @@ def check_messages(grade: Grade, kinds: list[str], stage: int, setting: Setting,
     check_alive(grade, most_alive(kinds), stage, setting, at)
 
 
-def check_alive(grade: Grade, alive: int, stage: int, setting: Setting, at: str) -> None:
+def check_alive(grade: Grade, alive: int, stage: int, setting: PipelineSetting, at: str) -> None:
     limit = min(setting.stages - stage, setting.micro_batches)
     if alive == limit:
         return

@@ -8,7 +8,7 @@ WIDEST = 60  # ticks of a picture
 
 
 @dataclass
-class Timeline:
+class Execution:
     """When each action begins: cells[stage][tick]; `stuck` says who waits for what, if nobody can go on."""
 
     cells: list[dict[int, Action]]
@@ -22,10 +22,10 @@ def gpipe(micro_batches: int, stages: int) -> list[list[Action]]:
     return [every for _ in range(stages)]
 
 
-def carry_out(schedule: Sequence[Sequence[Action]], backward: int = 1) -> Timeline:
+def carry_out(schedule: Sequence[Sequence[Action]], backward: int = 1) -> Execution:
     """Every stage takes its actions in order, each as soon as its input is there. A forward takes 1 tick, a backward
     `backward` ticks; messages take no time."""
-    line = Timeline([{} for _ in schedule])
+    line = Execution([{} for _ in schedule])
     left = [list(actions) for actions in schedule]
     free = [0] * len(left)
     moved = True
@@ -44,7 +44,7 @@ def carry_out(schedule: Sequence[Sequence[Action]], backward: int = 1) -> Timeli
     return line
 
 
-def _earliest(line: Timeline, stages: int, stage: int, action: Action) -> int | None:
+def _earliest(line: Execution, stages: int, stage: int, action: Action) -> int | None:
     """When the input of an action is there; None: not yet known."""
     kind, i = action
     before = stage - 1 if kind == "forward" else stage + 1

@@ -29,7 +29,7 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeLayers:
     """The two layers of one group in one case, as one worker has them, and which part each member has."""
 
     weights: Arrays  # of both layers, such as "column weight"
@@ -94,16 +94,16 @@ class LayersRun:
     def all(self) -> range:
         return range(self.ranks.count)
 
-    def whole(self, rank: int, case: int) -> tuple[Whole, int]:
+    def whole(self, rank: int, case: int) -> tuple[WholeLayers, int]:
         """The layers of a rank's group, and its place in that group."""
         group = self.ranks.among(rank)
         return self.wholes[group][case], group.index(rank)
 
-    def _whole(self, group: tuple[int, ...], case: int) -> Whole:
+    def _whole(self, group: tuple[int, ...], case: int) -> WholeLayers:
         draw = drawn.generator(self.grade.seed, 42, self.ranks.count, *group, case)
 
         def numbers(*shape: int) -> np.ndarray:
-            """Whole and small in bfloat16, so that every sum is exact."""
+            """WholeLayers and small in bfloat16, so that every sum is exact."""
             if DTYPES[case] == "bfloat16":
                 return draw.integers(-2, 3, shape).astype(np.float64)
             return draw.normal(size=shape).astype(np.float32).astype(np.float64)
@@ -115,7 +115,7 @@ class LayersRun:
         shapes |= {"row weight": (OUTSIDE, INSIDE), "row bias": (INSIDE,)}
         weights = {name: numbers(*shape) for name, shape in shapes.items()}
         up = {"column": numbers(*leading, OUTSIDE), "row": numbers(*leading, INSIDE)}
-        return Whole(weights, parts, numbers(*leading, INSIDE), numbers(*leading, OUTSIDE), up)
+        return WholeLayers(weights, parts, numbers(*leading, INSIDE), numbers(*leading, OUTSIDE), up)
 
     def _given(self, rank: int, case: int) -> dict[str, Arrays]:
         """What a rank is told: its own slices are right."""
