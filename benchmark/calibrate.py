@@ -28,6 +28,7 @@ from benchmark.cost.measuring.plan import CalibrationPlan, Turn
 from benchmark.names import MODELS, STRATEGIES
 from benchmark.workers import start_workers
 from cluster.emulate import bits_per_second, why_not
+from cluster.guard import die_with_parent
 from cluster.launch import free_port
 from common.errors import InputError, exit_on_input_error
 from common.flags import Parser
@@ -57,7 +58,7 @@ def execute(plan: CalibrationPlan, workers: int, flags: list[str]) -> dict[str, 
             place = ["--master_ip", "10.10.1.1", "--master_port", str(free_port()), "--world_size", str(workers)]
             command = [sys.executable, "-m", "cluster.emulate", "--nodes", str(workers), "--rate", plan.link, "--"]
             command += [sys.executable, "-m", MODULE, *words, *place, "--local_rank", "{rank}"]
-            code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode
+            code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, preexec_fn=die_with_parent).returncode
         if code:
             raise InputError(f"calibration of {plan.link} failed with exit code {code}; its messages are above")
         found: dict[str, list[dict[str, Any]]] = json.loads(result.read_text())
