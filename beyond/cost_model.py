@@ -99,14 +99,15 @@ def step_time(forward: float, backward: float, optimizer: float, buckets: Sequen
          [3] The step takes forward, backward, what is exposed, and the optimizer.
          [4] Hidden is all communication that is not exposed.
     """
-    # TODO(cos598d) b.16: steps [1] to [4] (about 7 lines)
+    # TODO(cos598d) b.16: steps [1] to [4] (about 8 lines)
     # BEGIN SOLUTION b.16
     end = 0.0
     for bucket in buckets:
         end = max(end, bucket.ready) + bucket.communication
     exposed = max(0.0, end - backward)
     communication = sum(bucket.communication for bucket in buckets)
-    return StepTime(forward + backward + exposed + optimizer, exposed, communication - exposed)
+    total = sum((forward, backward, exposed, optimizer))
+    return StepTime(total, exposed, communication - exposed)
     # END SOLUTION b.16
 
 

@@ -27,6 +27,7 @@ SMALL = {
     r"benchmark\.checks\.ladder": "-m benchmark.checks.ladder_steps --quick",
     r"benchmark\.checks\.grader_speed": "-m benchmark.checks.grader_speed --quick",
     r"benchmark\.checks\.diagnosis_cost": "-m benchmark.checks.diagnosis_cost --quick",
+    r"benchmark\.checks\.activation_memory": "-m benchmark.checks.activation_memory --quick",
     r"benchmark\.checks\.timeline_cost": "-m benchmark.checks.timeline_cost --quick --workers 2",
     r"make pictures|cluster\.pictures": "-m cluster.pictures --only pipeline --into runs/pictures",
     r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
