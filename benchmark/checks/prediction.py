@@ -28,7 +28,7 @@ from benchmark.calibrate import parse as parse_calibration
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes
 from benchmark.cost.cell import Cell
-from benchmark.cost.measuring.plan import Plan, Turn
+from benchmark.cost.measuring.plan import CalibrationPlan, Turn
 from benchmark.cost.prediction import Prediction, Surroundings, predict
 from benchmark.measure.environment import environment
 from common.errors import InputError, exit_on_input_error
@@ -119,7 +119,7 @@ def turns_of(places: Sequence[Place]) -> list[Turn]:
 
 def measure(places: Sequence[Place], link: str, workers: int, seconds: float) -> dict[str, tuple[float, float]]:
     """Run the places; return by name the seconds of a step and how far its two engines are apart."""
-    plan = Plan(link=link, turns=turns_of(places), seconds=seconds)
+    plan = CalibrationPlan(link=link, turns=turns_of(places), seconds=seconds)
     entries = [EngineTimes(**entry) for entry in execute(plan, workers, ["--length", str(LENGTH)])["engines"]]
     took = {(entry.strategy, entry.model, entry.batch): entry.seconds for entry in entries}
     found = {}

@@ -135,7 +135,7 @@ SOLVED = "# TODO(cos598d) 1.2: set x (1 line)\n# BEGIN SOLUTION 1.2\nx = 1\n# EN
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (entry(body="x = 1  # the same"), "got the same"),
+        (entry(body="x = 1  # the same"), "the entry equals the solution"),
         (entry(body="x = ("), "a name"),
         (entry(body="", patch="-nothing like it\n"), "once"),
         (entry(body="", patch="*foo(x)\n"), "begin with a blank"),

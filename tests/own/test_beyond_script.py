@@ -185,7 +185,7 @@ def test_a_stage_sends_each_micro_batch_and_the_gradient_of_the_shared_matrix(on
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--strategy", "ring", "--grid", "data=2"], "--grid: expected --strategy grid, got ring"),
+        (["--strategy", "ring", "--grid", "data=2"], "--grid works only with --strategy grid, got ring"),
         (["--strategy", "grid", "--world_size", "3"], "--grid: expected a grid for 3 workers, for instance tensor=3"),
         (["--strategy", "grid", "--grid", "data=2,tensor=2"], "data=2,tensor=2 needs 4 workers, got 2"),
         (["--strategy", "grid", "--grid", "rows=2"], "expected axes and sizes such as pipeline=2"),
@@ -193,7 +193,7 @@ def test_a_stage_sends_each_micro_batch_and_the_gradient_of_the_shared_matrix(on
         (["--strategy", "grid", "--grid", "data=0"], "expected axes and sizes such as pipeline=2"),
         (["--strategy", "tensor", "--world_size", "3"], "expected a tensor axis that divides the"),
         (["--strategy", "1f1b", "--world_size", "64"], "one for each block; got 64"),
-        (["--strategy", "1f1b", "--n_chunk", "3"], "does not divide over 3 micro-batches"),
+        (["--strategy", "1f1b", "--n_chunk", "3"], "is not divisible by 3 (micro-batches, see --n_chunk)"),
         (["--strategy", "tensor", "--save_to", "x"], "--save_to"),
     ],
 )

@@ -142,12 +142,13 @@ def test_a_damaged_figure_counts_as_missing(tree):
 REPORTED = {  # README -> where the report answers each item of its section "Report": own words, or a heading
     "task1_single": ["Task 1: losses and metric", "Task 1: losses and metric", "task1", "task1"],
     "task2a_gather_scatter": ["Time per iteration of tasks 2a, 2b and 3"] * 2
-    + ["Communication of tasks 2a and 2b", "task2a"],
-    "task2b_allreduce": ["Time per iteration of tasks 2a, 2b and 3", "reasons", "gpt2"],
-    "task3_ddp": ["Time per iteration of tasks 2a, 2b and 3"] * 2 + ["reasons", "scalability"],
+    + ["Communication of tasks 2a and 2b", "task2a", "timelines"],
+    "task2b_allreduce": ["Time per iteration of tasks 2a, 2b and 3", "reasons", "timelines", "gpt2"],
+    "task3_ddp": ["Time per iteration of tasks 2a, 2b and 3"] * 2 + ["reasons", "timelines", "scalability"],
     "task4_traffic": ["traffic", "Network traffic", "Network traffic", "Network traffic", "traffic", "traffic"],
-    "pipeline": ["pipeline", "Pipeline: numbers of micro-batches", "pipeline"],
-    "beyond": ["Beyond the ladder (bonus)", "beyond", "beyond", "Beyond the ladder (bonus)", "beyond", "beyond"],
+    "pipeline": ["pipeline", "Pipeline: numbers of micro-batches", "pipeline", "timelines"],
+    "beyond": ["Beyond the ladder (bonus)", "beyond", "beyond", "Beyond the ladder (bonus)", "beyond"]
+    + ["timelines", "beyond"],
 }
 
 
