@@ -115,7 +115,7 @@ class OwnGrid(Engine):
                 yield f"transformer.{name}", parameter
 
     def place(self, parameter: nn.Parameter) -> tuple[int, Tensor] | None:
-        """Where a slice lies in the whole parameter: dimension and indices; None for what is not cut."""
+        """The position of a slice in the whole parameter: dimension and indices; None if it is not cut."""
         return self.places().get(id(parameter))
 
     def places(self) -> dict[int, tuple[int, Tensor]]:

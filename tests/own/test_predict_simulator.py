@@ -1,12 +1,15 @@
 """The simulator on cases whose answer is known: overlap, schedules, shared cores and links."""
 
+from itertools import accumulate
+
 import pytest
 
-from benchmark.cost.literal_cases import cases
+from benchmark.cost.literal_cases import cases, overlapped_step, ring_all_reduce
 from benchmark.cost.programs.program import Compute, Kind, Start, Wait
 from benchmark.cost.programs.stages import one_forward_one_backward
 from benchmark.cost.resources import Machine, Transfer, fair_level
 from benchmark.cost.simulate import simulate
+from grader.checks.beyond.cost_model import RING, STEPS
 
 ONE_AT_A_TIME = Machine(cores=8, is_shared=False, slots=1)
 
@@ -153,3 +156,19 @@ def test_generated_cases_are_those_of_the_formulas(seed):
         rounds = 2 * (ring["workers"] - 1)
         message = ring["latency"] + ring["bytes"] / ring["workers"] / ring["bandwidth"]
         assert ring["seconds"] == pytest.approx(rounds * message), ring
+
+
+@pytest.mark.parametrize("case", RING)
+def test_the_graders_seconds_of_a_ring_are_those_of_the_simulation(case):
+    seconds, _ = RING[case]
+
+    assert ring_all_reduce(*case) == pytest.approx(seconds, rel=1e-6)
+
+
+@pytest.mark.parametrize(("what", "case", "right"), STEPS)
+def test_the_graders_seconds_of_a_step_are_those_of_the_simulation(what, case, right):
+    forward, backward, optimizer, buckets = case
+    turns = accumulate((ready for ready, _ in buckets), max)  # a bucket leaves no earlier than those before it
+    in_turn = [(ready, communication) for ready, (_, communication) in zip(turns, buckets, strict=True)]
+
+    assert overlapped_step(forward, backward, optimizer, in_turn) == pytest.approx(right[0])

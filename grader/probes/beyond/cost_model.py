@@ -19,7 +19,7 @@ def averages(context: Context) -> list[float | str]:
 def steps(context: Context) -> list[dict[str, Any]]:
     """step_time in each case. Arguments: file, cases (forward, backward, optimizer, [(ready, communication), ...]).
 
-    Returns `times` (total, exposed, hidden), or what came instead as `other`; `kept`: the list of buckets is as before.
+    Returns `times` (total, exposed, hidden), or any other result as `other`; `kept`: the list of buckets is unchanged.
     """
     model = context.load(context.arguments["file"])
     found: list[dict[str, Any]] = []
