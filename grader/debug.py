@@ -5,8 +5,8 @@
     python -m grader.debug 2a.3 --test mean  # a test with "mean" in its name
 
 The debugger stops at your `breakpoint()`, or at the region's first line if the region has none. The other ranks run
-normally and wait for yours where they need it; there is no time limit. It ends with the first run in which it has
-stopped: q and Ctrl-C end it at once. Nothing is graded.
+normally and wait for yours where they need it; there is no time limit. The command ends after the first run
+in which the debugger has stopped: q and Ctrl-C end it at once. Nothing is graded.
 """
 
 import argparse
@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("region", help="such as 2a.3")
     parser.add_argument("--rank", type=int, default=0, help="the rank to debug (%(default)s)")
     parser.add_argument("--test", default="", metavar="TEXT", help="only tests with TEXT in their name")
-    parser.add_argument("--seed", type=int, default=0, help="draw these inputs (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the inputs (%(default)s)")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the folder of your files (default: this repository)")
     options = parser.parse_args(argv)
     course, tree = load_course(), options.tree.resolve()
@@ -170,9 +170,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if code == pytest.ExitCode.NO_TESTS_COLLECTED:
         raise InputError(f"--test: no test of region {options.region} has {options.test!r} in its name")
     if not (session.stopped or session.quit or code == pytest.ExitCode.INTERRUPTED):
-        sizes = ", ".join(map(str, sorted(session.sizes))) or "none"
+        sizes = " and ".join(map(str, sorted(session.sizes))) or "no"
         raise InputError(
-            f"rank {options.rank} has not reached region {options.region} (numbers of ranks: {sizes}); "
+            f"rank {options.rank} has not reached region {options.region} (the tests ran with {sizes} ranks); "
             "put breakpoint() where you want to stop, or choose another --rank"
         )
 

@@ -84,7 +84,7 @@ class Grade:
         """Why a run did not return; a crash in the lines of another region says which."""
         verdict = verdict_of(result, self.region)
         if isinstance(verdict, Crashed) and (other := self.crashed_in(result)) not in ("", self.region):
-            return Crashed(f"{verdict}\n  this line belongs to region {other}: mend that first")
+            return Crashed(f"{verdict}\n  this line belongs to region {other}: fix that region first")
         if verdict and PLACE in str(verdict):
             rank = next((rank.rank for rank in result.ranks if rank.error and PLACE in rank.error.message), 0)
             return type(verdict)(str(verdict).replace(PLACE, f"{self.region} --rank {rank}"))
@@ -107,7 +107,7 @@ class Grade:
         raise Wrong(self.with_seed(message))
 
     def with_seed(self, message: str) -> str:
-        return f"{message} (inputs drawn with seed {self.seed}; --seed {self.seed} draws them again)"
+        return f"{message} (inputs drawn with seed {self.seed}; use --seed {self.seed} to repeat them)"
 
     def imports_only_allowed(self, *files: str) -> None:
         """Fails for an import, at the top or inside a function, that course.toml does not list for the file."""

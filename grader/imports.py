@@ -36,8 +36,8 @@ def complaint(tree: Path, file: str, course: Course) -> str:
             todo, seen = todo + new, seen | set(new)
             listed = any(f"{module}.".startswith(f"{name}.") for name in allowed)
             if not listed and (not beside or current == file):
-                through = "" if current == file else f", and {file} imports that file"
-                return f"{current}:{line} {_verb(module)}; the course allows here only {', '.join(allowed)}{through}"
+                through = "" if current == file else f" ({file} imports this file)"
+                return f"{current}:{line} {_verb(module)}; allowed here: only {', '.join(allowed)}{through}"
     return ""
 
 

@@ -11,14 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from course.table import Course
 from grader.report import Entry
 
-SEED = re.compile(r" \(inputs drawn with seed (\d+); --seed \d+ draws them again\)")
+SEED = re.compile(r" \(inputs drawn with seed (\d+); use --seed \d+ to repeat them\)")
 NUMBERS = re.compile(r"[-+]?\d[\d.,e+-]*")
-WAITS = re.compile(r"builds on region (\S+), which is not passed yet\. What was seen: ", re.DOTALL)
+WAITS = re.compile(r"depends on region (\S+), which does not pass yet\. Observed: ", re.DOTALL)
 PRINTED, LINE = 8, 160  # lines of what a rank printed, and characters of one
 Printed = Mapping[str, Mapping[int, str]]  # test -> rank -> text
 SHORT = 110  # characters of a message that is not the first of its region
 RANKING = ("wrong", "crashed", "deadlocked", "timed out", "skipped", "not attempted")  # the most telling first
-CAUSE = re.compile(r"\?|: (did|does|do|is|are|use|call|put|give|take|set|store|divide|each|every|only)\b")
+CAUSE = re.compile(
+    r"\?|: (append|average|build|call|check|create|did|divide|do|does|each|every|fine-tune|give|is|are|keep|let|limit|"
+    r"only|partition the|pass|put|record|remove|return|seed|send|set|shuffle|start|store|take|train|use|wait)\b"
+)
 
 
 def messages(
@@ -42,7 +45,10 @@ def messages(
 def seed_line(entries: Iterable[Entry]) -> list[str]:
     """One line with the seed that the inputs of these tests were drawn with; none where no message has one."""
     seeds = dict.fromkeys(found[1] for entry in entries if (found := SEED.search(entry.message)))
-    return [f"inputs drawn with seed {', '.join(seeds)}; --seed draws them again"] if seeds else []
+    if not seeds:
+        return []
+    again = next(iter(seeds)) if len(seeds) == 1 else "N"
+    return [f"inputs were drawn with seed {', '.join(seeds)}; use --seed {again} to repeat them"]
 
 
 def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]:
@@ -57,7 +63,7 @@ def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]
             if len(said) > PRINTED:
                 lines.append(f"    ... {len(said) - PRINTED} more lines")
     if by_rank and not all_ranks and set(by_rank) != {0}:
-        lines.append("  other ranks printed as well: --prints all shows them")
+        lines.append("  other ranks also printed; use --prints all to see it")
     return lines
 
 
@@ -68,7 +74,7 @@ def of_region(failed: Iterable[Entry]) -> list[str]:
         text = f"{in_a_line(first)} [{name(first)}]" if number else in_full(first)
         lines += textwrap.indent(text, "  ").splitlines()
         if rest:
-            lines.append(f"    the same: {', '.join(map(name, rest))}")
+            lines.append(f"    same cause: {', '.join(map(name, rest))}")
     return lines
 
 
@@ -83,7 +89,7 @@ def by_reason(failed: Iterable[Entry]) -> list[list[Entry]]:
 def in_full(entry: Entry) -> str:
     """A failure's status and message; for a test that waits for another region: which, and what was seen so far."""
     need, seen = waits_for(entry)
-    return f"{entry.region} waits for {need}; seen so far: {seen}" if need else f"{entry.status}: {seen}"
+    return f"{entry.region} depends on {need}; observed so far: {seen}" if need else f"{entry.status}: {seen}"
 
 
 def in_a_line(entry: Entry) -> str:
@@ -105,7 +111,7 @@ def tells(entry: Entry) -> bool:
 
 def follows(entry: Entry) -> bool:
     """Whether the test only waits for the others of its region."""
-    return entry.message.startswith("not counted: this test counts when")
+    return entry.message.startswith("not counted yet: this test counts only when")
 
 
 def name(entry: Entry) -> str:

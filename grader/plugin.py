@@ -41,14 +41,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--region", metavar="REGION", help="run the tests of this region only, such as 2a.3")
     group.addoption("--tree", metavar="DIR", help="grade the files in this folder (default: this repository)")
     group.addoption("--report", metavar="FILE", help="write points and messages as JSON")
-    group.addoption("--prints", choices=("first", "all"), default="first", help="whose prints to show: rank 0's or all")
-    group.addoption("--seed", metavar="N", type=int, help="draw the inputs of an earlier run again")
+    group.addoption(
+        "--prints",
+        choices=("first", "all"),
+        default="first",
+        help="whose output to show: rank 0's (first) or every rank's (all)",
+    )
+    group.addoption("--seed", metavar="N", type=int, help="seed of the inputs, to repeat an earlier run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not importlib.util.find_spec("torch"):
         raise pytest.UsageError(
-            f"expected a Python with torch, got {sys.executable}; `source .venv/bin/activate` first"
+            f"expected a Python with torch, got {sys.executable}; run `source .venv/bin/activate` first"
         )
     config.addinivalue_line(
         "markers",
@@ -90,7 +95,7 @@ def next_hint(course: Course, region: str, kept: Path) -> str:
     title = f"{region} {row.title} ({row.file}, {course.readme(region)})"
     if number > STEPS_OF_A_HINT:
         hints = "\n".join(f"hint {i}: {hint}" for i, hint in enumerate(row.hints, 1))
-        return f"{title}\nthese were all {STEPS_OF_A_HINT}:\n{hints}"
+        return f"{title}\nthese are all {STEPS_OF_A_HINT} hints:\n{hints}"
     with atomic_write(kept) as file:
         json.dump(shown | {region: number}, file)
     return f"{title}\nhint {number} of {STEPS_OF_A_HINT}: {row.hints[number - 1]}"
@@ -229,11 +234,11 @@ def _judge(item: pytest.Item, region: str, points: int, call: pytest.CallInfo) -
     if isinstance(error, Verdict):
         status, message = error.status, str(error)
     elif error is not None:
-        status, message = "crashed", f"the grader did not expect this: {type(error).__name__}: {error}"
+        status, message = "crashed", f"internal grader error (please report it): {type(error).__name__}: {error}"
     message = clip(message)
     missing = unpassed(course, region, needs_of(item), entries)
     if status not in ("passed", "not attempted", Skipped.status) and missing:
-        message = f"builds on region {missing}, which is not passed yet. What was seen: {message}"
+        message = f"depends on region {missing}, which does not pass yet. Observed: {message}"
         status = Skipped.status
     if status == "passed" and shows_absence(item) and (others := open_tests(region, entries)):
         status, message = Skipped.status, not_counted(region, others)
@@ -264,8 +269,8 @@ def open_tests(region: str, entries: dict[str, Entry]) -> list[str]:
 
 
 def not_counted(region: str, others: list[str]) -> str:
-    rest = f" and {len(others) - 1} more do not" if len(others) > 1 else " does not"
-    return f"not counted: this test counts when the other tests of region {region} pass; {others[0]}{rest}"
+    rest = f" and {len(others) - 1} more have not passed" if len(others) > 1 else " has not passed"
+    return f"not counted yet: this test counts only when the other tests of region {region} pass; {others[0]}{rest}"
 
 
 def unpassed(course: Course, region: str, more: tuple[str, ...], entries: dict[str, Entry]) -> str:
@@ -286,7 +291,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for region, points in report.points_elsewhere(entries, course).items():
         files = " ".join(course.tasks[course.regions[region].task].whole)
         if files and config.getoption("--region"):  # with -k nobody asked for all of them
-            terminalreporter.line(f"{region} has {points} more for the whole script: `python -m pytest {files}`")
+            command = f"run `python -m pytest {files}`"
+            terminalreporter.line(f"{region} has {points} more points, for the whole script: {command}")
     tried = {entry.region for entry in entries if entry.status not in ("passed", "not attempted", Skipped.status)}
     asked = {entry.region for entry in entries if entry.status == "not attempted"} if len(tried) == 0 else set()
     failed = [id for id in course.in_order_of_needs() if id in tried]

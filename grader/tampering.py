@@ -187,12 +187,12 @@ def _call(node: ast.Call, names: dict[str, str], texts: Texts) -> Iterator[str]:
         if suspect := {*found} & (NAMES | CODE | OF_A_MODULE.get(owner, set())):
             yield f"{called} of {min(suspect)}"
         elif not (all_known or (called, owner) == ("getattr", "torch") or _is_plain(node.args[1], owner)):
-            yield f"{called} on {owner or 'an object'} with a name that is made at run time"
+            yield f"{called} on {owner or 'an object'} with a name computed at run time"
         elif called != "getattr" and called != "hasattr" and _is_library(owner):
             yield f"replaces {owner}.{found[0] if found else 'something'}"
     by_name = _path(node.func, names) in ("operator.attrgetter", "operator.methodcaller")
     if by_name and not all(texts.of(argument)[1] for argument in node.args):
-        yield "takes attributes by a name that is made at run time"
+        yield "takes attributes by a name computed at run time"
     if called == "vars" and node.args and (owner := _path(node.args[0], names)):
         yield f"takes the names in {owner}"
     if isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES and (space := _space(node.func.value)):

@@ -59,13 +59,13 @@ def verdict_of(result: Result, region: str) -> Verdict | None:
 
 
 def not_attempted(region: str) -> NotAttempted:
-    return NotAttempted(f"region {region} is not written yet; `pytest --hint {region}` helps to begin")
+    return NotAttempted(f"region {region} is not written yet; run `python -m pytest --hint {region}` for a hint")
 
 
 def builds_on(region: str) -> Skipped:
     return Skipped(
-        f"builds on region {region}, which is not written yet in a file that runs here; "
-        "`python submit.py carry` copies what you wrote in an earlier task"
+        f"depends on region {region}, which is not written yet in a file that this test runs; "
+        "run `python submit.py carry` to copy your lines from the earlier task"
     )
 
 

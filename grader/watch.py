@@ -5,7 +5,7 @@
     python -m grader.watch task2b    # begins with the first open region of this task
 
 The process that starts ranks stays loaded, so a verdict comes about a second after a save. In a terminal there are
-keys: h shows the next hint, a grades the whole task, q ends it. Without a terminal the same lines are printed.
+keys: h shows the next hint, a grades the whole task, q quits. Without a terminal the same lines are printed.
 """
 
 import argparse
@@ -89,7 +89,7 @@ class Watch:
             following = next_region(self.course, self.tree, of_task)
             if following and following != self.region:
                 self.region = following
-                print(f"watching {following} now", flush=True)
+                print(f"now watching {following}", flush=True)
 
     def saved(self) -> None:
         """Grade the region whose lines have changed; the watched one where that cannot be seen."""
@@ -114,7 +114,7 @@ class Watch:
         folders = sorted({self.tree / row.file.partition("/")[0] for row in self.course.regions.values()})
         there = [folder for folder in folders if folder.is_dir()]
         with keys() as pressed:
-            print(KEYS if sys.stdin.isatty() else "watching; Ctrl-C ends it", flush=True)
+            print(KEYS if sys.stdin.isatty() else "watching; press Ctrl-C to stop", flush=True)
             for changes in file_changes(*there, debounce=50, step=20, rust_timeout=LOOK, yield_on_timeout=True):
                 stamps = self.stamps_now()
                 others = any(Path(file).suffix == ".py" for _, file in changes)  # what regions import, for instance

@@ -32,7 +32,7 @@ from staff.proofs.cover import cover
 from staff.proofs.grading_pool import Seen, Test, collect, grade, worker_processes
 
 LINE = re.compile(r":\d+(?=\b)")
-STUDENTS = re.compile(r"(wrong|crashed|deadlocked|timed out|not attempted): (?!the grader did not)")
+STUDENTS = re.compile(r"(wrong|crashed|deadlocked|timed out|not attempted): (?!internal grader error)")
 MARKS = {"passed": ".", "failed": "F", "skipped": "s"}
 Tests = dict[str, Test]
 

@@ -20,7 +20,7 @@ from course.table import load_course
 REGIONS = ("2a.3", "2b.3", "p.4")
 SAVES = 20
 MOST_SECONDS = 1.5  # median
-READY = "watching; Ctrl-C ends it"
+READY = "watching; press Ctrl-C to stop"
 VERDICT = re.compile(r"^\d+ (passed|failed)")
 
 

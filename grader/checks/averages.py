@@ -30,7 +30,7 @@ ODD = PLAIN | {
 LARGE = PLAIN | {"shapes": [[3], [640, 1024], [2, 4], [5]]}  # 2.6 MB beside some bytes: more than a usual bucket
 HALF = [PLAIN | {"dtype": "bfloat16"}, PLAIN | {"dtype": "float16"}]
 WORDS_OF_CRASHES = {
-    "must be alike, got ()": "a mean over workers and elements is one number: give mean() the dimension of the workers",
+    "must be alike, got ()": "mean() without a dimension also averages the elements: pass the workers' dimension",
     "gather_list`` must be": "rank 0 is the root of the gather: dst=0, and the list on rank 0 only",
     "scatter_list`` must be": "rank 0 is the root of the scatter: src=0, and the list on rank 0 only",
 }
@@ -101,7 +101,7 @@ def must_be_by_hand(grade: Grade, result: Result) -> None:
         other = next((call for call in rank.calls if call.inside and call.name != "init_process_group"), None)
         if other:
             grade.fail(
-                f"{other.name} is called inside of {other.inside}{f' ({other.where})' if other.where else ''}, not by "
+                f"{other.name} is called inside {other.inside}{f' ({other.where})' if other.where else ''}, not by "
                 "your own line: average the gradients with torch.distributed's collectives"
             )
 
@@ -119,20 +119,22 @@ def _check_round(
     names = kept(setting, number)
     for rank, value in enumerate(got):
         if value["moved"]:
-            grade.fail(f"the parameters themselves changed on rank {rank}: only param.grad is to be averaged")
+            grade.fail(f"the parameters themselves changed on rank {rank}: average only param.grad")
         for k in set(range(len(setting["shapes"]))) - set(names):
             if value["grads"][k] is not None:
                 what = "is frozen" if k in setting["frozen"] else "had no gradient"
-                grade.fail(f"parameter {k} {what} on every worker, and has a gradient on rank {rank} now")
+                grade.fail(f"parameter {k} {what} on every worker, but has a gradient on rank {rank} now")
     means, grads = [value["grads"] for value in got], [[mine[k] for k in names] for mine in inputs]
-    again = "in the second call, with other gradients: keep nothing from the first\n" if number else ""
+    again = (
+        "in the second call, with different gradients: do not reuse anything from the first call\n" if number else ""
+    )
     if setting["dtype"] == "float32":
         check_means(grade, result, [[mine[k] for k in names] for mine in means], grads, names, again)
     else:
         _check_half(grade, setting["dtype"], got, inputs)
     for rank, value in enumerate(got):
         if value["changed"]:
-            grade.fail(f"averaging changes {value['changed'][0]} on rank {rank}: leave it as it was")
+            grade.fail(f"averaging changes {value['changed'][0]} on rank {rank}, but must leave it unchanged")
 
 
 def _check_half(grade: Grade, dtype: str, got: list[dict], inputs: list[list[np.ndarray]]) -> None:
@@ -140,7 +142,7 @@ def _check_half(grade: Grade, dtype: str, got: list[dict], inputs: list[list[np.
     for rank, value in enumerate(got):
         for k, mean in enumerate(reference.means(inputs)):
             if value["dtypes"][k] != dtype:
-                grade.fail(f"parameter {k} has a gradient of {dtype} on every worker, got {value['dtypes'][k]}")
+                grade.fail(f"expected parameter {k}'s gradient in {dtype}, got {value['dtypes'][k]} on rank {rank}")
             limit = 0.04 * np.abs([mine[k] for mine in inputs]).max(axis=0) + 1e-6
             mine = value["grads"][k]
             if np.shape(mine) != mean.shape or not np.all(np.abs(np.asarray(mine, np.float64) - mean) <= limit):
@@ -228,7 +230,7 @@ def check_handed_in(grade: Grade, result: Result, setting: dict, name: str) -> N
         got, right = (_sorted(arrays) for arrays in (sent, own))
         factor = np.linalg.norm(right) / max(float(np.linalg.norm(got)), 1e-30)
         if got.shape != right.shape or not np.allclose(got * factor, right, rtol=1e-4, atol=0):
-            grade.fail(f"what rank {rank} hands to {name} is not its own gradients")
+            grade.fail(f"what rank {rank} passes to {name} is not its own gradients")
 
 
 def check_used(grade: Grade, result: Result, setting: dict) -> None:
@@ -244,7 +246,10 @@ def check_used(grade: Grade, result: Result, setting: dict) -> None:
             factor = held @ right / (right @ right)
             used = factor > 0 and np.linalg.norm(held - factor * right) <= 1e-4 * factor * np.linalg.norm(right)
         if not used:
-            grade.fail(f"rank {rank} does not use what was sent: its gradients are not the mean of all, nor their sum")
+            grade.fail(
+                f"rank {rank} does not use what was sent: its gradients are neither the mean nor the sum "
+                "of all workers' gradients"
+            )
 
 
 def _sorted(arrays: list[np.ndarray]) -> np.ndarray:
@@ -256,8 +261,8 @@ def _sorted(arrays: list[np.ndarray]) -> np.ndarray:
 def _compare(grade: Grade, name: str, got: list[int], expected: list[int]) -> None:
     for rank, (mine, right) in enumerate(zip(got, expected, strict=True)):
         if not right <= mine <= 1.02 * right:
-            times = f", {mine / right:.2f} times as much" if right else ""
-            grade.fail(f"rank {rank} hands {mine} bytes to {name}, expected {right}{times}: each gradient travels once")
+            expected = f"{mine / right:.2f} times the expected {right}" if right else "expected 0"
+            grade.fail(f"rank {rank} passes {mine} bytes to {name}, {expected}: send each gradient once")
 
 
 def _words(names: set[str]) -> str:

@@ -12,8 +12,8 @@ VOCABULARY = 16
 EXAMPLES, WIDTH = 4, 8  # the width is that of probes.bert.SIZES
 SETTINGS = {  # what is drawn for the configuration, and the words for it
     "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "dropout of the attention",
-    "classifier_dropout": "dropout of the head",
+    "attention_probs_dropout_prob": "attention dropout",
+    "classifier_dropout": "head dropout",
     "initializer_range": "initializer_range",
 }
 CLOSE = 1e-4  # logits in float32 are off by 1e-6
@@ -70,10 +70,10 @@ def check_weights(grade: Grade) -> None:
             all_new = "the model starts from random weights: load them with from_pretrained\n"
             words = diagnosis.parameter_words(different[0], body.get(different[0]), saved[different[0]])
             cause = all_new if len(different) > len(saved) / 2 else ""
-            grade.fail(f"{cause}{len(different)} of {len(saved)} tensors are not those of the checkpoint: {words}")
+            grade.fail(f"{cause}{len(different)} of {len(saved)} tensors differ from the checkpoint: {words}")
         if value["frozen"]:
             count, first = len(value["frozen"]), value["frozen"][0]
-            grade.fail(f"{count} tensors are frozen, for instance {first}: all of BERT is fine-tuned")
+            grade.fail(f"{count} tensors are frozen, for instance {first}: fine-tune all of BERT")
         _check_logits(grade, value, "rte")
 
 
@@ -96,17 +96,17 @@ def check_head(grade: Grade) -> None:
             if value["labels"] != labels:
                 grade.fail(
                     f"for {task.upper()} expected a head with {labels} outputs, got {value['labels']}: "
-                    "was bert_config given to from_pretrained as config?"
+                    "did you pass bert_config to from_pretrained as config?"
                 )
             for name, asked in value["asked"].items():
                 if value["settings"][name] != asked:
                     got = f"expected bert_config's {SETTINGS[name]} of {asked}, got {value['settings'][name]}"
                     grade.fail(f"{got}: pass it as config")
             if value["moved"]:
-                grade.fail(f"load_model changes the random generator of {value['moved'][0]}: seeding belongs to main()")
+                grade.fail(f"load_model changes the random state of {value['moved'][0]}: seed only in main()")
             _check_logits(grade, value, task)
         if np.array_equal(first["head"], other["head"]) or not np.array_equal(first["head"], again["head"]):
             grade.fail(
-                "the new head does not follow the seed: loaded under seeds 1, 2 and 1, expected the first and the "
-                "third alike and the second different; draw and seed nothing in load_model"
+                "the new head does not follow the seed: expected equal heads for the two loads with seed 1 and a "
+                "different one with seed 2; do not seed or draw random numbers in load_model"
             )

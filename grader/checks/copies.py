@@ -59,7 +59,7 @@ def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) 
     for block, home in copies:
         if not block.attempted:
             return (
-                f"{script}:{block.line}: region {block.id} is not written here, and it is in {files[block.id]}:"
+                f"{script}:{block.line}: region {block.id} is not written here, but it is in {files[block.id]}:"
                 f"{home.line}: run `python submit.py carry`"
             )
     try:
@@ -71,10 +71,10 @@ def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) 
         different = [(block, home) for block, home in copies if block.body.strip("\n") != home.body.strip("\n")]
         if not different:
             places = ", ".join(f"{block.id} (line {block.line})" for block, _ in copies)
-            return f"{script}: {said}; your lines of {places} are those of their home files, which do not work here"
+            return f"{script}: {said}; your lines for {places} equal those in the original file, but do not work here"
         block, home = different[0]
         return (
-            f"{script}:{block.line}: {said}; your lines of region {block.id} differ from those in "
+            f"{script}:{block.line}: {said}; your lines for region {block.id} differ from those in "
             f"{files[block.id]}:{home.line}: compare them, or run `python submit.py carry --force`"
         )
     return ""

@@ -46,15 +46,15 @@ def _name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[n
     if not wrong:
         return ""
     if any(got[r][k] is None for r in range(n) for k in wrong):
-        return "the gradient is gone: dist.all_reduce and its like work in place and return nothing to assign"
+        return "the gradient is None: dist.all_reduce works in place and returns no tensor, so do not assign its result"
     left = [np.asarray(got[r][k]) for r in range(n) for k in wrong]
     if any(array.dtype.kind == "f" and not np.all(np.isfinite(array)) for array in left):
-        return "it holds inf or nan: was it divided by zero, by the rank instead of the number of workers?"
+        return "it contains inf or nan: did you divide by the rank (0 on rank 0) instead of the number of workers?"
     ranks = [r for r in range(n) if any(not same(got[r][k], right[k], total) for k in wrong)]
     stacked = [np.asarray([mine[k] for mine in inputs], np.float64) for k in range(len(right))]  # (n, *shape) each
     if all(same(got[r][k], inputs[r][k], total) and unsent(r, k) for r in ranks for k in wrong):
-        text = "every worker still has its own gradient, which was never handed to a collective"
-        asked = ": is it param.grad that you send, and is the last bucket sent, too?"
+        text = "every worker still has its own gradient, which was never passed to a collective"
+        asked = ": do you send param.grad, and do you also send the last bucket?"
         where = _where(ranks, wrong, n, inputs[0]) or asked
         return text + where.replace("end the loop early?", "end the loop early, or is the last bucket never sent?")
     for candidate, words in _candidates(n):
@@ -66,7 +66,7 @@ def _name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[n
     if ratio is not None:
         return f"every gradient is {ratio:.3f} times the mean on {n} workers" + _where(ranks, wrong, n, inputs[0])
     shared = all(same(got[r][k], np.asarray(got[ranks[0]][k])) for r in ranks for k in wrong)
-    return "the workers do not even agree with each other" if not shared else ""
+    return "the workers have different results" if not shared else ""
 
 
 def _candidates(n: int) -> list[tuple[Callable[[np.ndarray, int], np.ndarray], str]]:
@@ -75,28 +75,32 @@ def _candidates(n: int) -> list[tuple[Callable[[np.ndarray, int], np.ndarray], s
     return [
         (lambda x, r: x.sum(0), _times(n)),
         (lambda x, r: x[r], "every worker still has its own gradient: the result did not get into param.grad"),
-        (lambda x, r: x[r] / n, "it is the worker's own gradient divided by world_size: nothing was added up"),
-        (lambda x, r: x[0], "it is rank 0's gradient: that was handed out, and nothing was averaged"),
+        (lambda x, r: x[r] / n, "it is the worker's own gradient divided by world_size: nothing was summed"),
+        (lambda x, r: x[0], "it is rank 0's gradient: it was distributed without averaging"),
         (lambda x, r: x[-1], "it is the last rank's gradient: do all entries of the list share one tensor?"),
         (lambda x, r: x[1:].sum(0) / n, "rank 0's own gradient is missing from the sum"),
         (lambda x, r: x[1:].mean(0), "rank 0's own gradient is missing from the mean"),
         (lambda x, r: x[:-1].sum(0) / n, "the last rank's gradient is missing from the sum"),
         (lambda x, r: (x.sum(0) + x[0]) / n, "rank 0's gradient is counted twice"),
-        (lambda x, r: x.mean(0) / n, "the mean was divided by world_size once more"),
-        (lambda x, r: x.mean(0) * 0, "every gradient is zero: was it set to zero after it was averaged, or before?"),
-        (lambda x, r: np.full(x.shape[1:], x.mean()), "it is one number: the mean went over the elements too (dim=0)"),
-        (lambda x, r: np.full(x.shape[1:], x.sum() / n), "it is one number: the sum went over the elements too"),
+        (lambda x, r: x.mean(0) / n, "the sum was divided by world_size twice"),
+        (lambda x, r: x.mean(0) * 0, "every gradient is zero: was it zeroed before or after averaging?"),
+        (lambda x, r: np.full(x.shape[1:], x.mean()), _all_equal("mean") + " (use dim=0)"),
+        (lambda x, r: np.full(x.shape[1:], x.sum() / n), _all_equal("sum")),
         (lambda x, r: x.sum(0) / 2, "the sum is divided by 2, whatever world_size is"),
         (lambda x, r: x.sum(0) / 4, "the sum is divided by 4, whatever world_size is"),
         (lambda x, r: x.sum(0) / (n - 1), "the sum is divided by world_size - 1"),
         (lambda x, r: x.sum(0) // n, "the division rounds down: // is for whole numbers"),
         (lambda x, r: x.max(0), "it is the largest of the workers' gradients and not their mean"),
         (lambda x, r: x.prod(0), "it is the product of the workers' gradients and not their mean"),
-        (lambda x, r: np.full(x.shape[1:], weight(r)), "the parameter itself (param.data) stands in param.grad"),
-        (lambda x, r: np.full(x.shape[1:], weights / n), "the parameters were averaged (param.data), no gradient"),
-        (lambda x, r: np.full(x.shape[1:], weights), "the parameters were summed (param.data), no gradient"),
-        (lambda x, r: x[: r + 1].sum(0), "only part of the workers are in the sum"),
+        (lambda x, r: np.full(x.shape[1:], weight(r)), "param.grad contains the parameter itself (param.data)"),
+        (lambda x, r: np.full(x.shape[1:], weights / n), "the parameters (param.data) were averaged, not gradients"),
+        (lambda x, r: np.full(x.shape[1:], weights), "the parameters (param.data) were summed, not gradients"),
+        (lambda x, r: x[: r + 1].sum(0), "the sum includes only some of the workers"),
     ]  # fmt: skip
+
+
+def _all_equal(what: str) -> str:
+    return f"all elements are equal: the {what} was also taken over the elements"
 
 
 def _times(n: int) -> str:
@@ -114,11 +118,11 @@ def _where(ranks: list[int], wrong: list[int], n: int, parameters: Sequence[np.n
         elif len(wrong) == count - wrong[0]:
             text += f"; from parameter {wrong[0]} on: does something end the loop early?"
         elif wrong == list(range(len(wrong))):
-            text += "; all but the last: is only the last one waited for, or is something outside the loop?"
+            text += "; all but the last: do you wait only for the last handle, or is a line outside the loop?"
         else:
             text += f"; only {len(wrong)} of {count} parameters"
     if len(ranks) < n:
-        text += "; only off rank 0" if 0 not in ranks and len(ranks) == n - 1 else f"; only on ranks {ranks}"
+        text += "; only on ranks other than 0" if 0 not in ranks and len(ranks) == n - 1 else f"; only on ranks {ranks}"
     return text
 
 
@@ -136,7 +140,7 @@ def name_scaled(pairs: Sequence[tuple[Maybe, np.ndarray]]) -> str:
     if factor is None or not factor:
         return ""
     if factor < 0:
-        return f"every gradient is {factor:.3f} times the batch's: with its sign turned the step goes uphill"
+        return f"every gradient is {factor:.3f} times the batch's: the sign is reversed, so the step increases the loss"
     whole = abs(factor - round(factor)) < 1e-3
     cause = "does backward run more than once, or is the loss multiplied?" if whole else "is the loss multiplied?"
     cause = cause if factor > 1 else "is the loss divided? It is a mean already"
@@ -159,7 +163,7 @@ def forgotten_waits(result: Result) -> str:
         lost = [call for call in rank.calls if call.asynchronous and not call.waited]
         if lost:
             first = f"{lost[0].name} #{lost[0].number} ({lost[0].where})"
-            return f"rank {rank.rank} never calls wait() on {len(lost)} asynchronous handles, the first of {first}"
+            return f"rank {rank.rank} never calls wait() on {len(lost)} asynchronous handles, the first is {first}"
     return ""
 
 

@@ -20,9 +20,9 @@ Bytes = dict[tuple[str, int, int], tuple[int, int]]  # (ring or star, workers, r
 # (examples, batch of a worker, workers): wrong answers, and the mistakes that give them.
 LAST, ALONE, PART, PADS = (
     "the last batch, which is not full, counts too",
-    "that many one worker alone would make",
-    "a part of an iteration is not possible",
-    "the sampler pads: examples that do not divide are one more on every worker",
+    "that is the number for a single worker",
+    "the number of iterations must be whole",
+    "the sampler pads: if the examples do not divide evenly, every worker gets one more",
 )
 ITERATIONS: dict[tuple[int, int, int], dict[float, str]] = {
     (2490, 16, 4): {38: LAST, 156: ALONE, 38.9375: PART},
@@ -77,9 +77,9 @@ def check_gradient_bytes(grade: Grade) -> None:
         expected = size * (count[0] + count[2] + sum(count[4:]))
         causes = {
             "the tensor that two layers share is counted twice": expected + size * count[4],
-            "the frozen tensor is counted, and never sent": expected + size * count[1],
+            "the frozen tensor is counted, but never sent": expected + size * count[1],
             "the unused tensor, whose gradient is None, is counted": expected + size * count[3],
-            "frozen and unused tensors are counted, and never sent": expected + size * (count[1] + count[3]),
+            "frozen and unused tensors are counted, but never sent": expected + size * (count[1] + count[3]),
             "those are elements, not bytes": expected / size,
             "those are bits": 8 * expected,
             f"an element of {dtype} takes {size} bytes, not 4": expected * 4 / size,
@@ -101,18 +101,18 @@ def check_all_reduce(grade: Grade) -> None:
         right = counted.of("ring", n, 0, asked)
         causes = {
             "that is the tensor itself, without the factor of the ring": asked,
-            "that is half: a piece goes round twice, once to add and once to hand out": right[0] / 2,
-            "that is the sum over all workers, and one worker was asked for": right[0] * n,
-            "that is what a root would send that hands the sum to all": counted.of("star", n, 0, asked)[0],
-            "that is twice the tensor, which a ring comes near to but does not reach": 2 * asked,
-            "that is sent and received added up": 2 * right[0],
+            "that is half: every piece travels around the ring twice, to be summed and to be distributed": right[0] / 2,
+            "that is the sum over all workers; return the bytes of one worker": right[0] * n,
+            "that is what a root sends if it sends the sum to every worker": counted.of("star", n, 0, asked)[0],
+            "that is twice the tensor, which a ring approaches but never reaches": 2 * asked,
+            "that is sent plus received": 2 * right[0],
             "those are bits": 8 * right[0],
         }
         _compare(grade, f"all_reduce of {asked} bytes on {n} workers", got, right, causes)
     for (n, got), (m, more) in itertools.pairwise(zip([COUNTED, *larger], found[len(cases) :], strict=True)):
         if not all(a < b < 2 * size for a, b in zip(got, more, strict=True)):
             grade.fail(f"all_reduce of {size} bytes: {got[0]:.0f} bytes on {n} workers and {more[0]:.0f} on {m}; "
-                       "expected a little more for each further worker, and never twice the tensor")  # fmt: skip
+                       "expected slightly more with each further worker, but less than twice the tensor")  # fmt: skip
     for n, got in zip(larger, found[-len(larger) :], strict=True):
         _check_growth(grade, counted, size, n, got)
 
@@ -124,7 +124,7 @@ def _check_growth(grade: Grade, counted: Counted, size: int, n: int, got: list[f
     if not np.allclose(np.multiply(n, got), expected, rtol=1e-6, atol=n):
         grade.fail(
             f"all_reduce of {size} bytes: {got[0]:.0f} bytes on {n} workers, {n * got[0]:.0f} on all of them together; "
-            f"expected {expected[0]:.0f}, as much more for each further worker as from {COUNTED - 1} to {COUNTED}"
+            f"expected {expected[0]:.0f}: each further worker adds as much as the step from {COUNTED - 1} to {COUNTED}"
         )
 
 
@@ -138,11 +138,11 @@ def check_gather_scatter(grade: Grade) -> None:
     for (asked, n, rank), got in zip(cases, found, strict=False):
         right, of_rank_0 = counted.of("star", n, rank, asked), counted.of("star", n, 0, asked)
         causes = {
-            "rank 0's own tensor does not travel": asked * n,
+            "rank 0's own tensor is not sent": asked * n,
             "that is what rank 0 moves; the others talk to rank 0 only": of_rank_0[0],
             "that is what the others move; rank 0 talks to each of them": asked,
             "that is an all_reduce": counted.of("ring", n, rank, asked)[0],
-            "that is sent and received added up": 2 * right[0],
+            "that is sent plus received": 2 * right[0],
         }
         _compare(grade, f"gather and scatter of {asked} bytes on {n} workers, rank {rank}", got, right, causes)
     (sent, received), *others = found[len(cases) :]
@@ -151,8 +151,8 @@ def check_gather_scatter(grade: Grade) -> None:
         ("receives", received, [a for a, _ in others]),
     ):
         if not (math.isclose(mine, sum(theirs)) and len(set(theirs)) == 1 and theirs[0] > 0):
-            grade.fail(f"gather and scatter on {many} workers: rank 0 {words} {mine:.0f} bytes; expected the bytes of "
-                       f"the {many - 1} others together, who all move the same")  # fmt: skip
+            grade.fail(f"gather and scatter on {many} workers: rank 0 {words} {mine:.0f} bytes; expected the total "
+                       f"of the other {many - 1} ranks, which all move the same amount")  # fmt: skip
 
 
 def _traffic(grade: Grade, function: str, cases: list) -> list[list[float]]:
@@ -201,7 +201,7 @@ def check_epoch(grade: Grade) -> None:
         causes = {
             "that is one iteration": sent,
             "that is the sum over all workers": sent * right * n,
-            "bytes of an iteration do not depend on the batch: gradients have the size of the model": sent
+            "bytes of an iteration do not depend on the batch size: gradients have the size of the model": sent
             * right
             * batch,
             "bytes of an iteration do not depend on the number of examples": sent * examples,

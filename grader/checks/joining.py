@@ -24,11 +24,11 @@ def check_join(grade: Grade) -> None:
         _check_joined(grade, result, f"{host}:{port}", world_size, backend)
         for rank, value in enumerate(result.values):
             if not value["joined"]:
-                grade.fail(f"rank {rank} has left the process group again when join() returns")
+                grade.fail(f"rank {rank} is no longer in the process group when join() returns")
         check_met(grade, result)
         for rank, value in enumerate(result.values):
             if value["changed"]:
-                grade.fail(f"join() changes {value['changed'][0]} on rank {rank}: leave it as it was")
+                grade.fail(f"join() changes {value['changed'][0]} on rank {rank}, but must leave it unchanged")
 
 
 def run_join(grade: Grade, probe: str, world_size: int, **arguments: Any) -> Result:
@@ -71,16 +71,16 @@ def check_identity(grade: Grade, rank: int, join: Call, world_size: int, backend
     asked = join.data
     if (asked["rank"], asked["world_size"]) != (rank, world_size):
         grade.fail(
-            f"{world_size} processes were started, and rank {rank} joins as rank {asked['rank']} of "
-            f"{asked['world_size']} ({join.where}): in a real run all would wait"
+            f"{world_size} processes were started, but rank {rank} joins as rank {asked['rank']} of "
+            f"{asked['world_size']} ({join.where}): in a real run, all ranks would wait forever"
         )
     if asked["backend"] not in (None, backend) or (asked["backend"] is None and backend != "gloo"):
         grade.fail(
-            f"rank {rank}: {given} is {backend} in this run, got {asked['backend']} ({join.where}): pass {given} on, "
-            "and name no backend yourself"
+            f"rank {rank}: expected the backend {backend} ({given}), got {asked['backend']} ({join.where}): "
+            f"pass {given} to init_process_group"
         )
 
 
 def check_address(grade: Grade, rank: int, join: Call, accepted: tuple[str, ...]) -> None:
     if join.data["address"] not in accepted:
-        grade.fail(f"rank {rank}: expected to meet at {accepted[0]}, got {join.data['address']} ({join.where})")
+        grade.fail(f"rank {rank}: expected the address {accepted[0]}, got {join.data['address']} ({join.where})")

@@ -32,17 +32,19 @@ def check_mixed(grade: Grade, halves: list[np.ndarray]) -> None:
         of = len(halves) * (length - lag)
         far = changes - of / 2 * length / (length - 1)
         if far < -FAR * math.sqrt(of) / 2:
-            what = "are blocks in the order of the data" if lag == 1 else f"repeat the order of the data every {lag}"
-            grade.fail(f"the partitions {what}: shuffle the indices, or labels stay together")
+            what = (
+                "are blocks in the order of the data" if lag == 1 else f"repeat the data's order every {lag} examples"
+            )
+            grade.fail(f"the partitions {what}: shuffle the indices; otherwise equal labels stay together")
         if far > FAR * math.sqrt(of) / 2:
-            grade.fail("the examples are dealt out in turn, in the order of the data: shuffle the indices")
+            grade.fail("the examples are assigned round-robin, in the order of the data: shuffle the indices")
     for groups in GROUPS:
         for place in range(groups):
             mine = [half[place::groups] for half in halves]
             if abs(sum(int(m.sum()) - len(m) / 2 for m in mine)) > FAR * math.sqrt(sum(map(len, mine))) / 2:
                 grade.fail(
-                    f"every {groups}th example is in the same partition, or too many are: the examples are dealt out "
-                    "in turn; shuffle the indices"
+                    f"too many examples at distance {groups} are in the same partition: the examples are assigned "
+                    "round-robin; shuffle the indices"
                 )
 
 
@@ -55,8 +57,8 @@ def check_orders_differ(grade: Grade, halves: list[np.ndarray]) -> None:
                 alike = int((one & np.roll(turned, shift)).sum())
                 if not int(one.sum()) - most < alike < most:
                     grade.fail(
-                        "another seed divides the examples as the first one does, only moved along: shuffle the "
-                        "indices with a generator made from seed"
+                        "a different seed gives the same division, only shifted: shuffle the indices with a generator "
+                        "made from seed"
                     )
 
 

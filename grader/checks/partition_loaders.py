@@ -49,9 +49,9 @@ def must_hold_examples(grade: Grade, values: list[dict]) -> None:
     for rank, value in enumerate(values):
         given = Counter(example for batch in value["batches"] for example in batch)
         if -1 in given:
-            grade.fail("expected batches of the examples themselves, got others, for instance their indices")
+            grade.fail("expected batches of examples, got something else, for example their indices")
         if repeated := [example for example, number in given.items() if number > 1]:
-            grade.fail(f"{len(repeated)} examples come twice on rank {rank}, for instance {min(repeated)}")
+            grade.fail(f"{len(repeated)} examples appear more than once on rank {rank}, for example {min(repeated)}")
 
 
 def must_be_divided_at_random(grade: Grade) -> None:
@@ -79,7 +79,7 @@ def must_use_partitioner(grade: Grade) -> None:
         if not all(len(sizes) == ranks and np.allclose(sizes, 1 / ranks) for sizes in value["shares"]):
             grade.fail(
                 f"on {ranks} workers, DataPartitioner is asked for shares of {value['shares'][0]}, expected "
-                f"{ranks} of {1 / ranks}"
+                f"{ranks} shares of {1 / ranks}"
             )
         if sorted(part.elements()) != given[rank]:
             grade.fail(
@@ -114,7 +114,7 @@ def check_counts(grade: Grade) -> None:
         what = f"{length} examples, total batch {total}, {world_size} workers"
         must_be_loader(grade, values[0])
         if len(set(counts)) > 1:
-            grade.fail(f"{what}: the ranks have {counts} batches; one with more waits for the others forever")
+            grade.fail(f"{what}: the ranks have {counts} batches; a rank with more batches waits forever")
         if counts[0] != right:
             grade.fail(f"{what}: expected {right} batches on every rank, got {counts[0]}")
         if (lengths := [value["len"] for value in values]) != counts:
@@ -122,7 +122,7 @@ def check_counts(grade: Grade) -> None:
         if (again := [len(value["again"]) for value in values]) != counts:
             grade.fail(
                 f"{what}: the loaders give {counts} batches in the first epoch and {again} in the second: "
-                "an iterator or a generator is used up after one pass; hand over a list, a range or a data set"
+                "an iterator or a generator is used up after one pass; pass a list, a range or a data set"
             )
         must_hold_examples(grade, values)
     must_be_divided_at_random(grade)
@@ -166,9 +166,9 @@ def check_parts(grade: Grade, what: str, length: int, parts: list[Counter[int]])
         grade.fail(f"{what}: expected a DataLoader with batches of examples, got no batch at all")
     twice = [example for example, number in seen.items() if number > 1]
     if set(seen) - set(range(length)):
-        grade.fail(f"{what}: expected the examples themselves, got others")
+        grade.fail(f"{what}: expected batches of examples, got something else")
     if twice:
-        grade.fail(f"{what}: {len(twice)} examples come twice, for instance {min(twice)}")
+        grade.fail(f"{what}: {len(twice)} examples appear more than once, for example {min(twice)}")
 
 
 def check_group_and_collate(grade: Grade) -> None:
@@ -184,16 +184,19 @@ def check_group_and_collate(grade: Grade) -> None:
             if not value["batches"]:
                 grade.fail("24 examples, total batch 6, 3 workers: the loader gives no batch")
         if not (mine["collated"] and other["collated"]):
-            grade.fail("collate_fn was given and not used: hand it on to the DataLoader")
+            grade.fail("collate_fn was given but not used: pass it to the DataLoader")
         first, second, third = (
             sorted(example for batch in value["batches"] for example in batch) for value in (mine, other, default)
         )
         if first != second:
-            grade.fail(f"rank {rank} gets other examples from the process group than with rank={rank}, world_size=3")
+            grade.fail(
+                f"rank {rank} gets different examples with rank and world_size from the process group than with "
+                f"rank={rank}, world_size=3 as arguments"
+            )
         if third != second:
             grade.fail(
                 f"without collate_fn, rank {rank} gets the batches {default['batches'][:2]}, expected the examples "
-                f"{second}: hand None on, and torch makes the batches"
+                f"{second}: pass None on, so that torch builds the batches"
             )
     for values in (in_group, given, plain):
         must_hold_examples(grade, values)

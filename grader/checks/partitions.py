@@ -75,9 +75,12 @@ def check_partition(grade: Grade) -> None:
         if got != index:
             cause = "wrong example"
             if -1 in got:
-                cause = "it returns something else than an example (-1 below), for instance its index"
+                cause = "it returns something other than an example (shown as -1), for instance its index"
             elif got == list(range(len(index))):
-                cause = "it looks up the place itself: which example is at this place of the partition?"
+                cause = (
+                    "it uses the position as an index into the data: which example is at this position of the "
+                    "partition?"
+                )
             grade.fail(f"{cause}: for the indices {index} expected these examples, got {got}")
         if value["index"] != index or value["changed"]["data"]:
             what = "the data" if value["changed"]["data"] else "the list of indices"
@@ -85,7 +88,7 @@ def check_partition(grade: Grade) -> None:
         if looped != index:
             grade.fail(
                 f"`for example in partition` gives {len(looped)} examples, expected {len(index)} (counted up "
-                "to 200): a place at or beyond len(partition) must raise an IndexError, or a loop never ends"
+                "to 200): an index of len(partition) or more must raise IndexError; otherwise the loop never ends"
             )
 
 
@@ -101,15 +104,18 @@ def check_use(grade: Grade) -> None:
                 grade.fail(f"use({k}): expected a Partition; {examples}")
         first, second = numbered(grade, length, value["rounds"])
         if first != second or value["after"] != value["before"]:
-            grade.fail("calling use() twice for one partition gives different examples: cut once, in the constructor")
+            grade.fail(
+                "calling use() twice for one partition gives different examples: partition the data once, in the "
+                "constructor"
+            )
         if first != value["before"]:
             wrong = next(k for k, part in enumerate(value["before"]) if first[k] != part)
             grade.fail(f"use({wrong}) gives the examples {first[wrong][:6]}, expected those of partitions[{wrong}]")
         refuse_changes(grade, value["changed"], "use()")
         if value["reads"]:
             grade.fail(
-                f"use() reads {value['reads']} examples, expected none: the data is not copied. Give Partition the "
-                "data and a list of indices; it looks an example up when it is asked for"
+                f"use() reads {value['reads']} examples, expected none: do not copy the data. Give Partition the "
+                "data and a list of indices; it looks up each example when it is needed"
             )
 
 
@@ -152,13 +158,13 @@ def check_sizes(grade: Grade) -> None:
         if value["second"] != value["partitions"] or value["kept"] != value["partitions"]:
             grade.fail(
                 f"a second DataPartitioner of the same data, sizes and seed makes partitions of "
-                f"{lengths_of(value['second'])}, the first made {lengths_of(value['partitions'])}: keep nothing from "
-                "one partitioner to the next"
+                f"{lengths_of(value['second'])}, the first made {lengths_of(value['partitions'])}: do not share state "
+                "between partitioners"
             )
         if sum(lengths_of(value["other"])) != length + MORE:
             grade.fail(
                 f"a second DataPartitioner, of {length + MORE} examples, makes partitions of "
-                f"{lengths_of(value['other'])} after one of {length}: keep nothing from one partitioner to the next"
+                f"{lengths_of(value['other'])} after one of {length}: do not share state between partitioners"
             )
 
 

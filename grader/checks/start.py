@@ -52,21 +52,21 @@ def _check_setup(
         check_identity(grade, rank, join, world_size, backend)
         if environment and join.data["address"] not in (accepted := [f"{host}:{port}" for host in hosts]):
             grade.fail(
-                f"rank {rank}: {already} is set already, so expected to meet at {accepted[0]}, got "
-                f"{join.data['address']} ({join.where}): keep what is set (os.environ.setdefault)"
+                f"rank {rank}: {already} is set already, so expected the address {accepted[0]}, got "
+                f"{join.data['address']} ({join.where}): keep existing values (os.environ.setdefault)"
             )
         check_address(grade, rank, join, tuple(f"{host}:{port}" for host in hosts))
     grade.must_return(result)
     for rank, value in enumerate(result.values):
         if not value["joined"]:
-            grade.fail(f"rank {rank} is in no process group of {world_size} when setup() returns")
+            grade.fail(f"rank {rank} is not in a process group of size {world_size} when setup() returns")
     check_met(grade, result)
     for rank, value in enumerate(result.values):
         if value["changed"]:
-            grade.fail(f"setup() changes {value['changed'][0]} on rank {rank}: leave it as it was")
+            grade.fail(f"setup() changes {value['changed'][0]} on rank {rank}, but must leave it unchanged")
         kept = {name: value["environment"][name] for name in environment}
         if kept != environment:
-            grade.fail(f"{already} was set before, and setup() changes it to {kept}: keep what is set")
+            grade.fail(f"{already} was already set, but setup() changes it to {kept}: keep existing values")
 
 
 def check_started(grade: Grade) -> None:
@@ -79,7 +79,7 @@ def check_started(grade: Grade) -> None:
         grade.must_return(result)
         _check_processes(grade, world_size, result.values[0])
         check_counted(grade, result, world_size)
-        check_numbers(grade, result, result.values[0]["numbers"], world_size, "runs work(rank, config)")
+        check_numbers(grade, result, result.values[0]["numbers"], world_size, "run work(rank, config)")
 
 
 def check_counted(grade: Grade, result: Result, wanted: int) -> None:
@@ -89,10 +89,10 @@ def check_counted(grade: Grade, result: Result, wanted: int) -> None:
 
 
 def check_numbers(grade: Grade, result: Result, shown: list[int], wanted: int, does: str) -> None:
-    """Each of the started processes does so: it shows a number that the system's count has told it alone."""
+    """Each of the started processes does so: it shows a number that only the system's count has told it."""
     seen = len(result.numbers & set(shown))
     if result.children >= 0 and seen != wanted:
-        grade.fail(f"expected {wanted} processes of which each {does}, got {seen}: start each with target=work")
+        grade.fail(f"expected {wanted} processes that each {does}, got {seen}: start each with target=work")
 
 
 def _refuse_work_at_import(grade: Grade) -> None:
@@ -116,7 +116,7 @@ def _check_processes(grade: Grade, world_size: int, value: dict[str, Any]) -> No
     if value["in_this_process"]:
         grade.fail("work() runs in the script's own process: pass target=work, not target=work(...), and start() it")
     if value["unfinished"]:
-        grade.fail(f"{value['unfinished']} processes still run when start_workers returns: join every one of them")
+        grade.fail(f"{value['unfinished']} processes still run when start_workers returns: join all of them")
     started = sorted(value["ranks"])
     if started != list(range(world_size)):
         grade.fail(f"expected work(rank, config) in {world_size} processes, ranks 0 to {world_size - 1}, got {started}")
@@ -125,11 +125,14 @@ def _check_processes(grade: Grade, world_size: int, value: dict[str, Any]) -> No
     if value["given"] != [str(world_size)]:
         grade.fail(f"work(rank, config): expected the config of the script, got {', '.join(value['given'])}")
     if value["changed"]:
-        grade.fail("start_workers() changes config, which belongs to the caller: give each worker its rank as argument")
+        grade.fail(
+            "start_workers() changes config, which belongs to the caller: pass each worker its rank as an argument"
+        )
     if value["strange"]:
-        grade.fail(f"expected a list of the processes back, got one of {', '.join(sorted(set(value['strange'])))}")
+        kinds = ", ".join(sorted(set(value["strange"])))
+        grade.fail(f"expected start_workers() to return the list of processes, got a list of {kinds}")
     if value["returned"] != world_size:
-        grade.fail(f"expected the list of {world_size} processes back, got {value['returned']}")
+        grade.fail(f"expected start_workers() to return {world_size} processes, got {value['returned']}")
 
 
 def check_script(grade: Grade) -> None:
@@ -147,20 +150,20 @@ def check_script(grade: Grade) -> None:
     if value["failed"]:
         grade.fail(f"the script ended with an error: {value['failed']}\n{said}")
     if value["records"] != WORKERS:
-        grade.fail(f"expected the record of {WORKERS} workers, got {value['records']}\n{said}")
+        grade.fail(f"expected the records of {WORKERS} workers, got {value['records']}\n{said}")
     check_counted(grade, result, WORKERS)
-    check_numbers(grade, result, value["numbers"]["joined"], WORKERS, "joins the group")
-    check_numbers(grade, result, value["numbers"]["read"], WORKERS, "reads its half of the training data")
+    check_numbers(grade, result, value["numbers"]["joined"], WORKERS, "join the group")
+    check_numbers(grade, result, value["numbers"]["read"], WORKERS, "read half of the training data")
     (alone,) = grade.session.run("grader.probes.trusted:one_workers_losses", 1, told).values
     numbers = [len(losses) for losses in value["losses"]]
     if numbers != [len(alone)] * 2:
-        grade.fail(f"expected {len(alone)} losses of each worker, got {numbers}")
+        grade.fail(f"expected {len(alone)} losses from each worker, got {numbers}")
     if value["losses"][0] == value["losses"][1]:
         grade.fail("both workers record the same losses: they train on the same examples")
     for step, (first, second, right) in enumerate(zip(*value["losses"], alone, strict=True), 1):
         mean = (first + second) / 2
         if not abs(mean - right) <= LOSS_ERROR * right:
             grade.fail(
-                f"step {step}: the workers' mean loss is {mean:.6f}, and one worker with all examples has {right:.6f}: "
-                "do both train on all of the data between them, and average their gradients?"
+                f"step {step}: the workers' mean loss is {mean:.6f}, but one worker with all examples has {right:.6f}: "
+                "do the two together train on all of the data, and do they average gradients?"
             )

@@ -81,7 +81,7 @@ def _must_have_written(grade: Grade, result: Result) -> None:
             if len(entries) != len(calls):
                 grade.fail(
                     f"rank {rank.rank}: {len(entries)} entries in `sent` for {len(calls)} tensors that were sent; this "
-                    "test counts when each tensor that is sent is written down"
+                    "test counts only when every tensor that is sent is recorded"
                 )
     must_be_by_hand(grade, result)
 
@@ -94,14 +94,14 @@ def _check_order(grade: Grade, where: str, rank: RankResult) -> None:
         if event.name == "entries":
             sent += 1
             if event.data["count"] < sent:
-                grade.fail(f"{where}: tensor {sent} was sent before it was written down; write first, then send")
+                grade.fail(f"{where}: tensor {sent} was sent before it was recorded; append the entry before you send")
 
 
 def _compare_entries(grade: Grade, where: str, entries: list[dict], calls: list[Call]) -> None:
     if not entries:
-        grade.fail(f"{where}: nothing was appended to `sent`, and {len(calls)} tensors were sent")
+        grade.fail(f"{where}: nothing was appended to `sent`, but {len(calls)} tensors were sent")
     if len(entries) != len(calls):
-        few = "each tensor that is sent gets an entry" if len(entries) < len(calls) else "each gets one, once"
+        few = "append one entry for each tensor" if len(entries) < len(calls) else "append each tensor only once"
         grade.fail(f"{where}: {len(entries)} entries for {len(calls)} tensors that were sent: {few}")
     if strange := next((entry["not a dict"] for entry in entries if "not a dict" in entry), ""):
         grade.fail(f"{where}: expected a dict for each tensor in `sent`, got a {strange}")
@@ -113,10 +113,10 @@ def _compare_entries(grade: Grade, where: str, entries: list[dict], calls: list[
     for number, (entry, right) in enumerate(zip(entries, rights, strict=True), 1):
         wrong = next((name for name, value in right.items() if entry.get(name) != value), "")
         if wrong and len(entries) > 1 and all(entry == entries[0] for entry in entries):
-            grade.fail(f"{where}: all {len(entries)} entries are one dict, written again and again: append a new one")
+            grade.fail(f"{where}: all {len(entries)} entries are the same dict object: create a new one for each")
         if wrong:
             grade.fail(
-                f"{where}: entry {number} says {wrong} {entry.get(wrong)!r}, but the tensor that all_reduce was given "
+                f"{where}: entry {number} says {wrong} {entry.get(wrong)!r}, but the tensor passed to all_reduce "
                 f"has {right[wrong]!r}{_entry_hint(wrong, entry, right)}"
             )
 
@@ -127,7 +127,7 @@ def _entry_hint(name: str, entry: dict, right: dict) -> str:
     if name == "bytes" and entry["bytes"] == 8 * right["bytes"]:
         return ": those are bits"
     if name in ("dtype", "bytes") and right["dtype"] != "float32":
-        return ": write down the tensor that travels, not the gradient that it was made from"
+        return ": record the tensor that is sent, not the gradient it was made from"
     return ""
 
 
@@ -141,8 +141,8 @@ def check_payload(grade: Grade, where: str, calls: list[Call], own: list[np.ndar
         factor = float(np.linalg.norm(got) / np.linalg.norm(right))
         if np.isfinite(factor) and np.allclose(got, factor * right, rtol=3 * ROUNDING[dtype], atol=1e-7):
             return
-    grade.fail(f"{where}: what is handed to all_reduce is not the gradients of this rank ({len(got)} numbers that are "
-               f"not zero, expected {len(right)})")  # fmt: skip
+    grade.fail(f"{where}: what is passed to all_reduce is not the gradients of this rank ({len(got)} nonzero numbers, "
+               f"expected {len(right)})")  # fmt: skip
 
 
 def _sorted(arrays: list[np.ndarray]) -> np.ndarray:
@@ -159,8 +159,8 @@ def check_precision(grade: Grade) -> None:
             sent = sum(call.sent for call in mine.calls if call.name == "all_reduce")
             expected = ITERATIONS * elements * BYTES[NAMES[dtype]]
             if sent != expected:
-                what = f"--grad_dtype {dtype}: rank {mine.rank} hands {sent} bytes to all_reduce"
-                grade.fail(f"{what}, expected {expected}: {sent / expected:.2f} times as much")
+                what = f"--grad_dtype {dtype}: rank {mine.rank} passes {sent} bytes to all_reduce"
+                grade.fail(f"{what}, {sent / expected:.2f} times the expected {expected}")
         each = inputs(grade, 3, SETTING)
         for rank, value in enumerate(result.values):
             if wrong := [kind for kind in value["dtypes"] if kind not in (None, "float32")]:
@@ -194,7 +194,7 @@ def check_mean(grade: Grade) -> None:
             check_means(grade, result, got, [[mine[number][k] for k in names] for mine in each], names)
         for rank, value in enumerate(result.values):
             if value["moved"]:
-                grade.fail(f"the parameters themselves changed on rank {rank}: only param.grad is averaged")
+                grade.fail(f"the parameters themselves changed on rank {rank}: average only param.grad")
             if any(value["grads"][-1][k] is not None for k in (*setting["frozen"], *setting["without"])):
                 grade.fail(f"a parameter without a gradient has one afterwards on rank {rank}: leave it out")
         _must_have_written(grade, result)

@@ -51,7 +51,7 @@ class Script:
         self.traces = [_trace(rank.events) for rank in result.ranks]
         for rank, trace in enumerate(self.traces):
             if not trace["weights"] or not trace["trained"]:
-                grade.fail(f"rank {rank} ends without record.describe() or record.write(), which main() calls")
+                grade.fail(f"rank {rank} ends without record.describe() or record.write(), which main() must call")
 
     def check(self) -> None:
         self._check_start()
@@ -61,7 +61,7 @@ class Script:
         self._check_metrics()
 
     def _fail(self, message: str) -> None:
-        self.grade.fail(f"{self.n} worker{'s' if self.n > 1 else ''}: {message}")
+        self.grade.fail(f"{_workers(self.n)}: {message}")
 
     def _check_start(self) -> None:
         saved = checkpoint(self.grade, VOCABULARY)
@@ -75,9 +75,9 @@ class Script:
         """All ranks start from one set of weights, those of another run with the same seed."""
         for rank, trace in enumerate(self.traces):
             if not _equal(trace["weights"][0], self.traces[0]["weights"][0]):
-                self._fail(f"rank {rank} starts from other weights than rank 0: is the seed the same?")
+                self._fail(f"rank {rank} starts from different weights than rank 0: is the seed the same?")
         if not _equal(self.traces[0]["weights"][0], other.traces[0]["weights"][0]):
-            self._fail(f"training starts from other weights than on {other.n} with the same seed")
+            self._fail(f"training starts from different weights than with {_workers(other.n)} and the same seed")
 
     def _check_order(self) -> None:
         """Together the workers draw the batches of one worker."""
@@ -127,7 +127,7 @@ class Script:
             still = [name for name, value in before.items() if np.array_equal(after.get(name), value)]
             if still:
                 self._fail(
-                    f"training never moves {len(still)} of {len(before)} tensors, for instance {still[0]}: "
+                    f"training never changes {len(still)} of {len(before)} tensors, for instance {still[0]}: "
                     "is a part of the model frozen, or unknown to the optimizer?"
                 )
 
@@ -140,7 +140,7 @@ class Script:
                 continue
             if len(found) != EPOCHS:
                 self._fail(f"region 1.4 in this file: expected metrics after each of {EPOCHS} epochs on rank {rank}, "
-                           f"got {len(found)} times: evaluate()")  # fmt: skip
+                           f"got them {len(found)} time{'s' if len(found) != 1 else ''}: call evaluate()")  # fmt: skip
             for epoch, acc in enumerate(found):
                 logits = self.right["logits"][epoch][rank]
                 right = logits.argmax(axis=1) == labels
@@ -148,9 +148,13 @@ class Script:
                 lowest, highest = (right & ~close).mean(), (right | close).mean()
                 if not lowest - SAME <= acc <= highest + SAME:
                     self._fail(
-                        f"region 1.4 in this file: rank {rank}, after epoch {epoch}, expected the metrics "
+                        f"region 1.4 in this file: rank {rank}, after epoch {epoch + 1}, expected the metrics "
                         f"{{'acc': {right.mean():.4f}}}, got {{'acc': {acc:.4f}}}"
                     )
+
+
+def _workers(n: int) -> str:
+    return f"{n} worker{'s' if n > 1 else ''}"
 
 
 def _drawn(seed: int, rank: int) -> dict[str, np.ndarray]:
@@ -196,4 +200,4 @@ def _equal(some: dict, others: dict) -> bool:
 def _ladder_cause(step: int) -> str:
     if step == 0:
         return "the very first batch differs: do the workers together draw the batch of one worker, with config.seed?\n"
-    return "the first steps agree, then the runs diverge: gradients, learning rate or the order of the next epoch\n"
+    return "the first steps agree, then the runs diverge: check gradients, learning rate and the next epoch's order\n"

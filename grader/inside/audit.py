@@ -25,7 +25,9 @@ REFUSED = frozenset({
     "code.__new__", "marshal.loads",
 })  # fmt: skip
 NOTED = frozenset({"exec", "compile"})
-NO_DEBUGGER = "a debugger has no terminal while the graders run; `python -m grader.debug REGION --rank RANK` stops here"
+NO_DEBUGGER = (
+    "a debugger cannot use the terminal while the graders run; use `python -m grader.debug REGION --rank RANK` instead"
+)
 FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
 CODE = frozenset({"__code__", "__defaults__", "__kwdefaults__"})
 MAX_NOTES = 20

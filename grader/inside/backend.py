@@ -231,14 +231,15 @@ class BrokeredGroup(ProcessGroup):
         places = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
         if outputs and len(set(places)) < len(places):
             raise SilentlyWrongError(
-                f"{name}: {argument} holds one tensor more than once, so that each arrival overwrites the one before "
-                "(gloo does so without an error); make every tensor by itself: [torch.empty_like(t) for _ in range(n)]"
+                f"{name}: {argument} contains the same tensor more than once, so each received value overwrites the "
+                "previous one (gloo gives no error); create a separate tensor for each rank: "
+                "[torch.empty_like(t) for _ in range(n)]"
             )
 
 
 def _not_served(name: str) -> Callable:
     def refuse(self: BrokeredGroup, *arguments: Any, **keywords: Any) -> None:
-        raise NotServedError(f"{name} is not served here; served are {SERVED}")
+        raise NotServedError(f"{name} is not supported by the graders; supported: {SERVED}")
 
     return refuse
 
@@ -253,7 +254,7 @@ def _check(name: str, unit: torch.Tensor, tensors: Sequence[torch.Tensor]) -> No
         if tensor.shape != unit.shape or tensor.dtype != unit.dtype:
             raise ValueError(
                 f"{name}: the tensors of one call must be alike, got {tuple(tensor.shape)} {tensor.dtype} "
-                f"beside {tuple(unit.shape)} {unit.dtype}"
+                f"and {tuple(unit.shape)} {unit.dtype}"
             )
         order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
         if not tensor.permute(order).is_contiguous():
@@ -266,7 +267,7 @@ def _check(name: str, unit: torch.Tensor, tensors: Sequence[torch.Tensor]) -> No
 def _reduce_op(options: Any, tensor: torch.Tensor) -> str:
     name = next((name for name in REDUCTIONS if options.reduceOp == getattr(dist.ReduceOp, name)), "")
     if not name:
-        raise NotServedError(f"this ReduceOp is not served here; served are {', '.join(REDUCTIONS)}")
+        raise NotServedError(f"this ReduceOp is not supported by the graders; supported: {', '.join(REDUCTIONS)}")
     if name == "AVG" and not tensor.is_floating_point():
         raise ValueError(f"ReduceOp.AVG needs a floating point tensor, got {tensor.dtype}")
     return name

@@ -98,9 +98,9 @@ def indices_of(partitions: Any) -> list[list[int]] | str:
 def examples_of(dataset: Any) -> list[str] | str:
     """The examples of a map-style data set, place by place, twice; otherwise what is wrong with it, in words."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        return f"got {in_words(dataset)}, which has no len() and [i]"
+        return f"got {in_words(dataset)}, which does not support len() and indexing"
     first, again = ([text(dataset[place]) for place in range(min(len(dataset), MORE_THAN_ANY))] for _ in range(2))
-    return first if first == again else "the second pass over it gives other examples than the first"
+    return first if first == again else "the second pass over it gives different examples than the first"
 
 
 def _draw_noise(amount: int) -> None:

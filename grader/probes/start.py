@@ -50,8 +50,8 @@ class _Fresh:
             self._pickled = bytes(ForkingPickler.dumps(process))
         except Exception as error:
             raise NotPicklableError(
-                "this Process cannot be started by the script: with forkserver its target and arguments are pickled, "
-                f"so name a function of the file, no lambda and no function inside a function ({error})"
+                "this Process cannot be started by the script: forkserver pickles target and arguments, so use a "
+                f"top-level function of the file, not a lambda or a nested function ({error})"
             ) from None
         finally:
             contexts.set_spawning_popen(None)
@@ -280,7 +280,7 @@ def script(context: Context) -> dict[str, Any]:
 
     def load_blocks(*_: Any) -> SimpleNamespace:
         if os.getpid() == here:
-            raise InputError("the script's own process reads the training data: only its workers train")
+            raise InputError("the script's own process reads the training data: only its workers may read it")
         return SimpleNamespace(
             train=_Blocks(blocks.train, functools.partial(leave, "read")), validation=blocks.validation
         )

@@ -141,7 +141,7 @@ class Broker:
     def _refuse(self, call: Call) -> None:
         assert self.fault is not None
         self.fault.stuck.setdefault(call.rank, call)
-        self._answer(call, {"error": f"{self.fault.kind}: {self.fault.text or 'no rank can go on'}"})
+        self._answer(call, {"error": f"{self.fault.kind}: {self.fault.text or 'no rank can continue'}"})
 
     def _answer(self, call: Call, content: dict) -> None:
         del self._open[call.rank, call.identity]

@@ -225,7 +225,7 @@ def disagreement(calls: list[Call]) -> str:
                 Phrase(call.rank, "joins", f"as rank {call.data['rank']} of {call.data['world_size']}", call.where)
                 for call in wrong
             )
-            return f"{size} processes were started, and {joins}"
+            return f"{size} processes were started, but {joins}"
     return ""
 
 
@@ -237,7 +237,7 @@ def _unequal_parts(calls: list[Call]) -> str:
             if sends != expects:
                 return (
                     f"different sizes in all_to_all #{sender.number}: rank {sender.rank} sends {sends} elements to "
-                    f"rank {receiver.rank} ({sender.where}), which expects {expects} of it ({receiver.where})"
+                    f"rank {receiver.rank} ({sender.where}), which expects {expects} from it ({receiver.where})"
                 )
     return ""
 

@@ -9,8 +9,8 @@ from grader.tampering import Flag
 from grader.wire.call_sites import student_file
 from grader.wire.signatures import ENDING, end_of_notes
 
-LEFT_EARLY = "leaves with exit code {} before its run has ended"
-NOTES_LOST = "in a run: closes or fills the pipe on which the guard notes what it sees"
+LEFT_EARLY = "exits with code {} before its run has ended"
+NOTES_LOST = "in a run: closed or filled the pipe to which the guard reports"
 NOT_OURS = 70  # the exit code of a rank that could not even start
 FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')  # a name ends at its quote: no text takes more than linear time
 MAX_MESSAGE = 4000  # characters of an exception's message

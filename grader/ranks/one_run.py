@@ -186,7 +186,7 @@ class RankRun:
         while self._hear_rank(peer):
             pass
         if not peer.ending and not self.over and peer.frames.incomplete and message["code"] >= 0:
-            self._disbelieve(peer, MessageError("its last bytes are no message"))
+            self._disbelieve(peer, MessageError("its last bytes are not a complete message"))
         peer.code = message["code"] if peer.code is None else peer.code
         if not peer.ending and not self.over:
             self.broker.finish(peer.rank)
@@ -215,7 +215,7 @@ class RankRun:
         """Not what our own code in the rank sends: somebody else has written to the line. Believe nothing more."""
         peer.ending, peer.value, peer.code = "raised", None, 1
         peer.error = Failure("MessageError", str(error))
-        peer.flags.append(Flag("", 0, f"sends what the grader's code in a rank does not: {error}"))
+        peer.flags.append(Flag("", 0, f"sent a message that the grader's code in a rank never sends: {error}"))
         self.broker.finish(peer.rank)
 
     def _keep(self, peer: Peer) -> None:
@@ -223,7 +223,7 @@ class RankRun:
         header, body = peer.frames.sizes
         self.kept += OBJECTS * header + body
         if self.kept - self.broker.forgotten > MAX_KEPT or len(peer.outgoing) > MAX_UNREAD:
-            raise MessageError(f"the ranks send more than the {MAX_KEPT >> 20} MiB that a run may take")
+            raise MessageError(f"the ranks send more than {MAX_KEPT >> 20} MiB, the limit of a run")
 
     def _take(self, peer: Peer, message: Any) -> None:
         try:

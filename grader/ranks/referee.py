@@ -71,11 +71,11 @@ class PermitReferee:
         """Why this is no worker of this partition, or no new place; "" if it is both."""
         j = place[2]
         if thread == MAIN:
-            return f"partition {j} works in the caller's own thread"
+            return f"partition {j} runs in the caller's thread"
         if place in self._waiting:
-            return f"partition {j} works twice on micro-batch {place[1]} at the same time"
+            return f"partition {j} runs twice on micro-batch {place[1]} at the same time"
         if (other := self._partition_of.setdefault(thread, j)) != j:
-            return f"partitions {other} and {j} work in one thread: each has a worker of its own"
+            return f"partitions {other} and {j} run in one thread: each needs its own worker"
         if self._worker_of.setdefault(j, thread) != thread:
-            return f"partition {j} works in several threads: it has one worker, behind in_queues[{j}]"
+            return f"partition {j} runs in several threads: it has one worker, behind in_queues[{j}]"
         return ""

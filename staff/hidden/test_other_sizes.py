@@ -57,9 +57,9 @@ def test_five_and_six_workers_get_equally_many_batches(grade):
         seen = Counter(example for value in values for batch in value["batches"] for example in batch)
         what = f"{length} examples, total batch {total}, {workers} workers"
         if len(set(counts)) > 1 or not counts[0]:
-            grade.fail(f"{what}: expected equally many batches on all ranks, got {counts}")
+            grade.fail(f"{what}: expected the same number of batches on all ranks, got {counts}")
         if max(seen.values()) > 1:
-            grade.fail(f"{what}: an example comes on two ranks")
+            grade.fail(f"{what}: an example is on two ranks")
 
 
 @graded("2b.7", points=2)

@@ -67,7 +67,7 @@ def test_copies_that_work_give_no_warning(tree):
             "2a.1",
             1,
             "dist.init_process_group('gloo', 'tcp://127.0.0.1:1', None, 2, config.rank)",
-            "all would wait",
+            "all ranks would wait",
         ),
         ("task3_ddp/run_glue.py", "2a.2", 2, "sampler.set_epoch(0)", "one worker's batch"),
         ("beyond/run_gpt2.py", "1.3", 1, "optimizer.step()\noptimizer.step()", "steps again"),
@@ -82,7 +82,7 @@ def test_a_copy_that_does_not_work_is_named_with_its_line_and_what_to_do(tree, f
     (warning,) = report["warnings"]
     assert warning.startswith(f"{file}:{line}: ")
     assert words in warning
-    assert f"your lines of region {region} differ from those in " in warning
+    assert f"your lines for region {region} differ from those in " in warning
     assert warning.endswith("run `python submit.py carry --force`")
 
 
@@ -94,7 +94,7 @@ def test_a_copy_that_is_still_open_is_named_and_costs_nothing(tree):
     report = graded(tree, "-k", wanted, "tests/test_copies.py", "tests/test_task4.py")
 
     (warning,) = report["warnings"]
-    assert warning.startswith(f"{TRAFFIC}:{line}: region 1.3 is not written here, and it is in {GLUE}:")
+    assert warning.startswith(f"{TRAFFIC}:{line}: region 1.3 is not written here, but it is in {GLUE}:")
     assert warning.endswith("run `python submit.py carry`")
     assert report["score"] == report["max_score"] == 1
 

@@ -226,7 +226,7 @@ def test_the_grade_book_has_a_column_for_each_task_and_region_and_runs_no_formul
 
 def test_equal_mistakes_are_counted_together_whatever_their_numbers():
     def wrong(name, number, seed):
-        seeded = f" (inputs drawn with seed {seed}; --seed {seed} draws them again)"
+        seeded = f" (inputs drawn with seed {seed}; use --seed {seed} to repeat them)"
         return row(name, ("1.2", "wrong", 3, f"expected 1, got {number}{seed and seeded}"), ("1.3", "skipped", 1, "x"))
 
     found = gradebook.mistakes([wrong("a", 2.5, 77), row("b", ("1.2", "wrong", 3, "else")), wrong("c", -3e-7, 8)])

@@ -111,7 +111,7 @@ def test_a_failure_says_its_status_the_hint_and_what_ranks_printed():
 def test_tests_that_fail_for_one_reason_are_told_once_and_the_cause_comes_first():
     ranks = [{"rank": 0, "ended": "returned", "stdout": "hello", "stderr": ""}]
     vague, cause = "expected 8 bytes, got 16", "every gradient is {0} times the mean on {0} workers: did you divide?"
-    seed = " (inputs drawn with seed 7; --seed 7 draws them again)"
+    seed = " (inputs drawn with seed 7; use --seed 7 to repeat them)"
     row = graded(
         ("tests/t.py::test_passes", "passed", ""),
         ("tests/t.py::test_bytes", "wrong", vague + seed),
@@ -120,7 +120,7 @@ def test_tests_that_fail_for_one_reason_are_told_once_and_the_cause_comes_first(
         (
             "tests/t.py::test_later",
             "skipped",
-            f"builds on region 2a.1, which is not passed yet. What was seen: {vague}",
+            f"depends on region 2a.1, which does not pass yet. Observed: {vague}",
         ),
         output={"tests/t.py::test_bytes": ranks, "tests/t.py::test_sizes": ranks},
     )
@@ -132,10 +132,10 @@ def test_tests_that_fail_for_one_reason_are_told_once_and_the_cause_comes_first(
          "\n\nrank 0 returned\nhello"),
         ("sizes", 'wrong, for the same reason as "mean"'),
         ("bytes", f"wrong: {vague}"),
-        ("later", f"2b.1 waits for 2a.1; seen so far: {vague}"),
+        ("later", f"2b.1 depends on 2a.1; observed so far: {vague}"),
         ("passes", ""),
     ]  # fmt: skip
-    assert content["output"].splitlines()[-1] == "inputs drawn with seed 7; --seed draws them again"
+    assert content["output"].splitlines()[-1] == "inputs were drawn with seed 7; use --seed 7 to repeat them"
 
 
 def test_a_visible_test_does_not_speak_of_hidden_ones():

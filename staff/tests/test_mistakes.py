@@ -201,7 +201,7 @@ def judged(fails, kind="mistakes", name="a name", **seen):
         ({"test_a": ("failed", "wrong: something is amiss")}, "does not say 'divide'"),
         ({"test_a": ("failed", "KeyError: divide")}, "the grader itself fails in test_a"),
         (
-            {"test_a": ("failed", "crashed: the grader did not expect this: divide")},
+            {"test_a": ("failed", "crashed: internal grader error (please report it): divide")},
             "the grader itself fails in test_a",
         ),
     ],

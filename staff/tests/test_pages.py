@@ -14,7 +14,7 @@ from staff.grade.gradebook import Row
 from staff.grade.own_process import run_apart
 
 COURSE = load_course()
-SEED = " (inputs drawn with seed 55; --seed 55 draws them again)"
+SEED = " (inputs drawn with seed 55; use --seed 55 to repeat them)"
 MEAN = (
     "every gradient is 3.000 times the mean on 3 workers: did you divide by world_size?\n"
     "expected the mean of 3 workers' gradients; on rank 0, parameter 2 (4,): expected [1 2], got [3 6]"
@@ -97,7 +97,7 @@ def test_a_student_reads_points_failure_hint_and_how_to_see_it_again():
     assert "Task 2a: Data parallel with gather and scatter 0 of 2" in page
     assert "expected [1 2] got [3 6]" in page
     assert f"Hint: {COURSE.regions['2a.3'].hints[0]}" in page.replace("&#39;", "'")
-    assert page.count("drawn with seed 55") == 1 and "--seed draws them again" in page
+    assert page.count("drawn with seed 55") == 1 and "use --seed 55 to repeat them" in page
     assert "Look here first: 2a.3" in page
 
 
@@ -110,9 +110,9 @@ def test_bonus_points_are_shown_apart_from_the_others():
 
 
 def test_a_skipped_test_gives_no_hint_and_is_not_where_to_look_first():
-    page = text_of(pages.student_page(row(a_test("2a.3", "skipped", "builds on region 1.1")), COURSE))
+    page = text_of(pages.student_page(row(a_test("2a.3", "skipped", "depends on region 1.1")), COURSE))
 
-    assert "builds on region 1.1" in page
+    assert "depends on region 1.1" in page
     assert "Hint:" not in page and "Look here first" not in page
 
 
@@ -131,7 +131,7 @@ def test_tests_that_fail_for_one_reason_are_shown_once_and_the_cause_comes_first
 
 
 def test_a_region_that_waits_says_for_which_and_what_was_seen():
-    message = "builds on region p.1, which is not passed yet. What was seen: split_size is the number of examples"
+    message = "depends on region p.1, which does not pass yet. Observed: split_size is the number of examples"
 
     page = text_of(pages.student_page(row(a_test("p.3", "skipped", message)), COURSE))
 

@@ -49,7 +49,8 @@ def test_a_test_of_absence_gives_nothing_while_another_test_of_its_region_fails(
 
     assert (tests["test_nothing_is_imported"]["status"], tests["test_nothing_is_imported"]["points"]) == ("skipped", 0)
     assert tests["test_nothing_is_imported"]["message"] == (
-        "not counted: this test counts when the other tests of region 1.1 pass; test_the_model_is_loaded does not"
+        "not counted yet: this test counts only when the other tests of region 1.1 pass; test_the_model_is_loaded has "
+        "not passed"
     )
     assert tests["test_nothing_is_sent"]["status"] == "passed", "the other region's tests pass"
     assert "3/6" in shown

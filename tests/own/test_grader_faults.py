@@ -69,7 +69,7 @@ def test_a_mismatch_is_said_to_be_one(play, name):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        ("rank=0, world_size=3", "3 processes were started, and ranks 1-2 join as rank 0 of 3"),
+        ("rank=0, world_size=3", "3 processes were started, but ranks 1-2 join as rank 0 of 3"),
         ("rank=context.rank, world_size=4", "ranks 0-2 join|as rank 2 of 4"),
         ("rank=context.rank, world_size=3, init_method=f'tcp://h:{context.rank + 1}'", "different addresses|h:1|h:3"),
     ],
@@ -87,7 +87,7 @@ def test_ranks_that_would_not_meet_are_told_so(play, call, words):
 
 
 RAISED = {
-    "coalesced": ("dist.all_reduce_coalesced([g])", "all_reduce_coalesced is not served here"),
+    "coalesced": ("dist.all_reduce_coalesced([g])", "all_reduce_coalesced is not supported by the graders"),
     "one tensor n times": ("dist.gather(g, [torch.zeros(2)] * n if rank == 0 else None)", "more than once"),
     "list on every rank": ("dist.gather(g, [torch.zeros(2) for _ in range(n)])", "ranks 1-2 raised ValueError"),
     "scatter list on every rank": (
@@ -107,8 +107,11 @@ RAISED = {
     "device_ids": ("torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1), device_ids=[0])", "ValueError"),
     "unequal parts": ("dist.all_to_all_single(torch.ones(3), torch.ones(3), None, [1, 1])", "in the parts [1, 1]"),
     "short input": ("dist.reduce_scatter_tensor(g, torch.ones(4))", "contiguous input of 3 times the output (2,)"),
-    "bitwise and": ("dist.all_reduce(torch.ones(2, dtype=int), dist.ReduceOp.BAND)", "ReduceOp is not served here"),
-    "recv from anybody": ("dist.recv(g)", "recv without a source is not served here"),
+    "bitwise and": (
+        "dist.all_reduce(torch.ones(2, dtype=int), dist.ReduceOp.BAND)",
+        "ReduceOp is not supported by the graders",
+    ),
+    "recv from anybody": ("dist.recv(g)", "recv without a source is not supported by the graders"),
 }
 
 

@@ -146,9 +146,9 @@ def test_one_thread_that_asks_for_one_place_and_then_for_another_never_gets_the_
 
 
 @pytest.mark.parametrize(("asks", "words"), [
-    ([([0, 0, 0], MAIN)], "in the caller's own thread"),
-    ([([0, 0, 0], 7), ([0, 1, 1], 7)], "partitions 0 and 1 work in one thread"),
-    ([([0, 0, 0], 7), ([0, 0, 0], 8)], "works in several threads"),
+    ([([0, 0, 0], MAIN)], "in the caller's thread"),
+    ([([0, 0, 0], 7), ([0, 1, 1], 7)], "partitions 0 and 1 run in one thread"),
+    ([([0, 0, 0], 7), ([0, 0, 0], 8)], "runs in several threads"),
     ([([0, 1, 0], 7), ([0, 1, 0], 8)], "twice on micro-batch 1"),
 ])  # fmt: skip
 def test_who_is_no_worker_of_the_partition_gets_no_permit(asks, words):
@@ -394,7 +394,7 @@ for process in processes:
 def test_processes_that_sleep_while_the_parent_writes_their_files_are_not_taken_for_workers(grade):
     view = grade("task2b_allreduce/run_gpt2.py", "2b.9", SLEEPERS)
 
-    with pytest.raises(Wrong, match="of which each runs work"):
+    with pytest.raises(Wrong, match="that each run work"):
         start.check_started(view)
 
 

@@ -66,7 +66,7 @@ def test_a_clipped_gradient_moves_by_what_is_left_of_it():
 def test_a_name_that_is_no_parameter_is_refused():
     run = training(FIRST)
 
-    assert "offset is no parameter" in run.differ(FIRST | {"offset": np.zeros(5)}, FIRST)
+    assert "offset is not a parameter" in run.differ(FIRST | {"offset": np.zeros(5)}, FIRST)
 
 
 def test_nothing_is_close_to_numbers_whose_norm_is_infinite():

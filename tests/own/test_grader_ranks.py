@@ -216,4 +216,4 @@ def test_a_probe_sees_arguments_and_loads_fresh_modules(play):
 def test_a_debugger_in_a_rank_says_how_to_debug(play, stop):
     result = play(f"def go(context):\n    {stop}\n    return 1\n")
 
-    assert "a debugger has no terminal while the graders run" in result.explain()
+    assert "a debugger cannot use the terminal while the graders run" in result.explain()

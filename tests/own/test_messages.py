@@ -10,7 +10,7 @@ from grader.report import Entry
 
 COURSE = load_course()
 DIVIDE = "every gradient is {0}.000 times the mean on {0} workers: did you divide by world_size?\nexpected {0}, got 1"
-SEED = " (inputs drawn with seed 7; --seed 7 draws them again)"
+SEED = " (inputs drawn with seed 7; use --seed 7 to repeat them)"
 
 
 def entry(name, message, status="wrong", region="2b.1"):
@@ -32,18 +32,18 @@ def test_the_cause_comes_first_and_tests_that_say_the_same_are_listed_by_name():
         "2b.1 synchronise gradients with all_reduce: 2 of 8 points (task2b_allreduce/run_glue.py)",
         "  wrong: every gradient is 3.000 times the mean on 3 workers: did you divide by world_size?",
         "  expected 3, got 1",
-        "    the same: test_sizes",
+        "    same cause: test_sizes",
         "  wrong: expected 8 bytes, got 16 [test_bytes]",
-        "inputs drawn with seed 7; --seed draws them again",
+        "inputs were drawn with seed 7; use --seed 7 to repeat them",
     ]
 
 
 def test_a_region_that_waits_says_for_which_and_what_was_seen():
-    message = "builds on region p.1, which is not passed yet. What was seen: split_size is the number of examples"
+    message = "depends on region p.1, which does not pass yet. Observed: split_size is the number of examples"
 
     lines = messages([entry("test_sizes", message, "skipped", "p.3")], COURSE)
 
-    assert lines[1] == "  p.3 waits for p.1; seen so far: split_size is the number of examples"
+    assert lines[1] == "  p.3 depends on p.1; observed so far: split_size is the number of examples"
 
 
 def test_only_the_first_message_of_a_region_is_long():
@@ -59,7 +59,9 @@ def test_nothing_is_said_of_regions_that_nobody_has_begun():
 
 
 def test_tests_that_wait_for_the_others_of_their_region_are_left_to_the_table():
-    waits = entry("test_imports", "not counted: this test counts when the other tests of region 2b.1 pass", "skipped")
+    waits = entry(
+        "test_imports", "not counted yet: this test counts only when the other tests of region 2b.1 pass", "skipped"
+    )
 
     assert not any("not counted" in line for line in messages([waits, entry("test_mean", DIVIDE.format(3))], COURSE))
 
@@ -110,7 +112,7 @@ def test_what_rank_0_printed_is_below_the_message_and_other_ranks_on_request():
         "  rank 0 printed:",
         "    a",
         "    b",
-        "  other ranks printed as well: --prints all shows them",
+        "  other ranks also printed; use --prints all to see it",
     ]
     assert everybody[3:] == ["  rank 0 printed:", "    a", "    b", "  rank 2 printed:", "    c"]
 

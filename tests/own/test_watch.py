@@ -74,7 +74,7 @@ def student(tmp_path):
 @pytest.mark.medium
 def test_each_save_is_graded_and_a_half_saved_file_an_endless_loop_and_ctrl_c_do_no_harm(student):
     student.wait_for("not attempted")
-    student.wait_for("watching; Ctrl-C ends it")
+    student.wait_for("watching; press Ctrl-C to stop")
     student.save(WRONG)
     student.wait_for("wrong: ")
     student.save("return self.data[")
@@ -87,7 +87,7 @@ def test_each_save_is_graded_and_a_half_saved_file_an_endless_loop_and_ctrl_c_do
 
 
 def test_nothing_runs_on_after_the_end(student):
-    student.wait_for("watching; Ctrl-C ends it")
+    student.wait_for("watching; press Ctrl-C to stop")
     zygotes = [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(name) == student.process.pid]
 
     student.end()

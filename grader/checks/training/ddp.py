@@ -42,19 +42,19 @@ def check_wrapped(grade: Grade, kind: str) -> None:
             if world_size > 1:
                 must_be_of_reducer(grade, result.ranks[rank], result.ranks[rank].calls)
             if value["changed"]:
-                grade.fail(f"wrap() changes {value['changed'][0]} on rank {rank}: leave it as it was")
+                grade.fail(f"wrap() changes {value['changed'][0]} on rank {rank}, but must leave it unchanged")
 
 
 def _cause(result: Result, rank: int, name: str, gradient: np.ndarray | None) -> str:
     if gradient is None:
-        return f"{name} has no gradient: is it frozen, or outside of what was wrapped?"
+        return f"{name} has no gradient: is it frozen, or not part of the wrapped module?"
     calls = [call for call in result.ranks[rank].calls if call.name == "all_reduce"]
     if not calls:
         return "no gradient was sent to the other workers: is this a DistributedDataParallel?"
     if len(result.ranks) > 1 and all(len(call.members) == 1 for call in calls):
-        return "every worker is in a process group of its own: there is nobody to average with"
+        return "every worker has its own process group, so nothing is averaged"
     if result.values[rank]["ddp"] and result.values[rank]["class"] in ("Classifier", "LanguageModel"):
-        return "only a part of the model is inside of a DistributedDataParallel"
+        return "only part of the model is wrapped in DistributedDataParallel"
     return ""
 
 
@@ -84,8 +84,8 @@ def must_be_of_reducer(grade: Grade, rank: RankResult, calls: Sequence[Event]) -
     for call in averages:
         hooked = wrapped and (not call.inside or call.inside.startswith(HOOKS))
         if call.inside != "backward" and not hooked:
-            by = f"inside of {call.inside}" if call.inside else "by your own line"
-            grade.fail(f"{call.name} ({call.where}) is called {by}: the buckets of DistributedDataParallel average")
+            by = f"inside {call.inside}" if call.inside else "by your own line"
+            grade.fail(f"{call.name} ({call.where}) is called {by}: let DistributedDataParallel average the gradients")
         if len(call.shape) != 1:
             grade.fail(f"a tensor of shape {call.shape} is averaged: DistributedDataParallel sends flat buckets")
 
@@ -117,6 +117,6 @@ def check_traffic(training: Training) -> None:
                     f"the weights are broadcast again in step {number} ({again[0].where}): "
                     "wrap the model once, before the first epoch"
                 )
-    check_sent_once(training, "DDP has averaged already, and then there is {}", by_hand=False)
+    check_sent_once(training, "DDP has already averaged; remove {}", by_hand=False)
     check_own_gradients_sent(training)
     must_be_averaged_by_reducer(training)

@@ -45,14 +45,14 @@ def _wrong_loss(training: Training, rank: int, i: int, got: list[float], right: 
     """The known mistake that gives this loss, the first that is wrong; "" if none does."""
     n, step = len(training.ranks), training.ranks[rank].steps[i]
     if not math.isfinite(got[i]):
-        return "the loss is no finite number"
+        return "the loss is inf or nan"
     after, _ = training.gradient(step.examples, rank, i + 1)
     if _alike(got[i], after):
-        return "it is the loss after the update: record what the forward pass gave, before the step"
+        return "it is the loss after the update: record the forward pass's loss before the step"
     if _alike(got[i] * n, right[i]):
-        return f"it is divided by {n}: the gradients are averaged, the loss is the worker's own"
+        return f"it is divided by {n}: average only the gradients; record the worker's own loss"
     if i and _alike(got[i], sum(right[: i + 1]) / (i + 1)):
-        return "it is the mean of all losses so far: the record wants the loss of each batch"
+        return "it is the mean of all losses so far: record the loss of each batch"
     if len(got) > 1 and all(x == 0 or _alike(x, y) for x, y in zip(got[1:], right[:-1], strict=True)):
         return "every loss is recorded one step late"
     return ""
@@ -74,7 +74,7 @@ def _check_evaluation(training: Training, trace: RankTrace, epoch: int, evaluati
     fail, after = training.grade.fail, training.setting.steps_per_epoch * (epoch + 1)
     when, told = f"evaluation {epoch + 1}", evaluation.told
     if evaluation.after_step != after:
-        fail(f"{when} comes after {evaluation.after_step} steps, expected after {after}, the end of the epoch")
+        fail(f"{when} runs after {evaluation.after_step} steps, expected after {after}, the end of the epoch")
     if sorted(evaluation.examples) != dev:
         seen = set(evaluation.examples)
         what = "the training set" if seen and not seen & set(dev) else f"{len(evaluation.examples)} examples"
@@ -82,11 +82,11 @@ def _check_evaluation(training: Training, trace: RankTrace, epoch: int, evaluati
     if evaluation.in_train_mode:
         fail(f"{when} runs in train mode, with dropout: call model.eval() before")
     if told is None:
-        fail(f"{when} is not given to record.evaluation")
+        fail(f"{when} was not passed to record.evaluation")
     if kinds := [kind for kind in told["kinds"] if kind]:
-        fail(f"{when} hands a {kinds[0]} to record.evaluation, expected the number of the epoch and plain numbers")
+        fail(f"{when} passes a {kinds[0]} to record.evaluation, expected the epoch number and plain numbers")
     if told["epoch"] != epoch:
-        fail(f"{when} is recorded for epoch {told['epoch']}, expected {epoch}")
+        fail(f"{when} is recorded for epoch {told['epoch']}, expected {epoch} (the record counts from 0)")
     right = _metrics(
         training,
         reference.logits(training.before(0, after), training.setting.ids[0][dev]),

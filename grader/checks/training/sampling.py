@@ -29,7 +29,9 @@ def epochs_of(training: Training, count: int) -> list[Epochs]:
         if not batches:
             training.grade.fail(f"rank {rank} took no optimizer step in {count} epochs (region 1.3)")
         if len(batches) % count:
-            training.grade.fail(f"rank {rank} makes {len(batches)} steps in {count} epochs, expected as many in each")
+            training.grade.fail(
+                f"rank {rank} makes {len(batches)} steps in {count} epochs, expected the same number in each"
+            )
         each = len(batches) // count
         of_ranks.append([batches[each * epoch : each * (epoch + 1)] for epoch in range(count)])
     return of_ranks
@@ -43,7 +45,7 @@ def check_trained_on(training: Training) -> None:
             if not any(_along(trace.steps[number].grads or {}, right) for right in (own[rank], reference.mean(own))):
                 training.grade.fail(
                     f"step {number + 1} on rank {rank} does not use the gradient of the examples that went through the "
-                    "model: are your lines of 1.2 and 1.3 in this file right?"
+                    "model: check your lines for 1.2 and 1.3 in this file"
                 )
 
 
@@ -67,16 +69,22 @@ def check_every_example_once(training: Training, count: int, examples: int) -> N
         parts = [Counter(example for batch in mine[epoch] for example in batch) for mine in of_ranks]
         sizes = [sum(part.values()) for part in parts]
         if len(set(sizes)) > 1:
-            fail(f"expected equally many examples on all {n} workers, got {sizes}: who has fewer makes the others wait")
+            fail(
+                f"expected the same number of examples on all {n} workers, got {sizes}: a worker with fewer makes the "
+                "others wait"
+            )
         total = sum(parts, Counter())
         if n > 1 and all(part == parts[0] for part in parts):
-            fail(f"all {n} workers train on the same {sizes[0]} examples: each is to take a part of its own")
+            fail(f"all {n} workers train on the same {sizes[0]} examples: each worker must take its own part")
         missing = examples - len(total)
         if missing:
-            fail(f"{missing} of {examples} examples are on no worker in epoch {epoch + 1} of {n} workers")
+            fail(f"with {n} workers, {missing} of {examples} examples are on no worker in epoch {epoch + 1}")
         extra = sum(total.values()) - examples
         if extra >= n:
-            fail(f"{extra} examples more than the {examples} there are in epoch {epoch + 1}: workers share examples")
+            fail(
+                f"in epoch {epoch + 1}, {extra} more examples are used than the {examples} that exist: some are on "
+                "several workers"
+            )
     check_trained_on(training)
 
 
@@ -107,9 +115,9 @@ def check_whole_batch(training: Training, count: int, batch: int, seed: int) -> 
             got = sorted(itertools.chain(*parts))
             if got != right:
                 training.grade.fail(
-                    f"epoch {epoch}: batch {number + 1} of the {len(of_ranks)} workers together has the examples "
-                    f"{got}, one worker's batch {number + 1} has {right}: seed the sampler with config.seed, tell it "
-                    "the number of the epoch, and deal the same order out to all workers"
+                    f"epoch {epoch + 1}: batch {number + 1} of the {len(of_ranks)} workers together has the examples "
+                    f"{got}, one worker's batch {number + 1} has {right}: seed the sampler with config.seed, pass it "
+                    "the epoch number, and use the same order on all workers"
                 )
     check_trained_on(training)
 
@@ -120,7 +128,7 @@ def check_orders_differ(training: Training, count: int) -> None:
         orders = [[example for batch in batches for example in batch] for batches in epochs]
         if any(order == orders[0] for order in orders[1:]):
             training.grade.fail(
-                f"rank {rank} sees the same examples in the same order in every epoch: set_epoch(epoch)"
+                f"rank {rank} sees the same examples in the same order in every epoch: call set_epoch(epoch)"
             )
         if orders[0] == sorted(orders[0]):
             training.grade.fail(f"rank {rank} sees the examples in the order of the file: shuffle them")
@@ -133,6 +141,6 @@ def check_order_follows_seed(first: Training, other_seed: Training, again: Train
         first.grade.fail("two runs with one seed see the examples in different orders: seed the sampler")
     check_noise(first)
     if epochs_of(first, count) == epochs_of(other_seed, count):
-        first.grade.fail("another config.seed gives the same order: the sampler is to be seeded with config.seed")
+        first.grade.fail("a different config.seed gives the same order: seed the sampler with config.seed")
     for training in (first, other_seed, again):
         check_trained_on(training)

@@ -57,7 +57,7 @@ class Training:
         if made < count:
             forwards = max((step.forwards for rank in self.ranks for step in rank.steps), default=1)
             cause = f": {forwards} batches come before one step" if forwards > 1 else ""
-            cause = cause if made else ": is its step called, with brackets?"
+            cause = cause if made else ": is optimizer.step called, with parentheses?"
             raise self.grade.lacking(
                 self.result, f"expected {count} optimizer steps, one for each batch, got {made}{cause}"
             )
@@ -67,7 +67,7 @@ class Training:
         for rank, trace in enumerate(self.ranks):
             for number, step in enumerate(trace.steps):
                 if not step.examples:
-                    self.grade.fail(f"step {number + 1} on rank {rank} comes without a new batch before it")
+                    self.grade.fail(f"step {number + 1} on rank {rank} has no new batch before it")
 
     def must_not_hang(self) -> None:
         """The verdict at once if the ranks do not agree or wait for ever: what came before is then of no interest."""
@@ -76,7 +76,7 @@ class Training:
 
     def refuse_dev(self, step: Step) -> None:
         if step.after_dev and not step.examples:
-            self.grade.fail("a batch of the training comes from the dev set: train on data.train")
+            self.grade.fail("a training batch comes from the dev set: train on data.train")
 
     def before(self, rank: int, number: int) -> Arrays:
         """The parameters that a rank must have before this step, computed here; see parameters."""
@@ -130,7 +130,7 @@ class Training:
         """The first tensor that is not as expected, in words; "" if all are."""
         total = max(reference.norm(expected), SMALL)
         if unknown := set(got or {}) - set(expected):
-            return f"{min(unknown)[:80]} is no parameter of the model"
+            return f"{min(unknown)[:80]} is not a parameter of the model"
         for name, value in expected.items():
             mine = (got or {}).get(name)
             if not reference.close(mine, value, total, FLOAT32):

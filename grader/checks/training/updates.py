@@ -25,7 +25,7 @@ def check_backward(training: Training) -> None:
         return _must_have_passed(training, trace.batches[:1])
     words = training.differ(found[-1], expected)
     if all(gradient is None or not np.any(gradient) for gradient in found[-1].values()):
-        words = "no parameter has a gradient: backward was not called (without its brackets it is only named)"
+        words = "no parameter has a gradient: backward was not called (did you forget the parentheses?)"
     cause = diagnosis.name_scaled([(found[-1].get(name), value) for name, value in expected.items()])
     training.grade.fail(f"{cause}\nafter the backward pass of the first batch, {words}".lstrip("\n"))
 
@@ -42,7 +42,7 @@ def check_every_backward(training: Training) -> None:
         if not any(not training.differ(seen, right) for seen in batch.seen for right in (own, piled)):
             nothing = all(gradient is None or not np.any(gradient) for seen in batch.seen for gradient in seen.values())
             words = "there is no gradient" if nothing else training.differ(batch.seen[-1], own)
-            training.grade.fail(f"after the backward pass of batch {number + 1}, {words}: every batch has one")
+            training.grade.fail(f"after the backward pass of batch {number + 1}, {words}: every batch must produce one")
         latest = batch.seen[-1]
         earlier = {name: value for name, value in latest.items() if value is not None}
     _must_have_passed(training, batches)
@@ -52,7 +52,7 @@ def _must_have_passed(training: Training, batches: list[Batch]) -> None:
     """A gradient counts only where autograd computes it: any other way takes a pass for each of millions of weights."""
     for number, batch in enumerate(batches, 1):
         if not batch.passed:
-            training.grade.fail(f"no backward pass goes through the loss of batch {number}: call backward() of it")
+            training.grade.fail(f"no backward pass goes through the loss of batch {number}: call its backward()")
 
 
 def check_steps(training: Training, steps: int) -> None:
@@ -72,7 +72,7 @@ def check_steps(training: Training, steps: int) -> None:
     if len(builds) > 1:
         training.grade.fail(
             f"build_optimizer is called {len(builds)} times (again at {builds[1].where}): build one optimizer before "
-            "the loop, or AdamW forgets its moments and the schedule starts again"
+            "the loop; otherwise AdamW loses its moments and the schedule restarts"
         )
     check_noise(training)
     for rank, trace in enumerate(training.ranks):
@@ -80,7 +80,7 @@ def check_steps(training: Training, steps: int) -> None:
             if step.remembered != number:
                 training.grade.fail(
                     f"before step {number + 1} on rank {rank} the optimizer has lost its state (it knows of "
-                    f"{step.remembered} earlier steps, expected {number}): AdamW forgets its moments; clear gradients "
+                    f"{step.remembered} earlier steps, expected {number}): AdamW loses its moments; clear gradients "
                     "only, never optimizer.state"
                 )
 
@@ -121,8 +121,8 @@ def _must_move_all(training: Training, step: Step) -> None:
     missing = [name for name in training.names if name not in (step.grads or {})]
     if missing:
         training.grade.fail(
-            f"the optimizer ({step.where}) does not move {', '.join(missing)}: was it built from a part of the model, "
-            "or is a part frozen?"
+            f"the optimizer ({step.where}) does not update {', '.join(missing)}: was it built from a part of the "
+            "model, or is a part frozen?"
         )
 
 
@@ -146,10 +146,10 @@ def _cause(training: Training, number: int, own: list, limit: float) -> str:
     if len(own) > 1 and everywhere([{k: g * len(own) for k, g in mean.items()}] * len(own)):
         return f"every gradient is {len(own):.3f} times the mean on {len(own)} workers: did you divide by world_size?"
     if number and _piled_up(training, number, limit):
-        return "the gradients of earlier batches are still in it: set them to zero after every step"
+        return "it still contains the gradients of earlier batches: set them to zero after every step"
     each = [{k: reference.clipped({k: g}, limit)[k] for k, g in mean.items()}] * len(own)
     if limit and everywhere(each):
-        return "every tensor is clipped by itself: the norm to be limited is that of all gradients together"
+        return "every tensor is clipped separately: limit the norm of all gradients together"
     if limit:
         return ""
     if words := _clipped_again(training.ranks[0].steps[number], limit):
@@ -170,8 +170,8 @@ def _clipped_again(step: Step, limit: float) -> str:
     if not extra:
         return ""
     return (
-        f"clip_grad_norm_ is called with max_norm {extra[0][0]:g} ({extra[0][1]}), and --max_grad_norm is {limit:g} in "
-        "this run: the gradients are clipped once, in the line that is given"
+        f"clip_grad_norm_ is called with max_norm {extra[0][0]:g} ({extra[0][1]}), but --max_grad_norm is {limit:g} in "
+        "this run: the provided line already clips, so remove yours"
     )
 
 
@@ -183,7 +183,7 @@ def check_noise(training: Training) -> None:
         if repeated:
             first = noises.index(noises[repeated[0]])
             training.grade.fail(
-                f"batches {first + 1} and {repeated[0] + 1} meet the same random numbers, so dropout drops the same "
+                f"batches {first + 1} and {repeated[0] + 1} use the same random numbers, so dropout drops the same "
                 "units: seed the generators once, before training"
             )
 
@@ -221,13 +221,13 @@ def check_rates(training: Training, first: float) -> None:
         right_after = {name: training.before(0, number + 1)[name] for name in training.names}
         if words := training.differ(step.after, right_after):
             training.grade.fail(
-                f"step {number + 1} does not move the parameters at the rate {got[number]:.4g}: {words}"
+                f"step {number + 1} does not update the parameters at the rate {got[number]:.4g}: {words}"
             )
     got_steps = int(trace.builds[0].data["steps_per_epoch"]) if trace.builds else 0
     if got_steps != training.setting.steps_per_epoch:
         training.grade.fail(
-            f"build_optimizer got {got_steps} steps for an epoch, expected {training.setting.steps_per_epoch}: "
-            "give it the number of batches, len(loader)"
+            f"build_optimizer got {got_steps} steps per epoch, expected {training.setting.steps_per_epoch}: "
+            "pass it the number of batches, len(loader)"
         )
     training.must_see_batches()
 
@@ -242,7 +242,7 @@ def _wrong_rates(got: list[float], first: float) -> str:
     if np.allclose(got, first / (1 + 2 * numbers)):
         return "the scheduler steps twice for every step of the optimizer"
     if got[0] == got[1]:
-        return "the rate stays the same for several steps: scheduler.step() belongs into every step"
+        return "the rate stays the same for several steps: call scheduler.step() in every step"
     return ""
 
 
@@ -259,7 +259,7 @@ def check_sent_once(
     others = [call for trace in training.ranks for step in trace.steps for call in step.calls if call.inside]
     if by_hand and others:
         training.grade.fail(
-            f"{others[0].name} ({others[0].where}) is called inside of {others[0].inside}, not by your own line: this "
+            f"{others[0].name} ({others[0].where}) is called inside {others[0].inside}, not by your own line: this "
             "task averages by hand; DistributedDataParallel is the lesson of task 3"
         )
     for rank, trace in enumerate(training.ranks):
@@ -274,8 +274,8 @@ def check_sent_once(
             cause = f": {twice.format(', '.join(mine))}" if mine and sent > size else ""
             cause = cause or (": was the wrapped model called?" if sent < size else "")
             training.grade.fail(
-                f"step {number + 1} on rank {rank} hands {sent} bytes to collectives, expected {size}, every gradient "
-                f"once{cause}"
+                f"step {number + 1} on rank {rank} passes {sent} bytes to collectives, expected {size} (every "
+                f"gradient once){cause}"
             )
 
 
@@ -292,6 +292,6 @@ def check_own_gradients_sent(training: Training) -> None:
             got = got * (size / max(float(np.linalg.norm(got)), 1e-30))
             if not reference.close(np.sort(got), np.sort(right), max(size, SMALL), FLOAT32):
                 training.grade.fail(
-                    f"what rank {rank} hands to {' and '.join(sorted({call.name for call in calls}))} in step "
+                    f"what rank {rank} passes to {' and '.join(sorted({call.name for call in calls}))} in step "
                     f"{number + 1} is not its own gradients"
                 )
