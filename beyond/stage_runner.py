@@ -29,7 +29,8 @@ class Stage(nn.Module):
     def __init__(self, model: Any, stage: int, stages: int) -> None:
         super().__init__()
         blocks = list(model.transformer.h)
-        first, last = stage * len(blocks) // stages, (stage + 1) * len(blocks) // stages
+        # Rounded up: if blocks do not divide evenly, earlier stages get one more, since the last one has the head.
+        first, last = -(-stage * len(blocks) // stages), -(-(stage + 1) * len(blocks) // stages)
         self.first_block = first
         self.is_first, self.is_last = stage == 0, stage == stages - 1
         self.width = model.config.n_embd
@@ -52,6 +53,23 @@ class Stage(nn.Module):
         if self.is_first:
             return self.wte.weight  # type: ignore[no-any-return]
         return self.head.weight if self.is_last else None  # type: ignore[no-any-return]
+
+
+class Message:
+    """Activations (B, T, D) or their gradients that arrive from a neighbour while this rank may compute.
+
+    tokens: the micro-batch (B, T) that they belong to. rank: the sender.
+    """
+
+    def __init__(self, tokens: Tensor, width: int, rank: int) -> None:
+        self.tensor = torch.empty(*tokens.shape, width, device=tokens.device)
+        self.handle = dist.irecv(self.tensor, rank)
+
+    def wait(self) -> Tensor:
+        """Return the tensor when it has arrived."""
+        if self.handle is not None:
+            self.handle.wait()
+        return self.tensor
 
 
 class StageRunner:
@@ -83,36 +101,35 @@ class StageRunner:
         Returns the mean of their losses on the last stage, 0 on the others.
         """
         losses = []
-        for action in actions:
+        arriving = self.expect(actions[0], micro_batches)
+        for action, following in zip(actions, [*actions[1:], None], strict=True):
+            message = arriving
+            if following is not None:  # before we compute, so that the neighbour can send without waiting for us
+                arriving = self.expect(following, micro_batches)
             if action.kind == "forward":
-                y = self.forward(action.micro_batch, micro_batches)
+                y = self.forward(action.micro_batch, micro_batches, message)
                 losses.append(y.detach() if self.right is None else torch.zeros((), device=y.device))
             else:
-                self.backward(action.micro_batch)
+                self.backward(action.micro_batch, message)
         self.wait_for_sends()
         return torch.stack(losses).sum()
 
     def only_forward(self, tokens: Tensor) -> Tensor | None:
         """Forward of tokens (B, T) without a backward; returns the logits (B, T, V) on the last stage."""
-        y = self.stage(self.input_of(tokens))
+        y = self.stage(tokens if self.left is None else Message(tokens, self.stage.width, self.left).wait())
         if self.right is None:
             return y
         dist.send(y.contiguous(), self.right)
         return None
 
-    def input_of(self, tokens: Tensor) -> Tensor:
-        """Return what this stage computes from: the tokens, or activations (B, T, D) from the left."""
-        if self.left is None:
-            return tokens
-        x = torch.empty(*tokens.shape, self.stage.width, device=tokens.device)
-        dist.recv(x, self.left)
-        return x
+    def expect(self, action: Action, micro_batches: Sequence[Tensor]) -> Message | None:
+        """Begin to receive what an action needs: activations from the left or their gradients from the right."""
+        rank = self.left if action.kind == "forward" else self.right
+        return None if rank is None else Message(micro_batches[action.micro_batch], self.stage.width, rank)
 
-    def forward(self, i: int, micro_batches: Sequence[Tensor]) -> Tensor:
+    def forward(self, i: int, micro_batches: Sequence[Tensor], activations: Message | None) -> Tensor:
         tokens = micro_batches[i]
-        x = self.input_of(tokens)
-        if self.left is not None:
-            x.requires_grad_()
+        x = tokens if activations is None else activations.wait().requires_grad_()
         y = self.stage(x)
         if self.right is None:  # each position predicts the next token
             logits = y[:, :-1].flatten(0, 1)
@@ -123,14 +140,9 @@ class StageRunner:
         self.most_alive = max(self.most_alive, len(self.alive))
         return y
 
-    def backward(self, i: int) -> None:
+    def backward(self, i: int, gradients: Message | None) -> None:
         x, y = self.alive.pop(i)
-        if self.right is None:
-            y.backward()
-        else:
-            gradient = torch.empty_like(y)
-            dist.recv(gradient, self.right)
-            y.backward(gradient)
+        y.backward(None if gradients is None else gradients.wait())
         if self.left is not None:
             assert x.grad is not None
             self.send(x.grad, self.left)

@@ -15,6 +15,7 @@ from grader.verdicts import Crashed
 
 STEPS = 2
 SLACK = 20.0  # float32 against float64, through several layers
+AHEAD = 1  # micro-batches: the runner posts each receive while the action before it runs
 
 
 @dataclass(frozen=True)
@@ -82,17 +83,18 @@ def _check_order(
 
 
 def check_messages(grade: Grade, kinds: list[str], stage: int, setting: PipelineSetting, at: str) -> None:
-    """The forwards and backwards that the broker has seen."""
+    """The forwards and backwards that the broker has seen; the runner itself cannot be trusted, as it shares a process
+    with the student's code."""
     counts = [kinds.count(kind) for kind in ("forward", "backward")]
     if counts != [setting.micro_batches] * 2:
         wanted = "a forward and a backward of every micro-batch"
         grade.fail(f"{at}: expected {wanted}, got {counts[0]} forwards and {counts[1]} backwards")
-    check_alive(grade, most_alive(kinds), stage, setting, at)
+    check_alive(grade, most_alive(kinds), stage, setting, at, AHEAD)
 
 
-def check_alive(grade: Grade, alive: int, stage: int, setting: PipelineSetting, at: str) -> None:
+def check_alive(grade: Grade, alive: int, stage: int, setting: PipelineSetting, at: str, tolerance: int = 0) -> None:
     limit = min(setting.stages - stage, setting.micro_batches)
-    if alive == limit:
+    if abs(alive - limit) <= tolerance:
         return
     reason = ""
     if alive < limit:
