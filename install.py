@@ -39,7 +39,7 @@ def requirements():
 
 
 def torch_index():
-    """Where to look for the CPU build of torch; nothing where there is a GPU, or where the index cannot be reached.
+    """Return where to look for the CPU build of torch; nothing if there is a GPU or the index cannot be reached.
 
     pip would retry an unreachable index for minutes, so it is tried once, briefly, beforehand.
     """

@@ -99,7 +99,7 @@ def flags(runs: dict[Cell, dict]) -> list[str]:
         name = f"{model}, {strategy}, batch {batch}, {workers} workers"
         speed, one = _throughput(run), _throughput(runs.get((strategy, model, batch, 1)))
         if speed and one and speed / one > workers:
-            found.append(f"{name}: speed-up {speed / one:.2f} is above the number of workers")
+            found.append(f"{name}: speed-up {speed / one:.2f} exceeds the number of workers")
         if speed and run.get("wall_s"):
             examples = run["steps"]["timed"] * run["batch_size"] * run["accumulation"] * run["world_size"]
             if abs(speed * run["wall_s"] / examples - 1) > 0.05:

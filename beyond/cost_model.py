@@ -55,7 +55,7 @@ class TimedBucket:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The seconds of a step, and of its communication: the exposed part makes the step longer, the hidden one not."""
+    """The seconds of a step and of its communication. The exposed part makes a step longer, the hidden does not."""
 
     total: float
     exposed: float
@@ -149,18 +149,20 @@ def seconds(text: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=float, default=90e6, help="of all gradients (%(default)g)")
-    parser.add_argument("--workers", type=int, default=4, help="(%(default)s)")
-    parser.add_argument("--rate", type=link_rate, default=1e9, help="of a link, such as 1gbit (1gbit)")
-    parser.add_argument("--latency", type=seconds, default=50e-6, help="of a message, such as 50us (50us)")
-    parser.add_argument("--forward", type=float, default=0.1, help="seconds (%(default)s)")
-    parser.add_argument("--backward", type=float, default=0.2, help="seconds (%(default)s)")
-    parser.add_argument("--buckets", type=int, nargs="*", default=[2, 4, 8, 16, 64], help="how many, to compare")
+    parser.add_argument("--bytes", type=float, default=90e6, help="size of all gradients in bytes (%(default)g)")
+    parser.add_argument("--workers", type=int, default=4, help="number of workers (%(default)s)")
+    parser.add_argument("--rate", type=link_rate, default=1e9, help="rate of a link, such as 1gbit (1gbit)")
+    parser.add_argument("--latency", type=seconds, default=50e-6, help="latency of a message, such as 50us (50us)")
+    parser.add_argument("--forward", type=float, default=0.1, help="seconds of the forward pass (%(default)s)")
+    parser.add_argument("--backward", type=float, default=0.2, help="seconds of the backward pass (%(default)s)")
+    parser.add_argument("--buckets", type=int, nargs="*", default=[2, 4, 8, 16, 64], help="numbers to compare")
     arguments = parser.parse_args()
     if arguments.workers < 1 or not arguments.bytes > 0 or min(arguments.buckets, default=1) < 1:
-        raise InputError("--workers, --bytes and --buckets: expected numbers above 0")
+        got = f"{arguments.workers}, {arguments.bytes:g} and {arguments.buckets}"
+        raise InputError(f"--workers, --bytes and --buckets: expected numbers above 0, got {got}")
     if not (arguments.forward >= 0 and arguments.backward >= 0):
-        raise InputError("--forward and --backward: expected seconds, 0 or more")
+        got = f"{arguments.forward:g} and {arguments.backward:g}"
+        raise InputError(f"--forward and --backward: expected seconds, 0 or more, got {got}")
     link = Link(arguments.latency, arguments.rate / 8)
     print(table(arguments.bytes, arguments.workers, link, arguments.backward, arguments.forward, arguments.buckets))
 

@@ -33,7 +33,7 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 class PeakMemory:
-    """By how much the peak memory of this process has grown since `PeakMemory(device)`.
+    """Measures how much the peak memory of this process has grown since `PeakMemory(device)`.
 
     On a GPU, this is what torch has allocated there. On a CPU, it is the process's resident memory, which includes all
     that torch and Python keep for later use.

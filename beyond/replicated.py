@@ -1,4 +1,4 @@
-"""What run_gpt2.py needs of a strategy, for the two lessons in which every rank has everything. This code is given."""
+"""The strategy object of run_gpt2.py for the two lessons in which every rank has the whole model; given code."""
 
 from collections.abc import Callable
 

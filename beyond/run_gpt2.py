@@ -1,6 +1,6 @@
-"""Beyond the ladder: train on OSCAR text with what you wrote in this folder.
+"""Beyond DDP: train on OSCAR text with what you wrote in this folder.
 
-    arguments -> process group -> partition of the data -> model -> strategy -> train -> record
+    arguments -> process group -> data partition -> model -> strategy -> train -> record
 
 --strategy names the lesson: ring (ring.py), overlap (overlap.py), zero1 and zero2 (sharded_optimizer.py), zero3
 (sharded_model.py), tensor (tensor_parallel.py), 1f1b (one_f_one_b.py) or grid (grid.py). README.md in this folder has
@@ -72,7 +72,7 @@ def make_strategy(config, model):
 
 
 def train(config, worker, model, optimizer, loader, validation, record):
-    """Train `model` on this worker's partition; each step uses config.batch_size examples of all workers together.
+    """Train `model` on this worker's partition; each step uses config.batch_size examples in total, over all workers.
 
     optimizer: the lesson's object, see make_strategy.
 

@@ -3,9 +3,9 @@
     sharded = ShardedModel(model, model.transformer.h, partial(AdamW, lr=1e-4))
     for batch in batches:
         model(batch).backward()       # hooks gather parameters, free them, and send gradients
-        sharded.finish()              # this rank's shard of the mean gradient is there
+        sharded.finish()              # this rank's shard of the mean gradient is ready
         sharded.clip(1.0)
-        sharded.step()                # update the own shards; the next forward gathers
+        sharded.step()                # update this rank's shards; the next forward gathers
         sharded.zero_grad()           # drop the gradients before the next step
 
                           time ──>
@@ -99,7 +99,7 @@ class ShardedBlock:
         # END SOLUTION b.8
 
     def wait(self) -> None:
-        """Return when the whole parameters are in memory; gather them if that was not started.
+        """Return when the whole parameters are in memory; start the gather if that has not happened.
 
         b.8  [5] Start the gather if need be, and wait for it. Set gathering to None and is_whole to True.
         """

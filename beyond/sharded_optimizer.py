@@ -3,9 +3,9 @@
     sharded = ShardedOptimizer(model, model.transformer.h, partial(AdamW, lr=1e-4))
     for batch in batches:
         model(batch).backward()       # ZeRO-2 sends gradients meanwhile
-        sharded.finish()              # this rank's shard of the mean gradient is there
+        sharded.finish()              # this rank's shard of the mean gradient is ready
         sharded.clip(1.0)
-        sharded.step()                # update the own shard, then gather the shards of all ranks
+        sharded.step()                # update this rank's shard, then gather the shards of all ranks
         sharded.zero_grad()           # drop the gradients before the next step
 
               gradients                             parameters

@@ -5,7 +5,7 @@
                 <──             <──                                        backward: their gradients to the left
 
 Sends do not wait, so two neighbours that send to each other at the same time do not block. Messages between two ranks
-arrive in the order in which they were sent; with a right schedule, that is the order in which they are needed.
+arrive in the order in which they were sent; with a correct schedule, that is the order in which they are needed.
 """
 
 from collections.abc import Sequence

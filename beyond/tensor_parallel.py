@@ -33,7 +33,7 @@ Group = dist.ProcessGroup | None  # None: all ranks
 
 
 class ToSlices(torch.autograd.Function):
-    """f: what every rank has goes into slices, of which each rank has one. Use to_slices."""
+    """f: passes a tensor that all ranks have to the slices of the layer, one per rank. Use to_slices."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:

@@ -54,7 +54,8 @@ def main() -> None:
     place = (arguments.master_ip, arguments.master_port, arguments.world_size, arguments.local_rank)
     speed = measure(*place, arguments.megabytes, arguments.rounds)
     if arguments.local_rank == 0:
-        print(f"{arguments.megabytes} MB from each to the next of {arguments.world_size} workers, Mbit/s: {speed:.0f}")
+        size, workers = arguments.megabytes, arguments.world_size
+        print(f"each of {workers} workers sends {size} MB to the next one, Mbit/s: {speed:.0f}")
 
 
 if __name__ == "__main__":

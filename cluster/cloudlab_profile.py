@@ -7,7 +7,7 @@ by the test of the RSpec (`pip install geni-lib six`; that release's portal modu
 import shlex
 
 IMAGE = "urn:publicid:IDN+emulab.net+image+emulab-ops//UBUNTU24-64-STD"  # has Python 3.12
-FOLDER = "/local/cos598d"  # on the node's own disk, like everything there gone when the experiment ends
+FOLDER = "/local/cos598d"  # on the node's own disk, which is erased when the experiment ends
 
 
 def describe(request, pg, settings) -> None:
@@ -33,7 +33,7 @@ def describe(request, pg, settings) -> None:
 
 
 def boot_command(repository: str) -> str:
-    """What each machine does at boot; it may run again after a reboot, so every step can be repeated."""
+    """Return the command that each machine runs at boot, also after a reboot, so every step can be repeated."""
     steps = [
         "sudo apt-get update",
         "sudo apt-get install -y git make python3-venv iproute2",

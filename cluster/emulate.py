@@ -3,9 +3,9 @@
     python -m cluster.emulate --nodes 4 --rate 1gbit -- \
         python task2b_allreduce/run_glue.py --master_ip 10.10.1.1 --master_port 6585 --world_size 4 --local_rank {rank}
 
-The command runs unchanged on each node, with {rank} replaced. Node r is called node{r}, has the address 10.10.1.{r+1}
-on its interface eth0 and nothing else. No root is needed. Nothing is left behind, however the program ends: everything
-is in separate namespaces, which the kernel removes with their last process.
+The command runs unchanged on each node, with {rank} replaced. Node r is called node{r} and has one interface, eth0,
+with the address 10.10.1.{r+1}. No root is needed. Nothing is left behind, however the program ends: everything is in
+separate namespaces, which the kernel removes with their last process.
 """
 
 import argparse
@@ -166,10 +166,11 @@ def why_not() -> str:
         return ""
     said = tried.stderr.strip().splitlines()[-1:] or [f"exit code {tried.returncode}"]
     if os.geteuid() == 0:
-        return f"this root may not make namespaces ({said[0]}): a container needs --privileged"
+        return f"root is not allowed to create namespaces here ({said[0]}); start the container with --privileged"
+    ubuntu, debian = "kernel.apparmor_restrict_unprivileged_userns=0", "kernel.unprivileged_userns_clone=1"
     return (
-        f"this user may not make namespaces ({said[0]}): use sudo, or allow it with sudo sysctl -w "
-        "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu) or kernel.unprivileged_userns_clone=1 (Debian)"
+        f"this user is not allowed to create namespaces ({said[0]}); use sudo, or allow it with "
+        f"`sudo sysctl -w {ubuntu}` (Ubuntu) or `sudo sysctl -w {debian}` (Debian)"
     )
 
 
@@ -186,7 +187,6 @@ def build(plan: Plan) -> None:
     # `ip netns` keeps names in /run/netns, which belongs to the machine: cover it with a folder of our own.
     folder = Path("/run/netns" if Path("/run/netns").is_dir() else "/run")
     run(words(f"mount -t tmpfs tmpfs {folder}"))
-    # Also as IPv6 sees it (::ffff:10.10.1.1), or PyTorch asks a name server that is not there, and warns.
     nodes = [(plan.address(node), f"node{node}") for node in range(plan.nodes)]
     # PyTorch asks for the name behind ::ffff:10.10.1.1, IPv6's view of 10.10.1.1, and warns if nobody knows it.
     names = "".join(f"{address} {name}\n::ffff:{address} {name}.mapped\n" for address, name in nodes)

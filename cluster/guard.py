@@ -46,7 +46,10 @@ def main() -> int:
 
 
 def threads_per_command(share: int) -> int:
-    """Return the cores for each of `share` commands. By default PyTorch uses all cores in each, and all are slower."""
+    """Return the cores for each of `share` commands.
+
+    By default, each PyTorch process uses all cores, which slows down all of them.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // share)
 

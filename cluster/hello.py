@@ -76,7 +76,7 @@ def all_reduce(worker):
     tensor = torch.tensor([worker.rank + 1.0, 10.0 * (worker.rank + 1)], device=worker.device)
     mine = tensor.tolist()
     dist.all_reduce(tensor)  # every rank waits here for every other: all must call it, in the same order
-    print(f"rank {worker.rank} gave {mine} and has the sum {tensor.tolist()}")
+    print(f"rank {worker.rank} passed {mine} and got the sum {tensor.tolist()}")
 
 
 def main():

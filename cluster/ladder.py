@@ -4,11 +4,11 @@
     python -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train
     python -m cluster.ladder --demo        # four emulated nodes where the system allows them, otherwise this machine
 
-"MB passed to collectives" are the tensors that a rank passes in an iteration; what then crosses a network is task 4.
-The times below the table are those of three steps with --timeline; runs/ladder_timeline.png shows one of each task.
-Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch. With --nodes every
-worker has an emulated node of its own, and every byte a link of --rate to cross. Each line comes from the records in
-runs/; the bar chart is there, too.
+"MB passed to collectives" are the tensors that a rank passes in an iteration; the bytes that cross a network are the
+subject of task 4. The times below the table are those of three steps with --timeline; runs/ladder_timeline.png shows
+one of each task. Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch.
+With --nodes, every worker runs on its own emulated node, and all bytes between workers cross links of --rate. Each line
+comes from the records in runs/; the bar chart is there, too.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from course.table import load_course
 TASKS = ("task1_single", "task2a_gather_scatter", "task2b_allreduce", "task3_ddp")
 NAMES = ("1 one worker", "2a gather + scatter", "2b all_reduce", "3 DDP")
 
-LOOPBACK = "Nothing crosses a network here: a small model shows what a message costs, not what its bytes cost."
+LOOPBACK = "Nothing crosses a network here: with a small model you see the latency, not the bandwidth."
 # A model and links for which bytes decide, as on real nodes: 34 MB of gradients are 0.27 s at 1 Gbit/s.
 ON_NODES = ("--nodes", "4", "--rate", "1gbit", "--random_bert", "8M", "--batch", "8", "--iterations", "10")
 TRAIN_ONLY = ("--do_train", "--learning_rate", "1e-5")
@@ -54,14 +54,14 @@ class Rung:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=4, help="on this machine (%(default)s)")
-    parser.add_argument("--nodes", type=int, help="as many workers, each on an emulated node of its own")
-    parser.add_argument("--rate", default="1gbit", help="of each node's link (%(default)s)")
+    parser.add_argument("--workers", type=int, default=4, help="number of workers on this machine (%(default)s)")
+    parser.add_argument("--nodes", type=int, help="emulated nodes with one worker each, instead of --workers")
+    parser.add_argument("--rate", default="1gbit", help="rate of each node's link (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="examples in a step of all workers (%(default)s)")
-    parser.add_argument("--iterations", type=int, default=40)
+    parser.add_argument("--iterations", type=int, default=40, help="iterations per task (%(default)s)")
     parser.add_argument("--random_bert", choices=SIZES, help="a larger model, with random weights, instead of tiny")
     parser.add_argument("--demo", action="store_true", help=f"{' '.join(ON_NODES)}, if this machine can emulate nodes")
-    parser.add_argument("flags", nargs="*", help="after --: flags of run_glue.py, given to every task")
+    parser.add_argument("flags", nargs="*", help="after --: flags of run_glue.py, passed to every task")
     arguments = parser.parse_args()
     if arguments.demo:
         arguments = parser.parse_args(demo_flags(why_not()))
@@ -84,7 +84,8 @@ def main() -> None:
         print(step)
         return
     print(table(rows))
-    print(f"{n} nodes, links of {arguments.rate}: bytes decide." if arguments.nodes else LOOPBACK)
+    on_nodes = f"{n} nodes with links of {arguments.rate}: here the number of bytes determines the time."
+    print(on_nodes if arguments.nodes else LOOPBACK)
     path = ROOT / "runs" / "ladder.png"
     title = f"{n} workers, batch {arguments.batch}" + (f", {arguments.rate}" if arguments.nodes else "")
     names = [row.name.replace(" ", "\n", 1) for row in rows]
@@ -169,12 +170,12 @@ def table(rows: list[Rung]) -> str:
 
 
 def one_step(row: Rung) -> Timeline:
-    """The step of a task that is shown: the shortest one, since nothing else has disturbed it."""
+    """The step of a task that is shown: the shortest one, since it was disturbed least."""
     return replace(only_step(row.timeline, shortest_step(row.timeline)), title=f"task {row.name}")
 
 
 def times(rows: list[Rung]) -> str:
-    """Where the time of a step goes, in milliseconds; means over the ranks."""
+    """Return a table of where the time of a step goes, in milliseconds; means over the ranks."""
     lines = [f"{'ms of a step, mean of ranks':<28}" + "".join(f"{name:>10}" for name in (*PARTS, "(hidden)"))]
     for row in rows:
         found = mean(parts(row.timeline))

@@ -53,7 +53,9 @@ def parse(argv: list[str] | None = None) -> tuple[Launch, bool]:
     )
     parser.add_argument("--python", default=remote_python(), help="Python on the nodes (%(default)s)")
     parser.add_argument("--plan", action="store_true", help="print the commands instead of running them")
-    parser.add_argument("--timeline", action="store_true", help="give the script --timeline: see what each rank does")
+    parser.add_argument(
+        "--timeline", action="store_true", help="pass --timeline to the script, to see what each rank does"
+    )
     for flag in WORKER_FLAGS:
         parser.add_argument(flag, help="chosen automatically; may also be given after the script")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its flags")

@@ -2,8 +2,8 @@
 
     python -m cluster.pictures [--rate 1gbit] [--only 2a 3]
 
-Each picture is written next to the README that shows it. All are made in the same way: a model whose gradients cross
-the links in a time that can be compared with backward, --timeline, and of its three steps the shortest.
+Each picture is written next to the README that shows it. Each run uses --timeline and a model whose communication takes
+about as long as its backward pass. The picture shows the shortest of three steps.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def in_words(rate: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", default="1gbit", help="of each node's link (%(default)s)")
+    parser.add_argument("--rate", default="1gbit", help="rate of each node's link (%(default)s)")
     names = [picture.name for picture in PICTURES]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="the pictures to make (all)")
     parser.add_argument("--into", type=Path, default=ROOT, help="write them below this folder (the repository)")

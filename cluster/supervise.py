@@ -30,8 +30,8 @@ TAIL_LINES = 5  # of a failed rank that said nothing new, show these again
 REPORT_LINES, HELD_LINES = 60, 200
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# A rank that ends tears its connections: the others then fail too, with these words of gloo's, the system's or
-# common/workers/process_group.py's. They are not the cause.
+# When a rank ends, its connections close. The other ranks then fail too, with one of these messages from gloo, the
+# system or common/workers/process_group.py. They are not the cause.
 CONSEQUENCE = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection refused|socket closed"
     rf"|lost contact with|{COMPARING}|{HEADER}|: stopped: |stopped because rank|rank 0 (left|says)",
@@ -67,9 +67,9 @@ class Rank:
 
     @property
     def is_holding(self) -> bool:
-        """Lines of stderr wait a little: if they announce the rank's end, they belong into the report, once.
+        """Lines of stderr wait a little: if they announce the rank's end, they belong in the report, once.
 
-        After an error a rank still takes down torch, on a busy machine for seconds.
+        After an error, a rank still has to shut down torch, which can take seconds on a busy machine.
         """
         patience = 10.0 if any(ANNOUNCES_AN_END.search(line) for line in self.held) else 0.7
         return time.monotonic() < self.last_held_at + patience and len(self.held) < HELD_LINES
@@ -241,7 +241,10 @@ class Supervisor:
                 yield stream
 
     def _report_failure(self) -> Rank:
-        """Of the ranks that failed within a moment, name the cause: the first that does not just miss another one."""
+        """Of the ranks that failed within a moment, name the cause.
+
+        It is the first whose error is not just a lost connection to another rank.
+        """
         causes = [rank for rank in self.failed if not CONSEQUENCE.search("\n".join([*rank.held, *rank.tail]))]
         cause = (causes or self.failed)[0]
         tables = [(rank, rank.held[rank.held.index(HEADER) :]) for rank in self.ranks if HEADER in rank.held]
@@ -255,7 +258,7 @@ class Supervisor:
             if rank is not cause and not tables:
                 # Of the others one line is enough, and none where it is the same mistake.
                 said = f": {rank.held[-1]}" if rank.held and rank.held[-1:] != cause.held[-1:] else ""
-                self.screen.say(f"then {rank}: {meaning(rank.code or 0)}{said}")
+                self.screen.say(f"afterwards {rank} failed: {meaning(rank.code or 0)}{said}")
         stopped = [str(rank) for rank in self._running()]
         if stopped:
             self.screen.say("stopping: " + ", ".join(stopped))

@@ -48,7 +48,9 @@ def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> Traffic
         "--interface", default="", help="interface whose bytes are counted (default: the route to --master_ip)"
     )
     group.add_argument(
-        "--link_rate", type=link_rate, help="rate of a worker's link, such as 1gbit: predicts the communication"
+        "--link_rate",
+        type=link_rate,
+        help="rate of a worker's link, such as 1gbit; used to predict the communication time",
     )
     return TrafficConfig(**only_fields(TrafficConfig, _glue_arguments(parser, task, argv)))
 
@@ -102,7 +104,7 @@ def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
     add("--strategy", choices=BEYOND_STRATEGIES, default="ring", help="the lesson to use (ring)")
     add("--bucket_mb", type=float, default=4.0, help="overlap: largest size of a bucket in MiB (4)")
     add("--save_to", type=Path, help="zero1 to zero3: folder in which every rank saves its shards at the end")
-    add("--resume_from", type=Path, help="zero1 to zero3: begin with the shards that --save_to has saved")
+    add("--resume_from", type=Path, help="zero1 to zero3: start from the shards that --save_to saved")
     add("--grid", help="grid: ranks along each axis, for instance data=2,tensor=2 (the default on 4 workers)")
     add("--schedule", choices=("1f1b", "gpipe"), default="1f1b", help="with several stages: the order of work (1f1b)")
     add("--n_chunk", type=int, help="with several stages: micro-batches in the batch of a rank (4)")
@@ -227,7 +229,7 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     add(
         "--output_dir",
         type=Path,
-        help="folder for the record of the run (default: runs/<task>; the longest earlier run stays)",
+        help="folder for the record of the run (default: runs/<task>; the longest earlier run is kept)",
     )
     add("--overwrite_output_dir", action="store_true", help="replace the record of an earlier run in --output_dir")
     add("--learning_rate", type=float, help="AdamW's learning rate at the peak of the schedule")
@@ -271,7 +273,7 @@ def _add_glue_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model_type", choices=("bert",), default="bert", help="architecture of the model")
     add("--config_name", default="", help="configuration (default: the model's own)")
-    add("--task_name", default="RTE", help=", ".join(GLUE_TASKS))
+    add("--task_name", default="RTE", help=f"GLUE task: {', '.join(GLUE_TASKS)} (%(default)s)")
     add("--do_train", action="store_true", help="train (with neither --do_train nor --do_eval, the script does both)")
     add("--do_eval", action="store_true", help="evaluate on the dev set after every epoch")
     add("--do_lower_case", action="store_true", help="convert the text to lower case, for an uncased model")
@@ -300,7 +302,7 @@ def _add_gpt2_flags(parser: argparse.ArgumentParser, task: str) -> None:
 
 
 def complete(run_name: str, arguments: dict) -> None:
-    """Everything about workers, output and optimizer that GLUE and GPT-2 have in common; changes `arguments`."""
+    """Fill in and check what GLUE and GPT-2 have in common: workers, output and optimizer; changes `arguments`."""
     arguments["task"] = run_name
     arguments["max_steps"] = max(0, arguments["max_steps"])
     _place_worker(arguments, os.environ)
@@ -322,7 +324,7 @@ def complete(run_name: str, arguments: dict) -> None:
 
 
 def _place_worker(arguments: dict, environment: Mapping[str, str]) -> None:
-    """Rank, world size, master and device, from the flags or from torchrun's environment."""
+    """Set rank, world size, master and device, from the flags or from torchrun's environment."""
     under_torchrun = "RANK" in environment and "WORLD_SIZE" in environment
     if under_torchrun:
         set_default(arguments, "world_size", int(environment["WORLD_SIZE"]))
@@ -353,7 +355,7 @@ def _place_worker(arguments: dict, environment: Mapping[str, str]) -> None:
 
 
 def _find_model(arguments: dict, kind: str) -> None:
-    """Names become paths here, so that a wrong one is reported before any worker joins."""
+    """Replace names of models by paths, so that a wrong name is reported before any worker joins."""
     from common.models.load import model_path  # here: it loads transformers, and hello.py has no model
 
     model = arguments["model_name_or_path"] = model_path(arguments["model_name_or_path"], kind)

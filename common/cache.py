@@ -1,4 +1,6 @@
-"""Cached folders: they get their name when they are complete, are checked when opened, and rebuilt if damaged.
+"""Cached folders.
+
+A folder gets its final name when it is complete, is checked when it is opened, and is rebuilt if it is damaged.
 
 folder = cached(cache_dir("models") / "tiny-bert-v2", build)      # build(partial) writes the files
 

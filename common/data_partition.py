@@ -98,7 +98,7 @@ class DataPartitioner:
 
         A second call returns the same examples again.
         """
-        # TODO(cos598d) 2b.4: make a Partition of the data and the indices found above (1 line)
+        # TODO(cos598d) 2b.4: create a Partition from the data and the indices computed above (1 line)
         # BEGIN SOLUTION 2b.4
         return Partition(self.data, self.partitions[partition])
         # END SOLUTION 2b.4
@@ -130,7 +130,7 @@ def partition_dataset(
     """
     if rank is None or world_size is None:
         if not dist.is_initialized():
-            raise InputError("partition_dataset: join the process group first, or give both rank and world_size")
+            raise InputError("partition_dataset: join the process group first, or pass both rank and world_size")
         rank = dist.get_rank() if rank is None else rank
         world_size = dist.get_world_size() if world_size is None else world_size
     if not 0 <= rank < world_size:

@@ -17,8 +17,9 @@ def evaluate(config: GlueConfig, worker: Worker, model: nn.Module, data: GlueDat
     """Return the task's metrics on the whole dev set, by their short names: {"acc": 0.66}.
 
     Every rank evaluates all of it. This function calls no collective itself. But the forward pass of a model wrapped in
-    DistributedDataParallel does: it sends the model's buffers from rank 0. Then every rank must take part, or the next
-    step of the others waits forever. The model stays in eval mode, without dropout: call model.train() before training.
+    DistributedDataParallel does: it sends the model's buffers from rank 0. Then every rank must take part, or the
+    others wait forever in their next step. The model stays in eval mode, without dropout: call model.train() before
+    training.
     """
     model.eval()
     loader = DataLoader(data.dev, batch_size=config.per_gpu_eval_batch_size)

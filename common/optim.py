@@ -32,7 +32,7 @@ def build_optimizer(config: RunConfig, model: nn.Module, steps_per_epoch: int) -
 
 
 def build_schedule(config: RunConfig, optimizer: Optimizer, steps_per_epoch: int) -> LambdaLR:
-    """Return the schedule of build_optimizer for an optimizer that exists."""
+    """Return the schedule of build_optimizer for an existing optimizer."""
     total, warmup = total_steps(config, steps_per_epoch), config.warmup_steps
     if warmup and warmup >= total:
         raise InputError(f"--warmup_steps: expected fewer than the run's {total} steps, got {warmup}")

@@ -65,7 +65,7 @@ def locked(path: str | Path) -> Iterator[None]:
 
 
 def import_file(path: Path, name: str) -> ModuleType:
-    """A file as a module of this name, wherever it is; `name` need not be that of the file."""
+    """Import the file `path` as the module `name`."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)

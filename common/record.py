@@ -205,7 +205,7 @@ def versions() -> dict[str, str]:
 
 
 def _prepare(config: RunConfig) -> None:
-    """The first worker makes the folder and takes an earlier run's record away, so that no two runs are mixed."""
+    """On rank 0, create the folder and remove the record of an earlier run: the files of two runs must not be mixed."""
     if config.rank != 0:
         return
     folder = config.output_dir
@@ -238,7 +238,7 @@ def _files_of_a_run(folder: Path) -> list[Path]:
 
 
 def _iterations_in(folder: Path) -> int:
-    """How long the run in a folder is; 0 for none, and for one whose first record cannot be read."""
+    """Return the number of iterations of the run in a folder; 0 if there is none or its record cannot be read."""
     try:
         return len(json.loads((folder / "rank0.json").read_text(encoding="utf-8"))["iterations"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from common.paths import shown
 
-SKIPPED, TRACED = 2, 3  # iterations: the first ones warm caches up and would show what is not typical
+SKIPPED, TRACED = 2, 3  # iterations: the first ones warm up the caches, so their times are not typical
 
 
 class StepProfiler:

@@ -82,7 +82,7 @@ class Course:
         return self.tasks[self.regions[region_id].task].readme
 
     def may_student_change(self, file: str) -> bool:
-        """Whether a submission's version of this file replaces ours; `*` in a pattern crosses folders."""
+        """Return whether a submission's version of this file replaces ours; `*` in a pattern crosses folders."""
         parts = Path(file).parts
         return ".." not in parts and any(fnmatch.fnmatchcase(file, pattern) for pattern in self.may_change)
 

@@ -50,7 +50,7 @@ class Block:
 
     @property
     def attempted(self) -> bool:
-        """Whether there is more than blank lines, comments and the line that the handout put there."""
+        """Return whether there is more than blank lines, comments and the line that the handout put there."""
         placeholder = f'raise NotImplementedError("TODO {self.id}:'
         lines = [line.strip() for line in self.body.splitlines()]
         return any(line and not line.startswith(("#", placeholder)) for line in lines)

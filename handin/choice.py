@@ -65,7 +65,7 @@ def _rank(run: Run) -> tuple[bool, bool, bool, int, str]:
 
 
 def missing_runs(chosen: Chosen, tree: Path) -> list[tuple[str, str]]:
-    """What is not there, or cannot be used, with the command that makes it like the runs that are there."""
+    """Return the runs that are missing or unusable, with the command that makes each like the existing runs."""
     flags = _flags_like(chosen.timed[0] if chosen.timed else chosen.metrics, tree)
     missing = []
     command = f"python task1_single/run_glue.py{flags}"

@@ -137,7 +137,7 @@ def _of_means(row: dict[str, Any]) -> float:
 
 
 def _as_long(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether the epochs of two runs were equally long, each against the other's of the same number."""
+    """Return whether the epochs of two runs were equally long, each against the other's of the same number."""
     return all(0.9 < mine / theirs < 1.1 for mine, theirs in zip(_tokens(row), _tokens(other), strict=False))
 
 
@@ -169,7 +169,7 @@ def _doubts_about_ratio(what: str, slow: dict[str, Any], fast: dict[str, Any], l
     speeds, errors = ([r[key] for r in (slow, fast)] for key in ("tokens_per_second", "tokens_per_second_std"))
     ratio = speeds[1] / speeds[0]
     if ratio > limit:
-        yield f"{what}: a speed-up of {ratio:.2f} is above the number of {of}, {limit}: measure again"
+        yield f"{what}: a speed-up of {ratio:.2f} exceeds the number of {of}, {limit}: measure again"
     if not any(errors):
         yield f"{what}: only one epoch was measured, so {ratio:.2f} may be noise: run with --n_epochs 4"
     elif abs(speeds[1] - speeds[0]) <= 2 * math.hypot(*errors):

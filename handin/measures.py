@@ -47,12 +47,12 @@ def speedup(slow: Time, fast: Time, limit: float = math.inf, of: str = "workers"
     if abs(slow.mean - fast.mean) <= margin:
         return ratio, "within the noise: the times differ by less than twice the standard error of their difference"
     if ratio > limit:
-        return ratio, f"above the number of {of}, {limit}: the slower run was disturbed or did different work"
+        return ratio, f"exceeds the number of {of}, {limit}: the slower run was disturbed or did different work"
     return ratio, ""
 
 
 def doubts_about(run: Run, timed: bool) -> list[str]:
-    """What in one run cannot be; of a run whose times the report uses, also what spoils these."""
+    """Return what is suspicious in one run; if the report uses its times, also what makes these unreliable."""
     doubts = [*run.problems]
     losses = [loss for loss in run.mean_losses if not math.isnan(loss)]
     if len(losses) > 2 and len(set(losses)) == 1:

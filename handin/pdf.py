@@ -187,7 +187,7 @@ class _Writer:
         pages.set_y(bottom + 3)
 
     def _paths(self, pictures: Sequence[Token]) -> list[Path]:
-        """Where pictures are; nothing if one of them cannot be shown."""
+        """Return the paths of pictures; nothing if one of them cannot be shown."""
         paths = [(self.folder / str(picture.attrs["src"])).resolve() for picture in pictures]
         inside = self.folder.resolve()
         return paths if all(path.is_relative_to(inside) and is_whole(path) for path in paths) else []
@@ -241,7 +241,7 @@ class _Writer:
 
 
 def _fits(rows: Sequence[Sequence[str]], pages: FPDF, size: float) -> bool:
-    """Whether the page is wide enough without breaking a word."""
+    """Return whether the page is wide enough without breaking a word."""
     return sum(_widths(rows, pages, size, whole_cells=False)) <= pages.epw
 
 

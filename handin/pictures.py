@@ -71,7 +71,7 @@ class Pictures:
 
 
 def is_whole(source: Path) -> bool:
-    """Whether a picture can be read to its end."""
+    """Return whether a picture is complete and can be read."""
     try:
         with Image.open(source) as picture:
             picture.load()

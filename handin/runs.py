@@ -62,7 +62,7 @@ class Run:
 
     @cached_property
     def setting(self) -> dict[str, Any]:
-        """What two runs must have in common to be compared, by the words a reader knows."""
+        """Return what two runs must have in common to be compared, by the names that a reader knows."""
         config, host = self.first["config"], self.first["host"]
         text = is_gpt2(self.first)
         return {
@@ -84,7 +84,7 @@ class Run:
 
 
 def differences(run: Run, other: Run, but: Iterable[str] = ()) -> list[str]:
-    """What of the setting two runs do not share, such as "seed 42 vs. 7"."""
+    """Return the settings in which two runs differ, such as "seed 42 vs. 7"."""
     left_out = set(but)
     return [
         f"{key} {value} vs. {other.setting[key]}"

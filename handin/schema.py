@@ -56,7 +56,7 @@ GPT2 = {"batch_size": is_whole, "model_max_length": is_whole}
 
 
 def is_gpt2(record: dict[str, Any]) -> bool:
-    """Whether the record is of a run_gpt2.py; the other script of a task is run_glue.py."""
+    """Return whether the record is of a run_gpt2.py; the other script of a task is run_glue.py."""
     return "n_epochs" in record["config"]
 
 

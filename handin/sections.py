@@ -130,7 +130,7 @@ def _speedup_cells(one: Run, alone: Time, run: Run, time: Time, findings: Findin
         return "–", "not comparable"
     ratio, doubt = speedup(alone, time, run.workers)
     if doubt:
-        findings.doubt([f"speed-up {ratio:.2f} of {run.name} over {one.name} is {doubt}"])
+        findings.doubt([f"speed-up {ratio:.2f} of {run.name} over {one.name}: {doubt}"])
     return f"{ratio:.2f}", doubt.partition(":")[0]
 
 
@@ -178,7 +178,7 @@ def _times_and_speeds(row: dict) -> list[str]:
 
 
 def where_from(runs: Sequence[Run], used: Sequence[Run]) -> str:
-    """Which runs there are, and their setting."""
+    """Return a table of the runs and their settings."""
     rows = []
     for run in sorted(runs, key=lambda run: (run not in used, run.name)):
         setting = run.setting
@@ -251,6 +251,6 @@ def find_stopped(root: Path, folder: Path) -> list[Stopped]:
 
 
 def stopped_tables(stopped: list[Stopped]) -> str:
-    """Where each rank was when a run was stopped; nothing if none was."""
+    """Return tables of where each rank was when a run was stopped; "" if none was."""
     head = ("rank", "state", "where", "collectives")
     return "".join(f"\n{run.name} was stopped: {run.conclusion}.\n\n{table(head, run.rows)}" for run in stopped)

@@ -102,5 +102,5 @@ def _row(chunks: int, run: Run, base: Run | None, findings: Findings) -> list[st
             value, doubt = speedup(alone, time, PARTITIONS if on_cpu else math.inf, "partitions")
             ratio = f"{value:.2f}"
             if doubt:
-                findings.doubt([f"speed-up {value:.2f} of {run.name} over {base.name} is {doubt}"])
+                findings.doubt([f"speed-up {value:.2f} of {run.name} over {base.name}: {doubt}"])
     return [str(chunks), str(time), ratio, ideal, f"`{run.name}`"]

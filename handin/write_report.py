@@ -135,7 +135,7 @@ def write_markdown(
         "Network traffic": traffic(tree, chosen.traffic, runs, findings, pictures) + "\n" + own["traffic"],
         "GPT-2: data parallel and pipeline": _gpt2(tree, runs, found, findings, pictures, own["gpt2"]),
         "Pipeline: numbers of micro-batches": f"{micro_batches(found, findings)}\n{own['pipeline']}",
-        "Beyond the ladder (bonus)": _beyond(found, own["beyond"]),
+        "Beyond DDP (bonus)": _beyond(found, own["beyond"]),
         "Which run each number came from": sections.where_from(found, chosen.used) + sections.stopped_tables(stopped),
     }
     left_over = {name: text for name, text in words.items() if name not in ASKS and text.strip()}
@@ -236,7 +236,7 @@ def _gpt2(tree: Path, runs: Path, found: Sequence[Run], findings: Findings, pict
 
 
 def summary(report: Report, tree: Path) -> Sequence[str]:
-    """What the command prints."""
+    """Return what the command prints."""
     lines = [f"missing: {what}\n         {command}" for what, command in report.findings.missing]
     lines += [f"suspicious: {doubt}" for doubt in report.findings.doubts]
     if report.kept_copy:

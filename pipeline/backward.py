@@ -1,4 +1,4 @@
-"""A backward pass that overlaps like the forward pass, started by the usual call of `backward()` on the loss.
+"""A backward pass that overlaps like the forward pass, started by the usual call to `backward()` on the loss.
 
 torch runs the backward of a CPU graph in one thread, the caller's. With one graph over all partitions, only one of them
 would work at a time. So each partition's work on each micro-batch gets a graph of its own, cut off before and after:
@@ -109,7 +109,7 @@ class Run:
     def backward(self, keep_graph: bool) -> Tensor | None:
         """Let the workers run every cut backwards; returns the gradient of the input.
 
-        The thread that called backward() on the loss comes here, hands out the tasks and waits for all of them.
+        The thread that called backward() on the loss runs this method. It hands out the tasks and waits for all.
         """
         if self.cuts is None:
             raise RuntimeError(
@@ -134,7 +134,7 @@ class Run:
         with _fresh_workers_after_an_error(self.pipe):
             for cut in cuts:
                 self.pipe.in_queues[cut.partition].put(Task(partial(self._backward_of, cut)))
-            # Every task ends: it waits only for tasks that were handed out before it, and those always tell it.
+            # Every task ends: it waits only for tasks that were handed out before it, and those always signal it.
             results = [self.pipe.out_queues[cut.partition].get() for cut in cuts]
             if errors := [exc_info[1] for success, exc_info in results if not success]:
                 raise errors[0]  # it carries its traceback along

@@ -101,7 +101,8 @@ class PipelinedProcesses:
         Raises InputError if B does not divide into the micro-batches: the library wants them equally large.
         """
         if len(tokens) % self.n_micro_batches:
-            raise InputError(f"expected a batch that divides into {self.n_micro_batches} chunks, got {len(tokens)}")
+            expected = f"expected a multiple of {self.n_micro_batches} (--n_chunk)"
+            raise InputError(f"--batch_size: {expected}, got {len(tokens)}")
         losses: list[Tensor] = []
         tokens, last = tokens.to(self.device), self.world_size - 1
         inputs = (tokens,) if self.rank == 0 else ()

@@ -5,8 +5,8 @@ gets which number. If dropout is on, each partition's work on each micro-batch t
 
 On the CPU, for models whose only randomness is dropout, the same seed, partitions and split_size give the same masks,
 whatever the timing. The backward uses the masks of its forward, and each micro-batch has different masks. They are not
-the masks of the plain model. On GPUs, each device has its own generator. There the same holds if no device has two
-partitions.
+the masks of the plain model. On GPUs, each device has its own generator. The same holds on GPUs if each device has
+only one partition.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 def draw_seed(modules: nn.Module) -> int | None:
     """A seed for one call of the pipe, from the generator that torch.manual_seed sets; None if no dropout is on.
 
-    The caller's thread draws it, while all workers rest.
+    The caller's thread draws it, while all workers are idle.
     """
     dropouts = (module for module in modules.modules() if isinstance(module, nn.modules.dropout._DropoutNd))
     return int(torch.randint(2**62, ())) if any(dropout.training and dropout.p for dropout in dropouts) else None

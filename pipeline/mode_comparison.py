@@ -1,4 +1,4 @@
-"""The course's two metrics of a run, and its two figures, which compare the modes.
+"""Computes the two metrics of a run, and draws the two figures that compare the modes.
 
 submit_figures/pipeline_metrics.json keeps the last run of each mode: training time of an epoch (s) and tokens per
 second, each as mean and standard deviation over the epochs, without the first one, which is a warm-up.

@@ -118,7 +118,7 @@ def train(config, worker, model, data, record):
                 model.zero_grad()
             record.loss(loss.item())
         if config.do_eval:
-            # TODO(cos598d) 1.4: call evaluate(), and give what it returns to record.evaluation (1-2 lines)
+            # TODO(cos598d) 1.4: call evaluate(), and pass its result to record.evaluation (1-2 lines)
             # BEGIN SOLUTION 1.4
             record.evaluation(epoch, evaluate(config, worker, model, data))
             # END SOLUTION 1.4

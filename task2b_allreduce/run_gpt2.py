@@ -1,6 +1,6 @@
 """Task 2b for GPT-2: train on OSCAR text, each worker on its own partition; this script starts the workers itself.
 
-    arguments -> processes -> process group -> partition of the data -> model -> train (the lesson) -> record
+    arguments -> processes -> process group -> data partition -> model -> train (the lesson) -> record
 
 Shapes: B examples in a worker's batch, T tokens in an example. README.md in this folder has the numbered steps.
 """
@@ -63,7 +63,7 @@ def average_gradients(model):
 
 
 def train(config, worker, model, loader, validation, record):
-    """Train `model` on this worker's partition; each step uses config.batch_size examples of all workers together.
+    """Train `model` on this worker's partition; each step uses config.batch_size examples in total, over all workers.
 
     2b.8  Average the gradients over the workers, at the right place in the step.
     """
@@ -140,7 +140,7 @@ def start_workers(config):
 
 def main():
     config = parse_gpt2_arguments("task2b_allreduce", world_size=2)
-    torch.multiprocessing.set_start_method("forkserver")  # the imports are made once, for all workers
+    torch.multiprocessing.set_start_method("forkserver")  # modules are imported once, for all workers
     check_workers(start_workers(config))
     if not config.pytest:
         report_scaling(config)

@@ -1,6 +1,6 @@
 """Task 3 for GPT-2: train on OSCAR text with DistributedDataParallel; one command starts one worker.
 
-    arguments -> process group -> partition of the data -> model -> train (the lesson) -> record
+    arguments -> process group -> data partition -> model -> train (the lesson) -> record
 
 Shapes: B examples in a worker's batch, T tokens in an example. README.md in this folder has the numbered steps.
 """
@@ -58,7 +58,7 @@ def wrap(model, worker):
 
 
 def train(config, worker, model, loader, validation, record):
-    """Train `model` on this worker's partition; each step uses config.batch_size examples of all workers together.
+    """Train `model` on this worker's partition; each step uses config.batch_size examples in total, over all workers.
 
     1.2  Compute the gradient of the loss with respect to every parameter; the wrapped model averages it, too.
     1.3  Update the parameters.

@@ -121,8 +121,8 @@ def table(runs: list[TrafficRun]) -> str:
 def predictions(runs: list[TrafficRun]) -> str:
     """Return a line for each run with a prediction: the seconds of communication, predicted and measured."""
     return "\n".join(
-        f"batch {run.batch}: an iteration communicates for {run.predicted:.4f} s at least (predicted), "
-        f"{run.communication:.4f} s (measured)"
+        f"batch {run.batch}: communication per iteration: at least {run.predicted:.4f} s predicted, "
+        f"{run.communication:.4f} s measured"
         for run in runs
         if run.predicted is not None and run.communication is not None
     )
@@ -198,7 +198,10 @@ def observed_by_dstat(path: Path, interface: str, folder: Path, rank: int) -> st
             if run[0].time <= window["begin"] and window["end"] <= run[-1].time
         ]
         if not covering:
-            raise InputError(f"{path}: no run in it covers the training of {folder}; start it before, stop it after")
+            raise InputError(
+                f"{path}: no run in this file covers the training of {folder}; "
+                "start dstat before the script and stop it afterwards"
+            )
         into, out = volume(covering[0], window["begin"], window["end"])
         received, sent = received + into, sent + out
     kernel = sum(window["sent"] for window in windows)
@@ -210,7 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="output folders of task4_traffic/run_glue.py")
     parser.add_argument("--rank", type=int, default=0, help="rank whose traffic is shown (%(default)s)")
-    parser.add_argument("--dstat", type=Path, help="a file of dstat or dool that covers the first of the runs")
+    parser.add_argument("--dstat", type=Path, help="output file of dstat or dool that covers the first run")
     parser.add_argument("--interface", default="total", help="column of that file (%(default)s)")
     parser.add_argument("--output", type=Path, default=Path("runs"), help="folder for the plots (%(default)s)")
     arguments = parser.parse_args()

@@ -113,7 +113,7 @@ def volume(samples: Sequence[Sample], begin: float, end: float) -> tuple[float, 
     """
     if not samples or begin < samples[0].time or end > samples[-1].time or begin > end:
         span = f"{samples[0].time:.1f} to {samples[-1].time:.1f}" if samples else "nothing"
-        raise InputError(f"expected counters from {begin:.1f} to {end:.1f}, got {span}: start the counting earlier")
+        raise InputError(f"expected counters from {begin:.1f} to {end:.1f}, got {span}: start counting earlier")
     first, last = _at(samples, begin), _at(samples, end)
     return last[0] - first[0], last[1] - first[1]
 

@@ -61,7 +61,7 @@ def read_dstat(path: Path, interface: str = "total") -> list[list[Sample]]:
         raise InputError(f"{path}: {error.strerror}; expected a file of dstat --output or dool --output") from None
     runs = [run for run in split_runs(text) if run.rows]
     if not runs:
-        raise InputError(f"{path}: expected rows of dstat --output or dool --output, found none")
+        raise InputError(f"{path}: expected rows of dstat --output or dool --output, got none")
     return [samples(run, interface, path) for run in runs]
 
 

@@ -67,7 +67,7 @@ def gather_scatter_traffic(size: int, world_size: int, rank: int) -> Traffic:
 
     4.2  [4] Rank 0 sends to all others and receives from all others; each of them communicates only with rank 0.
     """
-    # TODO(cos598d) 4.2: how many tensors does this rank send, and how many receive? (about 2 lines)
+    # TODO(cos598d) 4.2: how many tensors does this rank send, and how many does it receive? (about 2 lines)
     # BEGIN SOLUTION 4.2
     partners = world_size - 1 if rank == 0 else 1
     return Traffic(sent=partners * size, received=partners * size)
@@ -113,11 +113,11 @@ def seconds(traffic: Traffic, rate: float) -> float:
 
 
 def prediction(size: int, world_size: int, rate: float) -> str:
-    """Return a line for each algorithm: what the slowest worker waits for in one iteration."""
+    """Return one line per algorithm: the shortest time in which the slowest worker can communicate in one iteration."""
     ring, root = all_reduce_traffic(size, world_size), gather_scatter_traffic(size, world_size, 0)
     # Rank 0 scatters when it has gathered: its two directions are not busy at the same time.
     return (
-        f"\nat {rate / 1e6:,.0f} Mbit/s, one iteration communicates for at least\n"
+        f"\nat {rate / 1e6:,.0f} Mbit/s, the communication of an iteration takes at least\n"
         f"  all_reduce        {seconds(ring, rate):.4f} s\n"
         f"  gather + scatter  {2 * seconds(root, rate):.4f} s"
     )
@@ -149,7 +149,8 @@ def main() -> None:
         "--examples", type=int, default=2560, help="examples in the training set (%(default)s: the sample; RTE: 2490)"
     )
     parser.add_argument("--grad_dtype", choices=DTYPES, default="fp32")
-    parser.add_argument("--rate", type=link_rate, help="rate of a worker's link, such as 1gbit: predict the seconds")
+    rate = "rate of a worker's link, such as 1gbit; used to predict the communication time"
+    parser.add_argument("--rate", type=link_rate, help=rate)
     arguments = parser.parse_args()
     if arguments.world_size < 2:
         raise InputError(f"--world_size: expected 2 or more, got {arguments.world_size}: one worker sends nothing")

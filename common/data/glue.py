@@ -122,7 +122,7 @@ def read_examples(path: Path, task: GlueTask) -> list[Example]:
 
 
 def _read_bytes(path: Path) -> bytes:
-    with reading(path, "python download_glue_data.py fetches the GLUE tasks"):
+    with reading(path, "run `python download_glue_data.py` to download the GLUE tasks"):
         return path.read_bytes()
 
 
@@ -130,7 +130,7 @@ def _column(path: Path, header: list[str], name: str | int | None) -> int | None
     if name is None or isinstance(name, int):
         return name
     if name not in header:
-        raise InputError(f"{path}:1: expected a column {name!r} in the header, got {header}; is --task_name right?")
+        raise InputError(f"{path}:1: expected a column {name!r} in the header, got {header}; check --task_name")
     return header.index(name)
 
 

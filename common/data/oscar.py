@@ -76,7 +76,7 @@ def load_blocks(source: HasData | str | Path, tokenizer: Any, block_size: int | 
     train, validation = (TokenBlocks(open_stream(folder, name, manifest), block_size) for name in SPLITS)
     if not len(train):
         raise InputError(
-            f"{folder / 'train.bin'}: expected at least one block of {block_size} tokens, found "
+            f"{folder / 'train.bin'}: expected at least one block of {block_size} tokens, got "
             f"{manifest.train.tokens} tokens; use shorter blocks (--model_max_length) or more text"
         )
     return OscarData(train, validation, manifest.vocab_size, block_size)
@@ -87,7 +87,7 @@ def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer: Any) -> None:
     if made_with != (fingerprint(tokenizer), len(tokenizer)):
         raise InputError(
             f"{folder / 'manifest.json'}: the text was tokenised with {manifest.tokenizer} ({manifest.vocab_size} "
-            f"tokens), this run's tokenizer is {name_of(tokenizer)} ({len(tokenizer)} tokens); use the same "
+            f"tokens), but this run's tokenizer is {name_of(tokenizer)} ({len(tokenizer)} tokens); use the same "
             "tokenizer, or tokenise the text again: python prepare_oscar.py --tokenizer"
         )
 

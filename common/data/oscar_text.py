@@ -74,7 +74,7 @@ def find_files(inputs: Iterable[str | Path]) -> list[Path]:
             found = [path for path in given.rglob("*") if path.is_file() and _looks_like_text(path)]
             if not found:
                 kinds = ".txt, .jsonl, .txt.gz, .jsonl.zst"
-                raise InputError(f"{given}: expected text files ({kinds}) in this folder, found none; name another")
+                raise InputError(f"{given}: expected text files ({kinds}) in this folder, got none; name another")
             files += sorted(found, key=_natural_order)
         elif given.exists():
             files.append(given)
@@ -212,11 +212,13 @@ def _read_record(line: bytes, where: str) -> str:
             return content
     except KeyError:
         keys = ", ".join(list(record)[:5]) or "nothing"
-        raise InputError(f'{where}: expected a record with "content", found {keys}; is this OSCAR 23.01?') from None
+        raise InputError(
+            f'{where}: expected a record with "content", got {keys}; check that this is OSCAR 23.01'
+        ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: expected one JSON object ({error}); repair or remove the line") from error
     raise InputError(
-        f'{where}: expected a JSON object whose "content" is text, found {text[:40]!r}; is this OSCAR 23.01?'
+        f'{where}: expected a JSON object whose "content" is text, got {text[:40]!r}; check that this is OSCAR 23.01'
     )
 
 
@@ -225,7 +227,7 @@ def _decode(line: bytes, where: str) -> str:
         return line.decode()
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{where}: expected UTF-8, found byte 0x{line[error.start]:02x} at place {error.start + 1} of the line; "
+            f"{where}: expected UTF-8, got byte 0x{line[error.start]:02x} at place {error.start + 1} of the line; "
             "repair it, for example with iconv -c -f utf-8 -t utf-8"
         ) from error
 

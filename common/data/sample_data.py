@@ -1,7 +1,7 @@
 """The embedded data: an entailment task in RTE's layout and web-like text in OSCAR's, both generated.
 
-The scripts need a task that is learnt in seconds, so that a wrong gradient shows as a wrong accuracy, and no download.
-The files are made once, from fixed seeds, and stored in the cache; every machine gets the same bytes.
+The scripts need data without a download, and a task that a model learns in seconds: then a wrong gradient shows up as
+a low accuracy. The files are made once, from fixed seeds, and stored in the cache; every machine gets the same bytes.
 """
 
 import json
@@ -76,12 +76,12 @@ def entailment_pairs(count: int, draw: random.Random) -> list[Pair]:
 
 
 def contrast_set(draw: random.Random) -> list[Pair]:
-    """Two texts that differ in who surely did what to which object, and one statement that is true of each.
+    """Return two texts whose certain facts differ, each with a statement that is true for it alone.
 
     A text has two facts, one only perhaps true: "Anna has sold the lamp and maybe Ben has found the boat today."
     The other text exchanges names, verbs or objects (or several) between the facts. Text and statement decide the label
     together: neither does alone, nor a bag of words of both, as the two texts consist of the same words. Each such
-    model is right on exactly two of the four pairs. The statement's bigrams all stand in both texts, too.
+    model is right on exactly two of the four pairs. All bigrams of the statement also occur in both texts.
     (Gardner et al. 2020, "Evaluating Models' Local Decision Boundaries via Contrast Sets".)
     """
     slots = [draw.sample(words, 2) for words in (NAMES, VERBS, OBJECTS)]

@@ -10,7 +10,7 @@ import re
 import uuid
 from collections.abc import Iterator
 
-# What a template's {field} can become, on every page; {noun}, {past} and {where} depend on the topic.
+# The values of a template's {field}, the same for all topics; {noun}, {past} and {where} depend on the topic.
 WORDS = {
     "name": "Alice Bruno Carmen Derek Elena Félix George Hannah Ines Jonas Karin Leo Maria Noah Olga Zoë",
     "town": "Ashford Bergen Cork Delft Exeter Łódź Málaga Norwich Oxford Porto Riga Toledo Utrecht Vienna York",
@@ -87,7 +87,7 @@ NOTICE = "This site uses cookies. By using it you agree to our terms. All rights
 
 
 class _Fields(dict[str, str]):
-    """What the fields of a page's templates become: fixed for the page (name, town), or drawn each time."""
+    """The values of the fields of a page's templates: fixed for the page (name, town), or drawn each time."""
 
     def __init__(self, draw: random.Random):
         nouns, verbs, places = draw.choice(list(TOPICS.values()))

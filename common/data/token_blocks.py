@@ -1,4 +1,7 @@
-"""Training blocks over a stream of token ids; apart from token_map.py, which its command uses without torch."""
+"""Training blocks over a stream of token ids.
+
+This is not in token_map.py, because prepare_oscar.py uses that file without torch.
+"""
 
 import numpy as np
 import torch

@@ -21,7 +21,7 @@ DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 SPLITS = ("train", "validation")
 FILES = {"train.bin", "validation.bin", "manifest.json"}
 END_BYTES = 1 << 16
-MAKE_AGAIN = "make it again with python prepare_oscar.py --overwrite"
+MAKE_AGAIN = "rebuild it with `python prepare_oscar.py --overwrite`"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def read_manifest(folder: Path) -> Manifest:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error}); {MAKE_AGAIN}") from error
     if isinstance(values, dict) and values.get("version") not in (None, VERSION):
-        raise InputError(f"{path}: expected version {VERSION}, found {values['version']}; {MAKE_AGAIN}")
+        raise InputError(f"{path}: expected version {VERSION}, got {values['version']}; {MAKE_AGAIN}")
     try:
         streams = {name: Stream(**values[name]) for name in SPLITS}
         manifest = Manifest(**{**values, **streams})
@@ -140,7 +140,7 @@ def open_stream(folder: Path, name: str, manifest: Manifest) -> np.ndarray:
     try:
         size = path.stat().st_size
         if size != stream.bytes:
-            raise InputError(f"{path}: expected {stream.bytes} bytes (manifest.json), found {size}; {MAKE_AGAIN}")
+            raise InputError(f"{path}: expected {stream.bytes} bytes (manifest.json), got {size}; {MAKE_AGAIN}")
         if _ends_sha256(path) != stream.ends_sha256:
             raise InputError(f"{path}: is not the file that manifest.json describes (different checksum); {MAKE_AGAIN}")
         if size == 0:  # nothing can be mapped then

@@ -90,7 +90,9 @@ def make_request(
     if block_size < 1:
         raise InputError(f"--block_size: expected 1 or more tokens, got {block_size}")
     if not 0 <= validation < 1:
-        raise InputError(f"--validation: expected a fraction from 0 to below 1, for example 0.05; got {validation}")
+        raise InputError(
+            f"--validation: expected a fraction of at least 0 and below 1, for example 0.05; got {validation}"
+        )
     return {
         "version": VERSION,
         "tokenizer_fingerprint": fingerprint(tokenizer),
@@ -106,7 +108,7 @@ def _finished(output: Path, request: dict, overwrite: bool) -> Manifest | None:
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     if not output.is_dir() or not {path.name for path in output.iterdir()} <= FILES:
-        raise InputError(f"{output}: expected a new name, found files that are not token blocks; name another folder")
+        raise InputError(f"{output}: expected a new name, got a path that holds no token blocks; name another folder")
     if overwrite:
         return None
     manifest = read_manifest(output)
@@ -146,8 +148,8 @@ def write_blocks(text: LimitedText, request: dict, tokenizer: Any, folder: Path)
             progress.update(text.bytes - progress.n)
     if not text.documents:
         names = ", ".join(source["name"] for source in request["sources"])
-        limit = f" within {text.size} bytes; use a larger --size" if text.cut else "; give files that have some"
-        raise InputError(f"{names}: expected at least one document that is not empty, found none{limit}")
+        limit = f" within {text.size} bytes; use a larger --size" if text.cut else "; pass files that contain text"
+        raise InputError(f"{names}: expected at least one document with text, got none{limit}")
     manifest = Manifest(
         **request,
         tokenizer=name_of(tokenizer),
@@ -219,7 +221,7 @@ def text_only(backend: Any) -> Iterator[None]:
 
 def _backend(tokenizer: Any) -> Any:
     if not hasattr(tokenizer, "backend_tokenizer"):
-        raise InputError(f"{name_of(tokenizer)}: expected a fast tokenizer (tokenizer.json), found a slow one")
+        raise InputError(f"{name_of(tokenizer)}: expected a fast tokenizer (tokenizer.json), got a slow one")
     return tokenizer.backend_tokenizer
 
 

@@ -79,8 +79,8 @@ def load_tokenizer(name: str, kind: str, lower_case: bool = False) -> "PreTraine
 
     Args:
         kind: "bert", "gpt2" or "t5": what a lone vocabulary is for (vocab.txt; vocab.json and merges.txt).
-        lower_case: lower all text (BERT). Otherwise a tokenizer does what its own settings say; without any it keeps
-            upper case.
+        lower_case: convert all text to lower case (BERT). Otherwise a tokenizer follows its own settings; if it has
+            none, it keeps upper case.
 
     Raises InputError if the files are missing or damaged, or if the hub cannot be reached.
     """
@@ -120,7 +120,7 @@ def _has_tokenizer(folder: Path, kind: str) -> bool:
 
 
 def _lowers(folder: Path) -> bool:
-    """What a BERT tokenizer's own files say about case. transformers would lower everything where they say nothing."""
+    """Return what a BERT tokenizer's files say about case. If they say nothing, transformers would lower all text."""
     settings = read_json(folder / "tokenizer_config.json", TOKENIZER_FLAG, default={})
     if "do_lower_case" in settings:
         return bool(settings["do_lower_case"])
@@ -138,13 +138,13 @@ def _check_is_model(folder: Path) -> None:
 
 
 def _ask_hub(name: str, flag: str) -> Path:
-    """The folder of the hub's cache that holds config.json of model `name`, fetched now if need be.
+    """Return the folder of the hub's cache that holds config.json of model `name`, downloaded if necessary.
 
-    Raises InputError within seconds where the name is not a hub's, or the hub does not know it or does not answer.
+    Raises InputError within seconds if the name is not a hub's, or if the hub does not know it or does not answer.
     """
     if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
         raise InputError(f"{flag}: there is no folder {name}; name a folder, a hub model or tiny")
-    by_hand = f"copy the model's folder here and give {flag} its path, or use tiny"
+    by_hand = f"copy the model's folder here and pass its path with {flag}, or use tiny"
     try:
         with contextlib.suppress(LocalEntryNotFoundError):
             return Path(hf_hub_download(name, "config.json", local_files_only=True)).parent
@@ -156,7 +156,7 @@ def _ask_hub(name: str, flag: str) -> Path:
     except (RepositoryNotFoundError, HFValidationError):
         raise InputError(f"{flag}: no folder and no hub model is called {name}; check the name, or use tiny") from None
     except Exception as error:  # a dozen kinds: no network, HF_HUB_OFFLINE, a proxy, a repository without this file
-        reason = f"there is no folder {name}, and the hub cannot be asked ({type(error).__name__})"
+        reason = f"there is no folder {name}, and the hub cannot be reached ({type(error).__name__})"
         raise InputError(f"{flag}: {reason}; {by_hand}") from None
 
 
@@ -171,13 +171,13 @@ def _fetch_weights(name: str) -> None:
 
 
 def _fetch_tokenizer(name: str, kind: str) -> None:
-    """Bring what the hub has of a tokenizer into its cache. Old models have a vocabulary only, new ones one file."""
+    """Download a tokenizer's files into the hub's cache. Old models have a vocabulary only, new ones one file."""
     for file in ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", *VOCABULARIES[kind]):
         _download(name, file, TOKENIZER_FLAG)
 
 
 def _download(name: str, file: str, flag: str) -> Path | None:
-    """One file of a hub model, in the hub's cache; None if the model does without it."""
+    """Return one file of a hub model, in the hub's cache; None if the model does not have it."""
     try:
         return Path(hf_hub_download(name, file))
     except RemoteEntryNotFoundError:

@@ -103,7 +103,7 @@ def only_step(timeline: Timeline, number: int) -> Timeline:
 
 
 def shortest_step(timeline: Timeline) -> int:
-    """Return the number of the step that took the least time: nothing else has disturbed it."""
+    """Return the number of the step that took the least time: it was disturbed least."""
     numbers = {step.number for step in timeline.steps}
     return min(numbers, key=lambda number: max(s.end - s.start for s in timeline.steps if s.number == number))
 

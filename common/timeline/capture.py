@@ -21,7 +21,7 @@ from common.timeline.waiting import Blocked, Message, blocked
 from common.workers.collectives import recorded
 
 STEPS = 3  # if --timeline names no number
-SKIPPED = 2  # steps at the beginning: they warm caches up and would show what is not typical
+SKIPPED = 2  # steps at the beginning: they warm up the caches, so their times are not typical
 MARKS = 5  # on each side of the steps, of which the most exact counts
 
 
@@ -60,11 +60,11 @@ class Capture:
         self._profile: profile | None = None
         self._marks: list[Mark] = []
         self._traced: list[nn.Module] = []
-        # The profiler's log has a line for every start and stop. This is read when the profiler is first used.
+        # This silences the profiler's log of starts and stops. It is read when the profiler is first used.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
     def watch(self, model: nn.Module) -> None:
-        """A Pipe in this model tells what its partitions do."""
+        """Also record what the partitions of a Pipe in this model do."""
         self._model = model
 
     def begin_epoch(self, number: int, length: int) -> None:
@@ -90,7 +90,7 @@ class Capture:
 
     @contextlib.contextmanager
     def box(self, phase: str, partition: int, micro_batch: int, device: torch.device) -> Iterator[None]:
-        """What a Pipe calls in its worker threads, around its work on a micro-batch."""
+        """Record the work on a micro-batch; a Pipe uses this in its worker threads."""
         start = time.perf_counter()
         yield
         if device.type == "cuda":

@@ -4,7 +4,7 @@
     rank r                        └──> t ────┘            t was read between t0 and t1: t - (t0 + t1) / 2, give or take
                                                           (t1 - t0) / 2. Of several exchanges, the fastest counts.
 
-Processes of one machine share a clock: there is nothing to find out.
+Processes of one machine share a clock: no exchange is needed.
 """
 
 import socket
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 EXCHANGES = 20
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # another one after every start of a machine
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # changes at every boot
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _answer(device: torch.device, now: Callable[[], float]) -> None:
 
 @dataclass(frozen=True)
 class Clock:
-    """Converts a rank's times to rank 0's clock, from two readings: a clock may also be faster than another one."""
+    """Converts a rank's times to rank 0's clock, from two readings: one clock may also run faster than another."""
 
     first: Reading
     last: Reading

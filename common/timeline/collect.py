@@ -1,4 +1,4 @@
-"""Brings what all ranks saw together: one timeline, on rank 0's clock.
+"""Combines what the ranks recorded into one timeline, on rank 0's clock.
 
 Call it after the measurement: it communicates.
 """
@@ -71,7 +71,7 @@ def process_boxes(seen: SeenOnRank) -> list[Box]:
 
 
 def _between_micro_batches(seen: SeenOnRank) -> list[Span]:
-    """What a pipeline does in a step outside of its micro-batches, and outside of all phases."""
+    """Return what a pipeline does in a step outside of its micro-batches, and outside of all phases."""
     found = []
     for _, limits in seen.steps:
         inside = within([span for _, span in seen.micro_batches], limits)

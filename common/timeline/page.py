@@ -74,7 +74,7 @@ def _rectangle(timeline: Timeline, box: Box, top: float, height: float, colour: 
 
 
 def _text(timeline: Timeline, box: Box) -> str:
-    """What the page shows for a box: name, bytes, times, and for whom its rank has waited."""
+    """Return what the page shows for a box: name, bytes, times, and for which rank its rank waited."""
     parts = [f"{timeline.label(box.rank)}: {box.name}"]
     if box.row == "network":
         parts.append(f"{box.bytes:,} bytes")

@@ -61,7 +61,7 @@ def draw_below_each_other(timelines: Sequence[Timeline], path: str | Path) -> No
 
 
 def _top(rank: int) -> float:
-    """Where the rows of a rank begin, from above."""
+    """Return where the rows of a rank begin, from above."""
     return rank * (PROCESS + NETWORK_ROW + GAP)
 
 
@@ -110,7 +110,7 @@ def _letter(axes: "Axes", box: Box, height: float) -> None:
 
 
 def _limits(timeline: Timeline) -> tuple[float, float]:
-    """When the picture begins and ends, in seconds."""
+    """Return when the picture begins and ends, in seconds."""
     ends = [step.end for step in timeline.steps] + [box.end for box in timeline.boxes]
     return min([step.start for step in timeline.steps], default=0.0), max(ends, default=1.0)
 

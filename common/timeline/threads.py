@@ -34,7 +34,10 @@ def _caller_boxes(phase: tuple[str, Span], partitions: list[PartitionBox]) -> li
 
 
 def _partition_boxes(partition: int, count: int, boxes: list[PartitionBox], limits: Span) -> list[Box]:
-    """The boxes of one partition in one step. Before each it waits for the partition, or the caller, it takes from."""
+    """Return the boxes of one partition in one step.
+
+    Before each box, the partition waits for its input, from another partition or from the caller.
+    """
     found: list[Box] = []
     idle_from = limits[0]
     own = sorted((box for box in boxes if limits[0] <= box.start < limits[1]), key=lambda box: box.start)

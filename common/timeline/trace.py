@@ -52,7 +52,9 @@ def read_trace(path: str | Path) -> Timeline:
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path}: expected a timeline, but {error!r} is missing or wrong; {ADVICE}") from None
+        raise InputError(
+            f"{path}: expected a timeline, but an entry is missing or wrong ({error!r}); {ADVICE}"
+        ) from None
 
 
 def _events_of(timeline: Timeline, rank: int) -> list[dict]:

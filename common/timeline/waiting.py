@@ -99,7 +99,7 @@ def waits(
     """Return when a rank waited for another one while it was blocked; nothing if all were there.
 
     members: this message on every rank. deliveries: when all ranks were there to receive what this rank had sent to
-    them before. Whoever still receives cannot arrive: meanwhile, this rank communicates.
+    them before. A rank that is still receiving cannot arrive yet; until then, this rank counts as communicating.
     """
     others, root = members.keys() - {rank}, root_of(message, members)
     if root not in (-1, rank):

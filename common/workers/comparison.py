@@ -2,8 +2,9 @@
 
 Two comparisons, because collectives are matched by their order alone:
     [1] call by call: the first call in which the ranks differ. It shows another collective, or another shape.
-    [2] iteration by iteration: the first iteration in which they made unequally many. It shows a call that was left
-        out although all calls look alike; the missing one is noticed only at the end, when a rank waits alone.
+    [2] iteration by iteration: the first iteration in which the ranks made different numbers of calls. It shows a call
+        that was left out although all calls look alike. The missing one is noticed only at the end, when a rank waits
+        alone.
 """
 
 from collections import Counter
@@ -87,7 +88,8 @@ def _describe(calls: Mapping[int, Calls], here: Mapping[int, str], number: int) 
     if not expected:
         each = ", ".join(f"rank {rank} called {call}" for rank, call in here.items())
         iteration, nth = calls[next(iter(here))].iteration_of(number)
-        return f"{each}{_when(iteration)}, as its call {nth + 1}: all ranks must call the same in the same order"
+        must = "all ranks must call the same collectives in the same order"
+        return f"{each}{_when(iteration)}, call {nth + 1}: {must}"
     right, mine = calls[others[0]], calls[odd[0]]
     iteration, nth = right.iteration_of(number)
     before = _same_call_before(right, number + 1)
@@ -97,11 +99,11 @@ def _describe(calls: Mapping[int, Calls], here: Mapping[int, str], number: int) 
         return f"{names(odd)} called one more: {here[odd[0]]}{_when(iteration)}{_totals(calls, odd, others, expected)}"
     called = ", ".join(f"rank {rank} called {here[rank]}" for rank in odd)
     theirs = _the_others(others, here)
-    return f"{called} where {theirs} called {expected}{_when(iteration)} (call {nth + 1} of it)"
+    return f"{called} where {theirs} called {expected}{_when(iteration)} (call {nth + 1} of that iteration)"
 
 
 def _expected(calls: Mapping[int, Calls], here: Mapping[int, str], number: int) -> str:
-    """What most ranks called; without a majority, what a rank called at this point of an earlier iteration; or ""."""
+    """Return what most ranks called; without a majority, what one called here in an earlier iteration; or ""."""
     counted = Counter(here.values()).most_common()
     if counted[0][1] > counted[1][1]:
         return counted[0][0]
@@ -132,7 +134,7 @@ def _first_different_iteration(calls: Mapping[int, Calls], finished: Sequence[in
 
 
 def _unequal(calls: Mapping[int, Calls], counts: Mapping[int, int], name: str, iteration: int) -> str:
-    """The sentence about an iteration in which the ranks made unequally many calls of one name."""
+    """Return a sentence about an iteration in which the ranks made different numbers of calls to one collective."""
     usual = Counter(counts.values()).most_common()
     if len(usual) > 1 and usual[0][1] == usual[1][1]:  # no majority: what is usual in the other iterations?
         earlier = Counter(

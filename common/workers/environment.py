@@ -10,7 +10,7 @@ import sys
 if importlib.util.find_spec("torch") is None:
     print(
         "error: expected a Python with torch, got " + sys.executable + "; run `source .venv/bin/activate` first "
-        "(`make setup` makes .venv)",
+        "(`make setup` creates .venv)",
         file=sys.stderr,
     )
     sys.exit(2)

@@ -45,7 +45,7 @@ class Process:
         return f"process {self.process} on {self.host}"
 
     def is_here(self) -> bool:
-        """Return whether it runs on this machine, so that the system knows how it is."""
+        """Return whether it runs on this machine, so that its state can be read from /proc."""
         own = Process.own()
         return (self.host, self.space) == (own.host, own.space)
 
@@ -59,7 +59,7 @@ class Process:
             return Row(rank, DIED, note=f"{self}; see its own output")
         if fields[0] in "ZX":
             return Row(rank, DIED, note=f"{self}; {_how(int(fields[-1]))}")
-        return Row(rank, STOPPED, note=f"{self}: SIGCONT continues it") if fields[0] in "Tt" else None
+        return Row(rank, STOPPED, note=f"{self}: send SIGCONT to resume it") if fields[0] in "Tt" else None
 
 
 class Exchange:
@@ -190,7 +190,7 @@ def connect_store(address: str, port: int) -> dist.TCPStore:
 
 
 def _within(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
-    """Return what `ask` does, None after so many seconds: TCPStore waits without a limit for a stopped process."""
+    """Return the result of `ask`, or None after `seconds`: TCPStore waits without a limit for a stopped process."""
     answers: list[Answer] = []
 
     def work() -> None:
@@ -226,7 +226,10 @@ def _innermost_store() -> dist.Store | None:
 
 
 def _line_to(store: dist.Store | None) -> socket.socket | None:
-    """A connection that carries nothing: its end is the end of rank 0. To ask a store that is gone fills the screen."""
+    """Return a connection that carries nothing: when it closes, rank 0 has ended.
+
+    Asking a store that is gone would print pages of warnings.
+    """
     if isinstance(store, dist.TCPStore):
         with contextlib.suppress(OSError):
             line = socket.create_connection((store.host, store.port), timeout=5)
@@ -243,7 +246,7 @@ def _own_address(master_ip: str) -> str:
 
 
 def _how(status: int) -> str:
-    """How a process ended, from the status that the system keeps for its parent."""
+    """Return how a process ended, from the status that the system keeps for its parent."""
     if status & 0x7F:
         return f"killed by {signal.Signals(status & 0x7F).name}"
     return f"exit code {status >> 8}" if status >> 8 else "see its own output"

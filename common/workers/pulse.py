@@ -1,6 +1,6 @@
-"""The last sign of life of this worker, and whether its main thread waits: for whom, is up to the watchdog to find out.
+"""Records when this worker last made progress, and whether its main thread waits.
 
-Nothing here is called in a step but two assignments: the watchdog's thread looks from outside.
+The watchdog finds out for which rank. A step pays only for two assignments; the watchdog's thread does the rest.
 """
 
 import contextlib

@@ -93,7 +93,10 @@ def _check_in(
     there: dict[int, Caller],
     twice: list[str],
 ) -> str:
-    """Read one worker's line; return what is wrong with all of the start. A rank used twice is only refused."""
+    """Read one worker's line; return what is wrong with the whole run, "" if nothing is.
+
+    If a rank was started twice, only the second process is refused.
+    """
     try:
         who = json.loads(line.readline(1000))
         rank, world_size, task = who["rank"], who["world_size"], who["task"]
@@ -110,7 +113,7 @@ def _check_in(
         wrong = f"rank {rank} at {address} has --world_size {world_size}, rank 0 has {config.world_size}"
     elif task != config.task:
         wrong = f"rank {rank} at {address} runs {task}, rank 0 runs {config.task}"
-    elif who.get("timeline", 0) != config.timeline:  # its ranks communicate: they would wait for each other
+    elif who.get("timeline", 0) != config.timeline:  # it communicates, so all ranks must use it
         wrong = f"rank {rank} at {address} has --timeline {who.get('timeline', 0)}, rank 0 has {config.timeline}"
     caller.send(greeting="wait for the others")
     there[rank] = caller  # the wrong one gets the message as well
@@ -136,7 +139,7 @@ def _listen(config: RunConfig) -> socket.socket:
 
 
 def _whose_port(config: RunConfig) -> str:
-    """What another rank 0 at this port says: one that still waits for its workers, or one whose run has begun."""
+    """Return what another rank 0 at this port says: it still waits for its workers, or its run has begun."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with socket.create_connection((config.master_ip, config.master_port), timeout=GREETING_SECONDS) as connection:
             return _announce(connection, config)
@@ -167,7 +170,7 @@ def _announce(connection: socket.socket, config: RunConfig) -> str:
 def _report_in(config: RunConfig, deadline: float) -> None:
     """On any other rank: connect to rank 0, announce this rank, wait for the answer."""
     with _connect(config, deadline) as connection:
-        # Rank 0 answers when all have come; it waits no longer than its own --join_seconds, and a little more here.
+        # Rank 0 answers when all have connected, or after its own --join_seconds; this waits a little longer.
         connection.settimeout(max(1.0, deadline - time.monotonic()) + 10)
         try:
             wrong = _announce(connection, config)
@@ -191,6 +194,7 @@ def _connect(config: RunConfig, deadline: float) -> socket.socket:
             reason = error  # rank 0 may simply not have started yet
             time.sleep(0.1)
     raise InputError(
-        f"rank {config.rank} cannot reach rank 0 at {place[0]}:{place[1]} within {config.join_seconds:g} s "
-        f"({reason.strerror or reason}); is it running, and are --master_ip and --master_port those of rank 0?"
+        f"rank {config.rank} could not reach rank 0 at {place[0]}:{place[1]} within {config.join_seconds:g} s "
+        f"({reason.strerror or reason}); check that rank 0 is running and that both use the same --master_ip "
+        "and --master_port"
     )

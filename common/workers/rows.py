@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 WAITS, COMPUTES, IDLE, FINISHED = "waits", "computes", "is idle", "has finished"
 FAILED, DIED, STOPPED, SILENT = "failed", "died", "is stopped", "is silent"
 STOPPED_FILE = "stopped.json"  # in the run's folder: the rows of a run that was stopped, for the report
-COMPARING = "comparing the ranks"  # the launcher gives a rank that says so the time for it
+COMPARING = "comparing the ranks"  # the launcher waits longer for a rank that prints this
 HEADER = "where each rank was:"  # the launcher finds the table by it
 
-# Of these every rank passes tensors of the same shape; of the others only some ranks pass tensors at all.
+# In these, every rank passes tensors of the same shape; in the others, only some ranks pass tensors.
 _SAME_SHAPES = ("all_reduce", "all_gather", "broadcast", "reduce", "all_to_all")
 
 

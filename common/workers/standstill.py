@@ -1,8 +1,8 @@
 """Finds out that no rank can ever continue, within about three seconds and without a false alarm.
 
-Two things can look like it and are not: a rank that computes while the others wait for it, and a large tensor on a
-slow network. So there is an alarm only if the main threads of all ranks sleep, in different calls, while no byte moves
-on any of their connections, and all of this at the same time.
+Two situations look like a deadlock but are not: a rank that computes while the others wait for it, and a large tensor
+on a slow network. So there is an alarm only if the main threads of all ranks sleep, in different calls, while no byte
+moves on any of their connections, and all of this at the same time.
 """
 
 import json

@@ -137,7 +137,10 @@ class Watchdog:
                 self._stop_run(f"no progress for {self._config.hang_seconds:g} s (--hang_seconds)")
 
     def _main_store_is_gone(self) -> bool:
-        """For three ticks: a rank that has just failed as rank 0 did should say so itself."""
+        """Return whether the store has been gone for three ticks.
+
+        A rank that fails at the same time as rank 0 reports its own error first.
+        """
         self._ticks_without_store = self._ticks_without_store + 1 if self._exchange.main_is_gone() else 0
         return self._ticks_without_store >= 3
 
@@ -151,7 +154,7 @@ class Watchdog:
                 stop(LOST_CONTACT)
 
     def _state(self) -> str:
-        """What the main thread does right now."""
+        """Return what the main thread does right now."""
         if self._has_finished:
             return FINISHED
         before = self._main.cpu_seconds

@@ -333,7 +333,7 @@ def test_figures_that_cannot_be_true_are_flagged(tmp_path):
     flagged = write_tables(tmp_path)["flagged"]
 
     assert len(flagged) == 3
-    assert "speed-up 3.00 is above the number of workers" in flagged[0]
+    assert "speed-up 3.00 exceeds the number of workers" in flagged[0]
     assert "contradict 40 examples in 1.00 s" in flagged[1]
     assert "the loss never changes" in flagged[2]
 

@@ -118,7 +118,7 @@ def test_workers_on_four_nodes_join_send_and_all_reduce():
     result = emulate("--", "python", "cluster/hello.py", *address)
 
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("has the sum [10.0, 100.0]") == 4
+    assert result.stdout.count("got the sum [10.0, 100.0]") == 4
     assert [f"rank {r} of 4 has joined, on node{r}" in result.stdout for r in range(4)] == [True] * 4
 
 

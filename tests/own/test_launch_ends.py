@@ -43,7 +43,9 @@ def test_the_cause_is_named_even_if_a_rank_that_lost_it_ended_sooner(stub):
     result = launch(stub("rank_0_loses_rank_2"))
 
     assert result.stderr.splitlines()[0] == "rank 2 failed first: exit code 7"
-    assert "then rank 0: exit code 1: RuntimeError: Connection closed by peer" in result.stderr.splitlines()
+    assert (
+        "afterwards rank 0 failed: exit code 1: RuntimeError: Connection closed by peer" in result.stderr.splitlines()
+    )
     assert result.returncode == 7
 
 
@@ -111,7 +113,7 @@ def test_hello_is_joined_by_torchrun_too():
 
     result = run(*torchrun, "cluster/hello.py")
 
-    assert result.stdout.count("has the sum [3.0, 30.0]") == 2, result.stderr
+    assert result.stdout.count("got the sum [3.0, 30.0]") == 2, result.stderr
 
 
 # ------------------------------------------------------------------------------------------------ ssh

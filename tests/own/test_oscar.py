@@ -66,7 +66,7 @@ def test_one_folder_serves_any_block_size(tmp_path, tokenizer):
 def test_blocks_longer_than_the_text_are_an_error(tmp_path, tokenizer):
     make(tmp_path / "out", tokenizer)
 
-    with pytest.raises(InputError, match=r"train.bin: expected at least one block of 100000 tokens, found \d+ tokens"):
+    with pytest.raises(InputError, match=r"train.bin: expected at least one block of 100000 tokens, got \d+ tokens"):
         load_blocks(tmp_path / "out", tokenizer, 100_000)
 
 
@@ -96,13 +96,13 @@ def change(**entries):
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (truncate_the_map, r"train.bin: expected \d+ bytes \(manifest.json\), found \d+"),
+        (truncate_the_map, r"train.bin: expected \d+ bytes \(manifest.json\), got \d+"),
         (change_the_map, r"train.bin: is not the file that manifest.json describes"),
         (lambda folder: (folder / "validation.bin").unlink(), r"validation.bin: cannot be read"),
         (lambda folder: (folder / "manifest.json").unlink(), r"manifest.json: not found"),
         (lambda folder: (folder / "manifest.json").write_text('{"version": 1,'), r"manifest.json: cannot be read"),
         (lambda folder: (folder / "manifest.json").write_text("[]"), r"manifest.json: its entries are missing or"),
-        (change(version=99), r"manifest.json: expected version 1, found 99"),
+        (change(version=99), r"manifest.json: expected version 1, got 99"),
         (change(dtype="uint32"), r"manifest.json: its entries are missing or contradict each other"),
         (change(dtype="float"), r"manifest.json: its entries are missing or contradict each other"),
         (change(block_size=16), r"manifest.json: its entries are missing or contradict each other"),

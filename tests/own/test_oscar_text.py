@@ -95,7 +95,7 @@ def test_a_packed_file_that_is_none_is_an_error_with_its_name(tmp_path, suffix):
 
 
 def test_broken_utf8_is_an_error_with_file_line_and_byte(tmp_path):
-    with pytest.raises(InputError, match=r"en.txt, line 2: expected UTF-8, found byte 0xff at place 3"):
+    with pytest.raises(InputError, match=r"en.txt, line 2: expected UTF-8, got byte 0xff at place 3"):
         read(tmp_path / "en.txt", b"good\nab\xff\n")
 
 
@@ -106,8 +106,8 @@ def test_broken_utf8_is_an_error_with_file_line_and_byte(tmp_path):
         ('{"content": "a"} {"content": "b"}', r"expected one JSON object"),
         (r'{"content": "half a pair: \ud800"}', r"expected one JSON object"),
         ("[" * 100_000, r"expected one JSON object"),
-        ('{"id": 1, "text": "a"}', r'expected a record with "content", found id, text'),
-        ("{}", r'expected a record with "content", found nothing'),
+        ('{"id": 1, "text": "a"}', r'expected a record with "content", got id, text'),
+        ("{}", r'expected a record with "content", got nothing'),
         ('{"content": null}', r'whose "content" is text'),
         ('["content"]', r'whose "content" is text'),
         ("17", r'whose "content" is text'),

@@ -180,7 +180,7 @@ def test_a_port_that_is_taken_says_so(config):
 def test_a_master_that_cannot_be_reached_is_named_with_its_address(config):
     (message,) = start(replace(config, rank=1, join_seconds=0.5))
 
-    assert f"rank 1 cannot reach rank 0 at 127.0.0.1:{config.master_port} within 0.5 s" in message
+    assert f"rank 1 could not reach rank 0 at 127.0.0.1:{config.master_port} within 0.5 s" in message
 
 
 def test_an_address_of_another_machine_is_refused_on_rank_0(config):

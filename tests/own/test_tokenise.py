@@ -104,7 +104,7 @@ def test_the_manifest_counts_what_was_read(tmp_path, tokenizer):
 
 
 def test_text_without_a_document_is_an_error_that_leaves_nothing(tmp_path, tokenizer):
-    with pytest.raises(InputError, match=r"texts: expected at least one document .* give files that have some"):
+    with pytest.raises(InputError, match=r"texts: expected at least one document .* pass files that contain text"):
         make(tmp_path / "out", tokenizer, [])
     with pytest.raises(InputError, match="within 3 bytes; use a larger --size"):
         make(tmp_path / "out", tokenizer, size=3)
@@ -172,7 +172,7 @@ def test_other_peoples_files_are_never_replaced(tmp_path, tokenizer, file):
     path.write_text("years of work")
     (tmp_path / "out" / "notes").touch()
 
-    with pytest.raises(InputError, match="found files that are not token blocks"):
+    with pytest.raises(InputError, match="got a path that holds no token blocks"):
         make(tmp_path / "out", tokenizer, overwrite=True)
 
     assert path.read_text() == "years of work"

@@ -94,7 +94,7 @@ def test_a_volume_between_readings_is_interpolated_and_one_outside_is_refused():
     samples = [Sample(10.0, 0, 0), Sample(11.0, 100, 200), Sample(12.0, 100, 600)]
 
     assert volume(samples, 10.5, 11.5) == (50.0, 300.0)
-    with pytest.raises(InputError, match="start the counting earlier"):
+    with pytest.raises(InputError, match="start counting earlier"):
         volume(samples, 9.0, 11.0)
 
 
@@ -203,7 +203,7 @@ def test_an_interface_without_a_column_and_a_file_of_something_else_are_said(tmp
 
     with pytest.raises(InputError, match="expected the interface 'lo' in it, got eth1"):
         read_dstat(tmp_path / "t.csv", "lo")
-    with pytest.raises(InputError, match=r"expected rows of dstat --output or dool --output, found none"):
+    with pytest.raises(InputError, match=r"expected rows of dstat --output or dool --output, got none"):
         read_dstat(tmp_path / "x.csv")
 
 
@@ -287,7 +287,7 @@ def test_the_prediction_is_the_payload_of_one_worker_at_the_rate_of_its_link(fol
     found = read_run(tmp_path / "run")
 
     assert found.predicted == pytest.approx(found.tensor_bytes / 1e6)  # 2(N-1)/N S, with two workers
-    assert found.communication and f"{found.predicted:.4f} s at least (predicted)" in predictions([found])
+    assert found.communication and f"at least {found.predicted:.4f} s predicted" in predictions([found])
     assert read_run(folders["fp32"]).predicted is None and predictions([read_run(folders["fp32"])]) == ""
 
 
