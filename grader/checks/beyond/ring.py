@@ -19,7 +19,7 @@ from grader.verdicts import Deadlocked
 from grader.wire import drawn
 
 FILE = "beyond/ring.py"
-NO_RING = "expected sends and recvs and no more"
+NO_RING = "use only send and recv (or isend and irecv)"
 SUM, GATHER = "reduce_scatter", "all_gather"
 EVEN = ((12, "float32"),)
 PLAIN = ((12, "float32"), (97, "float32"))
@@ -85,12 +85,12 @@ def _why_nobody_sends(result: Result) -> str:
         for call in rank.calls:
             right = (rank.rank + (1 if call.name == "send" else n - 1)) % n
             if call.point_to_point and call.root != right:
-                way = f"{call.name}{'s to' if call.name == 'send' else 's from'} rank {call.root}"
+                way = f"{'sends to' if call.name == 'send' else 'receives from'} rank {call.root}"
                 side = "right" if call.name == "send" else "left"
                 return f"rank {rank.rank} of {n} {way} ({call.where}); its {side} neighbour is rank {right}"
     waits = [rank.call for rank in result.ranks if rank.call]
     if len(waits) == n and all(call.name == "send" for call in waits):
-        return "every rank waits until what it sends has been received, and none receives: start both, then wait"
+        return "every rank waits for its send to complete, but no rank receives: start both, then wait"
     return ""
 
 
@@ -133,7 +133,7 @@ def _check_own(
         grade.fail(f"{where}: {_name(found, parts, given, rank)}on rank {rank}, {words}")
     if not _close(flat[own], total, dtype):
         grade.fail(
-            f"{where}: chunks[{rank}] holds the sum on rank {rank}, and flat does not: the chunks must be views of "
+            f"{where}: chunks[{rank}] holds the sum on rank {rank}, but flat does not: the chunks must be views of "
             "flat (split makes some), and the sum must be added in place (+=)"
         )
 
@@ -148,18 +148,18 @@ def _name(found: dict, parts: list[np.ndarray], given: list[np.ndarray], rank: i
     for k, other in enumerate(found["chunks"]):
         end += other.size
         if other.size and np.allclose(other, whole[end - other.size : end], rtol=1e-4, atol=1e-6):
-            return f"chunk {k} is the one that is finished there: the first chunk to send is the left neighbour's own; "
+            return f"rank {rank} completes chunk {k} instead of its own: first send your left neighbour's own chunk; "
     known = {
-        "nothing was added: it is the rank's own part, and the last of N-1 rounds adds the others'": parts[rank],
+        "nothing was added: it is only the rank's own part; after N-1 rounds it must contain all parts": parts[rank],
         "it is the mean; the ring gives the sum": np.sum(parts, axis=0) / n,
         "the rank's own part is missing from the sum": np.sum(parts, axis=0) - parts[rank],
-        "only the left neighbour's own part was added, and not what it had added up": parts[rank] + parts[rank - 1],
+        "only the left neighbour's own part was added, not its partial sum": parts[rank] + parts[rank - 1],
         **{f"rank {k}'s part has replaced what was there, instead of being added": parts[k] for k in range(n)},
     }
     for name, value in known.items():
         if chunk.shape == value.shape and np.allclose(chunk, value, rtol=1e-4, atol=1e-6) and chunk.size:
             return f"{name}; "
-    return "the sums that go around are not those of the ranks on their way; "
+    return "the partial sums in the messages are wrong; "
 
 
 def check_rounds_of_sums(grade: Grade) -> None:
@@ -210,16 +210,16 @@ def check_gathered(grade: Grade, world_size: int, cases: Cases) -> None:
 def _name_gathered(got: np.ndarray, before: list[list[list[np.ndarray]]], i: int, k: int, rank: int) -> str:
     if np.array_equal(got, before[rank][i][k]):
         return (
-            "the chunk was not replaced: N-1 rounds bring all of them, received into the chunk's own memory "
-            "(a name that is assigned to something else changes no tensor); "
+            "the chunk was not replaced: receive every chunk into its own memory, in N-1 rounds "
+            "(assigning to a variable does not change a tensor); "
         )
     way = [*range(k, len(before)), *range(k)]
     passed = [before[one][i][k] for one in way[: way.index(rank) + 1]]
     if got.shape == passed[0].shape and np.allclose(got, np.sum(passed, axis=0)):
-        return "what arrives is added to the chunk: here it must replace it; "
+        return "the received values are added to the chunk: here they must replace it; "
     if any(np.array_equal(got, mine[i][k]) for mine in before):
-        return "it is what another rank had there, and not what its owner has: which chunk is finished on which rank? "
-    return "a chunk is received into the place of another: count both indices down from your rank; "
+        return "it is another rank's version of this chunk, not its owner's: which chunk is complete on which rank? "
+    return "a chunk is received into the wrong place: count both indices down from your rank; "
 
 
 def check_rounds_of_copies(grade: Grade) -> None:
@@ -269,10 +269,10 @@ def _sends(grade: Grade, result: Result) -> list[list[list[Call]]]:
             if not event.point_to_point:
                 grade.fail(f"rank {rank.rank} calls {event.name} ({event.where}): {NO_RING}")
             if event.root != peer:
-                way = "sends to its right neighbour" if event.name == "send" else "receives from its left neighbour"
-                grade.fail(
-                    f"rank {rank.rank} of {n} {way}, rank {peer}: got {event.name} with {event.root} ({event.where})"
-                )
+                sends = event.name == "send"
+                way = "send to its right neighbour" if sends else "receive from its left neighbour"
+                got = f"{event.name} {'to' if sends else 'from'} rank {event.root}"
+                grade.fail(f"rank {rank.rank} of {n} must {way}, rank {peer}: got {got} ({event.where})")
             if event.name == "send":
                 parts[-1].append(event)
         found.append(parts)
@@ -287,9 +287,9 @@ def _check_messages(grade: Grade, half: str, length: int, sends: list[list[Call]
         for step, (call, (index, right)) in enumerate(zip(mine, rounds, strict=True)):
             got = call.sent_arrays().ravel().astype(np.float64)
             if got.shape != right.shape or not np.allclose(got, right, rtol=1e-5, atol=1e-5):
-                what = "what was added to it so far" if half == SUM else "the finished values"
-                words = f"{got.size} elements" if got.shape != right.shape else "other values"
+                what = "its partial sum" if half == SUM else "its final values"
+                words = f"{got.size} elements" if got.shape != right.shape else "wrong values"
                 grade.fail(
-                    f"{where} sends in round {step} {words} ({call.where}); expected chunk {index} "
-                    f"({right.size} elements), with {what}"
+                    f"{where} sends {words} in round {step} ({call.where}); expected chunk {index} "
+                    f"({right.size} elements) with {what}"
                 )

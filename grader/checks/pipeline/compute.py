@@ -94,7 +94,7 @@ def _check_batch(grade: Grade, i: int, result: Result, batches: np.ndarray, cycl
         words = _wrong_result(i, passed, value, expected, batches, cycles)
         gave_up = any(event.name == "gave_up" for event in result.ranks[0].events)
         if gave_up:
-            words += ". A partition was slow, and its result was not waited for: get() without a time-out waits for it"
+            words += ". Your code did not wait for a slow partition: call get() without a time-out"
         places = [event.data["place"] for event in result.ranks[0].events if event.name == "enter"]
         bound = late_binding(places, cycles[0]) if len(cycles) == 1 else ""
         grade.fail(f"{words}{'. ' if bound else ''}{bound}")
@@ -102,7 +102,7 @@ def _check_batch(grade: Grade, i: int, result: Result, batches: np.ndarray, cycl
     right = factor * (4 if reshaped else 1)
     if gradient is None or gradient.shape != batches[i].shape or not np.allclose(gradient, right):
         grade.fail(
-            f"batches[{i}] has the right values, and backward() does not come from it to its micro-batch: store the "
+            f"batches[{i}] has the right values, but backward() does not reach its micro-batch: store the "
             "result as it is, without detach, clone().data or no_grad"
         )
 
@@ -117,7 +117,8 @@ def _wrong_result(
         maker = f"partition {passed[-1]} made" if passed else "was given"
         return f"{start}batches[{i}] holds a {kind}, expected the tensor that {maker} for micro-batch {i}"
     if not passed:
-        return f"{start}micro-batch {i} is not in it, and was changed"
+        which = "this cycle" if len(cycles) == 1 else "these cycles"
+        return f"{start}micro-batch {i} is not in {which}, but was changed"
     j = passed[-1]
     if got.shape == batches[i].shape and np.allclose(got, batches[i]):
         return f"{start}micro-batch {i} is unchanged: store the result of partition {j} in batches[{i}]"
@@ -128,7 +129,7 @@ def _wrong_result(
             if len(cycles) == 1 and np.allclose(got, batch * (other_j + 2)):
                 who = f"partition {other_j} made from micro-batch {other_i}"
                 return f"{start}batches[{i}] holds what {who}, expected that of partition {j} from micro-batch {i}"
-    return f"{start}batches[{i}] holds something else than what partition {j} made from micro-batch {i}"
+    return f"{start}batches[{i}] holds something other than what partition {j} made from micro-batch {i}"
 
 
 def check_same_time(grade: Grade) -> None:
@@ -149,7 +150,7 @@ def check_same_time(grade: Grade) -> None:
     worked = {tuple(enter["place"])[1] for enter in _enters(result)}
     if idle := sorted({j for _, j in pairs} - worked):
         grade.fail(
-            f"partition {idle[0]} has a task in the cycle {cycles[0]} and never worked: put it into its in-queue"
+            f"partition {idle[0]} has a task in the cycle {cycles[0]} but never ran: put the task into its in-queue"
         )
     given = {(0, i, j): batches[i] for i, j in pairs}
     must_have_permits(grade, result, given, {place: (place[2] + 2) * x for place, x in given.items()})
@@ -157,7 +158,7 @@ def check_same_time(grade: Grade) -> None:
         got, right = result.values[0]["batches"][i], (j + 2) * permits[0, i, j] * batches[i]
         if got is None or got.shape != right.shape or not np.allclose(got, right):
             grade.fail(
-                f"all partitions of a cycle were at work, and batches[{i}] does not hold what partition {j} made from "
+                f"all partitions of a cycle ran, but batches[{i}] does not hold what partition {j} made from "
                 f"micro-batch {i}: get each result from its own queue and store it where its micro-batch was"
             )
 
@@ -166,10 +167,13 @@ def _why_alone(alone: Alone, pairs: Pairs) -> str:
     if bound := late_binding(alone.places, pairs):
         return bound
     if alone.puts_before_get < len(pairs):
-        return "put all tasks of a clock cycle before you get the first result, or the partitions work in turn"
+        return (
+            "put all tasks of a clock cycle before you get the first result; otherwise the partitions run one after "
+            "another"
+        )
     if len(set(alone.puts)) == 1:
         return f"all tasks went into in_queues[{alone.puts[0]}]"
-    return "the partitions must work at the same time, and none may wait for another's result"
+    return "the partitions must run at the same time, and none may wait for another's result"
 
 
 def check_workers(grade: Grade) -> None:
@@ -178,13 +182,13 @@ def check_workers(grade: Grade) -> None:
     result, _ = computed(grade, [pairs], cpus(3))
     enters = _enters(result)
     if any(enter["in_caller"] for enter in enters):
-        grade.fail("a partition works in the caller's own thread: put a Task into its in-queue")
+        grade.fail("a partition runs in the caller's thread: put a Task into its in-queue")
     threads = {tuple(enter["place"])[1]: enter["thread"] for enter in enters}
     if len(threads) < len(pairs):
         ran, bound = sorted(threads), late_binding([enter["place"] for enter in enters], pairs)
-        grade.fail(f"partitions 0 to 2 have a task each, and only {ran} worked{'. ' if bound else ''}{bound}")
+        grade.fail(f"partitions 0 to 2 have a task each, but only {ran} ran{'. ' if bound else ''}{bound}")
     if len(set(threads.values())) < len(threads):
-        grade.fail("two partitions work in one thread: each has a worker of its own, behind in_queues[partition]")
+        grade.fail("two partitions run in one thread: each needs its own worker, behind in_queues[partition]")
     # The last device, not the last, and one among several in one cycle.
     for devices, cycle in (
         (["cpu:0", "meta"], [[0, 1]]),
@@ -208,8 +212,8 @@ def _check_devices(grade: Grade, devices: list[str], pairs: list[list[int]]) -> 
         device = str(enter["device"])
         if device.split(":")[0] != devices[j].split(":")[0]:
             grade.fail(
-                f"partition {j} lies on the device {devices[j]} and was given a micro-batch on {short(device, 30)}: "
-                "move it there first"
+                f"partition {j} is on device {devices[j]} but received a micro-batch on {short(device, 30)}: move the "
+                "micro-batch first"
             )
     for i, j in pairs:
         value = result.values[0]
@@ -219,8 +223,8 @@ def _check_devices(grade: Grade, devices: list[str], pairs: list[list[int]]) -> 
             grade.fail(f"batches[{i}] holds a {kind}, expected the tensor that partition {j} made")
         if device.split(":")[0] != devices[j].split(":")[0]:
             grade.fail(
-                f"the result of partition {j} was moved from its device, {devices[j]}, to {short(device, 30)}: it "
-                "stays there, and the next partition fetches it"
+                f"the result of partition {j} was moved from its device, {devices[j]}, to {short(device, 30)}: "
+                "leave it there; it moves when the next partition needs it"
             )
 
 
@@ -236,9 +240,9 @@ def check_errors(grade: Grade) -> None:
 
 
 def _check_error(grade: Grade, value: dict[str, Any], trouble: int, words: str) -> None:
-    caught, start = value["caught"], f"partition {trouble} raised Trouble({words!r}), and "
+    caught, start = value["caught"], f"partition {trouble} raised Trouble({words!r}), but "
     if caught is None and not value["entered"]:
-        grade.fail(f"partition {trouble} is in the cycle and never worked: does every task run its own partition?")
+        grade.fail(f"partition {trouble} is in the cycle, but never ran: does every task run its own partition?")
     if caught is None:
         grade.fail(f"{start}compute returned as if nothing had happened: look at the first half of each result")
     if not caught["same"] and caught["type"] == "SystemExit":
@@ -248,6 +252,9 @@ def _check_error(grade: Grade, value: dict[str, Any], trouble: int, words: str) 
         kind = "a copy of it" if kind == "Trouble" else f"{kind}: {short(caught['words'], 100)}"
         grade.fail(f"{start}compute raised {kind}: re-raise the original exception object, exc_info[1]")
     if not caught["in_layer"]:
-        grade.fail(f"{start}its traceback has lost the layer: raise the exception with the traceback it came with")
+        grade.fail(f"{start}its traceback no longer shows the layer: raise it with its original traceback")
     if left := value["left"]:
-        grade.fail(f"{left} threads still run after the pipe is gone: who keeps a queue, or has started more threads?")
+        grade.fail(
+            f"{left} threads are still running after the pipe was deleted: does your code keep a queue "
+            "or start threads?"
+        )

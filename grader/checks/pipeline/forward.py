@@ -103,7 +103,9 @@ def check_sizes(grade: Grade) -> None:
             _check_rows(grade, call)
             continue
         if not call.first and 0 < max(got, default=0) < min(split_size, size):
-            cause = "the micro-batches are smaller than asked for: does an earlier, smaller batch still count?"
+            cause = (
+                "the micro-batches are smaller than split_size: do you reuse a value from an earlier, smaller batch?"
+            )
         elif got == split_sizes(size, -(-size // split_size)):
             cause = "split_size is the number of examples in a micro-batch, not the number of micro-batches"
         elif sum(got) < size:
@@ -120,7 +122,7 @@ def _check_rows(grade: Grade, call: Call) -> None:
         right = call.batch[start : start + call.setting.split_size]
         if got is None or got.shape != right.shape or not np.array_equal(got, right):
             grade.fail(f"{call.words}: micro-batch {number} does not hold the batch's examples from {start} on, in "
-                       "their order: split x along the examples")  # fmt: skip
+                       "their order: split x along dimension 0")  # fmt: skip
 
 
 def check_clocks(grade: Grade) -> None:
@@ -133,16 +135,16 @@ def check_clocks(grade: Grade) -> None:
         setting, asked = f"{m} micro-batches on {n} partitions", call.seen["asked"]
         if any(one["nested"] for one in call.seen["calls"]):
             grade.fail(
-                f"{setting}: compute got a list of clock cycles, expected the pairs of one: it is called once for each "
+                f"{setting}: compute got a list of clock cycles, expected the pairs of one: call it once for each "
                 "clock cycle, not once with the whole schedule"
             )
         if not asked:
             _own_schedule(grade, m, n, got)
             continue
         if asked[0] != [m, n]:
-            swapped = ", the other way round" if asked[0] == [n, m] else ""
+            swapped = ": the arguments are swapped" if asked[0] == [n, m] else ""
             grade.fail(
-                f"{setting}: _clock_cycles was asked for {short(asked[0][0])} micro-batches and {short(asked[0][1])} "
+                f"{setting}: _clock_cycles was called with {short(asked[0][0])} micro-batches and {short(asked[0][1])} "
                 f"partitions{swapped}"
             )
         if [sorted(pairs) for pairs in got] != given:
@@ -160,7 +162,7 @@ def _own_schedule(grade: Grade, m: int, n: int, got: list) -> None:
     ):
         words, cells = rule(m, n, cycles)
         if words:
-            schedule.fail(grade, (m, n), f"_clock_cycles was not asked, and {words}", cycles, cells)
+            schedule.fail(grade, (m, n), f"_clock_cycles was not called, and {words}", cycles, cells)
 
 
 def _wrong_calls(got: list, given: list) -> str:
@@ -169,15 +171,13 @@ def _wrong_calls(got: list, given: list) -> str:
         return "compute was called once with the whole schedule, expected one call for each clock cycle"
     if len(got) == len(wanted) > len(given):
         return (
-            f"compute was called {len(got)} times with one pair each: give it all pairs of a clock cycle at once, "
-            "or only one partition works at a time"
+            f"compute was called {len(got)} times with one pair each: pass it all pairs of a clock cycle at "
+            "once; otherwise only one partition runs at a time"
         )
     if sorted(flat) == sorted(wanted):
         return f"expected compute to be called with {given}, got {short(got)}: one call per clock cycle, in their order"
     missing = [tuple(pair) for pair in wanted if pair not in flat]
-    return (
-        f"expected one call of compute for each of {len(given)} clock cycles, got {len(got)}; {missing[:3]} never came"
-    )
+    return f"expected one call of compute for each of {len(given)} clock cycles, got {len(got)}; missing: {missing[:3]}"
 
 
 def expected_output(call: Call) -> np.ndarray:
@@ -198,8 +198,8 @@ def check_output(grade: Grade) -> None:
             grade.fail("expected a tensor as the output of forward, got something else: concatenate the micro-batches")
         if got.shape != expected.shape:
             grade.fail(
-                f"{call.words}: expected an output of shape {expected.shape}, got {got.shape}: the micro-batches of "
-                "outputs are concatenated along the examples, whatever their shape"
+                f"{call.words}: expected an output of shape {expected.shape}, got {got.shape}: concatenate "
+                "the output micro-batches along dimension 0, whatever their shape"
             )
         if not np.allclose(got, expected):
             grade.fail(f"{call.words}: {_wrong_values(call, got, expected)}")
@@ -215,11 +215,11 @@ def _wrong_values(call: Call, got: np.ndarray, expected: np.ndarray) -> str:
     first = int(np.argmax(~np.isclose(rows, wanted).all(axis=1)))
     cause = ""
     if np.allclose(np.sort(rows[:, 0]), np.sort(wanted[:, 0])):
-        cause = ": the examples are there, in another order than they came in"
+        cause = ": the examples are in the wrong order"
     if got.shape == call.batch.shape and np.allclose(got, call.batch):
-        cause = ": this is the input, take what compute has put into the list"
+        cause = ": this is the input; return what compute has put into the list"
     elif got.dtype != expected.dtype and got.dtype.kind in "iu":
-        cause = f": the output is of {got.dtype}, and the partitions give {expected.dtype}"
+        cause = f": the output is {got.dtype}, but the partitions return {expected.dtype}"
     return f"example {first}: expected {_few(wanted[first])}, got {_few(rows[first])}{cause}"
 
 

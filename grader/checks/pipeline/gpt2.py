@@ -88,12 +88,12 @@ def check_blocks(grade: Grade) -> None:
             calls = "_prepare_pipeline_parallel was called twice" if again else "_prepare_pipeline_parallel"
             grade.fail(f"expected a Pipe in self.h_pp after {calls}, got {kind}")
         if not pipe["built"]:
-            grade.fail("the Pipe in self.h_pp was not built by Pipe(...): make it of the labelled blocks")
+            grade.fail("the Pipe in self.h_pp was not built by Pipe(...): build it from the labelled blocks")
         if pipe["partitions"] != expected or pipe["strangers"]:
             grade.fail(f"{_wrong_blocks(pipe, expected)}{again}")
         if pipe["split_size"] != asked[-1]:
             got = short(pipe["split_size"], 30)
-            grade.fail(f"split_size={asked[-1]} was asked for, and the Pipe has {got}{again}: hand it on")
+            grade.fail(f"expected split_size={asked[-1]}, got a Pipe with {got}{again}: pass split_size on")
         _check_rest(grade, told)
     check_used(grade)
 
@@ -102,30 +102,30 @@ def _check_rest(grade: Grade, told: dict[str, Any]) -> None:
     """The model is otherwise as it was."""
     name = short(next((told[key][0] for key in ("lost", "parameters", "added") if told[key]), ""), 100)
     if told["lost"]:
-        grade.fail(f"{name} is no longer saved under this name: the blocks stay in self.h as they are")
+        grade.fail(f"{name} is missing from the state dict: leave the blocks in self.h")
     if told["parameters"]:
         grade.fail(f"the model has a new parameter, {name}: a pipeline has none of its own")
     if told["added"]:
-        grade.fail(f"{name} would be saved twice: the Pipe is kept as self.h_pp and nowhere else")
+        grade.fail(f"{name} would be saved twice: store the Pipe only as self.h_pp")
     if told["modes"]:
         name = short(told["modes"][0][0] or "the model", 100)
-        grade.fail(f"{name} trains in another mode, or is of another type than before: a pipeline changes neither")
+        grade.fail(f"the training mode or the type of {name} changed: leave both as they were")
 
 
 def _wrong_blocks(pipe: dict[str, Any], expected: list) -> str:
     got, flat = pipe["partitions"], [number for part in pipe["partitions"] for number in part]
     start = f"expected the blocks {expected} in the partitions, got {got}"
     if pipe["strangers"] and not flat:
-        return f"{start}: they are copies of the blocks (a {pipe['strangers'][0]}); the model trains its own"
+        return f"{start}: they are copies of the blocks (a {pipe['strangers'][0]}); use the model's own blocks"
     if pipe["strangers"]:
-        return f"{start} and a {pipe['strangers'][0]}: the Pipe is of the blocks, and of nothing else"
+        return f"{start} and a {pipe['strangers'][0]}: the Pipe must contain only the blocks"
     if sorted(flat) != list(range(BLOCKS)):
-        return f"{start}: every block of self.h once"
+        return f"{start}: use every block of self.h exactly once"
     if flat != sorted(flat):
-        return f"{start}: in the order of self.h"
+        return f"{start}: keep the order of self.h"
     if len(got) == 1:
-        return f"{start}: label each block with its device, torch takes cpu:0 and cpu:1 for one"
-    return f"{start}, on {pipe['devices']}: each block on its device in self.block_devices"
+        return f"{start}: label each block with its device, because torch treats cpu:0 and cpu:1 as one device"
+    return f"{start}, on {pipe['devices']}: place each block on its device in self.block_devices"
 
 
 def check_used(grade: Grade) -> None:
@@ -145,7 +145,7 @@ def _must_be_piped(grade: Grade, result: Result) -> None:
     for number, sizes in seen.items():
         if sizes == [BATCH] * STEPS:
             switch = "" if told["on"] else ", and self.pipeline_parallel is not set"
-            grade.fail(f"block {number} got the whole batch of {BATCH}: the blocks work one after another{switch}")
+            grade.fail(f"block {number} got the whole batch of {BATCH}: the blocks run one after another{switch}")
         if sizes != expected:
             asked = split_sizes(BATCH, SPLIT_SIZE)
             got = short(sizes[: len(asked)] if len(sizes) == len(expected) else sizes)
@@ -153,9 +153,9 @@ def _must_be_piped(grade: Grade, result: Result) -> None:
                 f"block {number}: expected micro-batches of {asked} examples in each of {STEPS} steps, got {got}"
             )
     if in_caller:
-        grade.fail("a block works in the caller's thread: the Pipe hands it to a worker")
+        grade.fail("a block runs in the caller's thread: the Pipe must run it in a worker")
     must_be_in_a_pipe(grade, events)
-    must_meet(grade, result, lambda alone: "the partitions of the Pipe work in turn")
+    must_meet(grade, result, lambda alone: "the partitions of the Pipe run one after another")
     right = result.values[PLAIN]
     given, made = (
         {(int(step), int(i), int(j)): np.array(x) for step, i, j, *x in right[key] if step == 0}
@@ -216,6 +216,6 @@ def check_chunks(grade: Grade) -> None:
     for (batch, n_chunk), asked in zip(settings, found, strict=True):
         expected = -(-batch // n_chunk)
         if asked != [expected]:
-            got = f"split_size={short(asked[0], 30)}" if asked else "no Pipe in self.h_pp that is switched on"
+            got = f"split_size={short(asked[0], 30)}" if asked else "no active Pipe in self.h_pp"
             grade.fail(f"a batch of {batch} with --n_chunk {n_chunk}: expected split_size={expected}, got {got}")
     check_used(grade)

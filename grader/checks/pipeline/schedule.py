@@ -62,7 +62,7 @@ def once(m: int, n: int, cycles: Cycles) -> tuple[str, list[Cell]]:
     counts = Counter(pair for cycle in cycles for pair in cycle)
     strange = sorted(set(counts) - every)
     if strange and {(i, j) for j, i in counts} == every:
-        return "a pair is (micro-batch, partition), and these are the other way round", []
+        return "a pair is (micro-batch, partition), but these are swapped", []
     if strange:
         i, j = strange[0]
         what = f"partition {j}" if not 0 <= j < n else f"micro-batch {i}"
@@ -71,11 +71,11 @@ def once(m: int, n: int, cycles: Cycles) -> tuple[str, list[Cell]]:
     if missing := sorted(every - set(counts)):
         i, j = missing[0]
         more = f", and {len(missing) - 1} more are missing" if len(missing) > 1 else ""
-        return f"micro-batch {i} never comes to partition {j}{more}", [(_earliest((i, j), clocks_of(cycles)), j)]
+        return f"micro-batch {i} never reaches partition {j}{more}", [(_earliest((i, j), clocks_of(cycles)), j)]
     if twice := sorted(pair for pair, number in counts.items() if number > 1):
         i, j = twice[0]
         bad = [(clock, j) for clock, cycle in enumerate(cycles) if twice[0] in cycle]
-        return f"micro-batch {i} comes to partition {j} {counts[twice[0]]} times", bad
+        return f"the pair ({i}, {j}) occurs {counts[twice[0]]} times", bad
     return "", []
 
 
@@ -85,10 +85,9 @@ def in_order(m: int, n: int, cycles: Cycles) -> tuple[str, list[Cell]]:
     for (i, j), clock in sorted(clock_of.items(), key=lambda item: item[1]):
         before = clock_of.get((i, j - 1))
         if j > 0 and (before is None or before >= clock):
-            seen = "is never there" if before is None else f"is there in clock {before}"
-            return f"micro-batch {i} comes to partition {j} in clock {clock}, but to partition {j - 1} it {seen}", [
-                (clock, j)
-            ]
+            seen = "never" if before is None else f"only in clock {before}"
+            words = f"micro-batch {i} is in partition {j} in clock {clock}, but in partition {j - 1} {seen}"
+            return words, [(clock, j)]
         earlier = clock_of.get((i - 1, j))
         if i > 0 and earlier is not None and earlier > clock:
             return f"partition {j} works on micro-batch {i} before micro-batch {i - 1}", [(clock, j)]
@@ -115,17 +114,15 @@ def as_short_as_can_be(m: int, n: int, cycles: Cycles) -> tuple[str, list[Cell]]
     for rule in (in_order, one_at_a_time):
         words, cells = rule(m, n, cycles)
         if words:
-            return f"this is no schedule of which the length counts: {words}", cells
+            return f"the length of a schedule is judged only if the other rules hold: {words}", cells
     empty = [clock for clock, cycle in enumerate(cycles) if not cycle]
     if empty:
-        return f"nobody works in clock {empty[0]}: leave out a cycle that has no pairs", [
-            (empty[0], j) for j in range(n)
-        ]
+        return f"clock {empty[0]} is empty: leave out cycles without pairs", [(empty[0], j) for j in range(n)]
     clock_of = clocks_of(cycles)
     for (i, j), clock in sorted(clock_of.items(), key=lambda item: item[1]):
         if clock > (earliest := _earliest((i, j), clock_of)):
-            words = f"partition {j} works on micro-batch {i} in clock {clock}, and could in clock {earliest}"
-            return f"{words}: all partitions that have work do it at the same time", [(earliest, j)]
+            words = f"partition {j} works on micro-batch {i} in clock {clock}, but could do so in clock {earliest}"
+            return f"{words}: every partition must work as soon as its input is ready", [(earliest, j)]
     return "", []
 
 
@@ -138,7 +135,7 @@ def check(grade: Grade, rule: Any) -> None:
         fail(grade, size, "expected clock cycles, got none at all", [], [])
     if not broken and rule is not once:
         holey = {size: answer for size in found if (answer := once(*size, found[size]))[0]}
-        broken = {size: (f"too little to judge by this rule: {words}", cells) for size, (words, cells) in holey.items()}
+        broken = {size: (f"this rule cannot be checked yet: {words}", cells) for size, (words, cells) in holey.items()}
     if broken:
         size = min(broken, key=lambda pair: (pair[0] + pair[1], pair))
         words, cells = broken[size]

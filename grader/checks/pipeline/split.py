@@ -16,7 +16,9 @@ from grader.ranks.phrases import short
 
 Layer = dict[str, Any]
 Place = tuple[str, list[int]]  # a device and the numbers of its layers
-WRONG_DEVICES = "the layers are cut right, but the devices are wrong: a partition has the device of its layers"
+WRONG_DEVICES = (
+    "the layers are divided correctly, but the devices are wrong: return the device of each partition's layers"
+)
 WIDTH = 3  # features of a layer
 EXAMPLES = 4
 MOST = 60  # partitions, or layers in one, of which a message tells
@@ -24,7 +26,7 @@ MOST = 60  # partitions, or layers in one, of which a message tells
 
 @dataclass
 class Case:
-    """A model, how it must be cut, and the numbers of the layers that lie nowhere."""
+    """A model, how it must be cut, and the numbers of the layers without a device."""
 
     layers: list[Layer]
     places: list[Place]
@@ -84,10 +86,10 @@ def check(grade: Grade, cases: list[Case]) -> None:
         if result["model_changed"]:
             grade.fail(
                 "the model that was given is changed: its modules are the caller's, and the optimizer, a checkpoint or "
-                "a second Pipe still needs them; walk through _layers(modules) without removing or moving anything"
+                "a second Pipe still needs them; iterate over _layers(modules) without changing the model"
             )
         if result["changed"] or result["other"]:
-            what = "changes what the first has returned" if result["changed"] else "gives another result"
+            what = "changes what the first has returned" if result["changed"] else "gives a different result"
             grade.fail(f"a second call for the same model {what}: begin every call with empty lists")
         _check_outputs(grade, one, numbers, result["outputs"])
 
@@ -124,16 +126,16 @@ def _check_outputs(grade: Grade, one: Case, drawn: dict[str, np.ndarray], output
 def _check_form(grade: Grade, result: dict[str, Any]) -> None:
     parts, devices = result["partitions"], result["devices"]
     if len(parts) != len(devices):
-        grade.fail(f"got {len(parts)} partitions and {len(devices)} devices: a partition and its device go together")
+        grade.fail(f"got {len(parts)} partitions and {len(devices)} devices: return one device for each partition")
     if len(parts) > MOST or any(len(part) > MOST for part in parts):
         grade.fail(f"got {len(parts)} partitions or more than {MOST} layers in one, for a model of a few layers")
     if strange := next((part[0] for part in parts if part[0] != "Sequential"), ""):
         kind = short(strange, 60)
-        grade.fail(f"expected every partition to be an nn.Sequential, got a {kind}: _assemble_partition makes it")
+        grade.fail(f"expected every partition to be an nn.Sequential, got a {kind}: build it with _assemble_partition")
 
 
 def describe(layers: Sequence[Layer]) -> str:
-    """`0 cpu:0, 1 nowhere, (2 cpu:1, 3 cpu:1) cpu:0`: the model as it was given."""
+    """`0 cpu:0, 1 no device, (2 cpu:1, 3 cpu:1) cpu:0`: the model as it was given."""
     count = 0
 
     def words(one: Layer) -> str:
@@ -141,7 +143,7 @@ def describe(layers: Sequence[Layer]) -> str:
         if "layers" in one:
             return f"({', '.join(map(words, one['layers']))}) {one['label']}".strip()
         count += 1
-        return f"{count - 1} {one['label'] or one['on'] or 'nowhere'}"
+        return f"{count - 1} {one['label'] or one['on'] or 'no device'}"
 
     return ", ".join(map(words, layers))
 
@@ -155,7 +157,7 @@ def _cause(one: Case, got: list[Place]) -> str:
         return _strange_kind(short(kinds[0], 60))
     twice = sorted({number for number in found if found.count(number) > 1})
     if twice:
-        return f"layer {twice[0]} is in two partitions: begin a new current partition when one is complete"
+        return f"layer {twice[0]} is in two partitions: start a new partition when one is complete"
     if missing := [number for number in wanted if number not in found]:
         return _missing(missing, one)
     if one.homeless and _without(one.homeless, got) == _without(one.homeless, one.places):
@@ -165,34 +167,34 @@ def _cause(one: Case, got: list[Place]) -> str:
 
 def _strange_kind(kind: str) -> str:
     if kind == "WithDevice":
-        return "a partition holds the label itself: _assemble_partition takes labels off"
+        return "a partition contains the label (WithDevice): _assemble_partition removes labels"
     if kind == "Sequential":
-        return "a partition holds a Sequential: open nested ones, see _layers"
-    return f"a partition holds a {kind} that is none of the given layers: take the layers themselves, not copies"
+        return "a partition contains a Sequential: flatten nested ones (see _layers)"
+    return f"a partition contains a {kind} that is none of the given layers: take the layers themselves, not copies"
 
 
 def _missing(missing: list[int], one: Case) -> str:
     number = missing[0]
     if set(missing) <= one.homeless:
-        return f"layer {number} lies nowhere and is in no partition: {_rule(number, one)}"
+        return f"layer {number} has no device and is in no partition: {_rule(number, one)}"
     if len(missing) == sum(len(numbers) for _, numbers in one.places):
         return "no layer is in a partition: append each to the current one, and keep every partition that is complete"
     if set(one.places[-1][1]) <= set(missing):
-        return "the last partition is missing: it is complete when there are no more layers"
+        return "the last partition is missing: also add it when there are no more layers"
     firsts = [numbers[0] for _, numbers in one.places[1:]]
     where = ", the first after a change of device," if number in firsts else ""
     return f"layer {number}{where} is in no partition: every layer belongs to one"
 
 
 def _rule(number: int, one: Case) -> str:
-    """Where a layer that lies nowhere belongs."""
+    """Return where a layer without a device belongs."""
     at_the_start = set(range(number)) <= one.homeless
-    where = "after it, since no other comes before" if at_the_start else "before it"
-    return f"a layer that lies nowhere joins the layer {where}"
+    where = "after it, since there is none before it" if at_the_start else "before it"
+    return f"a layer without a device joins the partition of the layer {where}"
 
 
 def _without(homeless: set[int], places: Sequence[Place]) -> list[list[int]]:
-    """The cut as far as layers that lie somewhere are concerned."""
+    """Return the cut of the layers that have a device."""
     return [kept for _, numbers in places if (kept := [number for number in numbers if number not in homeless])]
 
 
@@ -200,26 +202,32 @@ def _homeless_astray(one: Case, got: list[Place]) -> str:
     """All other layers are where they belong."""
     lonely = [number for _, numbers in got if set(numbers) <= one.homeless for number in numbers]
     if lonely and len(one.places) < len(got):
-        return f"layer {lonely[0]} lies nowhere and has a partition of its own: {_rule(lonely[0], one)}"
+        return f"layer {lonely[0]} has no device, but has its own partition: {_rule(lonely[0], one)}"
     if [numbers for _, numbers in got] == [numbers for _, numbers in one.places]:
         return WRONG_DEVICES
     right = {number: numbers for _, numbers in one.places for number in numbers}
     number = next((n for _, numbers in got for n in numbers if right[n] != numbers and n in one.homeless), 0)
-    return f"layer {number} lies nowhere and is in the wrong partition: {_rule(number, one)}"
+    return f"layer {number} has no device and is in the wrong partition: {_rule(number, one)}"
 
 
 def _wrong_cut(one: Case, got: list[Place], wanted: list[int], found: list[int]) -> str:
     if any(sorted(numbers) != list(range(min(numbers), max(numbers) + 1)) for _, numbers in got if numbers):
-        return "layers of one device that are no neighbours share a partition: the data comes back to a device later"
+        return (
+            "layers on the same device that are not adjacent share a partition: start a new partition when the data "
+            "returns to a device"
+        )
     if found != wanted:
-        return "the layers are in another order: they compute one after the other, as they are given"
+        return "the order of the layers has changed: keep the given order"
     if not one.nested and [numbers for _, numbers in got] == [numbers for _, numbers in one.places]:
         return WRONG_DEVICES
     if len(got) == 1 and len(one.places) > 1:
-        return "all layers are in one partition: ask _retrieve_device of each layer, it knows the labels"
+        return "all layers are in one partition: call _retrieve_device for each layer; it reads the labels"
     if one.nested:
-        return "open nested Sequentials: a label inside them counts, and one around them holds for all inside"
-    return "a new partition begins where the device is another than that of the current one, and nowhere else"
+        return (
+            "flatten nested Sequentials (see _layers): a label on an inner layer takes precedence; a label on the "
+            "Sequential applies to the other layers inside"
+        )
+    return "start a new partition where the device changes, and only there"
 
 
 def check_neighbours(grade: Grade) -> None:
@@ -239,7 +247,7 @@ def check_back_again(grade: Grade) -> None:
 
 
 def check_without_parameters(grade: Grade) -> None:
-    """A layer that lies nowhere joins the one before it, or at the start the one after it."""
+    """A layer without a device joins the one before it, or at the start the one after it."""
     a, b = layer(label="cpu:0"), layer(label="cpu:1")
     some = [NOWHERE] * int(grade.draw.integers(1, 4))
     check(

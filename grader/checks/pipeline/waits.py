@@ -60,15 +60,17 @@ def hang(result: Result, pairs: Pairs, split_size: int) -> str:
     if waiting := [(i, j) for i, j in sorted(map(tuple, pairs)) if (i, j) not in entered]:
         i, j = waiting[0]
         return f"partition {j} never got micro-batch {i}"
-    return "every partition has worked, and the call does not return"
+    return "every partition has run, but the call does not return"
 
 
 def _asked_in_vain(j: int, puts: Counter, gets: Counter) -> str:
     if not puts:
-        return f"a result was asked for from out_queues[{j}] before any task was put: put first, then get"
+        return f"your code asks for a result from out_queues[{j}] before it has put any task: put first, then get"
     if not puts[j]:
-        return f"a result was asked for from out_queues[{j}], but no task went into in_queues[{j}]"
-    return f"{gets[j]} results were asked for from out_queues[{j}], but only {puts[j]} tasks went into in_queues[{j}]"
+        return f"your code asks for a result from out_queues[{j}], but no task went into in_queues[{j}]"
+    return (
+        f"your code asks for {gets[j]} results from out_queues[{j}], but put only {puts[j]} tasks into in_queues[{j}]"
+    )
 
 
 class Alone:
@@ -98,11 +100,11 @@ def must_meet(grade: Grade, result: Result, cause: Any) -> None:
         return
     alone = Alone(events, number)
     if alone.in_caller:
-        grade.fail(f"partition {alone.partition} works in the caller's own thread: hand its Task to in_queues[j]")
+        grade.fail(f"partition {alone.partition} runs in the caller's thread: put its Task into in_queues[j]")
     absent = ", ".join(f"micro-batch {i} in partition {j}" for i, j in alone.missing)
     grade.fail(
-        f"partition {alone.partition} worked on micro-batch {alone.micro_batch} and waited for {absent}, which never "
-        f"came meanwhile: {cause(alone)}"
+        f"while partition {alone.partition} worked on micro-batch {alone.micro_batch}, {absent} should have run at the "
+        f"same time, but did not: {cause(alone)}"
     )
 
 
@@ -126,15 +128,15 @@ def must_have_permits(grade: Grade, result: Result, inputs: Arrays, results: Arr
     for place, x in inputs.items():
         got, (_, i, j) = referee.arrivals.get(place), place
         if not _begins_as(got, x):
-            seen = "was never there" if got is None else "was there with other values than those of its micro-batch"
+            seen = "did not get" if got is None else "got wrong values for"
             grade.fail(
-                f"micro-batch {i} {seen} when the partitions of its clock cycle worked at the same time, in partition "
-                f"{j}: every partition works on what the one before it has made, in its own worker"
+                f"partition {j} {seen} micro-batch {i} while the partitions of its clock cycle ran at the same time: "
+                "each partition must take the previous partition's result, in its own worker"
             )
         if not _begins_as(referee.made.get(place), results[place]):
             grade.fail(
-                f"partition {j} did not compute micro-batch {i} while the partitions of its clock cycle worked at the "
-                "same time: a worker calls the partition as it is"
+                f"partition {j} did not compute micro-batch {i} while the partitions of its clock cycle ran at the "
+                "same time: the worker must call the partition itself"
             )
 
 
@@ -151,7 +153,7 @@ def must_be_in_a_pipe(grade: Grade, events: list[Any]) -> None:
         if event.name == "pipe":
             in_pipe = event.data["begins"] and event.data["built"]
         elif event.name == "block" and not in_pipe:
-            grade.fail("a block works while no Pipe is called: forward calls self.h_pp, a Pipe(...) of the blocks")
+            grade.fail("a block runs outside the Pipe: forward must call self.h_pp, a Pipe(...) of the blocks")
 
 
 def late_binding(places: Sequence[Any], pairs: Pairs) -> str:

@@ -110,9 +110,9 @@ class Whole:
         if np.abs(got - expected).max() <= TOLERANCE * scale:
             return ""
         if not np.isfinite(got).all():
-            return f"{what} holds a number that is not finite"
+            return f"{what} contains inf or nan"
         place = np.unravel_index(np.argmax(np.abs(got - expected)), got.shape)
-        pair = f"expected {expected[place]:.6g}, got {got[place]:.6g}, as the plain model computes it"
+        pair = f"expected {expected[place]:.6g} (from the plain model), got {got[place]:.6g}"
         cause = (
             "the partitions do not compute what the plain model computes" if name == "output" else _ratio(got, expected)
         )
@@ -125,7 +125,7 @@ def _ratio(got: np.ndarray, expected: np.ndarray) -> str:
         return f"it is {factor:.3g} times the right one"
     if not got.any():
         return "it is zero: the graph is cut"
-    return "is every micro-batch in the output once?"
+    return "is every micro-batch in the output exactly once?"
 
 
 def check_plain(grade: Grade) -> None:
@@ -154,10 +154,12 @@ def check_again(grade: Grade) -> None:
             grade.fail(
                 f"batches of {sizes}, each with and without gradients, split_size={split_size}: partition {j} worked "
                 f"on the examples {got}, expected {wanted}"
-                f"{'; does something remain from an earlier call?' if later else ''}"
+                f"{'; is something left over from an earlier call?' if later else ''}"
             )
     if any(call["without_grad"] for call in told):
-        grade.fail("under torch.no_grad() the output needs a gradient: a Task takes the caller's grad mode along")
+        grade.fail(
+            "the output requires a gradient under torch.no_grad(): use a Task, which keeps the caller's grad mode"
+        )
     whole.check()
 
 
@@ -170,7 +172,9 @@ def check_same_time(grade: Grade) -> None:
     worked = {tuple(event.data["place"]) for event in whole.result.ranks[0].events if event.name == "enter"}
     if idle := sorted({(i, j) for group in groups for i, j in group} - worked):
         i, j = idle[0]
-        grade.fail(f"micro-batch {i} never came to partition {j}: forward sends all through self.compute")
+        grade.fail(
+            f"micro-batch {i} never reached partition {j}: forward must send every micro-batch through self.compute"
+        )
     given = {(0, i, j): whole.expected[0][f"given {j}"][i : i + 1] for i in range(4) for j in range(2)}
     made = {(0, i, j): whole.expected[0][f"made {j}"][i : i + 1] for i in range(4) for j in range(2)}
     must_have_permits(grade, whole.result, given, made)
@@ -181,4 +185,4 @@ def _why_alone(alone: Alone) -> str:
     """compute is known to be right here: it is another region, and this one builds on it."""
     if alone.largest > 1:
         return f"it got {alone.largest} examples at once with split_size=1, so there are too few micro-batches"
-    return "give compute all pairs of a clock cycle at once, or the partitions work in turn"
+    return "pass compute all pairs of a clock cycle at once; otherwise the partitions run one after another"

@@ -123,7 +123,7 @@ def schedule(context: Context) -> list[Any]:
         context.during = f"_clock_cycles({m}, {n})"
         first = _cycles(module._clock_cycles(m, n), m, n)
         second = _cycles(module._clock_cycles(m, n), m, n)
-        results.append(first if first == second or isinstance(first, str) else "others when it is called again")
+        results.append(first if first == second or isinstance(first, str) else "a different schedule when called again")
     return results
 
 

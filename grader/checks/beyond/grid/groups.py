@@ -65,7 +65,7 @@ def _name(got: Any, right: Lists, every: dict[str, Lists], kind: str) -> str:
     if sorted(map(sorted, got)) == sorted(right):
         if sorted(got) == sorted(right):
             return "the groups are right; sort them by their first rank; "
-        return "the ranks of a group are in ascending order; "
+        return "sort the ranks of a group in ascending order; "
     other = next((name for name, lists in every.items() if name != kind and got == lists), "")
     if other:
         return f"these are the {other} groups: which axis is it, and which one is the fastest? "
@@ -108,7 +108,7 @@ def _check_group(
     grade: Grade, told: dict[str, Any], kind: str, right: list[int], numbers: Sequence[dict], where: str
 ) -> None:
     if "type" in told:
-        reason = "what new_group returns on a rank that is no member is no group: keep it only on members"
+        reason = "on a rank that is not a member, new_group returns no group: keep its result only on members"
         grade.fail(f"{where}: expected a process group as `{kind}`, got {told['type']}; {reason}")
     if told["ranks"] != right:
         grade.fail(f"{where}: expected the {kind} group of the ranks {right}, got that of {told['ranks']}")
@@ -143,7 +143,7 @@ def _differ(result: Result) -> str:
                 same = sorted(map(str, mine)) == sorted(map(str, calls[0]))
                 cause = "in the same order" if same else "members or not"
                 return (
-                    f"in call {place + 1} of new_group, rank 0 makes the group {short(str(one), 60)} and rank {rank} "
-                    f"{short(str(other), 60)}: all ranks call new_group for all groups, {cause}\n"
+                    f"in call {place + 1} of new_group, rank 0 makes the group {short(str(one), 60)}, but rank {rank} "
+                    f"makes {short(str(other), 60)}: all ranks must call new_group for all groups, {cause}\n"
                 )
     return ""

@@ -35,7 +35,9 @@ def schedules(grade: Grade) -> dict[tuple[int, int], list[list[Action]]]:
                     f'{call}: expected a list of Action("forward" or "backward", i), got {short(one["actions"])}'
                 )
             if not one["same"]:
-                grade.fail(f"{call}: a second call, by keyword, gives another list: begin every call with an empty one")
+                grade.fail(
+                    f"{call}: a second call, by keyword, gives a different list: begin every call with an empty one"
+                )
         told[m, n] = [[(kind, number) for kind, number in one["actions"]] for one in each]
     return told
 

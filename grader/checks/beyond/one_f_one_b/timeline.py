@@ -9,7 +9,7 @@ WIDEST = 60  # ticks of a picture
 
 @dataclass
 class Execution:
-    """When each action begins: cells[stage][tick]; `stuck` says who waits for what, if nobody can go on."""
+    """When each action begins: cells[stage][tick]; `stuck` says who waits for what, if no stage can continue."""
 
     cells: list[dict[int, Action]]
     end: int = 0

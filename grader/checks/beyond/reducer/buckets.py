@@ -49,7 +49,7 @@ def _wrong(case: Case, buckets: list[list[int]], nbytes: list[int]) -> str:
     limit, dtypes = case["bucket_bytes"], case["dtypes"]
     flat = [k for bucket in buckets for k in bucket]
     if [] in buckets:
-        return "a bucket is empty: begin a new one only when a parameter comes that needs it"
+        return "a bucket is empty: start a new bucket only when you have a parameter to put into it"
     if lost := sorted(set(range(len(nbytes))) - set(flat)):
         last = "; is the last bucket kept?" if lost == list(range(lost[0], len(nbytes))) else ""
         return f"parameter {lost[0]} is in no bucket{last}"
@@ -59,17 +59,17 @@ def _wrong(case: Case, buckets: list[list[int]], nbytes: list[int]) -> str:
         return "the order of the parameters has changed"
     for i, bucket in enumerate(buckets):
         if len({dtypes[k] for k in bucket}) > 1:
-            return f"bucket {i} has several dtypes: a message has one"
+            return f"bucket {i} has several dtypes: a message can have only one"
         size = sum(nbytes[k] for k in bucket)
         if size > limit and len(bucket) > 1:
-            return f"bucket {i} holds {size} bytes, more than it may: look whether there is room before you add"
+            return f"bucket {i} holds {size} bytes, more than bucket_bytes: check for room before you add a parameter"
         if not i or dtypes[buckets[i - 1][-1]] != dtypes[bucket[0]]:
             continue
         before = sum(nbytes[k] for k in buckets[i - 1])
         if before + nbytes[bucket[0]] <= limit:
             exactly = " exactly" if before + nbytes[bucket[0]] == limit else ""
             return (
-                f"parameter {bucket[0]} still fits{exactly} into bucket {i - 1}, and begins a new one: sizes are bytes "
+                f"parameter {bucket[0]} still fits{exactly} into bucket {i - 1}, but starts a new one: sizes are bytes "
                 "(nbytes), and the limit itself is allowed"
             )
     return ""
@@ -104,11 +104,11 @@ def _wrong_order(got: list[int] | str, rank_0: list[int] | str, first: dict, own
     if sorted(got) != list(range(first["count"])):
         return "expected every parameter once: those that were not ready come last"
     if got[: len(ready)] == ready:
-        return "" if got == rank_0 else "parameters that were not ready are in another order than on rank 0"
+        return "" if got == rank_0 else "parameters that were not ready are in a different order than on rank 0"
     if rank and own and got[: len(own)] == own:
-        return "it is the rank's own order, and not that of rank 0"
+        return "it is the rank's own order, not rank 0's"
     if got == list(range(first["count"])):
-        return "it is the order of `parameters`, and not that in which gradients became ready"
+        return "it is the order of `parameters`, not the order in which gradients became ready"
     if got[-len(ready) :] == ready:
-        return "parameters that were not ready come first: they come last"
+        return "parameters that were not ready come first: put them last"
     return "it is not the order of rank 0"

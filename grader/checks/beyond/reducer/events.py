@@ -67,7 +67,7 @@ def check_accumulation(reduced: Reduced) -> None:
                     call = micro.sends[0][2]
                     reduced.grade.fail(
                         f"step {step}: rank {rank} sends {len(micro.sends)} messages in micro-batch {number}, under "
-                        f"no_sync ({call.where}): only the last micro-batch sends, what all of them have added up"
+                        f"no_sync ({call.where}): only the last micro-batch sends; it sends the sum over all of them"
                     )
     check_contents(reduced)
 
@@ -83,8 +83,8 @@ def check_contents(reduced: Reduced) -> None:
             last = [_holds(reduced, reduced.micros[rank][step][-1], call) for call in calls]
             if last == buckets:
                 reduced.grade.fail(
-                    f"step {step}: rank {rank} sends the gradients of the last micro-batch alone ({calls[0].where}): "
-                    "what was added up under no_sync is gone"
+                    f"step {step}: rank {rank} sends only the gradients of the last micro-batch ({calls[0].where}): "
+                    "the gradients accumulated under no_sync are lost"
                 )
             words = (
                 f"step {step}: rank {rank} sends the gradients of parameters {_words(held)}; expected {_words(buckets)}"
@@ -123,10 +123,10 @@ def _name(held: list[list[int]], buckets: list[list[int]], reduced: Reduced, ran
     if held and len(held) > len(buckets):
         return "buckets are sent more than once; "
     if sorted(held) == sorted(buckets):
-        return "the buckets leave in another order: all ranks must send in the order of reducer.buckets; "
+        return "the buckets are sent in a different order: all ranks must send in the order of reducer.buckets; "
     if [] in held:
         return "a message does not hold this rank's own gradients (divided by the number of ranks); "
-    return "the buckets are not those that make_buckets gives; "
+    return "the buckets are not those that make_buckets returns; "
 
 
 def check_overlap(reduced: Reduced) -> None:
@@ -144,15 +144,15 @@ def _check_step(reduced: Reduced, step: int, rank: int, buckets: list[list[int]]
         if any(k not in last_use for k in bucket):
             due = total + 1  # finish sends it
         due = max(due, *(last_use.get(k, 0) for k in bucket))
-        where = f"step {step}: on rank {rank} bucket {i} (parameters {' '.join(map(str, bucket))}) leaves"
+        where = f"step {step}: on rank {rank} bucket {i} (parameters {' '.join(map(str, bucket))}) is sent"
         if due <= total and (ended or given > due):
-            words = "A hook on each parameter sends what is complete, in a loop"
+            words = "Each parameter's hook must send every complete bucket, in a loop"
             if ended and len(reduced.setting.uses[step]) > 1:
                 words = "Does no_sync set sync back to True at its end, also after an exception?"
             late = "after backward has ended" if ended else f"after {given} of {total} gradients"
             reduced.grade.fail(
                 f"{where} {late} ({call.where}), expected right after gradient {due} of {total}: it is complete then, "
-                f"and all buckets before it have left. {words}"
+                f"and all buckets before it have been sent. {words}"
             )
 
 
@@ -163,6 +163,6 @@ def check_nothing_waits(reduced: Reduced) -> None:
         for call in rank.calls:
             if call.name == "all_reduce" and not call.asynchronous:
                 reduced.grade.fail(
-                    f"rank {rank.rank} waits in {call.name} #{call.number} ({call.where}): give it async_op=True, and "
+                    f"rank {rank.rank} waits in {call.name} #{call.number} ({call.where}): pass async_op=True, and "
                     "keep the handle that it returns"
                 )

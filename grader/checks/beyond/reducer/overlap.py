@@ -19,8 +19,8 @@ from grader.wire import drawn as draws
 SLACK = {"float64": 1.0, "float32": 1.0, "bfloat16": 3000.0}  # of reference.close
 WORDS_OF_CRASHES = {
     "a second backward before finish()": "gradient_ready was called twice for a parameter in one step: is it "
-    "registered once, does it stop under no_sync, and does finish put `missing` back?",
-    "KeyError: Parameter": "a parameter was taken out of `missing` twice: under no_sync nothing is to be taken out",
+    "registered once, does it stop under no_sync, and does finish reset `missing`?",
+    "KeyError: Parameter": "a parameter was taken out of `missing` twice: do not take anything out under no_sync",
 }
 Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank, the last for all above] -> parameters in forward order
 
@@ -92,7 +92,7 @@ class Reduced:
         calls = (call for rank in self.result.ranks for call in rank.calls if call.name == "all_reduce")
         if other := next((call for call in calls if call.inside), None):
             self.grade.fail(
-                f"all_reduce is called inside of {other.inside}{f' ({other.where})' if other.where else ''}, not by a "
+                f"all_reduce is called inside {other.inside}{f' ({other.where})' if other.where else ''}, not by a "
                 "line of yours: send each bucket with dist.all_reduce"
             )
 
@@ -104,21 +104,21 @@ class Reduced:
         return Deadlocked(f"{self._why_stuck()}{verdict}") if isinstance(verdict, Deadlocked) else verdict
 
     def _why_stuck(self) -> str:
-        """A line that says why nobody can go on; "" if it is no known mistake."""
+        """A line that says why no rank can continue; "" if it is no known mistake."""
         ranks = self.result.ranks
         behind = [rank for rank in ranks if rank.rank in self.setting.late and rank.call and rank.call.name == "recv"]
         waits = [rank for rank in ranks if rank.call and rank not in behind]
         if behind and waits and (call := waits[0].call):
             return (
                 f"rank {waits[0].rank} waits for {call.name} #{call.number} ({call.where}) while backward still has "
-                "gradients to compute: nothing may wait inside a hook, neither wait() nor a call that waits by itself\n"
+                "gradients to compute: a hook must not wait: no wait() and no blocking call\n"
             )
         sent = [sum(call.name == "all_reduce" for call in rank.calls) for rank in ranks]
         least, most = sent.index(min(sent)), sent.index(max(sent))
         if sent[least] < sent[most]:
             return (
-                f"rank {most} sends {sent[most]} buckets and rank {least} {sent[least]}: every rank sends all of them, "
-                "several at once where several are complete, and the rest in finish\n"
+                f"rank {most} sends {sent[most]} buckets, but rank {least} sends {sent[least]}: every rank must send "
+                "all buckets. In the hook, send every complete bucket, in a loop; in finish, send the rest\n"
             )
         return ""
 
@@ -134,7 +134,7 @@ class Reduced:
                     self.grade.fail(f"step {step}: parameter {value['moved'][0]} itself changed on rank {rank}")
                 for k in self.setting.frozen:
                     if value["grads"][k] is not None:
-                        self.grade.fail(f"parameter {k} requires no gradient, and has one on rank {rank}")
+                        self.grade.fail(f"parameter {k} requires no gradient, but has one on rank {rank}")
                 for k in trained:
                     self._check_one(step, rank, k, trained, told)
 
@@ -144,7 +144,7 @@ class Reduced:
         total = reference.norm({str(r): ranks[step][k] for r, ranks in enumerate(self.own)})
         got, dtype = told[rank]["grads"][k], self.setting.dtype(k)
         if got is not None and told[rank]["dtypes"][k] != dtype:
-            self.grade.fail(f"step {step}: parameter {k} is of {dtype}, its gradient on rank {rank} is not")
+            self.grade.fail(f"step {step}: parameter {k} is {dtype}, but its gradient on rank {rank} is not")
         if reference.close(got, mean, total, SLACK[dtype]):
             return
         grads = [[value["grads"][j] for j in trained] for value in told]
@@ -158,8 +158,8 @@ class Reduced:
         """Whether a gradient of an earlier step is in it, or a parameter without one was left out."""
         unused = [rank for rank in range(self.n) if not np.any(self.own[rank][step][k])]
         if got is None or np.shape(got) != tuple(self.setting.shapes[k]):
-            who = "on no rank" if len(unused) == self.n else f"not on rank {unused[0]}" if unused else ""
-            return f"parameter {k} has no gradient; it got one in backward {who}: it counts as zeros" if who else ""
+            who = "any rank" if len(unused) == self.n else f"rank {unused[0]}" if unused else ""
+            return f"parameter {k} has no gradient: backward gave it none on {who}; use zeros for it" if who else ""
         means = [np.mean([ranks[s][k] for ranks in self.own], axis=0) for s in range(step + 1)]
         for s in range(step):
             if diagnosis.same(got, means[s]) and np.any(means[s]):
@@ -168,5 +168,5 @@ class Reduced:
                 return f"the gradient of step {s} is added to it"
         last = np.mean([micros[step][-1][k] for micros in self.micros], axis=0)
         if len(self.setting.uses[step]) > 1 and diagnosis.same(got, last):
-            return "it is the mean of the last micro-batch alone: those under no_sync are missing"
+            return "it is the mean of only the last micro-batch: those under no_sync are missing"
         return ""

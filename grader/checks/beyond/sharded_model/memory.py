@@ -43,7 +43,7 @@ def check_seen(grade: Grade, result: Result, limits: list[Limit]) -> None:
     """Fails if a point was never reached: the probe measures wherever a block computes."""
     for limit in limits:
         if limit.point not in result.memory:
-            grade.fail(f"{limit.when}: the model does not come to this point")
+            grade.fail(f"{limit.when}: the run never reached this point")
 
 
 def _mb(size: int) -> str:

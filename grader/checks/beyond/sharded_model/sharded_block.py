@@ -21,8 +21,8 @@ CASES = (
 )
 FEW = CASES[:4]
 WORDS_OF_CRASHES = {
-    "split_with_sizes expects": "a shard is this rank's part alone: `own` has flat.shard_length elements",
-    "all_gather needs an output": "flat.values has lost its elements: free resizes its storage, the tensor stays",
+    "split_with_sizes expects": "a shard is only this rank's part: `own` has flat.shard_length elements",
+    "all_gather needs an output": "flat.values has no elements any more: in free, resize only its storage",
     "setStorage": "the storage of flat.values has no memory: resize it to nbytes before the gather",
 }
 
@@ -62,7 +62,8 @@ class Gathered:
     def _why_stuck(self, late: int | None) -> str:
         for rank in self.result.ranks:
             if rank.rank != late and rank.call and rank.call.name == "all_gather":
-                return f"rank {rank.rank} waits in start_gather ({rank.call.where}): it returns at once, wait() waits\n"
+                where = f"rank {rank.rank} waits in start_gather ({rank.call.where})"
+                return f"{where}: start_gather must return at once; only wait() waits\n"
         return ""
 
     def shards(self, case: int, moved: int) -> np.ndarray:
@@ -103,12 +104,12 @@ class Gathered:
         where, right, got = self.where(rank, case), self.shards(case, 0), told["shard"]
         if got is None:
             self.grade.fail(
-                f"{where}: the shard has no memory any more. `own` must be a copy: a view goes with flat.values"
+                f"{where}: the shard's memory was freed. `own` must be a copy: a view is freed with flat.values"
             )
         if np.shape(got) != right[rank].shape:
             self.grade.fail(f"{where}: the shard has the shape {np.shape(got)}, expected ({self.length(case)},)")
         if told["dtype"] != "float32":
-            self.grade.fail(f"{where}: the shard is of {told['dtype']}, expected float32, whatever the block is of")
+            self.grade.fail(f"{where}: the shard is of {told['dtype']}, expected float32, whatever the block's dtype")
         if not reference.close(got, right[rank], 0.0):
             others = [other for other in range(self.n) if other != rank and diagnosis.same(got, right[other])]
             cause = f"it is the shard of rank {others[0]}: rank r owns the elements r L to (r+1) L; " if others else ""
@@ -155,15 +156,15 @@ class Gathered:
         where, half = self.where(rank, case), self.cases[case]["dtype"] == "bfloat16"
         segments = calls_between(self.result.ranks[rank])[case]
         rules = {
-            "make": (0, "__init__ keeps a shard of what is there already: it needs no message"),
-            "start": (1, "start_gather starts one all_gather"),
-            "start again": (0, "a gather is in transit already: start_gather does nothing"),
-            "wait": (0, "the gather has been started: wait() waits for it"),
-            "whole": (0, "the block is whole: start_gather and wait do nothing"),
-            "free": (0, "free sends nothing"),
-            "wait 2": (1, "wait starts the gather if nobody has"),
+            "make": (0, "__init__ keeps a shard of local values: do not communicate"),
+            "start": (1, "start_gather must start one all_gather"),
+            "start again": (0, "a gather is in transit already: start_gather must do nothing"),
+            "wait": (0, "the gather has been started: wait() must only wait for it"),
+            "whole": (0, "the block is whole: start_gather and wait must do nothing"),
+            "free": (0, "free must send nothing"),
+            "wait 2": (1, "wait must start the gather if it has not been started"),
             "whole 2": (0, "the block is whole"),
-            "free 2": (0, "free sends nothing"),
+            "free 2": (0, "free must send nothing"),
         }
         for name, (count, words) in rules.items():
             calls = segments.get(name, [])
@@ -175,14 +176,14 @@ class Gathered:
                 sent, right = call.sent_arrays().ravel(), self.shards(case, moved)[rank]
                 if half and call.dtype != "bfloat16":
                     self.grade.fail(
-                        f"{where}: the shard travels in {call.dtype} ({call.where}), expected bfloat16, the dtype of "
-                        "flat.values: it is half as many bytes"
+                        f"{where}: the shard is sent in {call.dtype} ({call.where}), expected bfloat16, the dtype of "
+                        "flat.values: that takes half as many bytes"
                     )
                 if not reference.close(sent, right, 0.0, 600.0 if half else 1.0):
                     words = diagnosis.parameter_words("the shard", sent, right)
                     self.grade.fail(f"{where}: the all_gather does not send shard.values ({call.where}); {words}")
                 if name == "start" and not call.asynchronous:
-                    self.grade.fail(f"{where}: start_gather waits ({call.where}): give the all_gather async_op=True")
+                    self.grade.fail(f"{where}: start_gather waits ({call.where}): pass async_op=True to all_gather")
 
 
 def calls_between(rank: RankResult) -> list[dict[str, list[Call]]]:

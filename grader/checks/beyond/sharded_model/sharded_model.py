@@ -19,17 +19,17 @@ from grader.verdicts import Crashed, Deadlocked, Verdict
 SLACK, HALF_SLACK = 5.0, 3000.0  # of reference.close; for bfloat16
 WITHOUT_GRADIENTS = "without gradients no backward follows, so free the last block, too (torch.is_grad_enabled)"
 WORDS_OF_CRASHES = {
-    "computes in backward while": "the block that backward needs is not in memory: before_backward has to wait for it, "
-    "a block that is freed after forward has to be gathered again, and a block is sent with its last gradient",
+    "computes in backward while": "the block that backward needs is not in memory: before_backward must wait for it. "
+    "If a block was freed after forward, gather it again; send a block only when its last gradient is ready",
     "was freed while": "a block is freed while its gather is in transit: wait for block i before it computes, and "
     "gather only the block that is needed next",
-    "computes in forward while": "the block that forward needs is not in memory: before_forward has to wait for it",
-    "beyond/flat_parameters.py": "parameters are laid out flat whose memory was freed: parameters_by_block gives each "
-    "parameter once, and what several blocks share is the root's",
-    "KeyError": "a parameter was taken out of `missing` twice: finish has to send and receive every block, and receive "
-    "sets `missing` to all parameters again",
-    "'NoneType' object has no attribute 'wait'": "wait() is called on a handle that is None: was the message of this "
-    "block sent, and is its handle kept?",
+    "computes in forward while": "the block that forward needs is not in memory: before_forward must wait for it",
+    "beyond/flat_parameters.py": "a freed parameter is laid out flat again: parameters_by_block must return each "
+    "parameter once; parameters that several blocks share belong to the root",
+    "KeyError": "a parameter was taken out of `missing` twice: finish must send and receive every block, and receive "
+    "must reset `missing` to all parameters",
+    "'NoneType' object has no attribute 'wait'": "wait() is called on a handle that is None: did you send this block's "
+    "message and store its handle?",
 }
 
 
@@ -68,7 +68,7 @@ class ModelRun:
         return Deadlocked(f"{self._why_stuck()}{verdict}") if isinstance(verdict, Deadlocked) else verdict
 
     def _why_stuck(self) -> str:
-        """A line that says why nobody can go on; "" if it is no known mistake."""
+        """A line that says why no rank can continue; "" if it is no known mistake."""
         ranks = self.result.ranks
         behind = [rank for rank in ranks if rank.rank == self.setting.late and rank.call and rank.call.name == "recv"]
         waits = [rank for rank in ranks if rank.call and rank not in behind and rank.call.name != "send"]
@@ -76,11 +76,11 @@ class ModelRun:
             who = f"rank {waits[0].rank} waits for {call.name} #{call.number} ({call.where})"
             if call.name == "all_gather":
                 return (
-                    f"{who} before the block needs it: start the gather of the next block, and wait when it computes\n"
+                    f"{who} before the block needs it: start the gather of the next block, and wait just before that "
+                    "block computes\n"
                 )
             return (
-                f"{who} while backward still has gradients to compute: nothing may wait inside a hook of a gradient; "
-                "wait in receive\n"
+                f"{who} while backward still has gradients to compute: a gradient hook must not wait; wait in receive\n"
             )
         return ""
 
@@ -161,11 +161,11 @@ class ModelRun:
         ]
         own = np.sum([flat(micro, block) for micro in step.own[rank]], axis=0)
         candidates = {
-            "it is the gradient of the last micro-batch alone: add to shard.gradient, which may be None": micros[-1],
+            "it is only the gradient of the last micro-batch: add to shard.gradient, which may be None": micros[-1],
             f"it is the sum over {n} ranks: divide it by the number of ranks, once": right * n,
-            "the mean is divided by the number of ranks once more": right / n,
-            "it is this rank's own gradient: nothing was added up": own[rank],
-            "every shard is the first one's: which rows of what is received belong to this rank?": own[0],
+            "the sum was divided by the number of ranks twice": right / n,
+            "it is this rank's own gradient: nothing was summed": own[rank],
+            "it is the first shard of this rank's own gradient: which received rows belong to this rank?": own[0],
             "the gradient is zero: were the gradients taken before they were set to None?": right * 0,
         }
         for other in range(n):
@@ -229,7 +229,7 @@ class ModelRun:
 
     def _fail_held(self, now: str, direction: str, place: int, block: int, rank: int) -> None:
         done = block < place if direction == "forward" else block > place
-        words = "it is done: free it" if done else "it is not needed yet: gather the next block alone"
+        words = "it is done: free it" if done else "it is not needed yet: gather only the next block"
         if done and direction == "forward" and block == self.setting.depth - 1:
             words = WITHOUT_GRADIENTS
         if done and direction == "backward":

@@ -106,7 +106,7 @@ def about(run: ModelRun, rank: int, one: Pass, call: Call) -> tuple[str, int]:
     if which is None:
         run.grade.fail(
             f"{place}: parameters need an all_gather, gradients a reduce_scatter or an all_to_all; an all_reduce "
-            "brings every rank the shards of all, and moves twice as many bytes"
+            "gives every rank all shards, and moves twice as many bytes"
         )
     block = which(run, rank, one, call)
     if block is None:
@@ -136,20 +136,20 @@ def _strange(run: ModelRun, rank: int, one: Pass, call: Call) -> str:
                     )
             if earlier is not None and np.allclose(sent, right.flat(earlier, block)[rank], rtol=1e-4, atol=1e-4):
                 return f"with the values that {run.name(block)} had before the last step"
-        return "and what it sends is the shard of no block"
+        return "but what it sends is not the shard of any block"
     micros = [step.own[rank][micro] for micro in range(run.setting.micros[one.step])]
     for block in range(run.setting.depth + 1):
         mine = right.flat(micros[one.micro or 0], block)
         if sent.size != mine.size:
             continue
         if not np.any(sent):
-            return f"and the gradients of {run.name(block)} in it are all zero"
+            return f"but the gradients of {run.name(block)} in it are all zero"
         so_far = np.sum([right.flat(m, block) for m in micros[: (one.micro or 0) + 1]], axis=0).ravel()
         if one.micro and np.allclose(sent, so_far, rtol=1e-3):
             return (
                 f"with the gradients of {run.name(block)} of all micro-batches so far: take_gradients sets them to None"
             )
-    return "and what it sends is not this rank's gradients of a block, in the order of flat.values"
+    return "but what it sends is not this rank's gradients of a block, in the order of flat.values"
 
 
 # --- when ---
@@ -182,15 +182,16 @@ def _check_gathers(run: ModelRun, rank: int, one: Pass, gathers: list[tuple[int,
                 f"{one.name}: rank {rank} gathers {run.name(block)} {len(mine)} times in {direction} ({call.where})"
             )
         where = f"{one.name}: rank {rank} gathers {run.name(block)} in {direction}"
+        before = _before(run, direction, block)
         if given > place:
             run.grade.fail(
-                f"{where} when {_computed(run, one, given)} ({call.where}), expected while "
-                f"{_before(run, direction, block)} computes: start it in before_{direction} of that block"
+                f"{where} only after {_computed(run, one, given)} ({call.where}), expected while "
+                f"{before} computes: start the gather in before_{direction} of {before}"
             )
         if given < place:
             run.grade.fail(
-                f"{where} before {_before(run, direction, block)} computes ({call.where}): that is another block in "
-                "memory. Start to gather the next block alone"
+                f"{where} before {before} computes ({call.where}): that keeps one more block in memory. Gather only "
+                "the next block"
             )
     extra = [(call, b) for given, call, b in gathers if given >= forward and b >= last]
     if extra and one.micro is not None:
@@ -223,7 +224,7 @@ def _computed(run: ModelRun, one: Pass, given: int) -> str:
 
 
 def check_sends(run: ModelRun) -> None:
-    """A block's gradients leave once, when the last of them is there and before the next one is."""
+    """A block's gradients are sent once, when the last of them is there and before the next one is."""
     for rank in range(run.n):
         for one in read(run, rank):
             if one.micro is None:
@@ -240,7 +241,9 @@ def _missing(run: ModelRun, rank: int, one: Pass, block: int, count: int) -> str
     what = f"{one.name}: rank {rank} sends the gradients of {run.name(block)} {count} times, expected once"
     unused = [k for k in run.right.groups[block] if k in run.setting.unused]
     if count == 0 and unused:
-        return f"{what}: parameter {unused[0]} got no gradient, so its hook was not called; finish sends such a block"
+        return (
+            f"{what}: parameter {unused[0]} got no gradient, so its hook was not called; finish must send such a block"
+        )
     return f"{what} in each backward"
 
 
@@ -252,10 +255,10 @@ def _check_send(run: ModelRun, rank: int, one: Pass, block: int, given: int, end
     names = {f"backward {number}" for number, (_, k) in enumerate(uses) if k in mine}
     due = max(count for count, name in enumerate(one.given, 1) if name in names)
     if ended or given > due:
-        late = "after backward has ended" if ended else f"when {_computed(run, one, given)}"
+        late = "after backward has ended" if ended else f"after {_computed(run, one, given)}"
         run.grade.fail(
-            f"{one.name}: on rank {rank} the gradients of {run.name(block)} leave {late} ({call.where}), expected as "
-            "soon as they are complete: gradient_ready sends a block when nothing is missing in it"
+            f"{one.name}: on rank {rank} the gradients of {run.name(block)} are sent {late} ({call.where}), expected "
+            "as soon as they are complete: gradient_ready must send a block when none of its gradients is missing"
         )
 
 
@@ -265,7 +268,7 @@ def check_nothing_waits(run: ModelRun) -> None:
         for call in rank.calls:
             if call.name not in FREE and not call.asynchronous:
                 run.grade.fail(
-                    f"rank {rank.rank} waits in {call.name} #{call.number} ({call.where}): give it async_op=True, and "
+                    f"rank {rank.rank} waits in {call.name} #{call.number} ({call.where}): pass async_op=True, and "
                     "keep the handle that it returns"
                 )
 
@@ -290,5 +293,5 @@ def check_bytes(run: ModelRun) -> None:
                 run.grade.fail(
                     f"{one.name}: rank {rank} sends {moved:.0f} bytes ({names}), {times:.2f} times (N-1)/N "
                     f"of the parameters; expected at most {unit * rounds:.0f}: gather in forward, gather in "
-                    "backward, and send gradients to the rank that owns them alone"
+                    "backward, and send gradients only to the rank that owns them"
                 )

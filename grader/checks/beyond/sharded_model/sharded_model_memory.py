@@ -18,14 +18,14 @@ def check_shards(run: ModelRun) -> None:
         if run.setting.finish:
             gradients = {"values": shard, "gradients": shard} | ({"state of the optimizer": shard} if step else {})
             when = f"after finish of step {step}"
-            advice = "free every block when it is sent, and give up the tensors of the message when it is received"
+            advice = "free every block when it is sent, and release the tensors of the message when it is received"
             limits.append(Limit(f"{step} gradients", when, gradients, advice))
-        advice = "only the shards remain between steps; does something refer to whole parameters or gradients?"
+        advice = "only the shards remain between steps; is there still a reference to whole parameters or gradients?"
         limits.append(Limit(f"{step} ended", f"after step {step}", parts, advice))
         if step in run.setting.evaluate:
             when = f"after the evaluation after step {step}"
             limits.append(
-                Limit(f"{step} evaluated", when, parts, "without gradients every block is freed after it has computed")
+                Limit(f"{step} evaluated", when, parts, "without gradients, free every block after it has computed")
             )
     _check(run, limits)
 
@@ -39,7 +39,7 @@ def check_blocks(run: ModelRun) -> None:
             for place in range(run.setting.depth):
                 if direction == "backward" and run.setting.finish and place < run.setting.depth - 1:
                     continue  # messages are in memory, too, and nobody can tell from outside whose memory it is
-                advice = "free a block when it has computed, and gather one ahead and no more"
+                advice = "free a block after it has computed, and gather only one block ahead"
                 parts = {"shards": shards, "two blocks": 2 * whole}
                 when = f"while block {place} computes in {direction} of step {step}"
                 limits.append(Limit(f"{step} 0 {direction} {place}", when, parts, advice))

@@ -22,10 +22,10 @@ def check_divided(grade: Grade) -> None:
         state = {"state of Adam": 2 * shard} if step else {}
         parts = {"parameters": whole, "gradients": shard} | state
         advice = (
-            "give up the gradients of all parameters, and the tensors of the messages, when they have been received"
+            "release the gradients of all parameters and the tensors of the messages once the messages are received"
         )
         limits.append(Limit(f"{step} gradients", f"after finish of step {step}", parts, advice))
         parts = {"parameters": whole, "state of Adam": 2 * shard}
-        advice = "the optimizer has state for this rank's shards alone; does something refer to the gradients?"
+        advice = "keep optimizer state only for this rank's shards; is there still a reference to the gradients?"
         limits.append(Limit(f"{step} ended", f"after step {step}", parts, advice))
     memory.check(grade, result, limits, shard)  # what is kept by mistake is a whole model or more

@@ -40,7 +40,7 @@ def check_clip(grade: Grade) -> None:
                 dearest = max(calls, key=lambda call: call.price)
                 grade.fail(
                     f"{n} ranks: clip sends {int(dearest.price)} bytes in {dearest.name} ({dearest.where}): each rank "
-                    "adds up the squares of its shards, and only this number has to travel"
+                    "adds up the squares of its shards; send only this number"
                 )
 
 
@@ -69,7 +69,7 @@ def _check_norm(
         return
     n, mine = len(squares), squares[rank]
     known = {
-        "it is the norm of this rank's shards alone: add up the squares of all ranks first": np.sqrt(sum(mine)),
+        "it is the norm of only this rank's shards: add up the squares of all ranks first": np.sqrt(sum(mine)),
         "it is the sum of the ranks' norms: squares add up, norms do not": sum(np.sqrt(sum(one)) for one in squares),
         "it is the sum of the buckets' norms: squares add up, norms do not": sum(
             float(np.sqrt(sum(column))) for column in zip(*squares, strict=True)
@@ -77,8 +77,8 @@ def _check_norm(
         "it is the sum of all shards' norms: squares add up, norms do not": sum(
             float(np.sqrt(one)) for row in squares for one in row
         ),
-        "it is the square of the norm: take the root at the end": right**2,
-        "it is the norm of the last bucket alone": float(np.sqrt(sum(row[-1] for row in squares))),
+        "it is the square of the norm: take the square root at the end": right**2,
+        "it is the norm of only the last bucket": float(np.sqrt(sum(row[-1] for row in squares))),
         "the sum of squares was divided by the number of ranks": right / np.sqrt(n),
         "the norm was divided by the number of ranks": right / n,
         "it is the largest of the ranks' norms": float(np.sqrt(max(map(sum, squares)))),
@@ -94,9 +94,7 @@ def _check_scaled(
     factor = min(1.0, limit / (norm + 1e-6))
     for i, (one, mine) in enumerate(zip(told, before, strict=True)):
         if "type" in one:
-            grade.fail(
-                f"{where}: the gradient of the shard of bucket {i} is gone, expected a tensor, got {one['type']}"
-            )
+            grade.fail(f"{where}: expected a tensor as the gradient of bucket {i}'s shard, got {one['type']}")
         got, right = one["values"], mine.astype(float) * factor
         if reference.close(got, right, float(np.linalg.norm(right))):
             continue

@@ -84,7 +84,7 @@ def _name(run: OptimizerRun, rank: int, place: tuple[int, int], i: int, told: di
     got, right, n = told["values"], run.mean(*place, i), run.n
     if told["dtype"] == "bfloat16" or (np.shape(got) != right[rank].shape and np.size(got) == right.size):
         if np.size(got) == right.size:
-            return "it has the gradients of all shards: of these a rank needs only its own"
+            return "it has the gradients of all shards: a rank needs only its own shard"
         return "it is in bfloat16: add the gradients of bfloat16 parameters in float32"
     if np.shape(got) != right[rank].shape:
         return ""
@@ -98,7 +98,7 @@ def _name(run: OptimizerRun, rank: int, place: tuple[int, int], i: int, told: di
             "the dtype of its tensors"
         )
     if not np.any(got) and np.any(right[rank]):
-        return "it is zero: a bucket is sent when its gradients are there, once"
+        return "it is zero: send each bucket once, when its gradients are ready"
     return _ratio(got, right[rank], n) or _mixed_shards(run, rank, place, i, got)
 
 
@@ -114,17 +114,17 @@ def _candidates(run: OptimizerRun, rank: int, place: tuple[int, int], i: int) ->
     if n > 1:
         found += [
             (right[rank] * n, f"it is {n} times the mean: divide the sum by the number of ranks"),
-            (right[rank] / n, "the mean was divided by the number of ranks once more"),
+            (right[rank] / n, "the sum was divided by the number of ranks twice"),
             *[(right[j], f"it is the gradient of rank {j}'s shard") for j in range(n) if j != rank],
             (sent[rank][rank], "it is this rank's own gradient: nothing of the other ranks is in it"),
             (sent[rank][rank] / n, "it is this rank's own gradient, divided: nothing of the other ranks is in it"),
-            *[(sent[j][rank], f"it is rank {j}'s gradient alone: add the rows of all ranks") for j in range(n)],
-            (crossed, "elements of the ranks are mixed up: what arrives is one row after the other, N rows of L"),
+            *[(sent[j][rank], f"it is only rank {j}'s gradient: add the rows of all ranks") for j in range(n)],
+            (crossed, "elements of different ranks are mixed: the received tensor is N rows of L, one per rank"),
         ]
     if added:
         found += [
-            (here[rank], "it is the gradient of the last micro-batch alone: add to what earlier ones have left"),
-            (first[rank], "it is the gradient of the first micro-batch alone: add the later ones"),
+            (here[rank], "it is only the gradient of the last micro-batch: add it to that of the earlier ones"),
+            (first[rank], "it is only the gradient of the first micro-batch: add the later ones"),
         ]
     for earlier in range(step):
         before = run.mean(earlier, len(run.setting.uses[earlier]) - 1, i)
@@ -176,6 +176,6 @@ def check_given_up(run: OptimizerRun) -> None:
             if grown > 1.1 * allowed + 20_000:
                 run.grade.fail(
                     f"after finish(), rank {rank} keeps {grown} bytes more than before backward, expected {allowed}: "
-                    "the gradients of its shards. receive() must give up the tensors of the message and its handle: "
-                    "set what holds them to None"
+                    "the gradients of its shards. receive() must release the tensors of the message and its handle: "
+                    "set the attributes that hold them to None"
                 )

@@ -1,4 +1,4 @@
-"""Judges the messages of a sharded optimizer: which gradients they hold, when they leave, and what they cost.
+"""Judges the messages of a sharded optimizer: which gradients they hold, when they are sent, and what they cost.
 
 All of it is the broker's: the messages with their bytes, and between them when each permit was given.
 """
@@ -85,7 +85,7 @@ def check_sent(run: OptimizerRun) -> None:
 def _check_silence(run: OptimizerRun, micro: Micro, where: str, last: bool) -> None:
     early = [call for _, ended, call in micro.sends if not ended or not last]
     if early:
-        run.grade.fail(f"{where} sends during backward ({early[0].where}): stage 1 sends in the last finish() alone")
+        run.grade.fail(f"{where} sends during backward ({early[0].where}): stage 1 sends only in the last finish()")
 
 
 def _check_order(run: OptimizerRun, rank: int, micro: Micro, where: str) -> list[int]:
@@ -93,10 +93,14 @@ def _check_order(run: OptimizerRun, rank: int, micro: Micro, where: str) -> list
     held = held_by(run, rank, micro)
     for bucket, (*_, call) in zip(held, micro.sends, strict=True):
         if bucket is None:
-            words = "in another order than that of flat.values" if _mixed(run, rank, micro, call) else "other numbers"
+            words = (
+                "its gradients in a different order than flat.values"
+                if _mixed(run, rank, micro, call)
+                else "other values"
+            )
             advice = ""
             if not np.any(_numbers(call)):
-                words, advice = "zeros", "; each bucket is sent once, when its gradients are there"
+                words, advice = "zeros", "; send each bucket once, when its gradients are ready"
             run.grade.fail(
                 f"{where} sends {words} ({call.name}, {call.where}), expected its own gradients of one bucket, as "
                 f"take_gradients returns them{advice}"
@@ -112,9 +116,9 @@ def _check_order(run: OptimizerRun, rank: int, micro: Micro, where: str) -> list
     if not order:
         cause = "send() must start the collective"
     elif len(order) > len(set(order)):
-        cause = "each bucket is sent once"
+        cause = "send each bucket once"
     elif len(order) < len(expected):
-        cause = "every bucket is sent, also one without gradients"
+        cause = "send every bucket, even one without gradients"
     run.grade.fail(f"{where} sends the buckets {text}{line}, expected 0 to {expected[-1]} in this order: {cause}")
 
 
@@ -166,8 +170,8 @@ def _check_times(run: OptimizerRun, micro: Micro, held: list[int], where: str) -
                 late = "after backward has ended" if ended else f"after {given} of {total} gradients"
                 run.grade.fail(
                     f"{where} sends bucket {i} {late} ({call.where}), expected right after gradient {due} of {total}: "
-                    "it is complete then, and all buckets before it have been sent. The hook sends all that is "
-                    "complete, in a loop"
+                    "it is complete then, and all buckets before it have been sent. The hook must send every "
+                    "complete bucket, in a loop"
                 )
 
 
@@ -178,7 +182,7 @@ def check_nothing_waits(run: OptimizerRun) -> None:
             for *_, call in micro.sends:
                 if not call.asynchronous and call.payload:
                     run.grade.fail(
-                        f"rank {rank} waits in {call.name} #{call.number} ({call.where}): give it async_op=True, and "
+                        f"rank {rank} waits in {call.name} #{call.number} ({call.where}): pass async_op=True, and "
                         "keep the handle that it returns"
                     )
 
@@ -192,7 +196,7 @@ def check_gradient_bytes(run: OptimizerRun) -> None:
     every = [read(run, rank) for rank in range(run.n)]
     for micros in zip(*every, strict=True):
         calls = [call for micro in micros for *_, call in micro.sends]
-        where = f"step {micros[0].step}, micro-batch {micros[0].micro}: the gradients"
+        where = f"step {micros[0].step}, micro-batch {micros[0].micro}: for the gradients"
         check_price(run, calls, widened, where, "a rank needs only its shard of the sum: reduce_scatter or all_to_all")
 
 
@@ -205,6 +209,6 @@ def check_price(run: OptimizerRun, calls: Iterable[Call], size: int, where: str,
         return
     dearest = max(calls, key=lambda call: call.price)
     run.grade.fail(
-        f"{where} cost {int(mean)} bytes for each of {run.n} ranks, expected {int(right)}, (N-1)/N of {size} bytes; "
+        f"{where}, each of {run.n} ranks sends {int(mean)} bytes, expected {int(right)}, (N-1)/N of {size} bytes; "
         f"the largest message is {dearest.name} ({dearest.where}): {advice}"
     )

@@ -20,17 +20,17 @@ from grader.wire.values import to_array, to_bytes
 PROBE = "grader.probes.beyond.sharded_optimizer"
 ITEM = {"float32": 4, "bfloat16": 2}
 WORDS_OF_CRASHES = {
-    "split_with_sizes expects": "a shard is this rank's part alone: its values and its gradient have "
+    "split_with_sizes expects": "a shard is only this rank's part: its values and its gradient have "
     "flat.shard_length elements",
     "attempting to assign a gradient with dtype": "the values of a shard and its gradient are in float32, also for "
     "bfloat16 parameters",
     "assigned grad has data of": "the values of a shard and its gradient are in float32, also for bfloat16 parameters",
-    "KeyError: Parameter": "a parameter was taken out of `missing` twice in one backward: nothing but the hook takes "
-    "it out, and finish() puts it back",
-    "'NoneType' object has no attribute 'wait'": "receive() finds no handle: send() starts a message, also for a "
-    "bucket without gradients, and keeps its handle in self.work",
-    "bfloat16 beside": "a message has one dtype: send this rank's shard in the dtype of flat.values",
-    "float32 beside": "a message has one dtype: send this rank's shard in the dtype of flat.values",
+    "KeyError: Parameter": "a parameter was taken out of `missing` twice in one backward: only the hook may take "
+    "it out, and finish() must put it back",
+    "'NoneType' object has no attribute 'wait'": "receive() finds no handle: send() must start a message even for a "
+    "bucket without gradients, and store its handle in self.work",
+    "bfloat16 beside": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
+    "float32 beside": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
 }
 Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank, the last for all above] -> parameters in forward order
 Arrays = list[np.ndarray]
@@ -161,21 +161,21 @@ class OptimizerRun:
         return type(verdict)(f"{reasons[0]}\n{verdict}") if reasons and isinstance(verdict, Crashed) else verdict
 
     def _why_stuck(self) -> str:
-        """A line that says why nobody can go on; "" if it is no known mistake."""
+        """A line that says why no rank can continue; "" if it is no known mistake."""
         ranks = self.result.ranks
         behind = [rank for rank in ranks if rank.rank == self.setting.late and rank.call and rank.call.name == "recv"]
         waits = [rank for rank in ranks if rank.call and rank not in behind]
         if behind and waits and (call := waits[0].call):
             return (
                 f"rank {waits[0].rank} waits for {call.name} #{call.number} ({call.where}) while backward still has "
-                "gradients to compute: nothing may wait inside a hook, neither wait() nor a call that waits by itself\n"
+                "gradients to compute: a hook must not wait: no wait() and no blocking call\n"
             )
         sent = [sum(map(students_call, rank.events)) for rank in ranks]
         least, most = sent.index(min(sent)), sent.index(max(sent))
         if sent[least] < sent[most]:
             return (
-                f"rank {most} makes {sent[most]} calls and rank {least} {sent[least]}: every rank sends all buckets in "
-                "the same order, several at once where several are complete\n"
+                f"rank {most} makes {sent[most]} calls, but rank {least} makes {sent[least]}: every rank must send all "
+                "buckets in the same order; if several are complete, send all of them\n"
             )
         return ""
 

@@ -85,7 +85,7 @@ def check_steps(grade: Grade, n: int, setting: OptimizerSetting) -> None:
         for step, told in enumerate(value["steps"]):
             for k in setting.frozen:
                 if not np.array_equal(told["parameters"][k], run.initial[k]):
-                    grade.fail(f"step {step}: parameter {k} is frozen, and changed on rank {rank}")
+                    grade.fail(f"step {step}: parameter {k} is frozen, but changed on rank {rank}")
             for i in range(len(run.buckets)):
                 _check_bucket(run, rank, step, i, told, expected)
         elements = sum(one.shape[1] for one in expected[0]) * STATES[setting.optimizer]
@@ -113,7 +113,7 @@ def _check_bucket(run: OptimizerRun, rank: int, step: int, i: int, told: dict, e
         run.grade.fail(f"{cause}\n{where}: in the parameters of bucket {i} on rank {rank}, {words}")
     if "type" in own or not reference.close(own["values"], right[rank], total, 5.0):
         run.grade.fail(
-            f"{where}: the parameters of bucket {i} are right, and shard.values of rank {rank} are not: the shard "
+            f"{where}: the parameters of bucket {i} are right, but shard.values of rank {rank} are not: the shard "
             "keeps the float32 values that the optimizer updates"
         )
 
@@ -148,7 +148,7 @@ def _name_step(
     for j in wrong:
         for other in range(n):
             if other != j and is_(j, right[other]):
-                return f"where rank {j}'s shard belongs is that of rank {other}: shards lie in the order of the ranks"
+                return f"rank {other}'s shard is in the place of rank {j}'s: keep the shards in rank order"
     return "the parameters are not those of one process that takes the same step"
 
 
@@ -162,7 +162,7 @@ def check_gather(grade: Grade) -> None:
         for step, calls in enumerate(zip(*steps, strict=True)):
             every = [call for mine in calls for call in mine]
             advice = "each rank sends its shard, in the parameters' dtype, and no more: all_gather"
-            sharded_messages.check_price(run, every, size, f"step {step}: the new parameters", advice)
+            sharded_messages.check_price(run, every, size, f"step {step}: for the new parameters", advice)
             for call in every:
                 if call.payload and not call.asynchronous and call.price > sharded_messages.SMALL:
                     grade.fail(

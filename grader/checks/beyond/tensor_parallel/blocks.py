@@ -66,7 +66,7 @@ def _name_columns(got: list[int], right: list[int], width: int) -> str:
     if got == right[:third]:
         return "only the queries are there: take the same heads from the second and the third third as well\n"
     if sorted(got) == right:
-        return "the columns are right, and their order is not: all queries, then all keys, then all values\n"
+        return "the columns are right, but their order is not: all queries, then all keys, then all values\n"
     if len(got) == len(right) and all(column < 3 * width for column in got):
         return "the columns of these heads in each third: the thirds begin at 0, width and 2 width\n"
     return ""

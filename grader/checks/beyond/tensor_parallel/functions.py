@@ -27,7 +27,7 @@ WORDS_OF_CRASHES = {
     "or under no_grad",
     "is out of bounds for dimension": "the weight is (in, out): columns are along its second dimension, rows along the "
     "first",
-    "has no attribute 'group'": "keep the group in ctx, in forward: backward gets nothing but ctx and the gradient",
+    "has no attribute 'group'": "keep the group in ctx, in forward: backward gets only ctx and the gradient",
     "a tensor with holes": "all_reduce needs a tensor without holes: make a copy, clone(), and pass that",
     "more than one element of the written-to tensor": "an expanded gradient cannot be written to: make a copy first, "
     "clone(), and pass that to all_reduce",
@@ -107,7 +107,7 @@ class FunctionsRun:
             if len(got) != 2 or not _close(got[number], right, "float32"):
                 self.grade.fail(
                     f"{NAMES[name]}, {self.ranks.words(rank)}: after two calls with different groups, backward of call "
-                    f"{number + 1} gives another gradient: each call keeps its own group in ctx"
+                    f"{number + 1} gives a different gradient: each call keeps its own group in ctx"
                 )
 
     def check_messages(self) -> None:
@@ -151,13 +151,13 @@ def _name(got: np.ndarray | None, given: list[np.ndarray], own: int, sums: bool)
     """The mistake that leaves this; `given` is of all ranks."""
     total, n = np.sum(given, axis=0), len(given)
     known = {
-        "it is this rank's alone; expected the sum over the group": given[own],
+        "it is only this rank's tensor; expected the sum over the group": given[own],
         "it is the sum over the group; expected what this rank was given, as it is": total,
         "it is the mean; expected the sum": total / n,
         f"it is this rank's, {n} times; expected the sum over the group": given[own] * n,
         f"it is this rank's, divided by {n}": given[own] / n,
         "it is zero": total * 0,
-        "it has its sign turned": -(total if sums else given[own]),
+        "its sign is reversed": -(total if sums else given[own]),
         "this rank's own part is missing from the sum": total - given[own],
     }
     for words, value in known.items():

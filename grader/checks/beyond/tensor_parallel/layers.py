@@ -156,7 +156,7 @@ class LayersRun:
         if more := [each for each in told["named"] if each not in right]:
             self.grade.fail(f"{where}: the layer has a parameter {more[0]}: a rank keeps its own slices and no more")
         if told["frozen"]:
-            self.grade.fail(f"{where}: {told['frozen'][0]} needs no gradient, so it cannot be trained")
+            self.grade.fail(f"{where}: {told['frozen'][0]} requires no gradient, so it cannot be trained")
         for each, value in right.items():
             got = told["parameters"][each]
             if np.shape(got) != value.shape or not np.array_equal(np.asarray(got, np.float64), value):
@@ -217,8 +217,8 @@ class LayersRun:
                 f"the bias is added {n} times: each rank adds it before the sum; add it once, after g": right
                 + (n - 1) * bias,
                 "the bias is missing": right - bias,
-                "it is this rank's part of the sum alone: g after the product": own + bias,
-                "it is this rank's part of the sum alone, without the bias: g after the product": own,
+                "it is only this rank's part of the sum: use g after the product": own + bias,
+                "it is only this rank's part of the sum, without the bias: use g after the product": own,
                 "the sum was divided by the number of ranks": (right - bias) / n + bias,
                 "sum and bias were divided by the number of ranks": right / n,
             }
@@ -229,9 +229,7 @@ class LayersRun:
         if key == "x" and name == "column":
             up = whole.up["column"]
             known = {
-                "it is this rank's part alone: f before the product, so that backward sums over the ranks": up[
-                    ..., part
-                ]
+                "it is only this rank's part: use f before the product, so backward sums over the ranks": up[..., part]
                 @ whole.weights["column weight"][:, part].T,
                 "it is the mean over the ranks; expected the sum": right / n,
             }
@@ -267,7 +265,7 @@ class LayersRun:
                 if phase[1] == "pair":
                     continue  # the same two, judged by what comes out
                 where = f"{_phase_words(phase)}, {self.ranks.words(rank.rank)}, {item}"
-                advice = "ColumnParallel sends in backward alone, in f; RowParallel in forward alone, in g"
+                advice = "ColumnParallel sends only in backward, in f; RowParallel only in forward, in g"
                 check_calls(self.grade, calls, [right.size for right in expected], group, where, advice)
                 for call, right in zip(calls, expected, strict=False):
                     check_payload(self.grade, call, right, where)

@@ -54,10 +54,10 @@ def check_calls(
 
 
 def check_payload(grade: Grade, call: Call, right: np.ndarray, where: str) -> None:
-    """What the rank hands in is its own part of the sum."""
+    """Fail unless the rank passes its own part of the sum."""
     got = call.sent_arrays()[0].astype(np.float64).reshape(right.shape)
     if not reference.close(got, right, 0.0, 100.0):
-        grade.fail(f"{where}, {call.name} ({call.where}): what this rank hands in is not its own part of the sum")
+        grade.fail(f"{where}, {call.name} ({call.where}): this rank does not pass its own part of the sum")
 
 
 def _number(count: int) -> str:

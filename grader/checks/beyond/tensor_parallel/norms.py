@@ -40,7 +40,9 @@ def check(grade: Grade, ranks: Ranks) -> None:
                 got = told["kind"] if told["value"] is None else f"the shape {np.shape(told['value'])}"
                 grade.fail(f"{where}: expected a tensor with one number, got {got}")
             if told["graph"]:
-                grade.fail(f"{where}: the result needs a gradient: it is computed from gradients, and not in the graph")
+                grade.fail(
+                    f"{where}: the result requires a gradient: compute it outside the graph, for example under no_grad"
+                )
             members = [given[other][case] for other in ranks.among(rank)]
             _check_value(grade, float(np.ravel(told["value"])[0]), members, ranks.among(rank).index(rank), case, where)
             for name, gradient in given[rank][case].items():
@@ -52,8 +54,8 @@ def check(grade: Grade, ranks: Ranks) -> None:
         for call in filter(students_call, rank_result.calls):
             if call.payload and len(call.payload) > NUMBERS:
                 grade.fail(
-                    f"{ranks.words(rank_result.rank)}: squared_norm hands in {len(call.payload)} bytes in {call.name} "
-                    f"({call.where}): each rank adds up its squares, and only this number has to travel"
+                    f"{ranks.words(rank_result.rank)}: squared_norm passes {len(call.payload)} bytes to {call.name} "
+                    f"({call.where}): each rank adds up its squares; send only this number"
                 )
 
 
