@@ -74,7 +74,7 @@ class FlatParameters:
 
 
 class Shard:
-    """What one rank keeps of flat parameters, and updates.
+    """The part of flat parameters that one rank keeps and updates.
 
     values: (L,) in fp32. parts: the same memory as two parameters for an optimizer, the matrices' elements and the
     rest; one of them may be empty.

@@ -42,7 +42,7 @@ ANNOUNCES_AN_END = re.compile(rf"Traceback|[Ee]rror|{COMPARING}|{HEADER}")
 
 @dataclass(frozen=True)
 class Command:
-    """What to run for one rank, guard included, and on which node, if not on this machine."""
+    """The command of one rank, guard included, and the node on which it runs, if not this machine."""
 
     words: list[str]
     node: str = ""

@@ -85,7 +85,7 @@ class Gpt2Config(RunConfig):
 
 @dataclass(frozen=True)
 class Grid:
-    """How many ranks a grid has along each axis; their product is the number of ranks."""
+    """The numbers of ranks along the axes of a grid; their product is the number of ranks."""
 
     pipeline: int = 1
     data: int = 1

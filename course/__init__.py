@@ -1,1 +1,1 @@
-"""Reads course.toml, and the TODO blocks of the handout."""
+"""Reads course.toml, and the TODO blocks of the student version."""

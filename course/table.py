@@ -1,6 +1,6 @@
 """Reads course.toml, the one table an instructor edits, and says in one line what is wrong with it.
 
-The handout's copy of course.toml has no staff tables; everything about them is then empty.
+The student version of course.toml has no staff tables; everything about them is then empty.
 """
 
 import fnmatch
@@ -49,7 +49,7 @@ class RegionRow:
 
 @dataclass(frozen=True)
 class Handout:
-    """What ships: glob patterns, sets of them that ship only if asked for, files that ship under another name."""
+    """The files that ship: glob patterns, sets that ship only if asked for, files that ship under another name."""
 
     ships: tuple[str, ...] = ()
     extras: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Finds a student's own lines in a file of the handout: between a TODO line and its END TODO line.
+"""Finds a student's own lines in a file of the student version: between a TODO line and its END TODO line.
 
         # TODO(cos598d) 1.2: what to do
         raise NotImplementedError("TODO 1.2: ...")      <- replaced by the student
@@ -36,7 +36,7 @@ class Comment(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """What a student wrote for one TODO. A TODO may have several parts in one file, numbered from 1.
+    """The lines that a student wrote for one TODO. A TODO may have several parts in one file, numbered from 1.
 
     `line` and `end_line` are those of the TODO and the END TODO line; `body` is without the block's own indent.
     """
@@ -50,7 +50,7 @@ class Block:
 
     @property
     def attempted(self) -> bool:
-        """Return whether there is more than blank lines, comments and the line that the handout put there."""
+        """Return whether there is more than blank lines, comments and the line that the student version has there."""
         placeholder = f'raise NotImplementedError("TODO {self.id}:'
         lines = [line.strip() for line in self.body.splitlines()]
         return any(line and not line.startswith(("#", placeholder)) for line in lines)
@@ -137,7 +137,7 @@ def _find_blocks(text: str, file: str) -> tuple[Block, ...]:
             todo = None
         elif end:
             raise InputError(
-                f"{file}:{comment.line}: END TODO {end[1]} has no TODO line above; put it back from the handout"
+                f"{file}:{comment.line}: END TODO {end[1]} has no TODO line above; put it back from the student version"
             )
     if todo:
         raise InputError(

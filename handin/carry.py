@@ -44,7 +44,7 @@ def read_script(tree: Path, name: str) -> Script:
         text = (tree / name).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{name}: expected a Python file in UTF-8, got {error}; put it back from the handout"
+            f"{name}: expected a Python file in UTF-8, got {error}; put it back from the student version"
         ) from None
     newline = "\r\n" if "\r\n" in text else "\n"
     return read_text(tree / name, name, text.replace("\r\n", "\n"), newline)

@@ -1,4 +1,4 @@
-"""Which of several runs the report uses, and the commands that make those that are missing."""
+"""Chooses the runs that the report uses, and lists the commands for those that are missing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

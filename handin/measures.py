@@ -1,4 +1,4 @@
-"""What the numbers of runs say, and what they cannot say: times, speed-ups, and doubts about either."""
+"""Computes times and speed-ups of runs, and says which of them are doubtful."""
 
 import math
 import statistics

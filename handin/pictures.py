@@ -24,7 +24,7 @@ _MARKERS = ("o", "s", "^", "D")
 
 
 class Pictures:
-    """What is to be in report/figures. Each method returns the picture's Markdown, "" if there is nothing to show."""
+    """The pictures of report/figures. Each method returns the picture's Markdown, "" if there is nothing to show."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

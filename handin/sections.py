@@ -21,7 +21,7 @@ _DATA_PARALLEL = "python task2b_allreduce/run_gpt2.py --n_epochs 4"
 
 @dataclass
 class Findings:
-    """What keeps the report from being finished: missing things with the command that makes them, and doubts."""
+    """The reasons why a report is not finished: missing things with the command that makes them, and doubts."""
 
     missing: list[tuple[str, str]] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)

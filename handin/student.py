@@ -1,4 +1,4 @@
-"""Who hands in, and the file names that follow from it."""
+"""The student who hands in, and the file names that follow from this."""
 
 import re
 import unicodedata

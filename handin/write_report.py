@@ -56,7 +56,7 @@ OPTIONAL = ("traffic", "beyond")  # sections that may stay empty
 
 @dataclass(frozen=True)
 class Report:
-    """What was built. `kept_copy`: the earlier report, if it was changed outside its sections."""
+    """The report that was built. `kept_copy`: the earlier report, if it was changed outside its sections."""
 
     markdown: Path
     pdf: Path

@@ -161,7 +161,7 @@ class Run:
 
 
 class _RunBackward(torch.autograd.Function):
-    """Where the graph outside of the pipe meets a run. Its output is a CPU scalar that represents the run.
+    """The place where the graph outside of the pipe meets a run. Its output is a CPU scalar that represents the run.
 
     torch runs the backward of a node in the thread of the device of its gradient. A scalar on the CPU brings
     it into the thread that called backward(). That thread may wait. A GPU's thread must not wait, because the workers

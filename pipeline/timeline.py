@@ -1,4 +1,4 @@
-"""What happened in a pipeline: one box per partition's forward or backward of one micro-batch, saved and drawn."""
+"""Records a step of a pipeline: one box per partition's forward or backward of one micro-batch, saved and drawn."""
 
 import json
 import time

@@ -1,1 +1,1 @@
-"""Who computes, who sends, who waits: all ranks of a run on one clock."""
+"""Shows who computes, who sends and who waits: all ranks of a run on one clock."""

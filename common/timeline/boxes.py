@@ -1,4 +1,4 @@
-"""What a timeline consists of: boxes on the rows of ranks, and steps. Measured and predicted timelines look alike.
+"""The parts of a timeline: boxes on the rows of ranks, and steps. Measured and predicted timelines look alike.
 
 Every rank has two rows: "process" with its phases, and "network" with its collectives and messages. Times are seconds
 on one clock for all ranks; 0 is the beginning of the first step that is shown.

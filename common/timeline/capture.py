@@ -1,4 +1,4 @@
-"""What --timeline collects on a rank: the phases of a few steps, and every collective of these steps.
+"""Collects what --timeline shows of a rank: the phases of a few steps, and every collective of these steps.
 
 Nothing happens in other steps. In the chosen ones torch.profiler runs; it makes them a few percent longer.
 """
@@ -37,7 +37,7 @@ class PartitionBox:
 
 @dataclass
 class SeenOnRank:
-    """What one rank saw, in seconds of its own time.perf_counter(), give or take `error`."""
+    """The observations of one rank, in seconds of its own time.perf_counter(), give or take `error`."""
 
     rank: int
     steps: list[tuple[int, Span]] = field(default_factory=list)  # number, from 0

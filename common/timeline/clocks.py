@@ -1,4 +1,4 @@
-"""How far the clock of every rank is ahead of rank 0's, found by exchanging time stamps.
+"""Measures how far the clock of every rank is ahead of rank 0's, by exchanging time stamps.
 
     rank 0    asks at t0 ─────────┐          ┌──> t1
     rank r                        └──> t ────┘            t was read between t0 and t1: t - (t0 + t1) / 2, give or take

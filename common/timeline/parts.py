@@ -1,4 +1,4 @@
-"""Where the time of a step goes: computing, data, exposed communication, waiting, and the rest.
+"""Divides the time of a step into its parts: computing, data, exposed communication, waiting, and the rest.
 
     step = computing + data + exposed + waiting + other
 

@@ -58,7 +58,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Profile:
-    """What the profiler has seen, in seconds of time.perf_counter(), give or take `error`.
+    """The events that the profiler has seen, in seconds of time.perf_counter(), give or take `error`.
 
     busy: when torch computed. micro_batches: (name, span), such as "forward 2", of torch's pipeline schedules.
     """

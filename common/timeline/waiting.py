@@ -1,4 +1,4 @@
-"""When a rank was blocked, by which message, and for which rank it waited.
+"""Finds when a rank was blocked, by which message, and for which rank it waited.
 
 A process is blocked by a message if it computes nothing while the message is under way, and continues when the message
 is complete. While a bucket of gradients travels and backward computes, the process is not blocked.

@@ -1,1 +1,1 @@
-"""How a worker joins the others, and how the course makes sure that no worker waits forever."""
+"""Lets a worker join the others, and makes sure that no worker waits forever."""

@@ -73,7 +73,7 @@ class CollectiveLog:
         self._iterations = 0
 
     def begin_iteration(self) -> None:
-        """What is called from now on belongs to the next iteration: the recorder knows the time of every call."""
+        """Begin the next iteration, to which all later calls belong: the recorder knows the time of every call."""
         self.begun.append(time.time_ns())
 
     def iteration_at(self, nanoseconds: int) -> int:

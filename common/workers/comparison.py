@@ -1,4 +1,4 @@
-"""What the rows of all ranks say together: which rank left a collective out, called another one, or has died.
+"""Concludes from the rows of all ranks: which rank left a collective out, called another one, or has died.
 
 Two comparisons, because collectives are matched by their order alone:
     [1] call by call: the first call in which the ranks differ. It shows another collective, or another shape.

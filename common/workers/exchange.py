@@ -1,4 +1,4 @@
-"""How the ranks' watchdogs tell each other what they see: a few keys in a store, besides the process group.
+"""Lets the ranks' watchdogs tell each other what they see: a few keys in a store, besides the process group.
 
 The store is that of the process group, on rank 0 (with torchrun: of its agent). Since rank 0 may be the rank that has
 died, rank 1 keeps a second one. Nobody asks the second one before the first is gone.
@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Process:
-    """Where a rank runs."""
+    """The process of a rank, and its machine."""
 
     host: str
     process: int

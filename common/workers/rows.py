@@ -41,7 +41,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class Row:
-    """What one rank says about itself, or what another found out about it."""
+    """The state of one rank, as it reports it or as another rank found out."""
 
     rank: int
     state: str  # one of the words above
