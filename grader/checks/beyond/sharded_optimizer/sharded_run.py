@@ -29,8 +29,8 @@ WORDS_OF_CRASHES = {
     "it out, and finish() must put it back",
     "'NoneType' object has no attribute 'wait'": "receive() finds no handle: send() must start a message even for a "
     "bucket without gradients, and store its handle in self.work",
-    "bfloat16 beside": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
-    "float32 beside": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
+    "torch.bfloat16 and (": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
+    "torch.float32 and (": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
 }
 Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank, the last for all above] -> parameters in forward order
 Arrays = list[np.ndarray]
