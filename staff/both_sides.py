@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
@@ -36,13 +37,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise InputError(f"--region: expected some of {', '.join(COURSE.regions)}; got {min(unknown)}")
     with worker_processes(arguments.workers) as pool:
         tests = pool.submit(collect_all).result()
-        opened = [pool.submit(statuses, set(COURSE.regions) - {id}, arguments.seed) for id in arguments.region]
-        solved = [pool.submit(statuses, with_needs(id, tests), arguments.seed) for id in arguments.region]
+        opened = [pool.submit(graded, set(COURSE.regions) - {id}, arguments.seed) for id in arguments.region]
+        solved = [pool.submit(graded, with_needs(id, tests), arguments.seed) for id in arguments.region]
         right = {"regions": len(arguments.region), "open": 0, "solved": 0}
         for id, future in zip(arguments.region, opened, strict=True):
-            right["open"] += show(f"{id} open", wrong_when_open(id, tests, future.result()))
+            seen = future.result()
+            right["open"] += show(f"{id} open", wrong_when_open(id, tests, seen.statuses), seen)
         for id, future in zip(arguments.region, solved, strict=True):
-            right["solved"] += show(f"{id} solved", wrong_when_solved(with_needs(id, tests), tests, future.result()))
+            seen = future.result()
+            right["solved"] += show(
+                f"{id} solved", wrong_when_solved(with_needs(id, tests), tests, seen.statuses), seen
+            )
     print(json.dumps(right))
     sys.exit(0 if right["open"] == right["solved"] == right["regions"] else 1)
 
@@ -63,14 +68,26 @@ def with_needs(region: str, tests: dict[str, Test]) -> set[str]:
     return {region}.union(*(needs(test) for test in tests.values() if test.region == region))
 
 
-def statuses(solved: set[str], seed: int) -> dict[str, str]:
-    """Test -> status, on the handout with these regions solved."""
+@dataclass(frozen=True)
+class Graded:
+    """What the graders said about a tree: test -> status, test -> message."""
+
+    statuses: dict[str, str]
+    messages: dict[str, str]
+
+
+def graded(solved: set[str], seed: int) -> Graded:
+    """Grade the handout with these regions solved."""
     with tempfile.TemporaryDirectory(prefix="cos598d-sides-") as folder:
         for name, content in assemble(ROOT, solved=solved).files.items():
             path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        return {test["id"].rpartition("::")[2]: test["status"] for test in grade_report(Path(folder), seed)}
+        tests = {test["id"].rpartition("::")[2]: test for test in grade_report(Path(folder), seed)}
+    return Graded(
+        {name: test["status"] for name, test in tests.items()},
+        {name: str(test.get("message", "")) for name, test in tests.items()},
+    )
 
 
 def wrong_when_open(open_region: str, tests: dict[str, Test], seen: dict[str, str]) -> list[str]:
@@ -83,7 +100,7 @@ def wrong_when_open(open_region: str, tests: dict[str, Test], seen: dict[str, st
         elif open_region in needs_to_count(test, tests):
             expected |= {"skipped"}
         if seen.get(name) not in expected:
-            wrong.append(f"{name} [{test.region}]: expected {' or '.join(expected)}, got {seen.get(name)}")
+            wrong.append(unexpected(name, test, expected, seen))
     return wrong
 
 
@@ -95,14 +112,18 @@ def wrong_when_solved(solved: set[str], tests: dict[str, Test], seen: dict[str, 
         if test.region in solved:
             expected = {"passed"} if needs_to_count(test, tests) <= solved else {"passed", "skipped"}
         if seen.get(name) not in expected:
-            wrong.append(f"{name} [{test.region}]: expected {' or '.join(expected)}, got {seen.get(name)}")
+            wrong.append(unexpected(name, test, expected, seen))
     return wrong
 
 
-def show(name: str, wrong: Sequence[str]) -> bool:
+def unexpected(name: str, test: Test, expected: set[str], seen: dict[str, str]) -> str:
+    return f"{name} [{test.region}]: expected {' or '.join(sorted(expected))}, got {seen.get(name)}"
+
+
+def show(name: str, wrong: Sequence[str], seen: Graded) -> bool:
     print(f"{name}: {f'{len(wrong)} unexpected results' if wrong else 'OK'}", flush=True)
     for line in wrong:
-        print(f"    {line}")
+        print(f"    {line}: {seen.messages.get(line.partition(' ')[0], '')}", flush=True)
     return not wrong
 
 
