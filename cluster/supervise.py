@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from cluster.screen import Line, Lines, Screen
-from common.workers.rows import COMPARING, HEADER
+from common.workers.rows import COMPARING, HEADER, RANK_0_LEFT, RANK_0_SAYS
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 1.0  # after a first failure, for the ranks that fail with it: which of them is the cause?
@@ -34,7 +34,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # system or common/workers/process_group.py. They are not the cause.
 CONSEQUENCE = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection refused|socket closed"
-    rf"|lost contact with|{COMPARING}|{HEADER}|: stopped: |stopped because rank|rank 0 (left|says)",
+    rf"|lost contact with|{COMPARING}|{HEADER}|: stopped: |stopped because rank|{RANK_0_LEFT}|{RANK_0_SAYS}",
     re.IGNORECASE,
 )
 ANNOUNCES_AN_END = re.compile(rf"Traceback|[Ee]rror|{COMPARING}|{HEADER}")

@@ -18,6 +18,7 @@ from io import TextIOWrapper
 from common.config import RunConfig
 from common.errors import InputError
 from common.workers.exchange import Process, who_joined
+from common.workers.rows import RANK_0_LEFT, RANK_0_SAYS
 
 GREETING_SECONDS = 2.0  # rank 0 greets at once; a store of a run that has begun never does
 
@@ -177,11 +178,9 @@ def _report_in(config: RunConfig, deadline: float) -> None:
         except (OSError, ValueError, KeyError, TypeError):
             wrong = _whose_run(config)
             if not wrong:
-                raise InputError(
-                    f"rank {config.rank}: rank 0 exited before all workers had connected; see its output"
-                ) from None
+                raise InputError(f"rank {config.rank}: {RANK_0_LEFT}; see its output") from None
     if wrong:
-        raise InputError(wrong if "has already joined" in wrong else f"rank 0 says: {wrong}")
+        raise InputError(wrong if "has already joined" in wrong else f"{RANK_0_SAYS} {wrong}")
 
 
 def _connect(config: RunConfig, deadline: float) -> socket.socket:

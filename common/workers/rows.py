@@ -9,6 +9,8 @@ FAILED, DIED, STOPPED, SILENT = "failed", "died", "is stopped", "is silent"
 STOPPED_FILE = "stopped.json"  # in the run's folder: the rows of a run that was stopped, for the report
 COMPARING = "comparing the ranks"  # the launcher waits longer for a rank that prints this
 HEADER = "where each rank was:"  # the launcher finds the table by it
+# A rank that says one of these failed because rank 0 did; the launcher looks for the cause elsewhere.
+RANK_0_LEFT, RANK_0_SAYS = "rank 0 exited before all workers had connected", "rank 0 says:"
 
 # In these, every rank passes tensors of the same shape; in the others, only some ranks pass tensors.
 _SAME_SHAPES = ("all_reduce", "all_gather", "broadcast", "reduce", "all_to_all")

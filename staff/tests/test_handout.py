@@ -416,6 +416,12 @@ def test_our_solved_files_import_only_what_the_table_allows():
         assert not new, f"{file} imports {new}"
 
 
+def test_our_handout_has_the_graders_of_every_task():
+    files = our_handout().files
+
+    assert [name for task in load_course().tasks.values() for name in task.tests if name not in files] == []
+
+
 def test_our_handout_gives_nothing_away():
     assert our_handout().problems == []
 

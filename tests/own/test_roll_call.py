@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
+from cluster.supervise import CONSEQUENCE
 from common.arguments import parse_glue_arguments
 from common.errors import InputError
 from common.workers.roll_call import call_the_roll
@@ -187,6 +188,15 @@ def test_an_address_of_another_machine_is_refused_on_rank_0(config):
     (message,) = start(replace(config, master_ip="192.0.2.1"))
 
     assert "--master_ip must be an address of the machine on which rank 0 runs" in message
+
+
+def test_a_rank_whose_rank_0_has_left_says_so_and_the_launcher_looks_for_the_cause_elsewhere(config):
+    with socket.create_server(("127.0.0.1", config.master_port)) as rank_0:
+        threading.Thread(target=lambda: rank_0.accept()[0].close()).start()
+        (told,) = start(replace(config, rank=1, join_seconds=2.0))
+
+    assert "rank 0 exited before all workers had connected" in told
+    assert CONSEQUENCE.search(told)
 
 
 def test_what_is_not_a_worker_is_ignored(config):
