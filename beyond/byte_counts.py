@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-# PyTorch documents this class ("Extending torch with Modes") but gives it no public address, and its public
-# TorchFunctionMode does not see c10d's operators. If a torch release moves it, this import stops run_gpt2.py at its
-# first line. The lessons and their graders do not need it.
+# PyTorch documents this class ("Extending torch with Modes") but does not export it under a public name,
+# and its public TorchFunctionMode does not see c10d's operators. If a torch release moves it, this import stops
+# run_gpt2.py at its first line. The lessons and their graders do not need it.
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from beyond.memory import PeakMemory, persistent_bytes

@@ -112,7 +112,7 @@ def _set_state(piece: Piece, optimizer: Optimizer, whole: dict[str, Tensor], num
         padded = torch.zeros(length * dist.get_world_size())
         padded[: sum(flat.sizes)] = tensor[: sum(flat.sizes)]
         mine[name] = padded[dist.get_rank() * length :][:length].clone()
-        if name == "values" and flat.values.untyped_storage().nbytes():  # ZeRO-3 has given this memory up
+        if name == "values" and flat.values.untyped_storage().nbytes():  # not with ZeRO-3, which has freed this memory
             flat.values.copy_(padded)
     shard.values.copy_(mine.pop("values"))
     for i, part in enumerate(shard.parts):

@@ -155,7 +155,9 @@ def main() -> None:
     parser.add_argument("--latency", type=seconds, default=50e-6, help="latency of a message, such as 50us (50us)")
     parser.add_argument("--forward", type=float, default=0.1, help="seconds of the forward pass (%(default)s)")
     parser.add_argument("--backward", type=float, default=0.2, help="seconds of the backward pass (%(default)s)")
-    parser.add_argument("--buckets", type=int, nargs="*", default=[2, 4, 8, 16, 64], help="numbers to compare")
+    parser.add_argument(
+        "--buckets", type=int, nargs="*", default=[2, 4, 8, 16, 64], help="numbers of buckets to compare"
+    )
     arguments = parser.parse_args()
     if arguments.workers < 1 or not arguments.bytes > 0 or min(arguments.buckets, default=1) < 1:
         got = f"{arguments.workers}, {arguments.bytes:g} and {arguments.buckets}"

@@ -1,4 +1,4 @@
-"""GPT-2 on a grid of ranks: cut into stages and slices, and averaged over the ranks that hold the same part.
+"""GPT-2 on a grid of ranks: cut into stages and slices, with gradients averaged over the ranks that hold the same part.
 
 This code is given. Each rank does what its place on the grid says:
 
@@ -38,7 +38,8 @@ class OnGrid:
     grid: see grid.py; its number of ranks must be that of the process group.
     schedule: "1f1b" or "gpipe". micro_batches: pieces of a batch; 1 is enough without a pipeline.
 
-    Attributes: model, this rank's stage; optimizer, torch's, over its parameters.
+    Attributes
+    model: this rank's stage. optimizer: the torch optimizer that updates this stage's parameters.
     """
 
     def __init__(

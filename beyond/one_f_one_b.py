@@ -1,4 +1,4 @@
-"""1F1B: a pipeline schedule in which each stage begins with backward as early as it can, and keeps fewer activations.
+"""1F1B: a pipeline schedule in which each stage starts its backwards as early as it can, and keeps fewer activations.
 
 Four micro-batches on three stages; F0 is the forward of micro-batch 0, B0 its backward:
 
@@ -40,7 +40,7 @@ def one_f_one_b(micro_batches: int, stages: int, stage: int) -> list[Action]:
 
     micro_batches, stages: at least 1. stage: 0 is the first one, which has the embeddings.
 
-    b.13 [1] Warm-up: the last stage begins with backward right after its first forward. Each stage makes one more
+    b.13 [1] Warm-up: the last stage starts its first backward right after its first forward. Each stage makes one more
              forward in advance than the stage after it, but at most as many as there are micro-batches.
          [2] Then one forward, one backward, one forward, one backward, ... until all forwards are done.
          [3] Then the remaining backwards.

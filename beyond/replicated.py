@@ -1,4 +1,4 @@
-"""The strategy object of run_gpt2.py for the two lessons in which every rank has the whole model; given code."""
+"""The strategy object of run_gpt2.py for ring and overlap, in which nothing is sharded. This code is given."""
 
 from collections.abc import Callable
 

@@ -76,8 +76,8 @@ def train(config, worker, model, optimizer, loader, validation, record):
 
     optimizer: the lesson's object, see make_strategy.
 
-    1.2  Compute the gradient of the loss with respect to every parameter. With all strategies but ring and zero1, this
-         also sends gradients.
+    1.2  Compute the gradient of the loss with respect to every parameter. With overlap, zero2 and zero3, this also
+         sends gradients. tensor, 1f1b and grid do not use this line.
     1.3  Update the parameters.
     """
     scheduler = build_schedule(config, optimizer.optimizer, len(loader))

@@ -17,8 +17,8 @@
     network     | gather 1 |          | send 2 | gather 0 | | send 1 |            | send 0 |
     in memory     2, 1                  1, 0                  0
 
-Besides its shards, a rank has at most two blocks in memory: the one that computes, and the next one. A step moves
-almost three units of (N-1)/N S bytes instead of the two of ZeRO-2, because the blocks are gathered twice.
+Besides its shards and the root, a rank has at most two blocks in memory: the one that computes, and the next one. A
+step moves almost three units of (N-1)/N S bytes instead of the two of ZeRO-2, because the blocks are gathered twice.
 
 Parameters outside the blocks (embeddings, the last norm), and those that several blocks share, are the root. It is
 gathered before forward, and freed when its gradients are complete.
@@ -155,7 +155,7 @@ class ShardedModel:
 
     Attributes
     blocks: one ShardedBlock for each block, in order. root: the ShardedBlock of all other parameters.
-    pieces: the blocks from last to first, then the root. optimizer: torch's, over the shards.
+    pieces: the blocks from last to first, then the root. optimizer: the torch optimizer that updates the shards.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class ShardedModel:
         self.root.wait()
 
     def after_model(self) -> None:
-        """Free the root if no backward follows; it is needed again at the end of backward."""
+        """Free the root if no backward follows. Otherwise keep it: the end of backward needs it again."""
         if not torch.is_grad_enabled():
             self.root.free()
 

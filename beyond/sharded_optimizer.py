@@ -102,7 +102,7 @@ class ShardedOptimizer:
     Attributes
     buckets: one for each block, in the order in which they are sent; checkpoint.py knows them as `pieces`.
     bucket_of: parameter -> its bucket. next_bucket: index of the first bucket that has not been sent in this step.
-    optimizer: torch's, over the shards.
+    optimizer: the torch optimizer that updates the shards.
     """
 
     def __init__(

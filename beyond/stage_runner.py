@@ -56,7 +56,7 @@ class Stage(nn.Module):
 
 
 class Message:
-    """Activations (B, T, D) or their gradients that arrive from a neighbour while this rank may compute.
+    """Activations (B, T, D) or their gradients that arrive from a neighbour, possibly while this rank is computing.
 
     tokens: the micro-batch (B, T) that they belong to. rank: the sender.
     """

@@ -33,7 +33,7 @@ Group = dist.ProcessGroup | None  # None: all ranks
 
 
 class ToSlices(torch.autograd.Function):
-    """f: passes a tensor that all ranks have to the slices of the layer, one per rank. Use to_slices."""
+    """f: passes x, which is the same on all ranks, to this rank's slice of the layer. Use to_slices."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:

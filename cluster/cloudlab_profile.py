@@ -1,7 +1,8 @@
 """A CloudLab profile: n machines on a network of their own, with the course set up on each at boot.
 
 On cloudlab.us: Experiments, Create Experiment Profile, upload this file. CloudLab has geni-lib; here it is needed only
-by the test of the RSpec (`pip install geni-lib six`; that release's portal module is Python 2, its RSpec modules run).
+by the test of the RSpec (`pip install geni-lib six`). The portal module of that release is written for Python 2, but
+its RSpec modules work with Python 3.
 """
 
 import shlex

@@ -77,7 +77,7 @@ def check_memory(total_bytes: float) -> Finding:
 
 
 def check_interface(master_ip: str, addresses: dict[str, str]) -> Finding:
-    """Return which of this node's interfaces (`addresses`: name -> IPv4) a packet to the master leaves by."""
+    """Report which of this node's interfaces (`addresses`: name -> IPv4) carries packets to the master."""
     try:
         own = own_address_towards(master_ip)
     except OSError as error:

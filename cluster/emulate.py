@@ -4,8 +4,9 @@
         python task2b_allreduce/run_glue.py --master_ip 10.10.1.1 --master_port 6585 --world_size 4 --local_rank {rank}
 
 The command runs unchanged on each node, with {rank} replaced. Node r is called node{r} and has one interface, eth0,
-with the address 10.10.1.{r+1}. No root is needed. Nothing is left behind, however the program ends: everything is in
-separate namespaces, which the kernel removes with their last process.
+with the address 10.10.1.{r+1}. It needs no root access if the system allows user namespaces; otherwise use sudo.
+Nothing is left behind, no matter how the program ends: everything is in separate namespaces, which the kernel removes
+with their last process.
 """
 
 import argparse

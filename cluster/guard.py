@@ -1,9 +1,9 @@
 """Runs one command on this machine while standard input stays open, then stops it and everything it started.
 
-The launcher holds the other end of that input: a pipe here, an ssh connection to another node. However the launcher
-ends, even by kill -9 or because a cable was pulled, the input closes and the guard stops its command: SIGTERM to the
-command's process group, SIGKILL a few seconds later. It is started by path and imports no module of this repository,
-so it takes 20 ms and works in any folder:
+The launcher holds the other end of that input: a pipe here, an ssh connection to another node. No matter how the
+launcher ends, even by kill -9 or because a cable was pulled, the input closes. Then the guard stops its command:
+SIGTERM to the command's process group, SIGKILL a few seconds later. The guard is started by path and imports no module
+of this repository, so it starts within 20 ms and works in any folder:
 
     python cluster/guard.py --share 4 -- python task1_single/run_glue.py
 """

@@ -1,4 +1,4 @@
-"""Three small programs to begin with: join n workers, send a tensor from one to another, all_reduce it.
+"""Three small programs to begin with: join n workers, send a tensor from one to another, sum a tensor over all.
 
 All workers run this file; only their rank differs. The program needs region 2a.1: solve it after task 1 in
 task2a_gather_scatter/run_glue.py, then run `python submit.py carry`, which copies your lines here. Start all workers,
@@ -50,7 +50,7 @@ def join(config):
 
 
 def join_or_explain(config):
-    """Call join; while region 2a.1 is open, say in the error where to solve it."""
+    """Call join; while region 2a.1 is unsolved, say in the error where to solve it."""
     try:
         join(config)
     except NotImplementedError as error:

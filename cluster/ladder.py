@@ -34,7 +34,8 @@ TASKS = ("task1_single", "task2a_gather_scatter", "task2b_allreduce", "task3_ddp
 NAMES = ("1 one worker", "2a gather + scatter", "2b all_reduce", "3 DDP")
 
 LOOPBACK = "Nothing crosses a network here: with a small model you see the latency, not the bandwidth."
-# A model and links for which bytes decide, as on real nodes: 34 MB of gradients are 0.27 s at 1 Gbit/s.
+# A model and links for which the number of bytes determines the time, as on real nodes: 34 MB of gradients take 0.27 s
+# at 1 Gbit/s.
 ON_NODES = ("--nodes", "4", "--rate", "1gbit", "--random_bert", "8M", "--batch", "8", "--iterations", "10")
 TRAIN_ONLY = ("--do_train", "--learning_rate", "1e-5")
 

@@ -24,10 +24,10 @@ def reading(path: str | os.PathLike[str], advice: str = "check the path") -> Ite
 
 
 def exit_on_input_error(main: Callable[..., None], *arguments: object) -> None:
-    """Run `main`; a mistake in the user's input, or an open region, becomes one line on stderr and an exit code.
+    """Run `main`; a mistake in the user's input, or an unsolved region, becomes one line on stderr and an exit code.
 
-    The code is 2 for the user's input (an InputError, or an OSError on a path of the command line), and 1 for an open
-    region. Every other error is shown with its traceback.
+    The code is 2 for the user's input (an InputError, or an OSError on a path of the command line), and 1 for an
+    unsolved region. Every other error is shown with its traceback.
     """
     try:
         main(*arguments)

@@ -165,7 +165,7 @@ class Record:
         }
 
     def _begin_iteration(self) -> float:
-        """Return when the iteration begins; with --timeline, the profiler starts and stops before that."""
+        """Return the time at which the iteration begins; with --timeline, the profiler starts and stops before it."""
         if self._timeline:
             self._timeline.capture.begin_step(len(self._iterations))
         self._synchronize()

@@ -1,4 +1,4 @@
-"""Train GPT-2 on OSCAR text, with its blocks on one device, on several one after another, or as a pipeline.
+"""Train GPT-2 on OSCAR text: on one device, on several devices that work one after another, or as a pipeline.
 
     python pipeline/run_gpt2.py --model_parallel_mode model_parallel
     python pipeline/run_gpt2.py --model_parallel_mode pipeline_parallel --n_chunk 4
@@ -108,7 +108,7 @@ def join(config):
 
 def main():
     config = parse_gpt2_arguments("pipeline")
-    # Imported here: it takes 3 s, and a wrong flag should be reported before.
+    # Imported here because it takes 3 s, and a wrong flag should be reported first.
     from pipeline.model_parallel import GPT2LMHeadModelParallel
 
     over_processes = config.schedule != "threads"

@@ -84,8 +84,8 @@ def create_workers(devices: Sequence[torch.device]) -> tuple[list[InQueue], list
 def _work(device: torch.device, num_threads: int, tasks: SimpleQueue, out_queue: weakref.ref[SimpleQueue]) -> None:
     """Take a task, compute it, put its result into the out-queue, and repeat until None arrives.
 
-    The out-queue belongs to the pipe. If the worker held it, an exception in it that is never collected would keep the
-    pipe alive through its traceback, and the worker would never end.
+    The out-queue belongs to the pipe. If the worker held a reference to it, an exception left in the queue would keep
+    the pipe alive through its traceback, and the worker would never end.
     """
     torch.set_num_threads(num_threads)
     if device.type == "cuda":
@@ -105,7 +105,7 @@ _running: weakref.WeakKeyDictionary[Thread, SimpleQueue] = weakref.WeakKeyDictio
 
 @atexit.register
 def _end_all_workers() -> None:
-    """A thread that still computes while the interpreter is taken down would crash it: wait for each."""
+    """Wait for each worker: a thread that still computes while the interpreter shuts down would crash it."""
     workers = list(_running.items())
     for _, tasks in workers:
         tasks.put(None)

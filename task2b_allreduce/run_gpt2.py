@@ -133,7 +133,7 @@ def start_workers(config):
         process.start()
         processes.append(process)
     for process in processes:
-        process.join()  # joining inside the first loop would run the workers one after the other
+        process.join()  # inside the first loop, this would wait for rank 0, which waits for the ranks not started yet
     # END SOLUTION 2b.9
     return processes
 

@@ -58,7 +58,10 @@ def epoch_metrics(record: dict) -> dict[str, float]:
 
 
 def combine(workers: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Average the workers' times and deviations; add up their tokens per second, with deviations as if independent."""
+    """Average the workers' times and their deviations, and add up their tokens per second.
+
+    The deviations of the tokens per second are combined as if they were independent.
+    """
     column = {name: np.array([worker[name] for worker in workers]) for name in workers[0]}
     return {
         "training_time": float(column["training_time"].mean()),

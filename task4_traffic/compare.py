@@ -27,7 +27,10 @@ SHOWN_ITERATIONS = 5  # in the plot over time
 
 @dataclass(frozen=True)
 class TrafficRun:
-    """The traffic of one rank in one run. Bytes are the mean of an iteration, on this rank's interface."""
+    """The traffic of one rank in one run.
+
+    Bytes are means per iteration, on this rank's interface, unless a field says otherwise.
+    """
 
     name: str
     rank: int

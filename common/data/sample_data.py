@@ -80,8 +80,9 @@ def contrast_set(draw: random.Random) -> list[Pair]:
 
     A text has two facts, one only perhaps true: "Anna has sold the lamp and maybe Ben has found the boat today."
     The other text exchanges names, verbs or objects (or several) between the facts. Text and statement decide the label
-    together: neither does alone, nor a bag of words of both, as the two texts consist of the same words. Each such
-    model is right on exactly two of the four pairs. All bigrams of the statement also occur in both texts.
+    together. A model that sees only one of the two, or only a bag of words of both, is right on exactly two of the four
+    pairs: each text and each statement has both labels, and the two texts consist of the same words. All bigrams of the
+    statement also occur in both texts.
     (Gardner et al. 2020, "Evaluating Models' Local Decision Boundaries via Contrast Sets".)
     """
     slots = [draw.sample(words, 2) for words in (NAMES, VERBS, OBJECTS)]

@@ -34,7 +34,8 @@ KINDS = ("bert", "gpt2", "t5")
 TOKENIZER_FLAG = "--tokenizer_name"
 # A tokenizer is one complete file, or a vocabulary of its kind, which may be the only file in a folder.
 VOCABULARIES = {"bert": ("vocab.txt",), "gpt2": ("vocab.json", "merges.txt"), "t5": ("spiece.model",)}
-READERS = {"bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "t5": "AutoTokenizer"}  # names: each loads as it is used
+# Names, because each class is loaded only when it is used.
+READERS = {"bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "t5": "AutoTokenizer"}
 
 
 def quiet_transformers() -> None:
@@ -120,7 +121,10 @@ def _has_tokenizer(folder: Path, kind: str) -> bool:
 
 
 def _lowers(folder: Path) -> bool:
-    """Return what a BERT tokenizer's files say about case. If they say nothing, transformers would lower all text."""
+    """Return whether a BERT tokenizer's files ask for lower case.
+
+    If they say nothing, transformers would convert all text to lower case.
+    """
     settings = read_json(folder / "tokenizer_config.json", TOKENIZER_FLAG, default={})
     if "do_lower_case" in settings:
         return bool(settings["do_lower_case"])

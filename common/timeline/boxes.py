@@ -30,7 +30,8 @@ class Box:
 
     name: on the row "process" a phase, in a pipeline with its micro-batch ("forward 2"); on the row "network" a
     collective. A collective begins when this rank enters it, and ends when it is complete on this rank.
-    waits: while the process is blocked for this box; they are drawn on the row "process".
+    waits: the times in which this collective blocks the process because another rank has not arrived; drawn on the row
+        "process".
     """
 
     rank: int

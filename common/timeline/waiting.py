@@ -46,7 +46,7 @@ class Blocked:
 
 
 def blocked(limits: Span, busy: Sequence[Span], messages: Sequence[Message]) -> list[Blocked]:
-    """Return when a process that computes during `busy` was blocked, inside `limits`."""
+    """Return the spans inside `limits` in which a process that computes during `busy` was blocked."""
     found = []
     in_order = sorted(range(len(messages)), key=lambda i: messages[i].end)
     ends = [messages[i].end for i in in_order]
@@ -77,7 +77,7 @@ def root_of(message: Message, members: dict[int, Message]) -> int:
 
 
 def delivered(rank: int, message: Message, members: dict[int, Message]) -> float:
-    """Return when the last rank has received what `rank` has sent with this message.
+    """Return the time at which the last rank has received what `rank` has sent with this message.
 
     gloo notes the end of a send when the sender asks for it. For the root of a scatter or a broadcast, it notes when
     the system has taken the bytes, of which many may still be in front of the link.
@@ -96,7 +96,7 @@ def spreads(rank: int, message: Message, members: dict[int, Message]) -> bool:
 def waits(
     rank: int, message: Message, members: dict[int, Message], span: Blocked, deliveries: Sequence[Span]
 ) -> list[Wait]:
-    """Return when a rank waited for another one while it was blocked; nothing if all were there.
+    """Return the spans in which a rank waited for another one while it was blocked; an empty list if all were there.
 
     members: this message on every rank. deliveries: when all ranks were there to receive what this rank had sent to
     them before. A rank that is still receiving cannot arrive yet; until then, this rank counts as communicating.

@@ -97,7 +97,10 @@ class Exchange:
         return self._main is None
 
     def set(self, key: str, value: str, is_last: bool = False) -> None:
-        """Write to the first store that is there; what a rank says last to both, since rank 0 may be about to end."""
+        """Write to the first available store.
+
+        Write a rank's last message to both stores, because rank 0 may be about to exit.
+        """
         stores = [None if self.main_is_gone() else self._main]
         if stores[0] is None or is_last:
             stores.append(self._second_store())

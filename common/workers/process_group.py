@@ -4,8 +4,9 @@
         ...
 
 Before `join`, it chooses the network interface that leads to the master, and the workers announce themselves. So a
-worker that is missing, was started twice or has different flags is reported at once. After `join`, a worker whose peer
-dies, or that cannot make progress, compares itself with the others, reports who waits where, and exits with code 3.
+worker that was started twice, runs another task or has another --world_size is reported at once, and a missing worker
+after --join_seconds. After `join`, a worker whose peer dies, or that cannot make progress, compares itself with the
+others, reports who waits where, and exits with code 3.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 Each rank has a thread that looks twice a second. It costs next to nothing while the main thread computes. There is
 trouble if
     - a connection to another rank was lost, or
-    - all ranks wait, each in another collective, and no byte moves: nobody can ever continue, or
+    - all ranks wait or have finished, not all in the same collective, and no byte moves: nobody can continue, or
     - one rank has made no progress for --hang_seconds.
 The rank that notices tells the others through the store. Then every rank writes its row there, the lowest rank prints
 them, and all exit. Without this, a forgotten collective ends after 30 minutes, in Gloo's own time-out, which does not

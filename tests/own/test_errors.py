@@ -1,4 +1,4 @@
-"""What a user sees of an error: one line for wrong input and an open region, the whole of any other."""
+"""What a user sees of an error: one line for wrong input and an unsolved region, the whole of any other."""
 
 import pytest
 

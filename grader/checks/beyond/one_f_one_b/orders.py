@@ -94,7 +94,7 @@ def warm_up(m: int, n: int, schedule: Sequence[list[Action]]) -> str:
     before = [[kind for kind, _ in actions].index("backward") for actions in schedule]
     for stage in reversed(range(n)):
         if stage == n - 1:
-            right, reason = 1, "the last stage begins with backward right after its first forward"
+            right, reason = 1, "the last stage starts its first backward right after its first forward"
         else:
             right = before[stage + 1] + 1 if before[stage + 1] < m else m
             reason = f"one more than stage {stage + 1}, and never more than {m}"
