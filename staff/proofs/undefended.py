@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from grader.checks.beyond.sharded_optimizer import sharded_messages
 from grader.checks.pipeline import waits
 from grader.checks.training import ddp, sampling, steps
 from grader.inside import zygote
-from grader.ranks import broker, one_run, referee, zygote_process
+from grader.ranks import broker, one_run, peer, referee, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import signatures, values
 
@@ -42,17 +42,24 @@ def switch_off(names: Sequence[str]) -> None:
             SWITCHES[name]()
 
 
+def replace(owner: Any, name: str, value: Any) -> None:
+    """Set what is there. A name that has gone would leave its defence on, and its attacks would prove nothing."""
+    if not hasattr(owner, name):
+        raise AttributeError(f"{owner} has no {name} to switch off: where has it moved to?")
+    setattr(owner, name, value)
+
+
 def _one_process() -> None:
     """A student's code runs in the graders' own process, as in most autograders, and so do exit handlers."""
-    setattr(ranks, "run", _run_here)  # noqa: B010 (mypy: not to be assigned)
-    setattr(ranks, "start", lambda: None)  # noqa: B010
+    replace(ranks, "run", _run_here)
+    replace(ranks, "start", lambda: None)
     leave = os._exit
 
     def exit_as_usual(code: int) -> None:
         atexit._run_exitfuncs()
         leave(code)
 
-    os._exit = exit_as_usual  # type: ignore[assignment]
+    replace(os, "_exit", exit_as_usual)
 
 
 class NoWire:
@@ -97,7 +104,7 @@ def _pickles() -> None:
     def unpack(header: bytes, body: bytes, make: values.MakeArray) -> Any:
         return pickle.loads(header) if header[:1] == b"\x80" else plain(header, body, make)
 
-    setattr(values, "unpack", unpack)  # noqa: B010
+    replace(values, "unpack", unpack)
 
 
 def _everyone_knows_all() -> None:
@@ -109,7 +116,7 @@ def _everyone_knows_all() -> None:
         told["arguments"]["all"] = job["arguments"].get("each", [])
         return told
 
-    setattr(one_run, "rank_job", all_jobs)  # noqa: B010
+    replace(one_run, "rank_job", all_jobs)
 
 
 def _no_origins() -> None:
@@ -119,11 +126,11 @@ def _no_origins() -> None:
     def parse_call(rank: int, message: dict) -> Any:
         return parse(rank, message | {"inside": ""})
 
-    setattr(broker, "parse_call", parse_call)  # noqa: B010
+    replace(broker, "parse_call", parse_call)
 
 
 def _no_limit_of_output() -> None:
-    setattr(one_run, "MAX_OUTPUT", 1 << 40)  # noqa: B010
+    replace(peer, "MAX_OUTPUT", 1 << 40)
 
 
 def _no_deadlines() -> None:
@@ -134,36 +141,37 @@ def _no_deadlines() -> None:
         initialise(session, *arguments)
         session.slowness = 1e6
 
-    setattr(grading.Session, "__init__", patient)  # noqa: B010
+    replace(grading.Session, "__init__", patient)
 
 
 def _no_limits_of_messages() -> None:
     for limit in ("MAX_HEADER", "MAX_BODY", "MAX_STREAM"):
-        setattr(values, limit, 1 << 40)
+        replace(values, limit, 1 << 40)
 
 
 def _no_sweep() -> None:
     """Neither the zygote nor the supervisor looks for what is left."""
-    _in_the_zygote("import grader.inside.zygote as z; z.kill_all = lambda _: set(); z.KILL_TIME = 1")
-    setattr(zygote_process.ZygoteProcess, "kill_marked", lambda _: 0)  # noqa: B010
+    _in_the_zygote("grader.inside.zygote", {"kill_all": "lambda _: set()", "KILL_TIME": "1"})
+    replace(zygote_process.ZygoteProcess, "kill_marked", lambda _: 0)
 
 
 def _no_guard() -> None:
     """A student's lines may ask the interpreter for everything."""
     names = ("watch", "close_signals", "forget_ourselves")
-    _in_the_zygote("import grader.inside.audit as g; " + "; ".join(f"g.{name} = lambda *_: None" for name in names))
+    _in_the_zygote("grader.inside.audit", dict.fromkeys(names, "lambda *_: None"))
 
 
-def _in_the_zygote(code: str) -> None:
-    """Run this in the process that starts the ranks, before it begins."""
-    popen = subprocess.Popen
+def _in_the_zygote(module: str, changes: Mapping[str, str]) -> None:
+    """Replace these names of a module, by code, in the process that starts the ranks, before it begins."""
+    popen, code = subprocess.Popen, f"import {module}; "
+    code += "; ".join(f"{module}.{name} = {value}" for name, value in changes.items())
 
     def start(command: list[str], **options: Any) -> Any:
         if command[2:3] == ["-c"]:
             command[3] = command[3].replace("; main(", f"; {code}; main(")
         return popen(command, **options)
 
-    setattr(zygote_process.subprocess, "Popen", start)  # noqa: B010
+    replace(zygote_process.subprocess, "Popen", start)
 
 
 def _no_signatures() -> None:
@@ -172,7 +180,7 @@ def _no_signatures() -> None:
     def believe(_opener: Any, _tag: bytes, data: bytes) -> int:
         return signatures.ENDING if b'"kind": "returned"' in data or b'"kind": "raised"' in data else signatures.LINE
 
-    setattr(signatures.Verifier, "open", believe)  # noqa: B010
+    replace(signatures.Verifier, "open", believe)
 
 
 def _nan_is_small() -> None:
@@ -182,14 +190,14 @@ def _nan_is_small() -> None:
         limit = slack * (1e-5 * np.linalg.norm(np.ravel(expected)) + 1e-7 * total)
         return got is not None and not np.any(np.abs(np.asarray(got, np.float64) - expected) > limit)
 
-    setattr(reference, "close", close)  # noqa: B010
+    replace(reference, "close", close)
 
 
 def _no_referee() -> None:
     """Who worked when is what the rank reports."""
-    setattr(waits, "draw_permits", lambda _, shape: np.ones(shape))  # noqa: B010
-    setattr(waits, "must_have_permits", lambda *_: None)  # noqa: B010
-    setattr(waits, "must_be_in_a_pipe", lambda *_: None)  # noqa: B010
+    replace(waits, "draw_permits", lambda _, shape: np.ones(shape))
+    replace(waits, "must_have_permits", lambda *_: None)
+    replace(waits, "must_be_in_a_pipe", lambda *_: None)
 
 
 def _no_workers() -> None:
@@ -200,14 +208,12 @@ def _no_workers() -> None:
         self.arrivals[place], self.made[place] = np.ravel(message["content"]), np.ravel(message["made"])
         return [(message["id"], float(self.permits[place]))]
 
-    setattr(referee.PermitReferee, "ask", ask)  # noqa: B010
+    replace(referee.PermitReferee, "ask", ask)
 
 
 def _any_caller() -> None:
     """The grader's code in a rank sends messages for whoever calls it."""
-    _in_the_zygote(
-        "import grader.wire.signatures as s; s.strange_frame = lambda *_: None; s.asks_by_hand = lambda *_: False"
-    )
+    _in_the_zygote("grader.wire.signatures", {"strange_frame": "lambda *_: None", "asks_by_hand": "lambda *_: False"})
 
 
 def _import_statements_only() -> None:
@@ -217,13 +223,13 @@ def _import_statements_only() -> None:
         nodes = ast.walk(ast.parse(path.read_bytes(), file))
         return [(node.lineno, alias.name) for node in nodes if isinstance(node, ast.Import) for alias in node.names]
 
-    setattr(imports, "imported", imported)  # noqa: B010
-    setattr(imports, "_students", lambda *_: [])  # noqa: B010
+    replace(imports, "imported", imported)
+    replace(imports, "_students", lambda *_: [])
 
 
 def _ranks_are_believed() -> None:
     """What a rank says of itself counts without anything beside it that is computed here."""
-    setattr(partitions, "texts", lambda _, count: [f"text {number}" for number in range(count)])  # noqa: B010
+    replace(partitions, "texts", lambda _, count: [f"text {number}" for number in range(count)])
     for module, name in (
         (partitions, "_must_be_exact"), (partition_loaders, "must_be_divided_at_random"), (averages, "check_used"),
         (joining, "check_met"), (starting, "check_met"),
@@ -234,23 +240,23 @@ def _ranks_are_believed() -> None:
         (sharded_model_events, "check_bytes"),
         (stages, "check_messages"), (groups, "check_sums"),
     ):  # fmt: skip
-        setattr(module, name, lambda *_: None)
-    setattr(steps.Training, "before", _believed)  # noqa: B010
-    _in_the_zygote("import grader.probes.sync as p; p.meet = lambda _: []")
+        replace(module, name, lambda *_: None)
+    replace(steps.Training, "before", _believed)
+    _in_the_zygote("grader.probes.sync", {"meet": "lambda _: []"})
 
 
 def _not_measured() -> None:
     """Nobody looks at how much memory a rank has."""
-    setattr(memory, "check", lambda *_: None)  # noqa: B010
+    replace(memory, "check", lambda *_: None)
 
 
 def _ranks_alone() -> None:
     """Of a rank's memory only what is private and its own is looked at, and not that of processes it has started."""
-    _in_the_zygote(
-        "import grader.inside.zygote as z; "
-        "z.memory = lambda pid: int(open(f'/proc/{pid}/status').read().split('RssAnon:')[1].split()[0]) << 10; "
-        "z.Zygote._taken = lambda zygote, family: max(map(z.memory, family & set(zygote.ranks))) - zygote.forked_with"
-    )
+    private = "int(open(f'/proc/{pid}/status').read().split('RssAnon:')[1].split()[0]) << 10"
+    largest = "max(map(grader.inside.zygote.memory, family & set(zygote.ranks)))"
+    changes = {"memory": f"lambda pid: {private}"}
+    changes["Zygote._taken"] = f"lambda zygote, family: {largest} - zygote.forked_with"
+    _in_the_zygote("grader.inside.zygote", changes)
 
 
 def _measured_ranks_write() -> None:
@@ -260,7 +266,7 @@ def _measured_ranks_write() -> None:
     def request(self: Any, **message: Any) -> None:
         ask(self, **message | ({"measures": False} if "measures" in message else {}))
 
-    setattr(zygote_process.ZygoteProcess, "request", request)  # noqa: B010
+    replace(zygote_process.ZygoteProcess, "request", request)
 
 
 def _believed(training: steps.Training, rank: int, number: int) -> dict[str, np.ndarray]:

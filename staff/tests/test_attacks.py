@@ -1,17 +1,29 @@
 """The bank of attacks and what runs it. That no attack gains anything is proved by `python -m staff.attacks`."""
 
+import importlib
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from common import data_partition
 from common.errors import InputError
 from common.paths import ROOT
+from grader.inside.context import Context
+from grader.probes import data
+from grader.wire import values
+from grader.wire.connection import Wire
 from staff import attacks
-from staff.proofs import attack_bank, class_switches
+from staff.proofs import attack_bank, class_switches, forging, undefended
 from staff.proofs.attack_bank import Attack
 from staff.proofs.attack_runs import Gain, attempt, surroundings, zip_attempt
 from staff.proofs.undefended import SWITCHES
@@ -34,6 +46,78 @@ def test_an_attack_names_defences_that_can_be_switched_off(attack):
 @pytest.mark.parametrize("name", sorted({*SWITCHES, *CONFINING, *OTHERS}))
 def test_every_defence_has_an_attack_that_needs_it_off(name):
     assert any(name in attack.off for attack in BANK.values())
+
+
+def names_of_the_grader(text: str) -> Iterator[str]:
+    """What an attack imports from the grader, dotted, and the files of the grader that it names."""
+    for module, names in re.findall(r"\bfrom (grader[\w.]*) import (\w+(?:, *\w+)*)", text):
+        yield from (f"{module}.{name.strip()}" for name in names.split(","))
+    yield from re.findall(r"\bimport (grader[\w.]*)", text)
+    yield from re.findall(r"\bgrader/[\w/]+\.\w+", text)
+
+
+def there_is(name: str) -> bool:
+    if "/" in name:
+        return (ROOT / name).is_file()
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        module, _, last = name.rpartition(".")
+        return bool(module) and there_is(module) and hasattr(sys.modules[module], last)
+    return True
+
+
+@pytest.mark.parametrize("name", ["grader.reference", "grader.checks.reference.closely", "grader/partitions.py"])
+def test_what_the_grader_does_not_have_is_noticed(name):
+    assert not there_is(name)
+
+
+@pytest.mark.parametrize("attack", BANK.values(), ids=BANK)
+def test_what_an_attack_takes_from_the_grader_is_there(attack):
+    # Where a module has moved, its attack fails with all defences and without its own, and would prove nothing.
+    wanted = [name for text in (attack.code, *attack.files.values()) for name in names_of_the_grader(text)]
+
+    assert [name for name in wanted if not there_is(name)] == []
+
+
+@pytest.mark.parametrize("defence", SWITCHES)
+def test_what_a_defence_is_switched_off_by_replacing_is_there(defence, monkeypatch):
+    def find(owner, name, _):
+        replaced.append(getattr(owner, name))
+
+    def find_in_the_zygote(module, changes):
+        replaced.extend(attrgetter(name)(importlib.import_module(module)) for name in changes)
+
+    replaced: list = []
+    monkeypatch.setattr(undefended, "replace", find)
+    monkeypatch.setattr(undefended, "_in_the_zygote", find_in_the_zygote)
+
+    SWITCHES[defence]()
+
+    assert replaced
+
+
+def test_forging_finds_the_line_of_a_context():
+    here, there = socket.socketpair()
+    with here, there:
+        forger: dict = {}
+        exec(forging.CODE, forger)
+        context = Context(Wire(here, lambda _: None), {"rank": 0, "world_size": 1, "arguments": {}, "tree": "."})
+
+        assert forger["line"](context) is here
+
+
+def test_a_forged_message_is_what_a_right_partition_would_send():
+    forger: dict = {}
+    exec(forging.CODE, forger)
+    told: dict[str, Any] = {"file": "", "kind": "list", "index": [2, 0], "mine": ["a", "b", "c"]}
+    context: Any = SimpleNamespace(arguments=told, load=lambda _: data_partition)
+    examples: Any = data.Data(told["mine"])
+    partition = data_partition.Partition(examples, told["index"])
+
+    (message,) = values.Frames(check=lambda tag, _: tag).feed(forger["message"](partition))
+
+    assert message == {"kind": "returned", "value": data.partition(context), "never_waited": []}
 
 
 @pytest.mark.parametrize("attack", [a for a in BANK.values() if a.entries], ids=[n for n in BANK if BANK[n].entries])
