@@ -14,7 +14,16 @@ from course.todo import Block, find_blocks
 from grader import imports
 from grader.ranks.outcome import Result
 from grader.session import DEADLINE, Session
-from grader.verdicts import Crashed, Verdict, Wrong, builds_on, not_attempted, verdict_of
+from grader.verdicts import (
+    Crashed,
+    NotAttempted,
+    Verdict,
+    Wrong,
+    builds_on,
+    not_attempted,
+    placeholder_left,
+    verdict_of,
+)
 
 LOAD_DEADLINE = 10.0
 PLACE = "REGION --rank RANK"  # in a rank's message about debuggers: a rank does not know its region
@@ -34,7 +43,7 @@ class Grade:
 
     def check_attempted(self) -> None:
         """Raises NotAttempted where the placeholder of the handout still stands alone."""
-        mine = [block for block in self.blocks(self.file) if block.id == self.region]
+        mine = self.parts()
         if mine and not any(block.attempted for block in mine):
             raise not_attempted(self.region)
 
@@ -43,6 +52,10 @@ class Grade:
         for block in (block for file in files for block in self.blocks(file)):
             if not block.attempted and block.id != self.region:
                 raise builds_on(block.id)
+
+    def parts(self) -> list[Block]:
+        """The parts of this region in its home file."""
+        return [block for block in self.blocks(self.file) if block.id == self.region]
 
     def blocks(self, file: str) -> list[Block]:
         """The regions of a student's file; none where it cannot be read: running it will say what is wrong."""
@@ -83,6 +96,8 @@ class Grade:
     def verdict(self, result: Result) -> Verdict | None:
         """Why a run did not return; a crash in the lines of another region says which."""
         verdict = verdict_of(result, self.region)
+        if isinstance(verdict, NotAttempted) and any(block.attempted for block in self.parts()):
+            return placeholder_left(self.region, self.file)
         if isinstance(verdict, Crashed) and (other := self.crashed_in(result)) not in ("", self.region):
             return Crashed(f"{verdict}\n  this line belongs to region {other}: fix that region first")
         if verdict and PLACE in str(verdict):

@@ -62,6 +62,13 @@ def not_attempted(region: str) -> NotAttempted:
     return NotAttempted(f"region {region} is not written yet; run `python -m pytest --hint {region}` for a hint")
 
 
+def placeholder_left(region: str, file: str) -> Crashed:
+    return Crashed(
+        f'your lines for region {region} are in {file}, but its line `raise NotImplementedError("TODO {region}: ...")` '
+        "is still there, and was reached: delete it"
+    )
+
+
 def builds_on(region: str) -> Skipped:
     return Skipped(
         f"depends on region {region}, which is not written yet in a file that this test runs; "

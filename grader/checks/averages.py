@@ -261,8 +261,8 @@ def _sorted(arrays: list[np.ndarray]) -> np.ndarray:
 def _compare(grade: Grade, name: str, got: list[int], expected: list[int]) -> None:
     for rank, (mine, right) in enumerate(zip(got, expected, strict=True)):
         if not right <= mine <= 1.02 * right:
-            expected = f"{mine / right:.2f} times the expected {right}" if right else "expected 0"
-            grade.fail(f"rank {rank} passes {mine} bytes to {name}, {expected}: send each gradient once")
+            relation = f"{mine / right:.2f} times the expected {right}" if right else "expected 0"
+            grade.fail(f"rank {rank} passes {mine} bytes to {name}, {relation}: send each gradient once")
 
 
 def _words(names: set[str]) -> str:

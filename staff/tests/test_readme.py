@@ -10,20 +10,23 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 COURSE = load_course()
 
 
-def rows(heading):
+def rows(heading, text=README):
     """The cells of the first table under a heading, without its first two lines."""
-    section = README.split(f"## {heading}\n")[1].split("\n## ")[0]
+    section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def test_the_table_of_regions_is_that_of_the_course():
-    said = [(id, file, points) for id, _, file, points in rows("Regions and points") if id]
-    sums = [points for id, *_, points in rows("Regions and points") if not id]
-
-    assert said == [(region.id, region.file, str(region.points)) for region in COURSE.regions.values()]
     bonus = sum(region.points for region in COURSE.regions.values() if region.task in COURSE.bonus_tasks)
-    assert sums == [str(COURSE.total), str(bonus)]
+    *table, total, of_bonus = rows("Regions and points")
+
+    assert [total[-1], of_bonus[-1]] == [str(COURSE.total), str(bonus)]
+    beyond = (ROOT / "beyond" / "README.md").read_text(encoding="utf-8")
+    *of_beyond, sum_of_beyond = rows("The regions", beyond)
+    assert sum_of_beyond[-1] == str(bonus)
+    said = [(id, file, points) for id, _, file, points in [*table, *of_beyond]]
+    assert said == [(region.id, region.file, str(region.points)) for region in COURSE.regions.values()]
 
 
 def test_make_demo_runs_the_same_command_in_the_handout():

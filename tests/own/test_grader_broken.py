@@ -9,6 +9,7 @@ import pytest
 
 from common.paths import ROOT
 from course.table import load_course
+from staff.handout.assemble import assemble
 
 pytestmark = pytest.mark.medium
 
@@ -44,6 +45,33 @@ def test_a_file_that_does_not_load_costs_its_own_points_only(tmp_path):
         file = file_of(entry)
         assert (entry["points"] == entry["max_points"]) == (BROKEN[file][1] == ""), entry
         assert BROKEN[file][1] in entry["message"], entry
+
+
+def test_a_region_whose_placeholder_was_left_in_is_told_to_delete_it(tmp_path):
+    file = "task1_single/run_glue.py"
+    shutil.copytree(ROOT / "common", tmp_path / "tree" / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tree" / "task1_single").mkdir()
+    handout = assemble(ROOT, solved=set(COURSE.regions) - {"1.1"}).files[file].decode()
+    (line,) = [line for line in handout.splitlines() if 'NotImplementedError("TODO 1.1' in line]
+    (tmp_path / "tree" / file).write_text(handout.replace(line, f"    model = None\n{line}"))
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--tree",
+        str(tmp_path / "tree"),
+        "--region",
+        "1.1",
+        "tests/test_task1.py",
+    ]
+
+    done = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=ROOT, capture_output=True, text=True)
+
+    assert (
+        'its line `raise NotImplementedError("TODO 1.1: ...")` is still there, and was reached: delete it'
+        in done.stdout
+    )
+    assert "next: 1.1;" in done.stdout
 
 
 def file_of(entry):

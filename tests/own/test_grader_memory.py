@@ -1,10 +1,12 @@
 """How much memory a rank has, as the process that starts the ranks sees it."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from grader import ranks
+from grader.checks.beyond.sharded_model import memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is looked at in /proc")
 
@@ -125,3 +127,27 @@ def test_a_students_line_that_measures_is_noted(tmp_path):
     result = ranks.run("grader.inside.context:call", 1, {"file": "run.py", "function": "go"}, tree=tmp_path)
 
     assert "calls the grader's process group by hand" in " ".join(flag.what for flag in result.ranks[0].flags)
+
+
+class FirstFailure:
+    """Stands in for a Grade: keeps what it was failed with."""
+
+    said = ""
+
+    def must_return(self, result):
+        pass
+
+    def fail(self, words):
+        self.said = words
+
+
+@pytest.mark.parametrize(("taken", "said"), [((9, 1), ""), ((9, 9), "after a step, rank 0 has 9.0 MB"), ((1, 9), "")])
+def test_a_rank_has_too_much_only_if_it_has_it_in_a_second_run_as_well(taken, said):
+    grade, limit = FirstFailure(), memory.Limit("ended", "after a step", {"parameters": MB}, "free them")
+
+    def run(attempt):
+        return SimpleNamespace(memory={"start": [0], "ended": [taken[attempt] * MB]})
+
+    memory.check(grade, run, [limit], spare=0)
+
+    assert grade.said.startswith(said) and bool(grade.said) == bool(said)

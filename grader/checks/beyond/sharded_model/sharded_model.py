@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from grader.checks import diagnosis, reference
+from grader.checks.beyond.sharded_model import memory
 from grader.checks.beyond.sharded_model.sharded_model_reference import Reference, TrainedStep
 from grader.checks.beyond.sharded_model.sharded_model_settings import BEGIN, ModelSetting
 from grader.grading import Grade
 from grader.ranks.outcome import Result
+from grader.session import DEADLINE
 from grader.verdicts import Crashed, Deadlocked, Verdict
 
 SLACK, HALF_SLACK = 5.0, 3000.0  # of reference.close; for bfloat16
@@ -39,20 +41,25 @@ class ModelRun:
     def __init__(self, grade: Grade, world_size: int, setting: ModelSetting) -> None:
         self.grade, self.setting, self.n = grade, setting, world_size
         self.right = Reference(setting, world_size, grade.seed)
-        told = asdict(setting) | {
+        self._told = asdict(setting) | {
             "dtypes": [setting.dtype(k) for k in range(len(setting.shapes))],
             "uses": setting.uses(), "groups": setting.groups(), "micros": list(setting.micros),
             "evaluate": list(setting.evaluate),
         }  # fmt: skip
         for name in ("begin", "end", "unused"):
-            told.pop(name)
-        self.result: Result = grade.run(
-            "grader.probes.beyond.sharded_model:train", world_size, payloads=not setting.measures, seed=None,
-            each=[drawn.mine | {"values": self.right.values} for drawn in self.right.drawn],
-            later=[drawn.permits for drawn in self.right.drawn], **told,
-        )  # fmt: skip
+            self._told.pop(name)
+        self.result = self.run(0)
         if verdict := grade.verdict(self.result):
             raise self._explained(verdict)
+
+    def run(self, attempt: int) -> Result:
+        """Make the run; another number makes it again."""
+        deadline = memory.MEASURED_DEADLINE if self.setting.measures else DEADLINE
+        return self.grade.run(
+            "grader.probes.beyond.sharded_model:train", self.n, deadline, payloads=not self.setting.measures, seed=None,
+            each=[drawn.mine | {"values": self.right.values} for drawn in self.right.drawn],
+            later=[drawn.permits for drawn in self.right.drawn], attempt=attempt, **self._told,
+        )  # fmt: skip
 
     def name(self, block: int) -> str:
         return f"block {block}" if block < self.setting.depth else "the root"

@@ -53,4 +53,4 @@ def _shard(run: ModelRun) -> int:
 
 def _check(run: ModelRun, limits: list[Limit]) -> None:
     memory.check_seen(run.grade, run.result, limits)
-    memory.check(run.grade, run.result, limits, run.right.bytes(0) // 5)
+    memory.check(run.grade, run.run, limits, run.right.bytes(0) // 5)

@@ -5,6 +5,7 @@ import math
 from grader.checks.beyond.sharded_model import memory
 from grader.checks.beyond.sharded_model.memory import Limit
 from grader.grading import Grade
+from grader.ranks.outcome import Result
 
 RANKS, STEPS = 4, 2
 SHAPES = [[320, 1024]] * 4  # 1.3 MB each
@@ -12,10 +13,19 @@ SHAPES = [[320, 1024]] * 4  # 1.3 MB each
 
 def check_divided(grade: Grade) -> None:
     """The optimizer's state and the gradients are those of the rank's shard alone."""
-    result = grade.run(
-        "grader.probes.beyond.sharded_state:steps", RANKS, seed=None, shapes=SHAPES, steps=STEPS, measures=True
-    )
-    grade.must_return(result)
+
+    def run(attempt: int) -> Result:
+        return grade.run(
+            "grader.probes.beyond.sharded_state:steps",
+            RANKS,
+            deadline=memory.MEASURED_DEADLINE,
+            seed=None,
+            shapes=SHAPES,
+            steps=STEPS,
+            measures=True,
+            attempt=attempt,
+        )
+
     whole = 4 * sum(map(math.prod, SHAPES))
     shard, limits = whole // RANKS, list[Limit]()
     for step in range(STEPS):
@@ -28,4 +38,4 @@ def check_divided(grade: Grade) -> None:
         parts = {"parameters": whole, "state of Adam": 2 * shard}
         advice = "keep optimizer state only for this rank's shards; is there still a reference to the gradients?"
         limits.append(Limit(f"{step} ended", f"after step {step}", parts, advice))
-    memory.check(grade, result, limits, shard)  # what is kept by mistake is a whole model or more
+    memory.check(grade, run, limits, shard)  # what is kept by mistake is a whole model or more
