@@ -6,6 +6,7 @@ rank reports is compared with that, and never part of it; see parameters.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,13 +118,16 @@ class Training:
             return reference.classifier(weights, ids[rows], self.setting.labels[rank][rows])
         return reference.language_model(weights, ids[rows])
 
+    def refuse_idle(self, steps: Iterable[Step]) -> None:
+        """Fails if the optimizer steps without a batch: all else that is then wrong follows from it."""
+        if idle := next((step for step in steps if not step.examples), None):
+            self.refuse_dev(idle)
+            self.grade.fail(f"the optimizer steps again ({idle.where}) without a new batch before it")
+
     def own_gradients(self, number: int) -> list[Arrays]:
         """What each rank's own batch of a step gives, at the parameters that it must have."""
         steps = [rank.steps[number] for rank in self.ranks]
-        idle = next((step for step in steps if not step.examples), None)
-        if idle:
-            self.refuse_dev(idle)
-            self.grade.fail(f"the optimizer steps again ({idle.where}) without a new batch before it")
+        self.refuse_idle(steps)
         return [self.gradient(step.examples, rank, number)[1] for rank, step in enumerate(steps)]
 
     def differ(self, got: dict | None, expected: Arrays) -> str:

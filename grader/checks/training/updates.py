@@ -211,6 +211,7 @@ def check_rates(training: Training, first: float) -> None:
     """The probe's schedule gives step i the rate first / (1 + i); its length is counted in batches."""
     training.must_have_steps(2)
     trace = training.ranks[0]
+    training.refuse_idle(trace.steps)
     got = [step.rate for step in trace.steps]
     right = [first / (1 + number) for number in range(len(got))]
     if not np.allclose(got, right, rtol=1e-9):
