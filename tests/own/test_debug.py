@@ -136,7 +136,7 @@ def test_a_breakpoint_under_the_graders_names_this_command(tree):
 
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
 
-    assert "`python -m grader.debug 2a.3 --rank 0` stops here" in said
+    assert "`python -m grader.debug 2a.3 --rank 0` instead" in said
 
 
 def test_where_there_is_no_terminal_one_line_says_so(tree):

@@ -78,7 +78,7 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path, text, words):
 
 
 def test_a_missing_file_says_how_to_get_it(tmp_path):
-    with pytest.raises(InputError, match=r"dev\.tsv: no such file; python download_glue_data\.py"):
+    with pytest.raises(InputError, match=r"dev\.tsv: no such file; run `python download_glue_data\.py"):
         read_examples(tmp_path / "dev.tsv", RTE)
 
 

@@ -40,7 +40,7 @@ MISMATCHES = {
     ),
     "all_to_all": (
         "dist.all_to_all_single(torch.ones(6), torch.ones(6), None, [1, 2, 3] if rank == 1 else None)",
-        ["different sizes in all_to_all #1: rank 1 sends 1 elements to rank 0", "which expects 2 of it"],
+        ["different sizes in all_to_all #1: rank 1 sends 1 elements to rank 0", "which expects 2 from it"],
     ),
     "group": (
         "pair = dist.new_group([0, 2]); dist.all_reduce(torch.ones(1 + rank), group=pair)",

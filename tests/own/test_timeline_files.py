@@ -119,7 +119,10 @@ def test_a_box_without_its_bytes_is_refused_in_one_line(tmp_path):
     def drop(content):
         del next(e for e in content["traceEvents"] if e.get("cat") == "network")["args"]["bytes"]
 
-    with pytest.raises(InputError, match=r"timeline.json: expected a timeline, but KeyError\('bytes'\)"):
+    with pytest.raises(
+        InputError,
+        match=r"timeline.json: expected a timeline, but an entry is missing or wrong \(KeyError\('bytes'\)\)",
+    ):
         read_trace(changed(tmp_path, drop))
 
 
