@@ -36,7 +36,7 @@ class SendCounter(TorchDispatchMode):
 
 
 class CommunicationRecord(Record):
-    """A Record whose `collectives` also lists sends, and with a summary under `communication`, per iteration."""
+    """A Record whose `collectives` also lists sends, and which has a summary per iteration under `communication`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

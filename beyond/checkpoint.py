@@ -8,7 +8,7 @@ Each file has a list with one dictionary per bucket or block, in the order of `p
     "tensors"   name -> tensor of length L: "values", and the optimizer's tensors, such as "exp_avg", all in fp32
     "numbers"   name -> number, such as "step"
 
-One after another, the shards are the flat tensor: sum(sizes) elements, then zeros that fill up the last shard.
+Concatenated, the shards form the flat tensor: sum(sizes) elements, then zeros that fill up the last shard.
 So another number of ranks only changes where the flat tensor is cut.
 """
 

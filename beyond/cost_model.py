@@ -55,7 +55,10 @@ class TimedBucket:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The seconds of a step and of its communication. The exposed part makes a step longer, the hidden does not."""
+    """The seconds of a step and of its communication.
+
+    The exposed part makes a step longer; the hidden part does not.
+    """
 
     total: float
     exposed: float
@@ -90,8 +93,8 @@ def gather_scatter_seconds(size: float, workers: int, link: Link) -> float:
 def step_time(forward: float, backward: float, optimizer: float, buckets: Sequence[TimedBucket]) -> StepTime:
     """Return the time of a step in which the buckets travel during backward.
 
-    buckets: in the order in which they are sent; perhaps none. Without overlap, every bucket is ready when backward
-    ends.
+    buckets: listed in the order in which they are sent; may be empty. Without overlap, every bucket is ready when
+    backward ends.
 
     b.16 [1] The network takes one bucket at a time, in order. A bucket's all_reduce begins when the bucket is ready and
              the one before it has ended. When does the last one end?

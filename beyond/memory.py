@@ -46,7 +46,7 @@ class PeakMemory:
         self.start = self._peak()
 
     def bytes(self) -> int:
-        """Return the bytes; on a CPU 0 if the process held more memory before."""
+        """Return the bytes. On a CPU, this is 0 if the process has held more memory at an earlier time."""
         return self._peak() - self.start
 
     def _peak(self) -> int:

@@ -26,7 +26,7 @@ class Replicated:
         self.optimizer = make_optimizer(weight_decay_groups(model, weight_decay))
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their norm is at most max_norm; return the norm before."""
+        """Scale all gradients so that their norm is at most max_norm; return the norm before scaling."""
         return clip_grad_norm_(self.model.parameters(), max_norm)
 
     def step(self) -> None:

@@ -59,7 +59,7 @@ def reduce_scatter(flat: Tensor) -> list[Tensor]:
 def all_gather(chunks: list[Tensor]) -> None:
     """Copy every rank's own chunk to all ranks, in place.
 
-    chunks: one tensor per rank, as reduce_scatter returns them; those of one index have the same length on every rank.
+    chunks: one tensor per rank, as reduce_scatter returns them; chunks[i] has the same length on every rank.
     At the start, chunks[rank] is correct. Afterwards, every rank has the same values in all chunks.
 
     b.2  In each of the N-1 rounds, send the chunk that you received last to the right neighbour; in round 0, send your

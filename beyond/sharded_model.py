@@ -149,8 +149,8 @@ class ShardedModel:
     """Shards a model's parameters, gradients and optimizer state over all ranks; the model itself is used as before.
 
     model: the same module with the same values on every rank. blocks: its layers, in the order in which forward uses
-    them. make_optimizer: parameter groups -> torch optimizer. weight_decay: of matrices; biases and norms do not decay.
-    All ranks must use the same parameters in every step. Frozen parameters stay whole on every rank.
+    them. make_optimizer: parameter groups -> torch optimizer. weight_decay: for matrices; biases and norms do not
+    decay. All ranks must use the same parameters in every step. Frozen parameters stay whole on every rank.
     Raises ValueError if a block, or the rest of the model, has no trainable parameter.
 
     Attributes
@@ -250,7 +250,8 @@ class ShardedModel:
     def finish(self) -> None:
         """Wait until every shard has its gradient. Call it after every backward, micro-batches included.
 
-        b.10 [7] Send the blocks that have not been sent, in the order of self.pieces: a parameter got no gradient.
+        b.10 [7] Send the blocks that have not been sent because one of their parameters got no gradient, in the order
+                 of self.pieces.
              [8] Receive all blocks.
         """
         # TODO(cos598d) b.10: steps [7] and [8] (about 5 lines)
@@ -263,7 +264,7 @@ class ShardedModel:
         # END SOLUTION b.10
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their norm is at most max_norm; return the norm before."""
+        """Scale all gradients so that their norm is at most max_norm; return the norm before scaling."""
         return clip_shards([block.shard for block in self.pieces], max_norm)
 
     def step(self) -> None:

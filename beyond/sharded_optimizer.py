@@ -77,7 +77,8 @@ class Bucket:
         """Wait for the message, and add the mean over all ranks to the gradient of this rank's shard.
 
         b.6  [4] Wait. Compute the mean over all ranks of this rank's shard, in fp32.
-             [5] This is shard.gradient. If there is a gradient already, from an earlier micro-batch, add to it.
+             [5] Store this mean as shard.gradient. If there is already one from an earlier micro-batch, add the mean
+                 to it.
              [6] Release the tensors of the message (set them to None): they are as large as the gradients that ZeRO
                  saves.
         """
@@ -96,7 +97,7 @@ class ShardedOptimizer:
 
     model: the same module with the same values on every rank. Afterwards its parameters are views of flat tensors.
     blocks: the modules of the model whose parameters travel together; what is outside of them travels together as well.
-    make_optimizer: parameter groups -> torch optimizer. weight_decay: of matrices; biases and norms do not decay.
+    make_optimizer: parameter groups -> torch optimizer. weight_decay: for matrices; biases and norms do not decay.
     stage: 1 sends all gradients in finish(), 2 sends during backward.
 
     Attributes
@@ -150,7 +151,7 @@ class ShardedOptimizer:
         self.next_bucket = 0
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their norm is at most max_norm; return the norm before."""
+        """Scale all gradients so that their norm is at most max_norm; return the norm before scaling."""
         return clip_shards([bucket.shard for bucket in self.buckets], max_norm)
 
     def step(self) -> None:
@@ -182,7 +183,7 @@ class ShardedOptimizer:
 def clip_shards(shards: Sequence[Shard], max_norm: float) -> Tensor:
     """Scale the gradients of the shards of all ranks so that their common norm is at most max_norm.
 
-    Returns the norm before, a tensor without dimensions, the same on every rank. The factor is that of torch's
+    Returns the norm before scaling, a tensor without dimensions, the same on every rank. The factor is that of torch's
     clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
 
     b.7  [1] A rank knows only its shards. Add up the squares of their gradients, and sum that over all ranks.

@@ -22,7 +22,7 @@ from beyond.one_f_one_b import Action
 class Stage(nn.Module):
     """A part of a GPT2LMHeadModel: consecutive blocks, the embeddings on the first stage, norm and head on the last.
 
-    The head's matrix is the embedding's. With several stages, the first and the last one have it each; their gradients
+    The head's matrix is the embedding's. With several stages, the first and the last each have a copy; their gradients
     must be added before the update, see StageRunner.finish.
     """
 
@@ -172,6 +172,9 @@ class StageRunner:
         shared.grad += theirs
 
     def shared_elsewhere(self) -> Parameter | None:
-        """Return the shared matrix on the last stage if the first has it too: in a norm, it counts once."""
+        """Return the shared matrix if this is the last stage and the first one has it too.
+
+        So a norm can leave out the second copy.
+        """
         is_copy = self.stage.is_last and not self.stage.is_first
         return self.stage.shared_parameter() if is_copy else None

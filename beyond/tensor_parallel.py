@@ -73,7 +73,10 @@ class SumSlices(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """b.11 [4] The sum depends on x with factor 1: return the gradient as it is, and None for the group."""
+        """b.11 [4] The derivative of the sum with respect to x is 1.
+
+        Return the gradient as it is, and None for the group.
+        """
         # TODO(cos598d) b.11: step [4] (1 line)
         # BEGIN SOLUTION b.11
         return gradient, None
@@ -159,7 +162,7 @@ def own_part(length: int, group: Group) -> Tensor:
 def attention_columns(width: int, heads: Tensor, head_dim: int) -> Tensor:
     """Return the columns of c_attn that belong to some heads, in the order q, k, v.
 
-    width: of the model. c_attn has 3 width columns: all queries, then all keys, then all values; in each third, head h
+    width: the model's. c_attn has 3 width columns: all queries, then all keys, then all values; in each third, head h
     has the columns h head_dim to (h+1) head_dim. heads: the heads' numbers, ascending.
 
     b.12 [1] The columns of these heads in the first third, then in the second, then in the third.

@@ -163,9 +163,9 @@ class Run:
 class _RunBackward(torch.autograd.Function):
     """The place where the graph outside of the pipe meets a run. Its output is a CPU scalar that represents the run.
 
-    torch runs the backward of a node in the thread of the device of its gradient. A scalar on the CPU brings
-    it into the thread that called backward(). That thread may wait. A GPU's thread must not wait, because the workers
-    need it.
+    torch runs a node's backward in the thread that belongs to the device of the node's gradient. A scalar on the CPU
+    brings it into the thread that called backward(). That thread may wait. A GPU's thread must not wait, because the
+    workers need it.
     """
 
     @staticmethod
@@ -195,7 +195,10 @@ class _ReceiveGradient(torch.autograd.Function):
 
 
 class _Alias(torch.autograd.Function):
-    """The same values and memory, but no leaf: a first layer that works in place is not allowed to change a leaf."""
+    """A tensor with the same values and memory that is not a leaf.
+
+    autograd does not allow a first layer that works in place to change a leaf.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -207,7 +210,10 @@ class _Alias(torch.autograd.Function):
 
 
 def _in_reverse(cuts: list[Cut], output: Tensor) -> list[Cut]:
-    """The cuts that `output` depends on, each after those whose gradients it waits for; notes who waits for whom."""
+    """Return the cuts that `output` depends on, ordered so that each comes after the cuts whose gradients it needs.
+
+    Also records who waits for whom.
+    """
     cut_of = {id(cut.result): cut for cut in cuts}
     for cut in cuts:
         cut.uses, cut.result.grad, cut.start.grad = 0, None, None

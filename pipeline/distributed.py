@@ -36,7 +36,7 @@ def join_pipeline(master_ip: str, master_port: int, world_size: int, rank: int, 
 def make_schedule(
     name: str, modules: Sequence[nn.Module], n_micro_batches: int, loss: Callable, device: torch.device
 ) -> ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B:
-    """torch's schedule over all processes; `modules` are this one's stages: rank, rank + world_size, ...
+    """torch's schedule over all processes; `modules` are the stages of this process: rank, rank + world_size, ...
 
     Its step() runs forward and backward; gradients are those of the sum of the micro-batches' losses.
     """

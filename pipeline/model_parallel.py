@@ -54,7 +54,10 @@ def _unpack(x: Tensor, hidden_size: int) -> tuple[Any, Tensor | None]:
 
 
 class GPT2ModelCustom(GPT2Model):
-    """GPT-2 without its head, its blocks `.h` on one or several devices, one after another; it keeps no cache."""
+    """GPT-2 without its head.
+
+    Its blocks `.h` are on one or more devices, which work one after another. It keeps no cache.
+    """
 
     def __init__(self, config: GPT2Config) -> None:
         super(GPT2Model, self).__init__(config)  # not GPT2Model's, which would make blocks of its own first

@@ -34,7 +34,10 @@ class Trace:
 
     @contextmanager
     def box(self, phase: str, partition: int, micro_batch: int, device: torch.device) -> Iterator[None]:
-        """Time what is done inside. On a GPU this waits for it to finish, which a run without a trace does not."""
+        """Time what is done inside.
+
+        On a GPU, this waits for the work to finish; a run without a trace does not wait.
+        """
         begin = time.perf_counter()
         yield
         if device.type == "cuda":
@@ -120,9 +123,9 @@ class Trace:
 
 @contextmanager
 def traced_blocks(trace: Trace, blocks: Sequence[nn.Module], devices: Sequence[torch.device]) -> Iterator[None]:
-    """Inside it, every block's forward and backward makes a box: the same picture for a model without a pipe.
+    """A context in which every block's forward and backward makes a box.
 
-    Neighbouring blocks on one device count as one partition.
+    It draws the same picture for a model without a pipe. Neighbouring blocks on one device count as one partition.
     """
     begins: dict[str, float] = {}
 

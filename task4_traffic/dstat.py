@@ -1,4 +1,6 @@
-"""Reads the files of `dstat --output` and `dool --output` into the same samples as the kernel's counters.
+"""Reads files of `dstat --output` and `dool --output`.
+
+Converts them to samples, as counters.py takes them from the kernel.
 
 Such a file holds one or several runs, one after the other, because both tools append. A run has lines of description, a
 line of groups ("net/eth0"), a line of names ("recv"), and one row per second. A row holds *rates*: means over the time

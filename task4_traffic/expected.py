@@ -80,8 +80,8 @@ def iterations_per_epoch(examples: int, batch_size: int, world_size: int) -> int
     The sampler pads to the same number of examples on every worker; the last batch may be short.
 
     Args:
-        examples: of the whole training set.
-        batch_size: of one worker.
+        examples: number of examples in the whole training set.
+        batch_size: batch size of one worker.
     """
     # TODO(cos598d) 4.2: [5] examples of one worker, and the batches they fill (1-2 lines)
     # BEGIN SOLUTION 4.2
