@@ -130,7 +130,7 @@ def test_a_students_line_that_measures_is_noted(tmp_path):
 
 
 class FirstFailure:
-    """Stands in for a Grade: keeps what it was failed with."""
+    """Stands in for a Grade, and remembers the message of its failure."""
 
     said = ""
 
