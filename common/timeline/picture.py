@@ -23,6 +23,7 @@ COLOURS = {
 }
 NETWORK = "#F0A830"
 HATCH = "////"
+STEP_LINE = {"color": "black", "linewidth": 0.8, "linestyle": (0, (2, 2))}
 WIDTH = 6.4  # inches; at half of that, letters of FONT points are still 6.5 points high
 FONT = 13
 PROCESS, NETWORK_ROW, GAP = 1.0, 0.5, 0.35  # heights of the rows of a rank
@@ -31,7 +32,7 @@ EDGE = 0.004  # and of a box with an edge
 
 
 def draw(timeline: Timeline, path: str | Path) -> None:
-    """Write the picture of a timeline to `path`."""
+    """Write the picture of a timeline to `path`. The thin row below each rank is its network."""
     draw_below_each_other([timeline], path)
 
 
@@ -68,7 +69,7 @@ def _top(rank: int) -> float:
 def _draw_steps(axes: "Axes", timeline: Timeline) -> None:
     steps = [step for step in timeline.steps if step.rank == 0]
     for step in steps:
-        axes.axvline(step.start * 1e3, color="black", linewidth=0.8, linestyle=(0, (2, 2)), zorder=0)
+        axes.axvline(step.start * 1e3, zorder=0, **STEP_LINE)
         middle = (step.start + step.end) / 2 * 1e3
         axes.text(middle, -0.25, f"step {step.number}", ha="center", va="bottom", fontsize=FONT - 2)
 
@@ -134,6 +135,7 @@ def _label(axes: "Axes", timeline: Timeline, least_exact: Timeline | None) -> No
 
 
 def _legend(timelines: Sequence[Timeline]) -> list:
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     boxes = [box for timeline in timelines for box in timeline.boxes]
@@ -142,4 +144,7 @@ def _legend(timelines: Sequence[Timeline]) -> list:
     handles = [Patch(facecolor=colour, edgecolor="black", label=name) for name, colour in shown]
     if any(box.waits for box in boxes):
         handles.append(Patch(facecolor="white", edgecolor="black", hatch=HATCH, label="waiting"))
+    if "communication" in names:
+        handles.append(Line2D([], [], color=NETWORK, linewidth=3, label="thin row: its network"))
+    handles.append(Line2D([], [], label="a step begins", **STEP_LINE))
     return handles
