@@ -11,7 +11,8 @@ from benchmark.names import MODELS, STRATEGIES
 from benchmark.settings import Settings
 from common.arguments import add_common_flags, complete
 from common.errors import InputError
-from common.flags import Parser, check_at_least, only_fields, set_default
+from common.flags import Parser, check_at_least
+from common.workers.place import PORT, place_starter, place_worker
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 FRAMEWORKS = ("none", "dp", "ddp", "fsdp", "deepspeed")
@@ -23,44 +24,43 @@ def parse(argv: list[str], command: str = "run", about: str | None = None) -> tu
     `command` is the module of benchmark/ whose flags these are, `about` its help.
     Raises InputError for anything that cannot be run.
     """
-    arguments = vars(_parser(command, about or __doc__).parse_args(argv))
-    arguments["strategy"] = _strategy(arguments)
-    if arguments["strategy"] not in STRATEGIES:
-        raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {arguments['strategy']!r}")
-    is_rank = arguments["local_rank"] != -1 or "RANK" in os.environ
-    workers, world_size = arguments["workers"], arguments["world_size"] or int(os.environ.get("WORLD_SIZE", 0))
-    if workers is not None and world_size and workers != world_size:
-        raise InputError(f"--workers {workers} contradicts a world size of {world_size}; leave --workers out")
-    if not is_rank:
-        arguments["world_size"], arguments["local_rank"] = workers or world_size or 1, 0
-    arguments["model_name_or_path"] = arguments["model_name_or_path"] or arguments["model"]
-    set_default(arguments, "learning_rate", 1e-4)
-    set_default(arguments, "dropout", 0.0)
-    arguments["overwrite_output_dir"] |= arguments["resume"]
-    if arguments["max_steps"] == -1:
-        arguments["max_steps"] = 20
-    check_at_least(arguments, 1, "batch_size", "accumulation", "max_steps", "eval_batches")
-    check_at_least(arguments, 0, "eval_every", "checkpoint_every", "dropped")
-    check_at_least(arguments, 8, "length")
-    arguments["bucket_mb"] = _bucket_mb(arguments["bucket_mb"])
-    complete(f"benchmark/{Path(arguments['model']).name}-{arguments['strategy']}", arguments)
-    if arguments["model"] not in MODELS and not (Path(arguments["model"]) / "config.json").is_file():
-        raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {arguments['model']!r}")
-    if arguments["precision"] == "fp16" and (arguments["no_cuda"] or not torch.cuda.is_available()):
+    flags = _parser(command, about or __doc__).parse_args(argv)
+    strategy = _strategy(flags)
+    if strategy not in STRATEGIES:
+        raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {strategy!r}")
+    is_rank = flags.local_rank != -1 or "RANK" in os.environ
+    world_size = flags.world_size or int(os.environ.get("WORLD_SIZE", 0))
+    if flags.workers is not None and world_size and flags.workers != world_size:
+        raise InputError(f"--workers {flags.workers} contradicts a world size of {world_size}; leave --workers out")
+    check_at_least(flags, 1, "batch_size", "accumulation", "max_steps", "eval_batches")
+    check_at_least(flags, 0, "eval_every", "checkpoint_every", "dropped")
+    check_at_least(flags, 8, "length")
+    bucket_mb = _bucket_mb(flags.bucket_mb)
+    if is_rank:
+        place = place_worker(flags, os.environ)
+    else:
+        place = place_starter(flags, flags.workers or world_size or 1, PORT, os.environ)
+    settings = complete(
+        Settings, f"benchmark/{Path(flags.model).name}-{strategy}", flags, place,
+        strategy=strategy,
+        model_name_or_path=flags.model_name_or_path or flags.model,
+        overwrite_output_dir=flags.overwrite_output_dir or flags.resume,
+        bucket_mb=bucket_mb,
+    )  # fmt: skip
+    if settings.model not in MODELS and not (Path(settings.model) / "config.json").is_file():
+        raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {settings.model!r}")
+    if settings.precision == "fp16" and (settings.no_cuda or not torch.cuda.is_available()):
         raise InputError("--precision fp16 needs a GPU that PyTorch can see; use bf16 or fp32 here")
-    if arguments["warmup_steps"] >= arguments["max_steps"]:
-        raise InputError(
-            f"--warmup_steps: expected fewer than {arguments['max_steps']} steps, got {arguments['warmup_steps']}"
-        )
-    for package in ["tensorboard", *(["wandb"] if arguments["wandb"] else [])]:
+    if settings.warmup_steps >= settings.max_steps:
+        raise InputError(f"--warmup_steps: expected fewer than {settings.max_steps} steps, got {settings.warmup_steps}")
+    for package in ["tensorboard", *(["wandb"] if settings.wandb else [])]:
         if not importlib.util.find_spec(package):
             raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
-    settings = Settings(**only_fields(Settings, arguments))
     from benchmark.strategies import why_not  # here: it loads every strategy's library
 
     if reason := why_not(settings):
         raise InputError(reason)
-    return settings, None if is_rank else arguments["world_size"]
+    return settings, None if is_rank else settings.world_size
 
 
 def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
@@ -71,6 +71,7 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_common_flags(parser)
+    parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20)
     add = parser.add_argument
     add("--strategy", help=f"{', '.join(STRATEGIES)} (default: ddp)")
     add("--framework", choices=FRAMEWORKS, help="alternative to --strategy; combine with --zero_stage and --offload")
@@ -109,21 +110,21 @@ def _bucket_mb(word: str) -> float | None:
     return size
 
 
-def _strategy(arguments: dict) -> str:
+def _strategy(flags: argparse.Namespace) -> str:
     """The strategy's name, also from --framework, --zero_stage and --offload."""
-    framework = arguments["framework"]
+    framework = flags.framework
     if framework is None:
-        if arguments["zero_stage"] is not None or arguments["offload"]:
+        if flags.zero_stage is not None or flags.offload:
             raise InputError(
                 "--zero_stage and --offload go with --framework deepspeed; or use --strategy zero2_offload"
             )
-        return arguments["strategy"] or "ddp"
-    if arguments["strategy"]:
+        return flags.strategy or "ddp"
+    if flags.strategy:
         raise InputError("expected --strategy or --framework, got both; leave one out")
     if framework != "deepspeed":
-        if arguments["zero_stage"] is not None or arguments["offload"]:
+        if flags.zero_stage is not None or flags.offload:
             raise InputError(f"--zero_stage and --offload go with --framework deepspeed, got {framework}")
         return "single" if framework == "none" else framework
-    if arguments["offload"] and not arguments["zero_stage"]:
+    if flags.offload and not flags.zero_stage:
         raise InputError("--offload needs --zero_stage 1, 2 or 3: stage 0 shards nothing")
-    return f"zero{arguments['zero_stage'] or 0}" + ("_offload" if arguments["offload"] else "")
+    return f"zero{flags.zero_stage or 0}" + ("_offload" if flags.offload else "")

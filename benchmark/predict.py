@@ -126,10 +126,10 @@ def parse(argv: list[str]) -> Question:
     add("--picture", type=Path, default=PICTURE, help="of the curve (%(default)s)")
     add("--json", action="store_true", help="print the figures as one JSON object, and no table")
     arguments = parser.parse_args(_with_negative_values(argv))
-    check_at_least(vars(arguments), 1, "workers", "batch_size")
-    check_at_least(vars(arguments), 8, "length")
+    check_at_least(arguments, 1, "workers", "batch_size")
+    check_at_least(arguments, 8, "length")
     if arguments.cores is not None:
-        check_at_least(vars(arguments), 1, "cores")
+        check_at_least(arguments, 1, "cores")
     if arguments.rate is not None:
         bits_per_second(arguments.rate)
     seconds_of(arguments.latency)

@@ -6,25 +6,28 @@ make the others hang.
 
 import argparse
 import os
-from collections.abc import Mapping
+from argparse import Namespace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-
-import torch
+from typing import TypeVar
 
 from common.config import BeyondConfig, GlueConfig, Gpt2Config, Grid, RunConfig, TrafficConfig
 from common.errors import InputError
-from common.flags import Parser, check_at_least, link_rate, only_fields, set_default, true_or_false, whole_number
+from common.flags import Parser, check_at_least, link_rate, or_default, true_or_false, whole_number
 from common.paths import ROOT
 from common.timeline.capture import STEPS
+from common.workers.place import COURSE_PORT, PORT, Place, place_starter, place_worker
 from common.workers.rows import STOPPED_FILE
 
 GLUE_TASKS = ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli", "mnli-mm", "qnli", "rte", "wnli")
-WORLD_SIZES = range(1, 65)
+Config = TypeVar("Config", bound=RunConfig)
+Glue = TypeVar("Glue", bound=GlueConfig)
+Gpt2 = TypeVar("Gpt2", bound=Gpt2Config)
 
 
 def parse_glue_arguments(task: str, argv: list[str] | None = None) -> GlueConfig:
     """Return the flags of a run_glue.py. Raises InputError, or exits with code 2 on a flag that does not exist."""
-    return GlueConfig(**only_fields(GlueConfig, _glue_arguments(_glue_parser(task), task, argv)))
+    return _glue_config(GlueConfig, task, _glue_parser(task).parse_args(argv))
 
 
 def parse_worker_arguments(task: str, argv: list[str] | None = None) -> RunConfig:
@@ -32,9 +35,8 @@ def parse_worker_arguments(task: str, argv: list[str] | None = None) -> RunConfi
     parser = Parser(description=task, allow_abbrev=False)
     add_common_flags(parser)
     parser.set_defaults(model_name_or_path="", learning_rate=1.0)  # nothing is loaded, nothing learns
-    arguments = vars(parser.parse_args(argv))
-    complete(task, arguments)
-    return RunConfig(**only_fields(RunConfig, arguments))
+    flags = parser.parse_args(argv)
+    return complete(RunConfig, task, flags, place_worker(flags, os.environ))
 
 
 def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> TrafficConfig:
@@ -52,7 +54,7 @@ def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> Traffic
         type=link_rate,
         help="rate of a worker's link, such as 1gbit; used to predict the communication time",
     )
-    return TrafficConfig(**only_fields(TrafficConfig, _glue_arguments(parser, task, argv)))
+    return _glue_config(TrafficConfig, task, parser.parse_args(argv))
 
 
 def _glue_parser(task: str) -> argparse.ArgumentParser:
@@ -63,35 +65,45 @@ def _glue_parser(task: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _glue_arguments(parser: argparse.ArgumentParser, task: str, argv: list[str] | None) -> dict:
-    """Return the flags with defaults filled in, after checking them."""
-    arguments = vars(parser.parse_args(argv))
-    sample = arguments["data_dir"] is None
+def _glue_config(kind: type[Glue], task: str, flags: Namespace) -> Glue:
+    """Return the configuration of a run_glue.py, checked."""
+    sample = flags.data_dir is None
+    place = place_worker(flags, os.environ)
+    neither = not (flags.do_train or flags.do_eval)
     # The sample is made so that a tiny model can learn it in seconds: that needs a larger learning rate than BERT's.
-    set_default(arguments, "model_name_or_path", "tiny" if sample else "bert-base-cased")
-    set_default(arguments, "learning_rate", SAMPLE_GLUE["learning_rate"] if sample else 5e-5)
-    set_default(arguments, "num_train_epochs", SAMPLE_GLUE["epochs"] if sample else 3)
-    set_default(arguments, "max_seq_length", SAMPLE_GLUE["max_seq_length"] if sample else 128)
-    if not (arguments["do_train"] or arguments["do_eval"]):
-        arguments["do_train"] = arguments["do_eval"] = True
-    complete(task, arguments)
-    set_default(arguments, "per_gpu_train_batch_size", max(1, 64 // arguments["world_size"]))
-    arguments["task_name"] = arguments["task_name"].lower()
-    if arguments["task_name"] not in GLUE_TASKS:
-        raise InputError(f"--task_name: expected one of {', '.join(GLUE_TASKS)}; got {arguments['task_name']!r}")
-    check_at_least(arguments, 1, "per_gpu_train_batch_size", "per_gpu_eval_batch_size", "num_train_epochs")
-    check_at_least(arguments, 8, "max_seq_length")
-    _find_model(arguments, "bert")
-    return arguments
+    config = complete(
+        kind, task, flags, place,
+        model_name_or_path=flags.model_name_or_path or ("tiny" if sample else "bert-base-cased"),
+        learning_rate=or_default(flags.learning_rate, SAMPLE_GLUE["learning_rate"] if sample else 5e-5),
+        num_train_epochs=or_default(flags.num_train_epochs, SAMPLE_GLUE["epochs"] if sample else 3),
+        max_seq_length=or_default(flags.max_seq_length, SAMPLE_GLUE["max_seq_length"] if sample else 128),
+        per_gpu_train_batch_size=or_default(flags.per_gpu_train_batch_size, max(1, 64 // place.world_size)),
+        do_train=flags.do_train or neither,
+        do_eval=flags.do_eval or neither,
+        task_name=flags.task_name.lower(),
+    )  # fmt: skip
+    if config.task_name not in GLUE_TASKS:
+        raise InputError(f"--task_name: expected one of {', '.join(GLUE_TASKS)}; got {config.task_name!r}")
+    check_at_least(config, 1, "per_gpu_train_batch_size", "per_gpu_eval_batch_size", "num_train_epochs")
+    check_at_least(config, 8, "max_seq_length")
+    found = _find_model(config, "bert")
+    own = _model_path(flags.config_name, "bert", weights=False) if flags.config_name else ""
+    return replace(found, config_name=own or found.model_name_or_path)
 
 
 def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: int = 1) -> Gpt2Config:
     """Return the flags of a run_gpt2.py; `world_size` is the default of a script that starts its own workers."""
-    arguments = vars(_gpt2_parser(task, world_size).parse_args(argv))
-    schedule = "" if arguments["schedule"] == "threads" else f"_{arguments['schedule']}"  # it gets its own run folder
-    _complete_gpt2(task, f"{task}_gpt2" if task.startswith("task") else task + schedule, arguments, world_size)
-    _check_batch(arguments["batch_size"], arguments["world_size"], "workers")
-    return Gpt2Config(**only_fields(Gpt2Config, arguments))
+    flags = _gpt2_parser(task, world_size).parse_args(argv)
+    schedule = "" if flags.schedule == "threads" else f"_{flags.schedule}"  # it gets its own run folder
+    run_name = f"{task}_gpt2" if task.startswith("task") else task + schedule
+    if world_size == 1:
+        place = place_worker(flags, os.environ)
+    else:
+        port = int(os.environ.get("MASTER_PORT", COURSE_PORT))
+        place = place_starter(flags, world_size, port, os.environ)
+    config = _gpt2_config(Gpt2Config, task, run_name, flags, place)
+    _check_batch(config.batch_size, config.world_size, "workers")
+    return config
 
 
 BEYOND_STRATEGIES = ("ring", "overlap", "zero1", "zero2", "zero3", "tensor", "1f1b", "grid")
@@ -108,25 +120,24 @@ def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
     add("--grid", help="grid: ranks along each axis, for instance data=2,tensor=2 (the default on 4 workers)")
     add("--schedule", choices=("1f1b", "gpipe"), default="1f1b", help="with several stages: the order of work (1f1b)")
     add("--n_chunk", type=int, help="with several stages: micro-batches in the batch of a rank (4)")
-    arguments = vars(parser.parse_args(argv))
+    flags = parser.parse_args(argv)
     for name in ("save_to", "resume_from"):
-        if arguments[name] and not arguments["strategy"].startswith("zero"):
-            raise InputError(
-                f"--{name}: expected a strategy with shards (zero1, zero2, zero3), got {arguments['strategy']}"
-            )
-    if not 0 < arguments["bucket_mb"] <= 2**20:
-        raise InputError(f"--bucket_mb: expected a size in MiB, above 0, got {arguments['bucket_mb']}")
-    arguments["bucket_bytes"] = int(arguments["bucket_mb"] * 2**20)
-    schedule = "" if arguments["schedule"] == "1f1b" else f"_{arguments['schedule']}"
-    task = f"beyond_{arguments['strategy']}"
-    _complete_gpt2(task, task + schedule, arguments)
-    grid = arguments["grid"] = parse_grid(arguments["strategy"], arguments["grid"], arguments["world_size"])
-    _check_batch(arguments["batch_size"], grid.data, "workers")
+        if getattr(flags, name) and not flags.strategy.startswith("zero"):
+            raise InputError(f"--{name}: expected a strategy with shards (zero1, zero2, zero3), got {flags.strategy}")
+    if not 0 < flags.bucket_mb <= 2**20:
+        raise InputError(f"--bucket_mb: expected a size in MiB, above 0, got {flags.bucket_mb}")
+    place = place_worker(flags, os.environ)
+    grid = parse_grid(flags.strategy, flags.grid, place.world_size)
+    task = f"beyond_{flags.strategy}"
+    schedule = "" if flags.schedule == "1f1b" else f"_{flags.schedule}"
+    bucket_bytes = int(flags.bucket_mb * 2**20)
+    config = _gpt2_config(BeyondConfig, task, task + schedule, flags, place, grid=grid, bucket_bytes=bucket_bytes)
+    _check_batch(config.batch_size, grid.data, "workers")
     if grid.pipeline > 1:
-        _check_batch(arguments["batch_size"], grid.data * arguments["n_chunk"], "micro-batches, see --n_chunk")
+        _check_batch(config.batch_size, grid.data * config.n_chunk, "micro-batches, see --n_chunk")
     if grid.tensor * grid.pipeline > 1:
-        _check_cut(arguments["model_name_or_path"], grid)
-    return BeyondConfig(**only_fields(BeyondConfig, arguments))
+        _check_cut(config.model_name_or_path, grid)
+    return config
 
 
 def parse_grid(strategy: str, text: str | None, world_size: int) -> Grid:
@@ -177,28 +188,22 @@ def _gpt2_parser(task: str, world_size: int = 1) -> argparse.ArgumentParser:
     return parser
 
 
-def _complete_gpt2(task: str, run_name: str, arguments: dict, world_size: int = 1) -> None:
-    """Fill in the defaults of a run_gpt2.py, and check; changes `arguments`. The record goes to runs/<run_name>."""
-    sample = arguments["data_dir"] is None
-    set_default(arguments, "model_name_or_path", "tiny" if sample else "gpt2")
-    set_default(arguments, "learning_rate", SAMPLE_GPT2["learning_rate"] if sample else 1e-4)
-    set_default(arguments, "model_max_length", SAMPLE_GPT2["model_max_length"] if sample else 128)
-    if world_size > 1:
-        if arguments["local_rank"] != -1 or "RANK" in os.environ:
-            raise InputError(
-                "this script starts its workers itself, on this machine: do not pass --local_rank or use torchrun, "
-                "or start task3_ddp/run_gpt2.py"
-            )
-        set_default(arguments, "world_size", world_size)
-        arguments["local_rank"] = 0
-        set_default(arguments, "master_port", int(os.environ.get("MASTER_PORT", COURSE_PORT)))
-    if arguments["schedule"] != "threads" and arguments["model_parallel_mode"] == "model_parallel":
-        raise InputError(f"--schedule {arguments['schedule']} is a pipeline; do not pass --model_parallel_mode")
-    complete(run_name, arguments)
-    arguments["task"] = task
-    check_at_least(arguments, 1, "batch_size", "n_epochs", "n_chunk")
-    check_at_least(arguments, 8, "model_max_length")
-    _find_model(arguments, "gpt2")
+def _gpt2_config(kind: type[Gpt2], task: str, run_name: str, flags: Namespace, place: Place, **chosen: object) -> Gpt2:
+    """Return the configuration of a run_gpt2.py, checked. Its record goes to runs/<run_name>."""
+    if flags.schedule != "threads" and flags.model_parallel_mode == "model_parallel":
+        raise InputError(f"--schedule {flags.schedule} is a pipeline; do not pass --model_parallel_mode")
+    sample = flags.data_dir is None
+    config = complete(
+        kind, run_name, flags, place,
+        task=task,
+        model_name_or_path=flags.model_name_or_path or ("tiny" if sample else "gpt2"),
+        learning_rate=or_default(flags.learning_rate, SAMPLE_GPT2["learning_rate"] if sample else 1e-4),
+        model_max_length=or_default(flags.model_max_length, SAMPLE_GPT2["model_max_length"] if sample else 128),
+        **chosen,
+    )  # fmt: skip
+    check_at_least(config, 1, "batch_size", "n_epochs", "n_chunk")
+    check_at_least(config, 8, "model_max_length")
+    return _find_model(config, "gpt2")
 
 
 def _check_batch(total: int, pieces: int, what: str) -> None:
@@ -211,8 +216,6 @@ def _check_batch(total: int, pieces: int, what: str) -> None:
         )
 
 
-PORT = 6585
-COURSE_PORT = 11868  # of the course's `setup`
 # What suits the embedded sample and the tiny models, found by trying five seeds.
 SAMPLE_GLUE = {"learning_rate": 1e-3, "epochs": 8, "max_seq_length": 32}
 SAMPLE_GPT2 = {"learning_rate": 1e-3, "model_max_length": 64}
@@ -301,68 +304,40 @@ def _add_gpt2_flags(parser: argparse.ArgumentParser, task: str) -> None:
         add("--schedule", choices=schedules, help="threads, or one process per stage with this schedule")
 
 
-def complete(run_name: str, arguments: dict) -> None:
-    """Fill in and check what GLUE and GPT-2 have in common: workers, output and optimizer; changes `arguments`."""
-    arguments["task"] = run_name
-    arguments["max_steps"] = max(0, arguments["max_steps"])
-    _place_worker(arguments, os.environ)
-    check_at_least(arguments, 0, "weight_decay", "max_grad_norm", "warmup_steps", "seed", "timeline")
-    if arguments["profile"] and arguments["timeline"]:
+def complete(kind: type[Config], run_name: str, flags: Namespace, place: Place, **chosen: object) -> Config:
+    """Return a checked `kind`: its fields are those of `place`, those `chosen`, and for the rest the flags as given."""
+    folder = (flags.output_dir or ROOT / "runs" / run_name).absolute()
+    values = {"task": run_name, "output_dir": folder, "max_steps": max(0, flags.max_steps), **asdict(place), **chosen}
+    config = kind(**{name: values[name] if name in values else getattr(flags, name) for name in _fields(kind)})
+    check_at_least(config, 0, "weight_decay", "max_grad_norm", "warmup_steps", "seed", "timeline")
+    if config.profile and config.timeline:
         raise InputError("--profile and --timeline both use torch's profiler; choose one of them")
     for name in ("learning_rate", "adam_epsilon", "join_seconds", "hang_seconds"):
-        if not arguments[name] > 0:
-            raise InputError(f"--{name}: expected a number above 0, got {arguments[name]}")
-    if arguments["dropout"] is not None and not 0 <= arguments["dropout"] < 1:
-        raise InputError(f"--dropout: expected a probability of at least 0 and below 1, got {arguments['dropout']}")
-    if arguments["data_dir"] is not None and not arguments["data_dir"].is_dir():
-        folder = arguments["data_dir"]
-        raise InputError(f"--data_dir: there is no folder {folder}; leave the flag out for the sample data")
-    named = arguments["output_dir"] is not None
-    arguments["output_dir"] = (arguments["output_dir"] or ROOT / "runs" / run_name).absolute()
-    if arguments["rank"] == 0:
-        _check_output(arguments["output_dir"], may_have_files=not named or arguments["overwrite_output_dir"])
+        if not getattr(config, name) > 0:
+            raise InputError(f"--{name}: expected a number above 0, got {getattr(config, name)}")
+    if config.dropout is not None and not 0 <= config.dropout < 1:
+        raise InputError(f"--dropout: expected a probability of at least 0 and below 1, got {config.dropout}")
+    if config.data_dir is not None and not config.data_dir.is_dir():
+        raise InputError(f"--data_dir: there is no folder {config.data_dir}; leave the flag out for the sample data")
+    if config.rank == 0:
+        _check_output(folder, may_have_files=flags.output_dir is None or config.overwrite_output_dir)
+    return config
 
 
-def _place_worker(arguments: dict, environment: Mapping[str, str]) -> None:
-    """Set rank, world size, master and device, from the flags or from torchrun's environment."""
-    under_torchrun = "RANK" in environment and "WORLD_SIZE" in environment
-    if under_torchrun:
-        set_default(arguments, "world_size", int(environment["WORLD_SIZE"]))
-        set_default(arguments, "master_ip", environment.get("MASTER_ADDR"))
-        set_default(arguments, "master_port", int(environment.get("MASTER_PORT", PORT)))
-        if arguments["local_rank"] == -1:
-            arguments["local_rank"] = int(environment["RANK"])
-    set_default(arguments, "world_size", 1)
-    set_default(arguments, "master_ip", "127.0.0.1")
-    set_default(arguments, "master_port", PORT)
-    rank, world_size = arguments["local_rank"], arguments["world_size"]
-    if world_size not in WORLD_SIZES:
-        raise InputError(f"--world_size: expected {WORLD_SIZES[0]} to {WORLD_SIZES[-1]} workers, got {world_size}")
-    if rank == -1 and world_size == 1:
-        rank = 0
-    if not 0 <= rank < world_size:
-        came = "it was not given" if rank == -1 else f"got {rank}"
-        raise InputError(f"--local_rank: expected 0 to {world_size - 1} with --world_size {world_size}; {came}")
-    if not 1023 < arguments["master_port"] < 65536:
-        port = arguments["master_port"]
-        raise InputError(f"--master_port: expected 1024 to 65535 (lower ones need root), got {port}")
-    on_gpu = torch.cuda.is_available() and not arguments["no_cuda"]
-    if arguments["backend"] == "nccl" and not on_gpu:
-        raise InputError("--backend nccl needs an NVIDIA GPU that PyTorch can see; use --backend gloo on CPUs")
-    arguments["backend"] = arguments["backend"] or ("nccl" if on_gpu else "gloo")
-    arguments["rank"] = rank
-    arguments["rank_on_node"] = int(environment.get("LOCAL_RANK", rank)) if under_torchrun else rank
+def _fields(kind: type[RunConfig]) -> list[str]:
+    return [field.name for field in fields(kind)]
 
 
-def _find_model(arguments: dict, kind: str) -> None:
-    """Replace names of models by paths, so that a wrong name is reported before any worker joins."""
+def _find_model(config: Config, kind: str) -> Config:
+    """Return the configuration with names of models replaced by paths: a wrong name is reported before any join."""
+    model = _model_path(config.model_name_or_path, kind)
+    return replace(config, model_name_or_path=model, tokenizer_name=config.tokenizer_name or model)
+
+
+def _model_path(name: str, kind: str, weights: bool = True) -> str:
     from common.models.load import model_path  # here: it loads transformers, and hello.py has no model
 
-    model = arguments["model_name_or_path"] = model_path(arguments["model_name_or_path"], kind)
-    arguments["tokenizer_name"] = arguments["tokenizer_name"] or model
-    if "config_name" in arguments:
-        named = arguments["config_name"]
-        arguments["config_name"] = model_path(named, kind, weights=False) if named else model
+    return model_path(name, kind, weights)
 
 
 def _check_output(folder: Path, may_have_files: bool) -> None:

@@ -1,10 +1,11 @@
 """Helpers for command lines: a parser with one-line errors, types of values, and checks."""
 
 import argparse
-from dataclasses import fields
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from common.errors import InputError
+
+Value = TypeVar("Value")
 
 
 def whole_number(text: str) -> int:
@@ -47,17 +48,13 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (--help lists the flags)\n")
 
 
-def set_default(arguments: dict, name: str, default: object) -> None:
-    """Give `name` its default if the user left it out."""
-    if arguments[name] is None:
-        arguments[name] = default
+def or_default(value: Value | None, default: Value) -> Value:
+    """Return the value of a flag, or the default if the user left the flag out."""
+    return default if value is None else value
 
 
-def only_fields(kind: type, arguments: dict) -> dict:
-    return {field.name: arguments[field.name] for field in fields(kind)}
-
-
-def check_at_least(arguments: dict, least: int, *names: str) -> None:
+def check_at_least(flags: object, least: int, *names: str) -> None:
+    """Raises InputError unless these attributes of `flags` are at least `least`."""
     for name in names:
-        if not arguments[name] >= least:
-            raise InputError(f"--{name}: expected {least} or more, got {arguments[name]}")
+        if not getattr(flags, name) >= least:
+            raise InputError(f"--{name}: expected {least} or more, got {getattr(flags, name)}")

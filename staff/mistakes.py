@@ -5,6 +5,7 @@
     python -m staff.mistakes --cover           a minimal set that makes every test fail once: part of `make test`
     python -m staff.mistakes --times 5         with five seeds for the inputs: a single one can catch by luck
     python -m staff.mistakes --minutes 14      as many as fit, in a new order each time; says how many were left out
+    python -m staff.mistakes --again           what is not as it must be is graded once more, alone, and then counts
 
 The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
 are run against every test of the file they change; with --all, every test of their task. Exit code 0 only if every
@@ -156,6 +157,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         for future in until(futures, 60 * options.minutes):
             verdicts.append(future.result())
             show(verdicts[-1], columns)
+        for i, verdict in enumerate(verdicts):
+            if options.again and verdict.complaint:
+                future = pool.submit(judge, verdict.entry, tests[verdict.entry.task], options.all, [verdict.seed])
+                verdicts[i] = future.result()  # nothing else runs now
+                print("once more, alone:")
+                show(verdicts[i], columns)
     left_out = len(bank) - len(verdicts)
     if left_out:
         print(f"{left_out} of {len(bank)} entries did not fit into {options.minutes} minutes")
@@ -164,6 +171,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for test in idle:
         print(f"no mistake in the bank makes {test} fail")
     figures = summarize(verdicts)
+    for verdict in verdicts:  # once more at the end, where a long output is read first
+        if verdict.complaint:
+            print(f"{verdict.entry}: {verdict.complaint} (--seed {verdict.seed})")
     print(json.dumps(figures))
     sys.exit(1 if idle or any(verdict.complaint for verdict in verdicts) else 0)
 
@@ -179,6 +189,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="run every test of the task on every entry")
     parser.add_argument(
         "--cover", action="store_true", help="a minimal set of mistakes that makes every test fail once; no variants"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="grade what is not as it must be once more, alone; the second verdict counts"
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="only entries whose name contains TEXT")
     parser.add_argument(

@@ -143,7 +143,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.model, arguments.batch_size, arguments.length, arguments.steps = "gpt2-tiny", 2, 64, 8
-    check_at_least(vars(arguments), 1, "batch_size", "steps")
+    check_at_least(arguments, 1, "batch_size", "steps")
     if arguments.model not in MODELS and not (Path(arguments.model) / "config.json").is_file():
         raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {arguments.model!r}")
     if not torch.cuda.is_available():

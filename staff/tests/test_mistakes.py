@@ -364,6 +364,26 @@ def test_a_survivor_fails_the_whole(course):
 
 
 @pytest.mark.medium
+def test_what_is_graded_again_counts_as_the_second_time_and_a_survivor_stays_one(course, monkeypatch):
+    real, times = mistakes.judge, []
+
+    def misses_the_first_time(entry, tests, everything, seeds):
+        times.append(entry.name)
+        seen = real(entry, tests, everything, seeds)
+        return replace(seen, seen={}) if times.count(entry.name) == 1 else seen
+
+    monkeypatch.setattr(mistakes, "judge", misses_the_first_time)
+    code, figures, printed = course(TOO_SMALL + TOO_LARGE, "", "--again")
+    assert (code, figures["caught_by_name"]) == (0, 2)
+    assert printed.count("once more, alone") == 2
+
+    times.clear()
+    code, _, printed = course(TOO_SMALL + TOO_LARGE.replace("x = 2", "x = 1 + 0"), "", "--again")
+    assert code == 1
+    assert "mistakes/bank: too large: not caught by test_x_is_not_too_large" in printed.splitlines()[-2]
+
+
+@pytest.mark.medium
 def test_a_mistake_that_only_another_test_catches_fails_the_whole(course):
     code, figures, _ = course(TOO_SMALL.replace("x = -1", "x = 3") + TOO_LARGE, "", "--all")
 

@@ -1,0 +1,74 @@
+"""Where a worker is among the others: from the flags, or from torchrun's environment; checked before it joins."""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from common.errors import InputError
+from common.flags import or_default
+
+WORLD_SIZES = range(1, 65)
+PORT = 6585
+COURSE_PORT = 11868  # of the course's `setup`
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker is among the others, and how it reaches them; fields as in RunConfig."""
+
+    rank: int
+    rank_on_node: int
+    world_size: int
+    master_ip: str
+    master_port: int
+    backend: str
+
+
+def place_worker(flags: Namespace, environment: Mapping[str, str]) -> Place:
+    """Return the place of this worker, from the flags or from torchrun's environment."""
+    under_torchrun = "RANK" in environment and "WORLD_SIZE" in environment
+    torchrun = environment if under_torchrun else {}
+    world_size = or_default(flags.world_size, int(torchrun.get("WORLD_SIZE", 1)))
+    rank = int(torchrun.get("RANK", -1)) if flags.local_rank == -1 else flags.local_rank
+    if rank == -1 and world_size == 1:
+        rank = 0
+    rank_on_node = int(torchrun.get("LOCAL_RANK", rank))
+    master_ip = or_default(flags.master_ip, torchrun.get("MASTER_ADDR", "127.0.0.1"))
+    master_port = or_default(flags.master_port, int(torchrun.get("MASTER_PORT", PORT)))
+    return _checked(Place(rank, rank_on_node, world_size, master_ip, master_port, _backend(flags)))
+
+
+def place_starter(flags: Namespace, world_size: int, port: int, environment: Mapping[str, str]) -> Place:
+    """Return the place of a script that starts its workers itself; `world_size` and `port` are its defaults."""
+    if flags.local_rank != -1 or "RANK" in environment:
+        raise InputError(
+            "this script starts its workers itself, on this machine: do not pass --local_rank or use torchrun, "
+            "or start task3_ddp/run_gpt2.py"
+        )
+    world_size = or_default(flags.world_size, world_size)
+    master_ip, master_port = or_default(flags.master_ip, "127.0.0.1"), or_default(flags.master_port, port)
+    return _checked(Place(0, 0, world_size, master_ip, master_port, _backend(flags)))
+
+
+def _backend(flags: Namespace) -> str:
+    on_gpu = torch.cuda.is_available() and not flags.no_cuda
+    if flags.backend == "nccl" and not on_gpu:
+        raise InputError("--backend nccl needs an NVIDIA GPU that PyTorch can see; use --backend gloo on CPUs")
+    return flags.backend or ("nccl" if on_gpu else "gloo")
+
+
+def _checked(place: Place) -> Place:
+    """Return the place. Raises InputError for a rank, a world size or a port that cannot be."""
+    if place.world_size not in WORLD_SIZES:
+        sizes = f"{WORLD_SIZES[0]} to {WORLD_SIZES[-1]}"
+        raise InputError(f"--world_size: expected {sizes} workers, got {place.world_size}")
+    if not 0 <= place.rank < place.world_size:
+        got = "it was not given" if place.rank == -1 else f"got {place.rank}"
+        raise InputError(
+            f"--local_rank: expected 0 to {place.world_size - 1} with --world_size {place.world_size}; {got}"
+        )
+    if not 1023 < place.master_port < 65536:
+        raise InputError(f"--master_port: expected 1024 to 65535 (lower ones need root), got {place.master_port}")
+    return place
