@@ -44,7 +44,7 @@ class CommunicationRecord(Record):
         self.persistent = 0
         self.peak = PeakMemory(self.worker.device)
         self.watched: tuple[nn.Module, Optimizer] | None = None
-        self.runner: StageRunner | None = None  # counts what it sends itself: a mode would slow the whole step down
+        self.runner: StageRunner | None = None  # counts its own sends: a mode would slow the whole step down
 
     def watch_memory(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Count the bytes of parameters, gradients and optimizer state when all of them exist."""
@@ -54,7 +54,7 @@ class CommunicationRecord(Record):
     def phase(self, name: str) -> Iterator[None]:
         with super().phase(name), self.sends if name == "communication" else contextlib.nullcontext():
             yield
-        # In the second iteration, the optimizer has made its state; after communication, the gradients are there.
+        # In the second iteration, the optimizer has created its state; after communication, the gradients exist.
         if self.watched and name == "communication" and len(self._iterations) == 1:
             self.persistent = persistent_bytes(*self.watched)
 

@@ -9,7 +9,7 @@ Each file has a list with one dictionary per bucket or block, in the order of `p
     "numbers"   name -> number, such as "step"
 
 Concatenated, the shards form the flat tensor: sum(sizes) elements, then zeros that fill up the last shard.
-So another number of ranks only changes where the flat tensor is cut.
+So with a different number of ranks, the flat tensor is only cut in different places.
 """
 
 import pickle
@@ -58,7 +58,7 @@ def save_shards(folder: Path, sharded: Sharded) -> None:
 def load_shards(folder: Path, sharded: Sharded) -> None:
     """Set shards, parameters and optimizer state from a checkpoint of any number of ranks. Every rank calls it.
 
-    Raises InputError if files are missing or damaged, or if the checkpoint is of another model.
+    Raises InputError if files are missing or damaged, or if the checkpoint belongs to another model.
     """
     saved = [_read(file) for file in _files(folder)]
     sizes = [piece.flat.sizes for piece in sharded.pieces]
@@ -78,7 +78,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of one checkpoint, in the order of the ranks that wrote them."""
+    """Return the files of one checkpoint, in the order of the ranks that wrote them."""
     found = sorted(folder.glob("shard0_of_*.pt"))
     if len(found) != 1:
         raise InputError(f"checkpoint {folder}: expected one file shard0_of_N.pt, found {len(found)}")
@@ -91,7 +91,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _state_of(piece: Piece, optimizer: Optimizer) -> dict[str, Any]:
-    """One entry of this rank's file."""
+    """Return one entry of this rank's file."""
     states = [optimizer.state[part] for part in piece.shard.parts]
     tensors, numbers = {"values": piece.shard.values.clone()}, {}
     for name, value in states[0].items():

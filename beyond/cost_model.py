@@ -1,4 +1,4 @@
-"""Predict the time of a step before it runs, from a few numbers that are easily measured.
+"""Predict the time of a step before it runs, from a few numbers that are easy to measure.
 
     python beyond/cost_model.py --bytes 90e6 --workers 4 --rate 1gbit --latency 50us --backward 0.3 --buckets 8
 
@@ -7,7 +7,7 @@ bandwidth is the number of bytes that a link carries per second, in both directi
 workers sends 2(N-1) messages one after another, each with 1/N of the bytes. If rank 0 gathers and scatters instead,
 its own link carries all messages.
 
-With overlap, two things happen at once. Three buckets, of which the second one has to wait for the first:
+With overlap, backward and the network work at the same time. Of these three buckets, the second waits for the first:
 
     time        0        1        2        3        4        5        6
     backward    |------- ▲ ------ ▲ ------ ▲|                               ▲  a bucket is complete
@@ -43,7 +43,7 @@ class Link:
 
 @dataclass(frozen=True)
 class TimedBucket:
-    """Gradients that travel together. Both in seconds.
+    """Gradients that travel together. Both times are in seconds.
 
     ready: when its last gradient is complete, from the beginning of backward. communication: how long its all_reduce
     takes.
@@ -81,8 +81,8 @@ def ring_all_reduce_seconds(size: float, workers: int, link: Link) -> float:
 def gather_scatter_seconds(size: float, workers: int, link: Link) -> float:
     """Return the seconds until every worker has the mean, if rank 0 gathers `size` bytes of each and scatters the mean.
 
-    b.15 [3] Rank 0 receives from every other worker, then sends to every other worker. All of it passes through its own
-             link, one message after another.
+    b.15 [3] Rank 0 receives from every other worker, then sends to every other worker. All messages pass through
+             rank 0's own link, one after another.
     """
     # TODO(cos598d) b.15: step [3] (1 line)
     # BEGIN SOLUTION b.15
@@ -96,11 +96,11 @@ def step_time(forward: float, backward: float, optimizer: float, buckets: Sequen
     buckets: listed in the order in which they are sent; may be empty. Without overlap, every bucket is ready when
     backward ends.
 
-    b.16 [1] The network takes one bucket at a time, in order. A bucket's all_reduce begins when the bucket is ready and
-             the one before it has ended. When does the last one end?
-         [2] Exposed is what then remains after the end of backward. It is never negative.
-         [3] The step takes forward, backward, what is exposed, and the optimizer.
-         [4] Hidden is all communication that is not exposed.
+    b.16 [1] The network carries one bucket at a time, in order. The all_reduce of a bucket begins when this bucket is
+             ready and the all_reduce before it has ended. When does the last one end?
+         [2] The exposed time is the communication time that remains after the end of backward; it is never negative.
+         [3] A step consists of forward, backward, the exposed time, and the optimizer.
+         [4] The hidden time is all communication that is not exposed.
     """
     # TODO(cos598d) b.16: steps [1] to [4] (about 8 lines)
     # BEGIN SOLUTION b.16

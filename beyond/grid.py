@@ -1,6 +1,6 @@
 """Ranks on a grid: which ranks form a data, a tensor and a pipeline group.
 
-Eight ranks with pipeline=2, data=2, tensor=2. Neighbours in a tensor group exchange most, so their ranks are adjacent:
+Eight ranks with pipeline=2, data=2, tensor=2. The ranks of a tensor group exchange the most data, so they are adjacent:
 
                  stage 0                     stage 1
              tensor 0  tensor 1          tensor 0  tensor 1
@@ -35,8 +35,8 @@ class Groups:
 def members(grid: Grid) -> dict[str, list[list[int]]]:
     """Return the ranks of all groups, as {"pipeline": ..., "data": ..., "tensor": ...}.
 
-    b.14 [1] Lay the ranks 0, 1, 2, ... out as a grid with the axes pipeline, data and tensor, in row-major order:
-             neighbouring ranks differ in the tensor axis.
+    b.14 [1] Arrange the ranks 0, 1, 2, ... as a grid with the axes pipeline, data and tensor, in row-major order:
+             neighbouring ranks differ along the tensor axis.
          [2] A tensor (data, pipeline) group contains the ranks whose positions differ only along that axis, in
              ascending order. The groups of each kind are sorted by their first rank.
     """
@@ -55,7 +55,7 @@ def make_groups(grid: Grid) -> Groups:
     """Create all groups, and return those of this rank. All ranks call it together.
 
     b.14 [3] Call dist.new_group for every group of `members`, in its order, whether this rank is a member or not.
-         [4] Return the one of each kind that this rank belongs to.
+         [4] Of each kind, return the group that this rank belongs to.
     """
     # TODO(cos598d) b.14: steps [3] and [4] (about 8 lines)
     # BEGIN SOLUTION b.14

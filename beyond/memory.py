@@ -33,10 +33,10 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 class PeakMemory:
-    """Measures how much the peak memory of this process has grown since `PeakMemory(device)`.
+    """Measures how much the peak memory of this process has grown since this object was created.
 
-    On a GPU, this is what torch has allocated there. On a CPU, it is the process's resident memory, which includes all
-    that torch and Python keep for later use.
+    On a GPU, this is what torch has allocated there. On a CPU, it is the process's resident memory, which includes
+    memory that torch and Python keep for later use.
     """
 
     def __init__(self, device: torch.device) -> None:

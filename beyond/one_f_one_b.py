@@ -40,10 +40,10 @@ def one_f_one_b(micro_batches: int, stages: int, stage: int) -> list[Action]:
 
     micro_batches, stages: at least 1. stage: 0 is the first one, which has the embeddings.
 
-    b.13 [1] Warm-up: the last stage starts its first backward right after its first forward. Each stage makes one more
+    b.13 [1] Warm-up: the last stage starts its first backward right after its first forward. Each stage runs one more
              forward in advance than the stage after it, but at most as many as there are micro-batches.
-         [2] Then one forward, one backward, one forward, one backward, ... until all forwards are done.
-         [3] Then the remaining backwards.
+         [2] Then run one forward, one backward, one forward, one backward, ... until all forwards are done.
+         [3] Then run the remaining backwards.
     Micro-batches are taken in order, forwards and backwards alike. At most `stages - stage` are alive at any time.
     """
     # TODO(cos598d) b.13: steps [1] to [3] (about 8 lines)

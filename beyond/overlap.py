@@ -48,7 +48,7 @@ class Bucket:
 
 
 def make_buckets(order: Sequence[Parameter], bucket_bytes: int) -> list[list[Parameter]]:
-    """Put parameters into buckets: every parameter is in exactly one of them, and the order stays.
+    """Put parameters into buckets: every parameter is in exactly one of them, and the order stays the same.
 
     order: the parameters in the order in which their gradients become ready.
     bucket_bytes: the most that a bucket may hold; a larger parameter gets its own bucket.
@@ -79,7 +79,7 @@ def agree_on_order(ready: Iterable[Parameter], parameters: Sequence[Parameter]) 
     ready: the order that this rank saw. It differs from rank to rank, and parameters without a gradient are missing.
     parameters: all of them, the same list on every rank.
 
-    b.3  [3] Express the order as a list of indices into `parameters`. Those that are missing in `ready` come last.
+    b.3  [3] Write the order as a list of indices into `parameters`. Those that are missing in `ready` come last.
          [4] Broadcast rank 0's indices to all ranks. Then look up the parameters with these indices.
     """
     # TODO(cos598d) b.3: indices, broadcast, look up (about 6 lines)

@@ -62,7 +62,7 @@ def all_gather(chunks: list[Tensor]) -> None:
     chunks: one tensor per rank, as reduce_scatter returns them; chunks[i] has the same length on every rank.
     At the start, chunks[rank] is correct. Afterwards, every rank has the same values in all chunks.
 
-    b.2  In each of the N-1 rounds, send the chunk that you received last to the right neighbour; in round 0, send your
+    b.2  In each of the N-1 rounds, send to the right neighbour the chunk that you received last; in round 0, send your
          own, chunks[rank]. Receive the chunk whose number is one lower (modulo N) from the left neighbour, directly
          into its place.
     """
@@ -91,7 +91,7 @@ def average_gradients(model: nn.Module) -> None:
     """Replace every gradient of `model` by its mean over all ranks: one ring for all gradients of a dtype.
 
     A separate ring for each parameter would send 2(N-1) small messages per parameter. A parameter without a gradient is
-    left out, so it must be without one on every rank.
+    left out, so it must have no gradient on any rank.
     """
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for gradient in (parameter.grad for parameter in model.parameters()):

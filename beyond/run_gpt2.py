@@ -55,7 +55,7 @@ def join(config):
 
 
 def make_strategy(config, model):
-    """Return the lesson's object: finish(), clip(), step(), zero_grad(), and torch's optimizer as `optimizer`."""
+    """Return the lesson's object, with finish(), clip(), step(), zero_grad(), and torch's optimizer as `optimizer`."""
     make_optimizer = partial(AdamW, lr=config.learning_rate, eps=config.adam_epsilon)
     blocks = model.transformer.h
     if config.strategy == "zero3":

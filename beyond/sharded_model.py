@@ -18,7 +18,7 @@
     in memory     2, 1                  1, 0                  0
 
 Besides its shards and the root, a rank has at most two blocks in memory: the one that computes, and the next one. A
-step moves almost three units of (N-1)/N S bytes instead of the two of ZeRO-2, because the blocks are gathered twice.
+step moves almost three units of S (N-1)/N bytes instead of the two of ZeRO-2, because the blocks are gathered twice.
 
 Parameters outside the blocks (embeddings, the last norm), and those that several blocks share, are the root. It is
 gathered before forward, and freed when its gradients are complete.
@@ -85,7 +85,7 @@ class ShardedBlock:
     def start_gather(self) -> None:
         """Start to gather the whole parameters, and return at once. Do nothing if they are here or on their way.
 
-        b.8  [3] Resize the storage of flat.values to nbytes.
+        b.8  [3] Resize the storage of flat.values to nbytes, its full size.
              [4] Start an all_gather of the shards into flat.values that does not wait; keep its handle in `gathering`.
                  The shard is sent in the dtype of flat.values.
         """
@@ -101,7 +101,7 @@ class ShardedBlock:
     def wait(self) -> None:
         """Return when the whole parameters are in memory; start the gather if that has not happened.
 
-        b.8  [5] Start the gather if need be, and wait for it. Set gathering to None and is_whole to True.
+        b.8  [5] Start the gather if necessary, and wait for it. Set gathering to None and is_whole to True.
         """
         # TODO(cos598d) b.8: step [5] (about 5 lines)
         # BEGIN SOLUTION b.8
@@ -146,7 +146,7 @@ class ShardedBlock:
 
 
 class ShardedModel:
-    """Shards a model's parameters, gradients and optimizer state over all ranks; the model itself is used as before.
+    """Shards a model's parameters, gradients and optimizer state over all ranks; you use the model itself as before.
 
     model: the same module with the same values on every rank. blocks: its layers, in the order in which forward uses
     them. make_optimizer: parameter groups -> torch optimizer. weight_decay: for matrices; biases and norms do not

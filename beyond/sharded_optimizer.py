@@ -15,8 +15,8 @@
     rank 3    ■ ■ ■ ■                  . . . ■             . . . ■                ■ ■ ■ ■
 
 Adam keeps two numbers for every parameter. With N ranks, each rank keeps 1/N of them. A reduce_scatter followed by an
-all_gather moves as many bytes as one all_reduce, so this saves memory and costs no bytes. ZeRO-1 sends the gradients
-when backward has ended. ZeRO-2 sends those of a block as soon as they are complete, and frees them.
+all_gather moves as many bytes as one all_reduce, so this saves memory without sending more bytes. ZeRO-1 sends the
+gradients when backward has ended. ZeRO-2 sends the gradients of a block as soon as they are complete, and frees them.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, section 5.
 """
@@ -96,7 +96,7 @@ class ShardedOptimizer:
     """An optimizer whose state is divided among the ranks, and the exchange of gradients that belongs to it.
 
     model: the same module with the same values on every rank. Afterwards its parameters are views of flat tensors.
-    blocks: the modules of the model whose parameters travel together; what is outside of them travels together as well.
+    blocks: the parameters of each of these modules travel together; all parameters outside of them do so, too.
     make_optimizer: parameter groups -> torch optimizer. weight_decay: for matrices; biases and norms do not decay.
     stage: 1 sends all gradients in finish(), 2 sends during backward.
 
@@ -186,7 +186,7 @@ def clip_shards(shards: Sequence[Shard], max_norm: float) -> Tensor:
     Returns the norm before scaling, a tensor without dimensions, the same on every rank. The factor is that of torch's
     clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
 
-    b.7  [1] A rank knows only its shards. Add up the squares of their gradients, and sum that over all ranks.
+    b.7  [1] A rank knows only its shards. Add up the squares of their gradients, and sum the result over all ranks.
          [2] Scale the gradients in place.
     """
     # TODO(cos598d) b.7: steps [1] and [2] (about 6 lines)

@@ -73,7 +73,7 @@ class Message:
 
 
 class StageRunner:
-    """Takes one stage through a step.
+    """Runs one stage through a step.
 
     group: the pipeline group; stage i runs on its i-th rank.
 
@@ -96,7 +96,7 @@ class StageRunner:
         self.count = self.bytes = 0
 
     def run(self, actions: Sequence[Action], micro_batches: Sequence[Tensor]) -> Tensor:
-        """Forward and backward of all micro-batches (B, T) in the order of `actions`; gradients add up.
+        """Run forward and backward of all micro-batches (B, T) in the order of `actions`; gradients add up.
 
         Returns the mean of their losses on the last stage, 0 on the others.
         """
@@ -115,7 +115,7 @@ class StageRunner:
         return torch.stack(losses).sum()
 
     def only_forward(self, tokens: Tensor) -> Tensor | None:
-        """Forward of tokens (B, T) without a backward; returns the logits (B, T, V) on the last stage."""
+        """Run forward on tokens (B, T) without a backward; return the logits (B, T, V) on the last stage."""
         y = self.stage(tokens if self.left is None else Message(tokens, self.stage.width, self.left).wait())
         if self.right is None:
             return y
@@ -174,7 +174,7 @@ class StageRunner:
     def shared_elsewhere(self) -> Parameter | None:
         """Return the shared matrix if this is the last stage and the first one has it too.
 
-        So a norm can leave out the second copy.
+        The norm of all gradients uses this to leave out the second copy.
         """
         is_copy = self.stage.is_last and not self.stage.is_first
         return self.stage.shared_parameter() if is_copy else None

@@ -9,13 +9,13 @@ GPT-2's MLP is Y = gelu(X A + a) B + b. Cut A by columns and B by rows:
        by columns: no sum      gelu acts on every       │    1    │ by rows: Y is the sum over the ranks
                                element alone            └─────────┘
 
-Between the two matrices, nothing is exchanged. f and g are conjugate:
+Between the two matrices, nothing is exchanged. The forward of f is the backward of g, and the other way around:
 
     f  to_slices   forward: X as it is                  backward: sum of the gradients over the ranks
     g  sum_slices  forward: sum over the ranks          backward: the gradient as it is
 
-So a block exchanges one activation of shape (B, T, width) for its MLP and one for its attention, forward and backward
-alike. All ranks of the group see the same batch.
+So a block exchanges one activation of shape (B, T, width) for its MLP and one for its attention, in the forward
+and in the backward pass. All ranks of the group see the same batch.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
 """
@@ -116,7 +116,7 @@ class ColumnParallel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., in), the same on every rank -> (..., columns of this rank)
 
-        b.11 [6] f, then the layer with this rank's columns.
+        b.11 [6] Apply f, then the layer with this rank's columns.
         """
         # TODO(cos598d) b.11: step [6] (1 line)
         # BEGIN SOLUTION b.11
@@ -146,7 +146,7 @@ class RowParallel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., rows of this rank) -> (..., out), the same on every rank
 
-        b.11 [8] The product with this rank's rows, then g. The bias is added once, not once per rank.
+        b.11 [8] Compute the product with this rank's rows, then apply g. The bias is added once, not once per rank.
         """
         # TODO(cos598d) b.11: step [8] (1 line)
         # BEGIN SOLUTION b.11
@@ -165,7 +165,7 @@ def attention_columns(width: int, heads: Tensor, head_dim: int) -> Tensor:
     width: the model's. c_attn has 3 width columns: all queries, then all keys, then all values; in each third, head h
     has the columns h head_dim to (h+1) head_dim. heads: the heads' numbers, ascending.
 
-    b.12 [1] The columns of these heads in the first third, then in the second, then in the third.
+    b.12 [1] Return the columns of these heads in the first third, then in the second, then in the third.
     """
     # TODO(cos598d) b.12: step [1] (about 3 lines)
     # BEGIN SOLUTION b.12
@@ -180,8 +180,8 @@ def shard_block(block: Any, group: Group = None) -> None:
     The number of heads and the width of the MLP must be divisible by the size of the group. The layer norms stay whole:
     their gradients are equal on all ranks.
 
-    b.12 [2] MLP: c_fc by columns, c_proj by rows; this rank has own_part of the columns of c_fc.
-         [3] Attention: c_attn by columns and c_proj by rows; this rank has own_part of the heads. After c_attn, the
+    b.12 [2] MLP: cut c_fc by columns and c_proj by rows; this rank has own_part of the columns of c_fc.
+         [3] Attention: cut c_attn by columns and c_proj by rows; this rank has own_part of the heads. After c_attn, the
              outputs of these heads are concatenated, and c_proj must keep the matching rows.
          [4] attention.split_size is where the attention cuts q, k and v apart: the columns of this rank's heads.
              attention.num_heads is the number of its heads.

@@ -9,7 +9,7 @@ or by hand, one in each of four terminals or on each of four nodes (R is 0, 1, 2
 
     python cluster/hello.py --step all --master_ip 127.0.0.1 --master_port 6585 --world_size 4 --local_rank R
 
-Then try what happens when one of the four is never started, and when only rank 0 calls all_reduce.
+Then try what happens when one of the four workers is never started, and when only rank 0 calls all_reduce.
 """
 
 import argparse
@@ -31,7 +31,7 @@ STEPS = ("join", "send", "all_reduce")
 
 
 def join(config):
-    """[1] Connect to the other workers; returns when all config.world_size of them have called it.
+    """[1] Connect to the other workers; return when all config.world_size workers have called this.
 
     Rank 0 listens on config.master_ip:config.master_port. Every other rank connects there and gets the addresses of
     the rest. config.rank is 0 to world_size-1, config.backend is "gloo" on CPUs and "nccl" on GPUs.

@@ -4,7 +4,7 @@ Ten examples, sizes [0.5, 0.3, 0.2], seed 1234:
 
     [1] indices      0 1 2 3 4 5 6 7 8 9
         shuffled     2 8 3 5 6 4 9 0 1 7         the same on every rank: a separate generator, made from the seed
-    [2] counts       5 + 3 + 2 = 10              whole examples; the remaining ones are given out one by one
+    [2] counts       5 + 3 + 2 = 10              whole examples; the remaining ones are distributed one by one
     [3] partitions   2 8 3 5 6 | 4 9 0 | 1 7     consecutive parts: no example twice, none left out
     [4] use(1)                   4 9 0           what rank 1 trains on
 
@@ -144,7 +144,7 @@ def partition_dataset(
     # [1] divide the total batch size by the number of workers
     # [2] divide the data set into world_size partitions of equal size and take the one of this rank
     # [3] count the batches that every rank can fill, and how many examples of this partition they use
-    # [4] wrap these examples in a DataLoader, in the partition's order, or in a new one in each epoch; pass collate_fn
+    # [4] wrap these examples in a DataLoader, in the partition's order or in a new order in each epoch; pass collate_fn
     # TODO(cos598d) 2b.5: return the loader and the batch size per worker (6 lines)
     # BEGIN SOLUTION 2b.5
     batch_size_per_worker = batch_size // world_size

@@ -1,4 +1,4 @@
-"""Draws a pipeline schedule as a grid: partitions down, clock cycles across, the number of the micro-batch in the cell.
+"""Draws a pipeline schedule as a grid: one row per partition, one column per clock cycle, micro-batches in the cells.
 
 It accepts any schedule, even a wrong one: that is when you need a picture most.
 """

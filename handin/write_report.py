@@ -32,9 +32,10 @@ ASKS = {
     "happens with 16 workers?",
     "reasons": "Why do 2a, 2b and 3 differ, or why not? Calls and bytes, latency and bandwidth, overlap; cite figures. "
     "Why can task 3's script not measure the communication around `backward`?",
-    "timelines": "In the picture of 2a: for whom do the others wait, and what does rank 0 do meanwhile? 2b: which rank "
-    "arrives last, and what does that cost the others? 3: which bucket is not hidden, and why can it not be? Pipeline: "
-    "how large is the bubble, compared with (K-1)/(M+K-1)? ZeRO-3 (bonus): which gathers are hidden by what?",
+    "timelines": "In the picture of 2a: which rank do the others wait for, and what does rank 0 do in the meantime? "
+    "2b: which rank arrives last, and what does that cost the others? 3: which bucket cannot be hidden, and why? "
+    "Pipeline: how large is the bubble, compared with (K-1)/(M+K-1)? ZeRO-3 (bonus): which gathers are hidden, and by "
+    "what?",
     "scalability": "What do your figures say about more workers, a larger model, a slower network?",
     "traffic": "Which tensors are sent in one iteration: shapes, dtype, bytes, and which few hold most of them? What "
     "changes with the batch size and what does not, and why? Why is the ratio larger for the tiny model than for "
@@ -42,14 +43,14 @@ ASKS = {
     "and what is the shortest time in which this can be sent at 1 Gbit/s? What does your prediction of the "
     "communication leave out, and which part of the difference would remain if all gradients travelled as one tensor?",
     "gpt2": "How far are both speed-ups from the ideal, and what limits them?",
-    "pipeline": "What is the largest speed-up for your numbers of partitions and micro-batches, and what limits it "
-    "further? Why does it stop growing? Why must all tasks of a clock cycle be in the queues before the first result "
-    "is taken out?",
+    "pipeline": "What is the largest speed-up for your numbers of partitions and micro-batches, and what else limits "
+    "the speed-up? Why does it stop growing? Why must all tasks of a clock cycle be in the queues before the first "
+    "result is taken out?",
     "beyond": "Bonus. Why is the exposed communication never zero? Which bucket size was best, and what limits it on "
     "either side? Two ranks send the same two buckets in different orders: what happens if they have the same size, "
-    "and if not? Do the bytes kept and sent by DDP, zero1, zero2 and zero3 agree with the table in the README? When is "
-    "the step of zero3 almost as fast as that of zero2, and when is it not? Of tensor and 1f1b, whose bytes grow with "
-    "the batch, and whose with the model? Why do tensor groups stay on one machine?",
+    "and what if they do not? Do the bytes kept and sent by DDP, zero1, zero2 and zero3 agree with the table in the "
+    "README? When is the step of zero3 almost as fast as that of zero2, and when is it not? For which of tensor and "
+    "1f1b do the bytes grow with the batch, and for which with the model? Why do tensor groups stay on one machine?",
 }
 OPTIONAL = ("traffic", "beyond")  # sections that may stay empty
 

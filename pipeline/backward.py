@@ -1,12 +1,14 @@
 """A backward pass that overlaps like the forward pass, started by the usual call to `backward()` on the loss.
 
-torch runs the backward of a CPU graph in one thread, the caller's. With one graph over all partitions, only one of them
-would work at a time. So each partition's work on each micro-batch gets a graph of its own, cut off before and after:
+torch runs the backward of a CPU graph in one thread, the caller's. With one graph over all partitions, only one
+partition would work at a time. So each partition's work on each micro-batch gets its own graph, which is cut off from
+the graphs before and after it:
 
     x ── split ── ✂ partition 0 ✂ ── to() ── ✂ partition 1 ✂ ── cat ── output       a Cut is one "✂ partition ✂"
 
-When the gradient of the output arrives, every Cut becomes a task for its partition's worker: the schedule reversed, the
-last micro-batch first. There is no clock here: a worker continues as soon as the gradient that it needs arrives.
+When the gradient of the output arrives, every Cut becomes a task for its partition's worker. The tasks are in the
+reverse order of the schedule, the last micro-batch first. There is no clock here: a worker continues as soon as the
+gradient that it needs arrives.
 
     partition 0    .   B3  B2  B1  B0
     partition 1    B3  B2  B1  B0  .
@@ -34,9 +36,9 @@ _current_run: ContextVar["Run | None"] = ContextVar("current_run", default=None)
 
 
 def call_with_overlapping_backward(pipe: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """forward(x), with a result whose backward runs in the workers of `pipe`."""
+    """Return forward(x), as a tensor whose backward runs in the workers of `pipe`."""
     run = Run(pipe, x)
-    token = _current_run.set(run)  # every Task made from here on takes it along to its worker
+    token = _current_run.set(run)  # every Task created from here on takes the run with it to its worker
     try:
         with _fresh_workers_after_an_error(pipe):
             run.output = forward(run.input)
@@ -44,14 +46,14 @@ def call_with_overlapping_backward(pipe: Any, forward: Callable[[Tensor], Tensor
         _current_run.reset(token)
     if not run.output.requires_grad:
         return run.output
-    # The parameters get their gradients from the workers, not from this graph: without `anchor` it would have no
-    # leaf that needs a gradient whenever x needs none.
+    # The parameters get their gradients from the workers, not from this graph. If x needs no gradient, `anchor` is the
+    # only leaf of this graph that needs one.
     anchor = torch.zeros((), requires_grad=True)
     return _ReceiveGradient.apply(run, _RunBackward.apply(run, anchor, x), run.output.detach())
 
 
 class Stage(nn.Sequential):
-    """A partition in a pipe: called as usual, it adds a Cut to the current run."""
+    """A partition in a pipe. You call it like any module; during a run, each call adds a Cut to the run."""
 
     def __init__(self, index: int, *layers: nn.Module) -> None:
         super().__init__(*layers)
@@ -68,7 +70,7 @@ class Cut:
 
     partition: int
     micro_batch: int
-    given: Tensor  # what the partition was called with; leads back to the `result` of an earlier cut, or to the input
+    given: Tensor  # the input of the partition; its graph leads back to the `result` of an earlier cut, or to x
     start: Tensor  # the same values as a leaf: here the graph begins
     end: Tensor
     result: Tensor  # the values of `end` as a leaf, for the next partition
@@ -92,7 +94,7 @@ class Run:
         self.trace = pipe.trace
 
     def compute(self, j: int, forward: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
-        """Partition j's forward for one micro-batch; runs in its worker."""
+        """Run partition j's forward for one micro-batch, in the partition's worker."""
         assert self.cuts is not None
         micro_batch, self.calls[j] = self.calls[j], self.calls[j] + 1
         start = given.detach().requires_grad_(given.requires_grad and torch.is_grad_enabled())
@@ -120,7 +122,7 @@ class Run:
         self.cuts = cuts if keep_graph else None
         self.input.grad = None
         needed = _in_reverse(cuts, self.output)
-        # From the output as far as the results of the last partition; from there the workers continue.
+        # This goes from the output back to the results of the last partition; from there the workers continue.
         torch.autograd.backward(self.output, self.output_gradient, retain_graph=keep_graph)
         self._in_workers(needed)
         first = [cut for cut in needed if not cut.earlier and cut.start.grad is not None]
@@ -137,15 +139,15 @@ class Run:
             # Every task ends: it waits only for tasks that were handed out before it, and those always signal it.
             results = [self.pipe.out_queues[cut.partition].get() for cut in cuts]
             if errors := [exc_info[1] for success, exc_info in results if not success]:
-                raise errors[0]  # it carries its traceback along
+                raise errors[0]  # it carries its traceback
 
     def _backward_of(self, cut: Cut) -> None:
-        """One partition's backward for one micro-batch; runs in its worker."""
+        """Run one partition's backward for one micro-batch, in the partition's worker."""
         try:
             for _ in range(cut.uses):
                 cut.arrived.acquire()  # waits for the worker of the later partition
             if cut.result.grad is None:
-                return  # that worker failed, or made no use of what it got
+                return  # the later worker failed, or did not use this result
             with self._traced("backward", cut.partition, cut.micro_batch):
                 torch.autograd.backward(cut.end, cut.result.grad, retain_graph=self.keep_graph)
             if cut.earlier and cut.start.grad is not None:  # as far as the result of the earlier partition
@@ -164,8 +166,8 @@ class _RunBackward(torch.autograd.Function):
     """The place where the graph outside of the pipe meets a run. Its output is a CPU scalar that represents the run.
 
     torch runs a node's backward in the thread that belongs to the device of the node's gradient. A scalar on the CPU
-    brings it into the thread that called backward(). That thread may wait. A GPU's thread must not wait, because the
-    workers need it.
+    brings this node into the thread that called backward(). That thread may wait. A GPU's thread must not wait, because
+    the workers need it.
     """
 
     @staticmethod
@@ -181,7 +183,7 @@ class _RunBackward(torch.autograd.Function):
 
 
 class _ReceiveGradient(torch.autograd.Function):
-    """The output of the pipe. Notes the gradient that arrives, and hands over to _RunBackward."""
+    """The output of the pipe. Stores the gradient that arrives; _RunBackward comes next."""
 
     @staticmethod
     def forward(ctx: Any, run: Run, the_run: Tensor, output: Tensor) -> Tensor:
@@ -231,7 +233,7 @@ def _in_reverse(cuts: list[Cut], output: Tensor) -> list[Cut]:
 
 
 def _cuts_behind(tensor: Tensor, cut_of: dict[int, Cut]) -> list[Cut]:
-    """The cuts whose results `tensor` was computed from."""
+    """Return the cuts from whose results `tensor` was computed."""
     if id(tensor) in cut_of:
         return [cut_of[id(tensor)]]
     found, seen, nodes = [], set(), [tensor.grad_fn]
@@ -240,7 +242,7 @@ def _cuts_behind(tensor: Tensor, cut_of: dict[int, Cut]) -> list[Cut]:
         if node is not None and node not in seen:
             seen.add(node)
             nodes.extend(following for following, _ in node.next_functions)
-            leaf = getattr(node, "variable", None)  # what a node of a leaf has
+            leaf = getattr(node, "variable", None)  # only the node of a leaf has it
             if id(leaf) in cut_of:
                 found.append(cut_of[id(leaf)])
     return found

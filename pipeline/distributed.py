@@ -27,7 +27,7 @@ STAGES_PER_PROCESS = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
 
 
 def join_pipeline(master_ip: str, master_port: int, world_size: int, rank: int, backend: str) -> None:
-    """Join the other processes of the pipeline; waits until all are there."""
+    """Join the other processes of the pipeline; return when all of them have joined."""
     places = {"MASTER_ADDR": master_ip, "MASTER_PORT": master_port, "WORLD_SIZE": world_size, "RANK": rank}
     os.environ.update({name: str(value) for name, value in places.items()})
     init_device_mesh("cuda" if backend == "nccl" else "cpu", (world_size,))  # joins the group that they describe
@@ -36,9 +36,10 @@ def join_pipeline(master_ip: str, master_port: int, world_size: int, rank: int, 
 def make_schedule(
     name: str, modules: Sequence[nn.Module], n_micro_batches: int, loss: Callable, device: torch.device
 ) -> ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B:
-    """torch's schedule over all processes; `modules` are the stages of this process: rank, rank + world_size, ...
+    """Return torch's schedule over all processes.
 
-    Its step() runs forward and backward; gradients are those of the sum of the micro-batches' losses.
+    `modules` are the stages of this process: rank, rank + world_size, ...
+    The schedule's step() runs forward and backward; gradients are those of the sum of the micro-batches' losses.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     count = world_size * len(modules)
@@ -61,7 +62,7 @@ class GPT2Embedding(nn.Module):
 
 
 def gpt2_stage(model: GPT2LMHeadModelParallel, index: int, count: int) -> nn.Sequential:
-    """One of `count` stages: its share of the blocks, the embedding before the first, ln_f and head after the last."""
+    """Return one of `count` stages: some blocks; the first stage also has the embedding, the last has ln_f and head."""
     blocks = model.transformer.h
     if count > len(blocks):
         raise InputError(f"expected at most {len(blocks)} stages for {len(blocks)} blocks, got {count}")
@@ -75,7 +76,7 @@ class PipelinedProcesses:
     """This process's part of a GPT-2 that is spread over all processes.
 
     `.parameters` are those that this process trains. The shared matrix of embedding and head is in the first and in the
-    last process: both start with the same values and get the same gradient, so it stays the same.
+    last process: both start with the same values and get the same gradient, so both copies stay equal.
     """
 
     def __init__(self, model: GPT2LMHeadModelParallel, schedule: str, n_micro_batches: int, device: torch.device):
@@ -96,9 +97,9 @@ class PipelinedProcesses:
         self.schedule = make_schedule(schedule, stages, n_micro_batches, loss, device)
 
     def forward_backward(self, tokens: Tensor) -> Tensor:
-        """One batch (B, T) forward and backward through all processes; returns the loss, on every process.
+        """Run one batch (B, T) forward and backward through all processes; return the loss, on every process.
 
-        Raises InputError if B does not divide into the micro-batches: the library wants them equally large.
+        Raises InputError if B is not divisible by the number of micro-batches: the library needs equal micro-batches.
         """
         if len(tokens) % self.n_micro_batches:
             expected = f"expected a multiple of {self.n_micro_batches} (--n_chunk)"
@@ -117,7 +118,7 @@ class PipelinedProcesses:
         return total
 
     def _add_shared_gradients(self, other: int) -> None:
-        """The shared matrix gets the sum of the embedding's and the head's gradient, on both processes."""
+        """Give the shared matrix the sum of the embedding's and the head's gradient, on both processes."""
         mine = self.shared.grad
         assert mine is not None
         theirs = torch.empty_like(mine)
@@ -127,7 +128,7 @@ class PipelinedProcesses:
         mine.add_(theirs)
 
     def clip_gradients(self, _all: object, max_norm: float) -> None:
-        """Clip by the norm of the whole model's gradient, which no process sees: the squares are added up."""
+        """Clip by the norm of the whole model's gradient. No process sees all of it, so all add up their squares."""
         counted = [p for p in self.parameters if p.grad is not None and (p is not self.shared or self.rank == 0)]
         mine = sum(torch.linalg.vector_norm(p.grad).item() ** 2 for p in counted)
         squares = [0.0] * self.world_size

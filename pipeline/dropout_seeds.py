@@ -4,9 +4,9 @@ All threads draw from one generator of the CPU. So if two partitions draw at the
 gets which number. If dropout is on, each partition's work on each micro-batch therefore has its own generator.
 
 On the CPU, for models whose only randomness is dropout, the same seed, partitions and split_size give the same masks,
-whatever the timing. The backward uses the masks of its forward, and each micro-batch has different masks. They are not
-the masks of the plain model. On GPUs, each device has its own generator. The same holds on GPUs if each device has
-only one partition.
+whatever the timing. The backward pass uses the masks of its forward pass, and each micro-batch has different masks.
+They are not the masks of the plain model. On GPUs, each device has its own generator. The same holds on GPUs if each
+device has only one partition.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def draw_seed(modules: nn.Module) -> int | None:
-    """A seed for one call of the pipe, from the generator that torch.manual_seed sets; None if no dropout is on.
+    """Return a seed for one call of the pipe, from the generator that torch.manual_seed sets; None if no dropout is on.
 
     The caller's thread draws it, while all workers are idle.
     """

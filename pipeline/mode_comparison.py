@@ -23,7 +23,7 @@ FIGURES = {
 
 
 def epoch_metrics(config: Gpt2Config, record: Record) -> dict[str, Any]:
-    """Mean and standard deviation over the epochs, and both metrics of every epoch; a single epoch is not dropped."""
+    """Return means and standard deviations over the epochs, and both metrics of every epoch; a single epoch is kept."""
     seconds = [iteration["seconds"] for iteration in record.as_dict()["iterations"]]
     per_epoch = record.steps_per_epoch
     epochs = [seconds[i : i + per_epoch] for i in range(0, len(seconds), per_epoch)]
@@ -39,7 +39,7 @@ def epoch_metrics(config: Gpt2Config, record: Record) -> dict[str, Any]:
 
 
 def compare_modes(config: Gpt2Config, metrics: dict[str, Any]) -> None:
-    """Print and keep this run's metrics; draw both figures over the modes that have been run so far."""
+    """Print and keep this run's metrics; draw both figures for all modes that have been run so far."""
     mode = config.model_parallel_mode if config.schedule == "threads" else config.schedule
     for name, (label, _) in FIGURES.items():
         deviation = f" +- {metrics[name]['std']:.2f}" if metrics[name]["std"] else ""  # one epoch has none

@@ -34,7 +34,7 @@ class GPT2BlockCustom(GPT2Block):
         hidden, mask = _unpack(x, self.attn.embed_dim)
         if mask is None:
             return super().forward(hidden)
-        is_additive = self.attn.config._attn_implementation == "eager"  # the others: True where to attend
+        is_additive = self.attn.config._attn_implementation == "eager"  # the others expect True where to attend
         attention_mask = mask.unsqueeze(1)  # (B, 1, T, T)
         hidden = super().forward(hidden, attention_mask=attention_mask if is_additive else attention_mask > 0)
         return _pack(hidden, mask)
@@ -46,7 +46,7 @@ def _pack(hidden: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _unpack(x: Tensor, hidden_size: int) -> tuple[Any, Tensor | None]:
-    """The reverse of _pack."""
+    """Return what was given to _pack."""
     if x.shape[-1] == hidden_size:
         return x, None
     hidden, mask = x.split([hidden_size, x.shape[-1] - hidden_size], dim=-1)
@@ -56,11 +56,11 @@ def _unpack(x: Tensor, hidden_size: int) -> tuple[Any, Tensor | None]:
 class GPT2ModelCustom(GPT2Model):
     """GPT-2 without its head.
 
-    Its blocks `.h` are on one or more devices, which work one after another. It keeps no cache.
+    Its blocks `.h` are on one or more devices, which work one after another. The model keeps no cache.
     """
 
     def __init__(self, config: GPT2Config) -> None:
-        super(GPT2Model, self).__init__(config)  # not GPT2Model's, which would make blocks of its own first
+        super(GPT2Model, self).__init__(config)  # not GPT2Model's, which would first create its own blocks
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
         self.drop = nn.Dropout(config.embd_pdrop)
@@ -78,7 +78,7 @@ class GPT2ModelCustom(GPT2Model):
     def parallelize(self, devices: Sequence[torch.device | str]) -> None:
         """Distribute the blocks evenly over `devices`, in order. cpu:0, cpu:1 are labels: torch has only one CPU.
 
-        Raises InputError for no device, or more devices than blocks.
+        Raises InputError if there is no device, or if there are more devices than blocks.
         """
         count, n_layer = len(devices), len(self.h)
         if not 1 <= count <= n_layer:
@@ -114,7 +114,7 @@ class GPT2ModelCustom(GPT2Model):
             attention_mask=None if attention_mask is None else attention_mask.to(first),
             past_key_values=None,
             position_ids=None if may_use_cache else position_ids,
-        )  # (B, 1, T, T), or None where "causal" says it all
+        )  # (B, 1, T, T), or None if plain causal attention is enough
         if mask is not None:
             assert isinstance(mask, Tensor), "flex attention describes its mask in another form"
             mask = mask.squeeze(1).expand(len(hidden), -1, -1)

@@ -10,10 +10,10 @@ from common.errors import InputError
 
 
 class WithDevice(nn.Module):
-    """A layer with a label that says to which device it belongs. It does not move the layer.
+    """A layer with a label that says to which device it belongs. The label does not move the layer.
 
     torch takes cpu:0 and cpu:1 for the same device, but two such labels make two partitions, with one worker each.
-    So a pipeline runs on a machine without GPUs, and a layer without parameters can have a device.
+    So a pipeline can run on a machine without GPUs, and a layer without parameters can have a device.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str) -> None:

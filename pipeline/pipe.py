@@ -25,7 +25,7 @@ from pipeline.worker import Task, create_workers
 
 
 class Pipe(nn.Module):
-    """Computes the same as `module`, in micro-batches of `split_size` examples, with one worker per partition.
+    """Computes the same as `module`, but in micro-batches of `split_size` examples, with one worker per partition.
 
     module: layers that return one tensor each; WithDevice labels or the layers' own devices say where to cut.
     split_size: examples in a micro-batch (not the number of micro-batches); the last one may be smaller.
@@ -71,7 +71,7 @@ class Pipe(nn.Module):
         # END SOLUTION p.3
 
     def compute(self, batches: list[torch.Tensor], schedule: list[tuple[int, int]]) -> None:
-        """One clock cycle: compute every (micro-batch, partition) of `schedule`, all at the same time.
+        """Run one clock cycle: compute every (micro-batch, partition) of `schedule`, all at the same time.
 
         Each result replaces its micro-batch in `batches`, where the next cycle finds it.
 

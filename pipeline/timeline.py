@@ -1,4 +1,4 @@
-"""Records a step of a pipeline: one box per partition's forward or backward of one micro-batch, saved and drawn."""
+"""Records, saves and draws a step of a pipeline: a box for every forward or backward of one micro-batch."""
 
 import json
 import time
@@ -28,15 +28,15 @@ class Box:
 
 @dataclass
 class Trace:
-    """Set as `pipe.trace`, it collects boxes from every call until it is removed."""
+    """Collects boxes from every call of a pipe while it is set as `pipe.trace`."""
 
     boxes: list[Box] = field(default_factory=list)
 
     @contextmanager
     def box(self, phase: str, partition: int, micro_batch: int, device: torch.device) -> Iterator[None]:
-        """Time what is done inside.
+        """Time the block.
 
-        On a GPU, this waits for the work to finish; a run without a trace does not wait.
+        On a GPU, wait for the work to finish; a run without a trace does not wait.
         """
         begin = time.perf_counter()
         yield
@@ -55,7 +55,7 @@ class Trace:
 
     @property
     def speedup(self) -> float:
-        """Busy time of all partitions over the duration: how many partitions worked at a time, on average."""
+        """Busy time of all partitions divided by the duration: how many partitions worked at a time, on average."""
         return sum(box.end - box.begin for box in self.boxes) / self.duration
 
     @property
@@ -101,7 +101,7 @@ class Trace:
             raise InputError(f"cannot read the trace {path} ({error!r}); run the script again") from None
 
     def draw(self, path: str | Path, title: str = "") -> None:
-        """Draw the boxes, partitions down and time across, with bubble and speed-up in the title."""
+        """Draw the boxes: one row per partition, time from left to right, bubble and speed-up in the title."""
         from matplotlib.figure import Figure  # takes a second to import
 
         start = min(box.begin for box in self.boxes)

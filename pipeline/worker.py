@@ -4,7 +4,7 @@
     caller  ── Task ──────>  worker of partition j  ──────>  (True, (task, batch)) or (False, exc_info)  ──>  caller
 
 A worker takes its tasks in order and never uses another worker's queues. While it computes, torch releases Python's
-global lock, so workers really run at the same time.
+global interpreter lock, so workers really run at the same time.
 """
 
 import atexit
@@ -23,8 +23,8 @@ import torch
 class Task:
     """A piece of work for a worker: a function without arguments that returns a tensor.
 
-    Grad mode and autocast belong to a thread. A task uses those of the thread that created it. Otherwise the workers
-    would build graphs even under torch.no_grad().
+    Each thread has its own grad mode and autocast. A task uses those of the thread that created it. Otherwise the
+    workers would build graphs even under torch.no_grad().
     """
 
     def __init__(self, compute: Callable[[], Any]) -> None:
@@ -47,7 +47,7 @@ class Task:
 
 
 class InQueue:
-    """The queue into one worker. When no object refers to it any more, its worker ends."""
+    """The queue of tasks for one worker. When no object refers to the queue any more, its worker ends."""
 
     def __init__(self) -> None:
         self.tasks: SimpleQueue[Task | None] = SimpleQueue()

@@ -36,7 +36,8 @@ from task2b_allreduce.worker_gradients import keep_gradients
 def setup(rank, world_size, backend):
     """Join the process group through the environment; task 2a used a tcp:// address instead.
 
-    2b.6  [1] MASTER_ADDR and MASTER_PORT say where rank 0 listens: 127.0.0.1 and 11868, unless they are already set.
+    2b.6  [1] Set MASTER_ADDR and MASTER_PORT in the environment, to 127.0.0.1 and 11868: rank 0 listens there. Keep a
+              value that is already set.
           [2] Join with this backend, rank and size.
     """
     # TODO(cos598d) 2b.6: set the two variables and call init_process_group (3 lines)
@@ -50,7 +51,7 @@ def setup(rank, world_size, backend):
 def average_gradients(model):
     """Replace every parameter's gradient by its mean over all workers.
 
-    2b.7  As in run_glue.py; ask the process group for the number of workers.
+    2b.7  Do the same as in run_glue.py; ask the process group for the number of workers.
     """
     # TODO(cos598d) 2b.7: all_reduce every gradient and divide by the number of workers (about 5 lines)
     # BEGIN SOLUTION 2b.7

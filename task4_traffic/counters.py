@@ -1,10 +1,10 @@
 """Bytes in and out of one network interface over time: from the kernel's counters, or from a file of dstat or dool.
 
     python task4_traffic/counters.py --interface eth0 --output traffic.csv      counts until Ctrl-C
-    python task4_traffic/counters.py --read dstat.csv --interface total         converts such a file to bytes
+    python task4_traffic/counters.py --read dstat.csv --interface total         adds up a dstat or dool file
 
-The kernel counts every byte of an interface since it was created, headers included. The difference of two readings is a
-volume and misses nothing. dstat writes a rate: multiply it by the time that it covers.
+The kernel counts every byte of an interface since it was created, headers included. The difference between two readings
+is a volume and misses nothing. dstat writes a rate: multiply it by the time that it covers.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def read_kernel(text: str) -> dict[str, tuple[int, int, int, int]]:
 
 
 class Counter:
-    """Writes the counters of an interface to a CSV ten times per second, in a thread, until stop().
+    """Writes the counters of an interface to a CSV file ten times per second, in a thread, until stop().
 
     This takes well under 1 % of a core. Every line is flushed, so nothing is lost in a crash.
 
@@ -96,7 +96,7 @@ class Counter:
 
 
 def read_counters(path: Path) -> list[Sample]:
-    """Return the readings in a CSV of a Counter; the last line may be incomplete. Raises InputError for other files."""
+    """Return the readings in a Counter's CSV file, whose last line may be incomplete; raises InputError for others."""
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     if not rows or tuple(rows[0]) != HEAD:
@@ -119,7 +119,7 @@ def volume(samples: Sequence[Sample], begin: float, end: float) -> tuple[float, 
 
 
 def _at(samples: Sequence[Sample], moment: float) -> tuple[float, float]:
-    """The counters at one moment."""
+    """Return the counters at one moment (bytes received, bytes sent)."""
     place = min(max(1, bisect.bisect_left(samples, moment, key=lambda sample: sample.time)), len(samples) - 1)
     before, after = samples[place - 1], samples[place]
     span = after.time - before.time

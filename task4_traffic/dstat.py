@@ -1,6 +1,6 @@
 """Reads files of `dstat --output` and `dool --output`.
 
-Converts them to samples, as counters.py takes them from the kernel.
+Converts them to samples like those that counters.py takes from the kernel.
 
 Such a file holds one or several runs, one after the other, because both tools append. A run has lines of description, a
 line of groups ("net/eth0"), a line of names ("recv"), and one row per second. A row holds *rates*: means over the time
@@ -92,7 +92,7 @@ def split_runs(text: str) -> Iterator[ToolRun]:
 
 
 def samples(run: ToolRun, interface: str, path: Path) -> list[Sample]:
-    """Return counters as the kernel would have shown them at the time of every row, from 0 at the first row."""
+    """Return counters as the kernel would have shown them at the time of every row; they are 0 at the first row."""
     received, sent = columns(run, interface, path)
     times = row_times(run)
     found = [Sample(times[0], 0, 0)]
@@ -124,8 +124,8 @@ def row_times(run: ToolRun) -> list[float]:
     """Return the time of every row, in seconds since 1970.
 
     The times come from the column `epoch` or `time`, or else from the header. dstat's clock column has whole seconds.
-    Sometimes it skips one and writes the next twice (44, 45, 47, 47), although rows are evenly spaced. So the time of
-    the first row and the delay of the command line are used; the clock is used only where rows are really missing.
+    Sometimes it skips a second and writes the next one twice (44, 45, 47, 47), although rows are evenly spaced. So the
+    time of the first row and the delay of the command line are used; the clock is used only where rows are missing.
     """
     delay = run.seconds_per_row
     clock = _clock(run)

@@ -115,7 +115,7 @@ def seconds(traffic: Traffic, rate: float) -> float:
 def prediction(size: int, world_size: int, rate: float) -> str:
     """Return one line per algorithm: the shortest time in which the slowest worker can communicate in one iteration."""
     ring, root = all_reduce_traffic(size, world_size), gather_scatter_traffic(size, world_size, 0)
-    # Rank 0 scatters when it has gathered: its two directions are not busy at the same time.
+    # Rank 0 scatters only after it has gathered: its two directions are not busy at the same time.
     return (
         f"\nat {rate / 1e6:,.0f} Mbit/s, the communication of an iteration takes at least\n"
         f"  all_reduce        {seconds(ring, rate):.4f} s\n"

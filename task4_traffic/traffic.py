@@ -27,7 +27,7 @@ from task4_traffic.expected import DTYPES
 PACKET_HEADER = 66
 CALIBRATION_BYTES = 50e6  # a small model's calibration is repeated, up to about this many bytes
 REPEATS = 5  # the most repetitions in a trial
-TRIALS = 5  # the median of the trials counts, because the system decides when it sends acknowledgements
+TRIALS = 5  # the median of the trials is used, because the system decides when it sends acknowledgements
 
 
 def plain(entry: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class TrafficRecord(Record):
         The same bytes are sent twice: as the tensors of an iteration, and as one tensor. The payload is the same, so
         the difference is the cost of many messages. The one large tensor only adds the headers of its packets.
         """
-        # Rank 0's list for all: with lists of different lengths, the workers would wait for each other forever.
+        # All ranks use rank 0's list: with lists of different lengths, they would wait for each other forever.
         lists = [[(entry["elements"], entry["dtype"]) for entry in self._groups[0]["tensors"]] if self._groups else []]
         device = self.worker.device
         dist.broadcast_object_list(lists, src=0, device=device)
