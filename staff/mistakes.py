@@ -191,7 +191,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--cover", action="store_true", help="a minimal set of mistakes that makes every test fail once; no variants"
     )
     parser.add_argument(
-        "--again", action="store_true", help="grade what is not as it must be once more, alone; the second verdict counts"
+        "--again",
+        action="store_true",
+        help="grade what is not as it must be once more, alone; then that verdict counts",
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="only entries whose name contains TEXT")
     parser.add_argument(
