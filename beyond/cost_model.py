@@ -3,11 +3,11 @@
     python beyond/cost_model.py --bytes 90e6 --workers 4 --rate 1gbit --latency 50us --backward 0.3 --buckets 8
 
 A message of S bytes takes `latency + S / bandwidth` seconds. The latency is what even an empty message costs. The
-bandwidth is the number of bytes that a link carries per second, in both directions at the same time. A ring of N
+bandwidth is the number of bytes that a link carries per second in each direction, both at the same time. A ring of N
 workers sends 2(N-1) messages one after another, each with 1/N of the bytes. If rank 0 gathers and scatters instead,
 its own link carries all messages.
 
-With overlap, backward and the network work at the same time. Of these three buckets, the second waits for the first:
+With overlap, backward and the network work at the same time. Here, each bucket has to wait for the one before it:
 
     time        0        1        2        3        4        5        6
     backward    |------- ▲ ------ ▲ ------ ▲|                               ▲  a bucket is complete

@@ -1,6 +1,6 @@
 """Ranks on a grid: which ranks form a data, a tensor and a pipeline group.
 
-Eight ranks with pipeline=2, data=2, tensor=2. The ranks of a tensor group exchange the most data, so they are adjacent:
+Eight ranks with pipeline=2, data=2, tensor=2. A tensor group communicates in every block, so its ranks are adjacent:
 
                  stage 0                     stage 1
              tensor 0  tensor 1          tensor 0  tensor 1

@@ -1,4 +1,4 @@
-"""ZeRO-3, which PyTorch calls FSDP: every rank keeps a shard of each parameter, and gathers the rest when it needs it.
+"""ZeRO-3, which PyTorch calls FSDP: every rank keeps a shard of each block, and gathers the rest when it needs it.
 
     sharded = ShardedModel(model, model.transformer.h, partial(AdamW, lr=1e-4))
     for batch in batches:
@@ -51,8 +51,8 @@ class ShardedBlock:
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         """Keep the shard and free the rest.
 
-        b.8  [1] `own` is a copy of this rank's part of flat.values, in fp32, of length flat.shard_length. It must not
-                 be a view: the memory of flat.values is freed.
+        b.8  [1] Set the variable `own` (not self.own) to a copy of this rank's part of flat.values, in fp32, of length
+                 flat.shard_length. It must not be a view: the memory of flat.values is freed.
         """
         self.flat = FlatParameters(parameters, dist.get_world_size())
         self.nbytes = self.flat.values.nbytes

@@ -79,8 +79,8 @@ class Bucket:
         b.6  [4] Wait. Compute the mean over all ranks of this rank's shard, in fp32.
              [5] Store this mean as shard.gradient. If there is already one from an earlier micro-batch, add the mean
                  to it.
-             [6] Release the tensors of the message (set them to None): they are as large as the gradients that ZeRO
-                 saves.
+             [6] Release the tensors of the message (set them to None): they need as much memory as ZeRO saves on
+                 gradients.
         """
         # TODO(cos598d) b.6: steps [4] to [6] (about 5 lines)
         # BEGIN SOLUTION b.6

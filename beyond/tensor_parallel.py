@@ -183,8 +183,8 @@ def shard_block(block: Any, group: Group = None) -> None:
     b.12 [2] MLP: cut c_fc by columns and c_proj by rows; this rank has own_part of the columns of c_fc.
          [3] Attention: cut c_attn by columns and c_proj by rows; this rank has own_part of the heads. After c_attn, the
              outputs of these heads are concatenated, and c_proj must keep the matching rows.
-         [4] attention.split_size is where the attention cuts q, k and v apart: the columns of this rank's heads.
-             attention.num_heads is the number of its heads.
+         [4] attention.split_size is the width of q, of k and of v: the attention cuts there. attention.num_heads is the
+             number of heads. Set both for this rank's heads.
     """
     mlp, attention = block.mlp, block.attn
     width, head_dim = attention.embed_dim, attention.head_dim

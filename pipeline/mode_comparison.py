@@ -23,7 +23,7 @@ FIGURES = {
 
 
 def epoch_metrics(config: Gpt2Config, record: Record) -> dict[str, Any]:
-    """Return means and standard deviations over the epochs, and both metrics of every epoch; a single epoch is kept."""
+    """Return both metrics of every epoch, with mean and deviation; the first one counts only if it is the only one."""
     seconds = [iteration["seconds"] for iteration in record.as_dict()["iterations"]]
     per_epoch = record.steps_per_epoch
     epochs = [seconds[i : i + per_epoch] for i in range(0, len(seconds), per_epoch)]

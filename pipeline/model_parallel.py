@@ -152,7 +152,7 @@ class GPT2ModelParallel(GPT2ModelCustom):
         """Make a pipeline of the blocks, with split_size examples per micro-batch. Call parallelize first.
 
         Steps
-        [1] Label every block of self.h with its device in self.block_devices, by WithDevice.
+        [1] Wrap every block of self.h in WithDevice, with its device from self.block_devices.
         [2] Put them into one nn.Sequential, in order.
         [3] Make a Pipe of it, with split_size, and keep it as self.h_pp.
         [4] Set self.pipeline_parallel: without it, the blocks still work one after another.

@@ -141,7 +141,7 @@ def start_workers(config):
 
 def main():
     config = parse_gpt2_arguments("task2b_allreduce", world_size=2)
-    torch.multiprocessing.set_start_method("forkserver")  # modules are imported once, for all workers
+    torch.multiprocessing.set_start_method("forkserver")  # a worker starts without this process's memory
     check_workers(start_workers(config))
     if not config.pytest:
         report_scaling(config)

@@ -96,7 +96,7 @@ class Counter:
 
 
 def read_counters(path: Path) -> list[Sample]:
-    """Return the readings in a Counter's CSV file, whose last line may be incomplete; raises InputError for others."""
+    """Return the readings in a Counter's CSV file (its last line may be incomplete). InputError: any other file."""
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     if not rows or tuple(rows[0]) != HEAD:

@@ -36,7 +36,7 @@ class ToolRun:
 
     @property
     def seconds_per_row(self) -> float:
-        """Return the delay on the command line: the last word, or the one before it if a number of rows follows."""
+        """Return the delay on the command line: the last word, or the one before it if the row count is last."""
         words = shlex.split(self.command) if self.command.count('"') % 2 == 0 else self.command.split()
         numbers: list[float] = []
         for word in reversed(words[1:]):

@@ -151,6 +151,6 @@ def between(begin: Sample, end: Sample) -> dict[str, float]:
 
 
 def all_reduce(tensor: torch.Tensor) -> None:
-    """Sum `tensor` over all ranks with torch's internal call, because the usual one is what students write."""
+    """Sum `tensor` over all ranks with torch's internal call; the usual one is what region 2b.1 asks for."""
     group: Any = dist.group.WORLD
     group.allreduce([tensor]).wait()
