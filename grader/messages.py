@@ -36,7 +36,7 @@ def messages(
         if failed:
             got, most = sum(entry.points for entry in mine), sum(entry.max_points for entry in mine)
             row = course.regions[region]
-            lines.append(f"{region} {row.title}: {got} of {most} points ({row.file})")
+            lines.append(f"{region} {row.title}: {got}/{most} points ({row.file})")
             lines += of_region(failed)
             lines += prints([entry.id for entry in sorted(failed, key=_rank)], printed or {}, all_ranks)
     return [*lines, *seed_line(entries)]

@@ -59,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "graded(region, points, needs=[], absence=False): a test that gives points for a region of course.toml",
     )
+    if config.option.verbose == 0:
+        config.option.verbose = -1  # like -q: pytest's header and lists of files would stand before the cause
     tree = Path(config.getoption("--tree") or os.environ.get("COS598D_TREE") or ROOT).resolve()
     try:
         course = load_course()

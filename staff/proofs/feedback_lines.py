@@ -3,7 +3,7 @@
     python -m staff.proofs.feedback_lines [--width 100]
 
 Each mistake is put into a copy of the solved tree, and its region is graded as a student does it. The cause counts as
-named where a line holds all words that the bank pins for the test that must fail. Long lines are wrapped, as a
+named where a line holds words that the bank pins for the tests that must fail. Long lines are wrapped, as a
 terminal of this width would. The last line of stdout is one JSON object; exit code 0 if each cause is in the first
 three lines below the command.
 """
@@ -42,7 +42,7 @@ FREQUENT = (
     ("task3", "wraps anew in every epoch", "3.1"),
     ("task4", "elements for bytes", "4.1"),
     ("pipeline_schedule", "one clock cycle too few", "p.2"),
-    ("pipeline_pipe", "chunk instead of split: split_size read as a number of micro-batches", "p.4"),
+    ("pipeline_pipe", "chunk instead of split: split_size read as a number of micro-batches", "p.3"),
 )
 
 

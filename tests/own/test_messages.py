@@ -29,7 +29,7 @@ def test_the_cause_comes_first_and_tests_that_say_the_same_are_listed_by_name():
     )
 
     assert lines == [
-        "2b.1 synchronise gradients with all_reduce: 2 of 8 points (task2b_allreduce/run_glue.py)",
+        "2b.1 synchronise gradients with all_reduce: 2/8 points (task2b_allreduce/run_glue.py)",
         "  wrong: every gradient is 3.000 times the mean on 3 workers: did you divide by world_size?",
         "  expected 3, got 1",
         "    same cause: test_sizes",
