@@ -23,7 +23,7 @@ COLOURS = {
 }
 NETWORK = "#F0A830"
 HATCH = "////"
-STEP_LINE = {"color": "black", "linewidth": 0.8, "linestyle": (0, (2, 2))}
+DASHES = (0, (2, 2))  # of the line at which a step begins
 WIDTH = 6.4  # inches; at half of that, letters of FONT points are still 6.5 points high
 FONT = 13
 PROCESS, NETWORK_ROW, GAP = 1.0, 0.5, 0.35  # heights of the rows of a rank
@@ -69,7 +69,7 @@ def _top(rank: int) -> float:
 def _draw_steps(axes: "Axes", timeline: Timeline) -> None:
     steps = [step for step in timeline.steps if step.rank == 0]
     for step in steps:
-        axes.axvline(step.start * 1e3, zorder=0, **STEP_LINE)
+        axes.axvline(step.start * 1e3, color="black", linewidth=0.8, linestyle=DASHES, zorder=0)
         middle = (step.start + step.end) / 2 * 1e3
         axes.text(middle, -0.25, f"step {step.number}", ha="center", va="bottom", fontsize=FONT - 2)
 
@@ -146,5 +146,5 @@ def _legend(timelines: Sequence[Timeline]) -> list:
         handles.append(Patch(facecolor="white", edgecolor="black", hatch=HATCH, label="waiting"))
     if "communication" in names:
         handles.append(Line2D([], [], color=NETWORK, linewidth=3, label="thin row: its network"))
-    handles.append(Line2D([], [], label="a step begins", **STEP_LINE))
+    handles.append(Line2D([], [], color="black", linewidth=0.8, linestyle=DASHES, label="a step begins"))
     return handles
