@@ -135,13 +135,14 @@ def _label(axes: "Axes", timeline: Timeline, least_exact: Timeline | None) -> No
 
 
 def _legend(timelines: Sequence[Timeline]) -> list:
+    from matplotlib.artist import Artist
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     boxes = [box for timeline in timelines for box in timeline.boxes]
     names = {"communication" if box.row == "network" else box.phase for box in boxes}
     shown = [(name, colour) for name, colour in COLOURS.items() if name in names]
-    handles = [Patch(facecolor=colour, edgecolor="black", label=name) for name, colour in shown]
+    handles: list[Artist] = [Patch(facecolor=colour, edgecolor="black", label=name) for name, colour in shown]
     if any(box.waits for box in boxes):
         handles.append(Patch(facecolor="white", edgecolor="black", hatch=HATCH, label="waiting"))
     if "communication" in names:
