@@ -1,6 +1,6 @@
 """Measure what predictions are made from: computing, sending and the engines' own cost, on this machine.
 
-    python -m benchmark.calibrate                                              # loopback, gpt2-tiny: half a minute
+    python -m benchmark.calibrate                                              # loopback, gpt2-tiny: two minutes
     python -m benchmark.calibrate --links 100mbit,1gbit --models gpt2-tiny,gpt2-24m --workers 1,2,4
 
 Measured for each model: the parts of a step by batch size and by the number of workers that share this machine's cores.
