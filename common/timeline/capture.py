@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from common.timeline.collector import collector_off
 from common.timeline.profile_events import MARK, Mark, numbered, read_profile
 from common.timeline.spans import Span
 from common.timeline.waiting import Blocked, Message, blocked
@@ -112,7 +113,7 @@ class Capture:
         self._mark()
         self._profile.stop()
         self._set_traces(None)
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, collector_off():
             self._profile.export_chrome_trace(str(Path(folder) / "profile.json"))
             found = read_profile(Path(folder) / "profile.json", self._marks)
         self._profile, self._count = None, 0

@@ -17,6 +17,7 @@ from common.timeline.boxes import Timeline
 from common.timeline.capture import Capture
 from common.timeline.clocks import Clock, Reading, read_clocks
 from common.timeline.collect import assemble, gather
+from common.timeline.collector import collector_off
 from common.timeline.page import write_page
 from common.timeline.parts import parts, table
 from common.timeline.picture import draw
@@ -65,8 +66,9 @@ class RunTimeline:
             if self._worker.is_first:
                 print("no timeline: this run had no training step")
             return
-        write_trace(self._timeline, folder / "timeline.json")
-        write_page(self._timeline, folder / "timeline.html")
-        draw(self._timeline, folder / "timeline.png")
+        with collector_off():
+            write_trace(self._timeline, folder / "timeline.json")
+            write_page(self._timeline, folder / "timeline.html")
+            draw(self._timeline, folder / "timeline.png")
         print(table(self._timeline))
         print(f"timeline: {shown(folder)}/timeline.png, timeline.html (a browser), timeline.json (ui.perfetto.dev)")

@@ -1,5 +1,6 @@
 """--timeline from its parts to whole runs: clocks, who was blocked and for whom, and where the time of a step went."""
 
+import gc
 import itertools
 import json
 from dataclasses import replace
@@ -13,6 +14,7 @@ from common.timeline.boxes import Box, Step, Timeline, Wait
 from common.timeline.capture import SeenOnRank
 from common.timeline.clocks import Clock
 from common.timeline.collect import network_boxes
+from common.timeline.collector import collector_off
 from common.timeline.parts import NAMES, mean, parts, table
 from common.timeline.profile_events import Mark, numbered, read_profile
 from common.timeline.spans import duration, merged, within, without
@@ -418,3 +420,15 @@ def test_without_the_flag_a_record_has_no_timeline_and_an_old_one_is_taken_away(
         shown = {"timeline.png", "timeline.html", "timeline.json"}
         assert there & shown == (shown if more else set())
         assert (json.loads((out / "rank0.json").read_text())["timeline"] is not None) == bool(more)
+
+
+def test_the_collector_is_off_inside_and_afterwards_as_before():
+    for before in (True, False):
+        (gc.enable if before else gc.disable)()
+        try:
+            with pytest.raises(KeyError), collector_off():
+                assert not gc.isenabled()
+                raise KeyError
+            assert gc.isenabled() == before
+        finally:
+            gc.enable()
