@@ -131,9 +131,11 @@ def until(futures: Sequence[Future[Verdict]], seconds: float) -> Iterator[Future
     """Yield the futures in order. After `seconds`, those that have not begun are cancelled, and not yielded."""
     end = time.monotonic() + seconds
     for future in futures:
-        if time.monotonic() > end and future.cancel():
-            continue
-        yield future
+        if time.monotonic() > end:
+            for other in futures:  # all at once: while one is waited for, the pool begins the next
+                other.cancel()
+        if not future.cancelled():
+            yield future
 
 
 def main(argv: Sequence[str] | None = None) -> None:

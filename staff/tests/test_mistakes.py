@@ -354,6 +354,15 @@ def test_after_the_last_minute_what_has_not_begun_is_left_out_and_what_has_is_wa
     assert len(list(mistakes.until([ended, Future()], 3600))) == 2
 
 
+def test_after_the_last_minute_all_that_has_not_begun_is_cancelled_before_the_next_is_waited_for():
+    running: Future = Future()
+    running.set_running_or_notify_cancel()
+    waiting = [Future(), Future()]
+
+    assert next(mistakes.until([running, *waiting], -1)) is running
+    assert all(future.cancelled() for future in waiting)  # a pool would begin them while `running` is waited for
+
+
 @pytest.mark.medium
 def test_a_survivor_fails_the_whole(course):
     code, figures, printed = course(TOO_SMALL + TOO_LARGE.replace("x = 2", "x = 1 + 0"))
