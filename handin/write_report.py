@@ -49,8 +49,9 @@ ASKS = {
     "beyond": "Bonus. Why is the exposed communication never zero? Which bucket size was best, and what limits it on "
     "either side? Two ranks send the same two buckets in different orders: what happens if they have the same size, "
     "and what if they do not? Do the bytes kept and sent by DDP, zero1, zero2 and zero3 agree with the table in the "
-    "README? When is the step of zero3 almost as fast as that of zero2, and when is it not? For which of tensor and "
-    "1f1b do the bytes grow with the batch, and for which with the model? Why do tensor groups stay on one machine?",
+    "README? When is the step of zero3 almost as fast as that of zero2, and when is it not? For tensor "
+    "and 1f1b each: which part of the bytes grows with the batch, and which depends only on the model? Why do tensor "
+    "groups stay on one machine?",
 }
 OPTIONAL = ("traffic", "beyond")  # sections that may stay empty
 
