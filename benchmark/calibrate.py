@@ -1,6 +1,6 @@
 """Measure what predictions are made from: computing, sending and the engines' own cost, on this machine.
 
-    python -m benchmark.calibrate                                              # loopback, gpt2-tiny: two minutes
+    python -m benchmark.calibrate                                              # loopback, gpt2-tiny: three minutes
     python -m benchmark.calibrate --links 100mbit,1gbit --models gpt2-tiny,gpt2-24m --workers 1,2,4
 
 Measured for each model: the parts of a step by batch size and by the number of workers that share this machine's cores.
@@ -23,21 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.cost import calibration as stored
-from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes, Profile, SmallCosts, TransferTimes
+from benchmark.cost.calibration import LOOPBACK, Calibration
 from benchmark.cost.measuring.plan import CalibrationPlan, Turn
 from benchmark.names import MODELS, STRATEGIES
 from benchmark.workers import start_workers
 from cluster.emulate import bits_per_second, why_not
-from cluster.guard import die_with_parent
+from cluster.guard import die_with_parent, threads_per_command
 from cluster.launch import free_port
 from common.errors import InputError, exit_on_input_error
 from common.flags import Parser
 from common.paths import ROOT
 
-SIZES = (4, 2**12, 2**16, 2**18, 2**20, 2**22, 2**24)  # bytes
+SIZES = (4, 2**12, 2**16, 2**18, 2**19, 2**20, 2**22, 2**24)  # bytes
 SLOW, SLOW_SIZE = 300e6, 2**20  # below this rate, pieces of more than this many bytes take too long
 MODULE = "benchmark.cost.measuring.rank"
-KINDS = {"transfers": TransferTimes, "profiles": Profile, "small": SmallCosts, "engines": EngineTimes}
 
 
 def sizes_for(link: str) -> list[int]:
@@ -68,10 +67,8 @@ def execute(plan: CalibrationPlan, workers: int, flags: list[str]) -> dict[str, 
 def merge(calibration: Calibration, found: dict[str, list[dict[str, Any]]]) -> Calibration:
     """Return the calibration with what was found; an entry replaces an older one of the same thing."""
     lists: dict[str, Any] = {}
-    for name, kind in KINDS.items():
-        fresh = [kind(**entry) for entry in found[name]]  # type: ignore[operator]
-        if kind is SmallCosts:
-            fresh = [replace(entry, flat={int(size): took for size, took in entry.flat.items()}) for entry in fresh]
+    for name, read in stored.READ.items():
+        fresh = [read(entry) for entry in found[name]]
         names = {identity(entry) for entry in fresh}
         lists[name] = [entry for entry in getattr(calibration, name) if identity(entry) not in names] + fresh
     now = stored.empty()
@@ -157,11 +154,29 @@ def calibrated(calibration: Calibration, wanted: argparse.Namespace) -> Iterator
             plan = replace(plan, models=wanted.models, batches=wanted.batches)
         calibration = merge(calibration, execute(plan, max(wanted.workers), flags))
         yield calibration
-    for count in wanted.workers if LOOPBACK in wanted.links and wanted.strategies else []:
-        turns = [Turn(model, wanted.engine_batch, wanted.strategies) for model in wanted.models]
-        plan = CalibrationPlan(turns=turns, seconds=wanted.seconds / len(turns))
-        calibration = merge(calibration, execute(plan, count, flags))
-        yield calibration
+    for count in wanted.workers if LOOPBACK in wanted.links else []:
+        for labels in together(wanted.strategies, count):
+            engines = [(label, wanted.engine_batch) for label in labels]
+            turns = [Turn(model, engines, wanted.batches) for model in wanted.models]
+            seconds = wanted.seconds * len(labels) / max(1, len(wanted.strategies)) / len(turns)
+            plan = CalibrationPlan(turns=turns, seconds=seconds)
+            calibration = merge(calibration, execute(plan, count, flags))
+            yield calibration
+
+
+def together(strategies: list[str], workers: int) -> list[list[str]]:
+    """Return which engines may be resident together.
+
+    A worker that computes with several threads has a pool of them, which wait actively for the next piece of work. As
+    soon as gloo copies a large tensor with a pool of its own, there are more threads than cores, and OpenMP lets all of
+    them sleep instead, in this process for good: every later step takes up to twice as long. So there, every strategy
+    gets a process of its own.
+    """
+    if not strategies:
+        return []
+    if threads_per_command(workers) > 1:
+        return [[name] for name in strategies]
+    return [strategies]
 
 
 def main() -> None:

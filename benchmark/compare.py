@@ -37,6 +37,7 @@ from benchmark.strategies import STRATEGIES, why_not
 from benchmark.training.loop import rate_at
 from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import join, reports, start_workers
+from cluster.guard import threads_per_command
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 from common.workers.process_group import Worker, process_group
@@ -195,7 +196,13 @@ def main() -> None:
 def report(settings: Settings, labels: list[str], missing: list[str], base: str) -> None:
     """Print the table and, as the last line, the figures; both are kept in comparison.json."""
     rows = evaluate(settings, labels, base, json.loads((settings.output_dir / "rounds.json").read_text()))
-    print("\n".join([table(settings, rows, base), *(f"left out: {reason}" for reason in missing)]))
+    notes = [f"left out: {reason}" for reason in missing]
+    if (count := threads_per_command(settings.world_size)) > 1:
+        notes.append(
+            f"note: each worker computes with {count} threads, so strategies in the same process can slow each other "
+            "down; see Measurement error in benchmark/README.md"
+        )
+    print("\n".join([table(settings, rows, base), *notes]))
     result = {"rows": rows, "left_out": missing, "base": base, "environment": environment()}
     with atomic_write(settings.output_dir / "comparison.json") as file:
         json.dump(result, file, indent=1)

@@ -3,9 +3,11 @@
     python -m benchmark.checks.prediction [--cells 60] [--seed 1] [--full] [--quick]
 
 A cell is a strategy, a model, a batch size, a number of workers and a link. For each link and number of workers, all
-strategies of the drawn cells sit in the same workers and take turns, each of them twice: the difference between the two
-is the cell's own error (A/A), and no prediction can be better. Calibration is repeated for each link, because the
-machine drifts. Engines are calibrated on loopback with a batch of 4, which is in no cell.
+drawn cells of a model sit in the same workers and take turns, each of them twice: the difference between the two is the
+cell's own error (A/A), and no prediction can be better. The machine is not the same from one launch to the next. So
+computing is calibrated again in each: steps without communication take turns with the cells and say how fast this
+launch computes (its pace; 1 is that of the first calibration). Engines are calibrated on loopback, with a batch that is
+in no cell. The calibration is kept in runs/benchmark/checked_calibration.json.
 
 Prints every cell, then mean, median and largest error, the worst cell with its reason, and how often the order of two
 strategies is right. It takes half an hour; --full runs all cells, which takes hours. --quick runs three on loopback
@@ -18,18 +20,18 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from benchmark.calibrate import calibrated, execute
+from benchmark.calibrate import calibrated, execute, together
 from benchmark.calibrate import parse as parse_calibration
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes
 from benchmark.cost.cell import Cell
 from benchmark.cost.measuring.plan import CalibrationPlan, Turn
-from benchmark.cost.prediction import Prediction, Surroundings, predict
+from benchmark.cost.prediction import Prediction, Surroundings, pace_of, predict
 from benchmark.measure.environment import environment
 from common.errors import InputError, exit_on_input_error
 
@@ -37,10 +39,13 @@ STRATEGIES = ("ddp", "fsdp", "zero0", "zero2", "pipeline", "own_overlap", "own_z
 LINKS = (LOOPBACK, "100mbit", "300mbit", "1gbit")
 WORKERS = (1, 2, 4)
 SMALL, LARGE = ("gpt2-tiny", "t5-tiny"), "gpt2-24m"  # MB of parameters: 4.5, 3.4, 93
-BATCHES = (2, 3, 6)  # 1, 2, 4 and 8 are calibrated
+BATCHES = (2, 3, 6)
 LARGE_BATCH = 1
 LENGTH = 64
-ROUNDS = 12
+KEPT = stored.DEFAULT.with_name("checked_calibration.json")
+CALIBRATED, KNOWN_BATCH = (1, 2, 4, 8), 4  # computing; the engines
+LARGE_CALIBRATED, LARGE_KNOWN_BATCH = (1, 2), 2
+COMPUTE, ENGINES, LINK = 6, 6, 3  # times --seconds: computing and each number's engines; a launch's cells; a link
 MEAN, LARGEST, ORDER, DIFFERENT = 0.05, 0.12, 0.95, 0.05
 
 
@@ -59,12 +64,16 @@ class Place:
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """A place, in seconds: measured (both times together), predicted; `twice`: the difference of the two, relative."""
+    """A place, in seconds: measured (both times together), predicted; `twice`: the difference of the two, relative.
+
+    pace: of computing in its launch, see cost.prediction.pace_of.
+    """
 
     place: Place
     measured: float
     twice: float
     predicted: Prediction
+    pace: float = 1.0
 
     @property
     def error(self) -> float:
@@ -106,62 +115,94 @@ def draw(count: int, seed: int) -> list[Place]:
     return found
 
 
-def turns_of(places: Sequence[Place]) -> list[Turn]:
-    """What is resident together: the strategies of one model and batch, each twice."""
-    together: dict[tuple[str, int], list[str]] = {}
-    for place in places:
-        together.setdefault((place.cell.model, place.cell.batch), []).append(place.cell.strategy)
-    return [
-        Turn(model, batch, [label for name in names for label in (name, f"{name} again")], ROUNDS)
-        for (model, batch), names in together.items()
-    ]
+def turns_of(places: Sequence[Place], labels: Sequence[str]) -> list[Turn]:
+    """What is resident together: of one model, all places with one of these strategies, each twice."""
+    cells = [place.cell for place in places if place.cell.strategy in labels]
+    turns = []
+    for model in dict.fromkeys(cell.model for cell in cells):
+        here = [cell for cell in cells if cell.model == model]
+        engines = [(label, cell.batch) for cell in here for label in (cell.strategy, f"{cell.strategy} again")]
+        turns.append(Turn(model, engines, list(LARGE_CALIBRATED if model == LARGE else CALIBRATED)))
+    return turns
 
 
-def measure(places: Sequence[Place], link: str, workers: int, seconds: float) -> dict[str, tuple[float, float]]:
-    """Run the places; return by name the seconds of a step and how far its two engines are apart."""
-    plan = CalibrationPlan(link=link, turns=turns_of(places), seconds=seconds)
-    entries = [EngineTimes(**entry) for entry in execute(plan, workers, ["--length", str(LENGTH)])["engines"]]
-    took = {(entry.strategy, entry.model, entry.batch): entry.seconds for entry in entries}
-    found = {}
-    for place in places:
-        cell = place.cell
-        pair = [took.get((name, cell.model, cell.batch)) for name in (cell.strategy, f"{cell.strategy} again")]
-        if pair[0] is not None and pair[1] is not None:
-            found[place.name] = (pair[0] + pair[1]) / 2, abs(pair[1] / pair[0] - 1)
+def measure(places: Sequence[Place], link: str, workers: int, seconds: float) -> list[EngineTimes]:
+    """Run the places, for so many seconds in all; return the times of all engines."""
+    strategies = list(dict.fromkeys(place.cell.strategy for place in places))
+    found = []
+    for labels in (groups := together(strategies, workers)):
+        turns = turns_of(places, labels)
+        plan = CalibrationPlan(link=link, turns=turns, seconds=seconds / len(groups) / len(turns))
+        entries = execute(plan, workers, ["--length", str(LENGTH)])["engines"]
+        found += [stored.READ["engines"](entry) for entry in entries]
     return found
 
 
-def calibrate(link: str, workers: Sequence[int], models: Sequence[str], seconds: float) -> Calibration:
-    """Calibrate one link afresh, with computing and the engines."""
-    links = LOOPBACK if link == LOOPBACK else f"{LOOPBACK},{link}"
-    words = ["--links", links, "--models", ",".join(models), "--workers", ",".join(map(str, workers))]
-    words += ["--strategies", ",".join(STRATEGIES), "--seconds", str(seconds), "--length", str(LENGTH)]
-    return list(calibrated(stored.empty(), parse_calibration(words)))[-1]
+def compared(calibration: Calibration, place: Place, measured: Sequence[EngineTimes]) -> ComparedCell | None:
+    """Predict a place at the pace of its launch; None if it cannot run here."""
+    cell = place.cell
+    of_model = {(entry.strategy, entry.batch): entry for entry in measured if entry.model == cell.model}
+    first, again = (of_model.get((name, cell.batch)) for name in (cell.strategy, f"{cell.strategy} again"))
+    if first is None or again is None:
+        return None
+    pace = pace_of(calibration, first, cell.batch)
+    where = Surroundings(None if place.link == LOOPBACK else place.link)
+    found = predict(calibration, cell, where, pace)
+    return ComparedCell(place, (first.seconds + again.seconds) / 2, abs(again.seconds / first.seconds - 1), found, pace)
+
+
+def calibrate(places: Sequence[Place], seconds: float) -> Calibration:
+    """Calibrate computing, loopback, and the engines of these places, afresh."""
+    found = stored.empty()
+    for models, batches, known in ((SMALL, CALIBRATED, KNOWN_BATCH), ((LARGE,), LARGE_CALIBRATED, LARGE_KNOWN_BATCH)):
+        cells = [place.cell for place in places if place.cell.model in models]
+        if not cells:
+            continue
+        flags = {
+            "models": dict.fromkeys(cell.model for cell in cells),
+            "workers": sorted({cell.workers for cell in cells}),
+            "strategies": dict.fromkeys(cell.strategy for cell in cells),
+            "batches": batches,
+            "engine_batch": [known],
+            "length": [LENGTH],
+            "seconds": [seconds],
+        }
+        found = extended(found, flags)
+    return found
+
+
+def extended(calibration: Calibration, flags: Mapping[str, Iterable[object]]) -> Calibration:
+    """Return the calibration with what benchmark.calibrate measures with these flags."""
+    words = [word for name, values in flags.items() for word in (f"--{name}", ",".join(map(str, values)))]
+    return list(calibrated(calibration, parse_calibration(words)))[-1]
 
 
 def compare(places: Sequence[Place], seconds: float) -> list[ComparedCell]:
     """Calibrate and measure, link by link; prints each row as soon as it is there."""
-    print(f"{'strategy, model, workers x batch, link':<44}{'measured':>10}{'predicted':>11}{'error':>8}{'A/A':>8}")
+    heads = f"{'measured':>10}{'predicted':>11}{'error':>8}{'A/A':>8}{'pace':>7}"
+    print(f"{'strategy, model, workers x batch, link':<44}{heads}")
     rows = []
+    calibration = calibrate(places, COMPUTE * seconds)
     for link in dict.fromkeys(place.link for place in places):
         here = [place for place in places if place.link == link]
         counts = sorted({place.cell.workers for place in here})
-        models = list(dict.fromkeys(place.cell.model for place in here))
-        calibration = calibrate(link, counts, models, seconds)
+        if link != LOOPBACK:
+            calibration = extended(calibration, {"links": [link], "workers": counts, "seconds": [LINK * seconds]})
         for count in counts:
             of_count = [place for place in here if place.cell.workers == count]
-            took = measure(of_count, link, count, seconds)
-            for place in (place for place in of_count if place.name in took):
-                found = predict(calibration, place.cell, Surroundings(None if link == LOOPBACK else link))
-                rows.append(ComparedCell(place, *took[place.name], found))
-                print(line(rows[-1]), flush=True)
+            stored.save(calibration, KEPT)
+            measured = measure(of_count, link, count, ENGINES * seconds)
+            here_and_now = [row for row in (compared(calibration, place, measured) for place in of_count) if row]
+            for row in here_and_now:
+                print(line(row), flush=True)
+            rows += here_and_now
     return rows
 
 
 def line(row: ComparedCell) -> str:
     return (
         f"{row.place.name:<44}{row.measured * 1e3:>10.1f}{row.predicted.seconds * 1e3:>11.1f}{row.error:>8.1%}"
-        f"{row.twice:>8.1%}"
+        f"{row.twice:>8.1%}{row.pace:>7.2f}"
     )
 
 
@@ -215,7 +256,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=60, help="so many are drawn (60)")
     parser.add_argument("--seed", type=int, default=1, help="of the draw (1)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each calibration and measurement (8)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=8.0,
+        help="unit of time: 3 for a link, 6 for computing and for each launch (8)",
+    )
     parser.add_argument("--full", action="store_true", help="all cells")
     parser.add_argument("--quick", action="store_true", help="three cells, nothing is judged")
     arguments = parser.parse_args()
@@ -234,7 +280,8 @@ def main() -> None:
     )
     cells = [
         {**asdict(row.place.cell), "link": row.place.link, "measured_s": row.measured, "error": row.error,
-         "predicted_s": row.predicted.seconds, "a_a_error": row.twice, "parts_s": row.predicted.parts} for row in rows
+         "predicted_s": row.predicted.seconds, "a_a_error": row.twice, "pace": row.pace,
+         "parts_s": row.predicted.parts} for row in rows
     ]  # fmt: skip
     print(json.dumps({**found, "rows": cells, "environment": environment()}))
     sys.exit(0 if found["holds"] or arguments.quick else 1)

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import socket
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -80,7 +81,11 @@ class TransferTimes:
 
 @dataclass(frozen=True)
 class EngineTimes:
-    """A whole step of a strategy over loopback, in seconds, and how many rounds it is the median of."""
+    """A whole step of a strategy over loopback, in seconds, and how many rounds it is the median of.
+
+    alone: batch -> seconds of a step without communication, which every worker of the same launch took for itself, in
+    turns with the engine. before: the same before there was an engine, where a worker has several threads.
+    """
 
     strategy: str
     model: str
@@ -89,6 +94,8 @@ class EngineTimes:
     workers: int
     seconds: float
     rounds: int
+    alone: dict[int, float] = field(default_factory=dict)
+    before: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,21 @@ class Calibration:
     @property
     def models(self) -> list[str]:
         return list(dict.fromkeys(profile.model for profile in self.profiles))
+
+
+def _numbered(seconds: dict[str, float]) -> dict[int, float]:
+    """JSON's keys are strings."""
+    return {int(key): value for key, value in seconds.items()}
+
+
+READ: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "profiles": lambda entry: Profile(**entry),
+    "transfers": lambda entry: TransferTimes(**entry),
+    "small": lambda entry: SmallCosts(**entry | {"flat": _numbered(entry["flat"])}),
+    "engines": lambda entry: EngineTimes(
+        **entry | {name: _numbered(entry.get(name, {})) for name in ("alone", "before")}
+    ),
+}
 
 
 def this_machine() -> dict[str, Any]:
@@ -166,12 +188,8 @@ def load(path: Path, machine: dict[str, Any] | None = None, versions: dict[str, 
         raise InputError(f"--calibration: no file {path}; make it with: python -m benchmark.calibrate")
     try:
         found = json.loads(path.read_text())
-        for name, kind in (("profiles", Profile), ("transfers", TransferTimes), ("engines", EngineTimes)):
-            found[name] = [kind(**entry) for entry in found[name]]
-        found["small"] = [
-            SmallCosts(**entry | {"flat": {int(size): seconds for size, seconds in entry["flat"].items()}})
-            for entry in found["small"]
-        ]
+        for name, read in READ.items():
+            found[name] = [read(entry) for entry in found[name]]
         calibration = Calibration(**found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(

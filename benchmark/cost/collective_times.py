@@ -79,14 +79,18 @@ def rising(values: list[float]) -> list[float]:
 class Links:
     """The network of a prediction. rate: a calibrated link, or any other rate; None: loopback.
 
-    latency: further seconds of every hop. notes: what was extrapolated. Implements simulate.Network.
+    latency: further seconds of every hop. pace: on loopback, where processors copy the bytes, everything takes so many
+    times as long as when it was calibrated. notes: what was extrapolated. Implements simulate.Network.
     """
 
-    def __init__(self, calibration: Calibration, rate: str | None = None, latency: float = 0.0) -> None:
+    def __init__(
+        self, calibration: Calibration, rate: str | None = None, latency: float = 0.0, pace: float = 1.0
+    ) -> None:
         wanted = rate or LOOPBACK
         self.latency, self.notes = latency, dict[str, None]()
         self.bits = bits_per_second(rate) if rate else None
         self.is_shaped = self.bits is not None
+        self.pace = 1.0 if self.is_shaped else pace
         same = [link for link in calibration.links if link == wanted or _bits(link) == self.bits is not None]
         self.is_calibrated = bool(same)
         source = same[0] if same else LOOPBACK
@@ -116,7 +120,7 @@ class Links:
             return Transfer(0.0, 0.0, 0.0)
         if operation == "broadcast":
             hop, count = self.transfer("hop", size, 2, spent), hops("broadcast", workers)
-            return Transfer(hop.latency * count, hop.flow * count, hop.cores)
+            return Transfer(hop.latency * count, hop.flow * count, hop.cores)  # at this pace already
         table = self._table(operation, workers)
         sent = moved(operation, size, workers)
         per_byte = moved(operation, 1.0, table.workers)
@@ -128,8 +132,13 @@ class Links:
         cpu = table.processor(sent / per_byte)
         if self.bits is not None and not self.is_calibrated:
             flow = max(flow, 8 * sent / (self.bits * HEADERS))
+        if self.is_calibrated and self.bits is not None:
+            # Beyond its bytes, a lone operation waits (one direction for the other); others can use the link meanwhile.
+            busy = min(flow, 8 * sent / (self.bits * HEADERS))
+            latency, flow = latency + flow - busy, busy
         seconds = latency + flow
-        return Transfer(latency, flow, min(cpu / seconds, 1.5) if seconds > 0 else 0.0)
+        cores = min(cpu / seconds, 1.5) if seconds > 0 else 0.0
+        return Transfer(self.pace * latency, self.pace * flow, cores)
 
     def on_wire(self, operation: str, size: float, workers: int) -> float:
         """Return the bytes out of a rank's interface: payload and frames, as calibrated on links that have counters."""

@@ -23,9 +23,12 @@ class Cores:
 
 
 class ComputeTimes:
-    """Seconds of the parts of a step. notes: what was extrapolated."""
+    """Seconds of the parts of a step. pace: they take so many times as long as when they were calibrated.
 
-    def __init__(self, calibration: Calibration, architecture: Architecture, cores: Cores) -> None:
+    notes: what was extrapolated.
+    """
+
+    def __init__(self, calibration: Calibration, architecture: Architecture, cores: Cores, pace: float = 1.0) -> None:
         if not calibration.profiles or not calibration.small:
             raise InputError("--calibration has no times of any model; run python -m benchmark.calibrate")
         self.architecture, self.cores = architecture, cores
@@ -37,6 +40,7 @@ class ComputeTimes:
         same = (self.reference.model, self.reference.length)
         self.profiles = self._of_crowd([p for p in calibration.profiles if (p.model, p.length) == same])
         self.small = self._small(calibration.small)
+        self.scale *= pace
 
     def _nearest(self, calibration: Calibration) -> Architecture:
         """The calibrated model that is most like this one: of the same kind, as large as possible."""
@@ -147,7 +151,9 @@ class ComputeTimes:
 
     def update(self, tensors: float, elements: float) -> float:
         """Return the seconds of clipping, AdamW and zero_grad for so many tensors with so many elements together."""
-        return self.scale * (self._per_tensor() * tensors + self._flat(elements))
+        # One large tensor costs more than many small ones where its temporary memory is new for every operation.
+        whole = self.profiles[-1].optimizer * elements / self.reference.elements
+        return self.scale * (self._per_tensor() * tensors + min(self._flat(elements), whole))
 
     def _flat(self, elements: float) -> float:
         sizes = sorted(self.small.flat)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import Links, moved
@@ -60,16 +62,28 @@ class Prediction:
         return sum(size for _, size in self.sent.values())
 
 
-def predict(calibration: Calibration, cell: Cell, where: Surroundings = Surroundings()) -> Prediction:
-    """Return the prediction; raises InputError where there is nothing to predict from."""
+def predict(
+    calibration: Calibration, cell: Cell, where: Surroundings = Surroundings(), pace: float | None = None
+) -> Prediction:
+    """Return the prediction; raises InputError where there is nothing to predict from.
+
+    pace: computing takes so many times as long as when it was calibrated, see pace_of. None: as the engine lets it.
+    """
+    nearest = nearest_engine(calibration, cell)
+    if pace is None:
+        pace = slowed(nearest) if nearest and nearest.workers == cell.workers else 1.0
     architecture = describe(cell.model, cell.length)
-    times = ComputeTimes(calibration, architecture, Cores(cell.workers, where.cores))
-    links = Links(calibration, where.rate, where.latency)
+    times = ComputeTimes(calibration, architecture, Cores(cell.workers, where.cores), pace)
+    links = Links(calibration, where.rate, where.latency, pace)
     notes = dict[str, None]()
     programs(cell, times)  # what cannot be run is said before what does not fit
     needed = memory(cell, architecture, times.small.process)
     check_fit(cell, needed, where.memory or calibration.memory, 1 if where.cores else cell.workers)
-    overhead = engine_seconds(calibration, cell, where, notes)
+    overhead = 0.0
+    if nearest:
+        overhead = pace * engine_seconds(calibration, nearest, cell, where, notes)
+    else:
+        notes[f"the engine of {cell.strategy} was not calibrated: its own cost is missing"] = None
     found = run(cell, times, links, where, overhead)
     return replace(found, notes=(*times.notes, *links.notes, *notes), is_calibrated=not (times.notes or links.notes))
 
@@ -106,15 +120,8 @@ def with_overhead(kind: Kind, seconds: float) -> Kind:
     return replace(kind, program=(*kind.program, Compute("optimizer", seconds, engine=True)))
 
 
-def engine_seconds(calibration: Calibration, cell: Cell, where: Surroundings, notes: dict[str, None]) -> float:
-    """Return what the engine costs beyond its program: the measured step of the nearest cell less the predicted one.
-
-    It is work of the computing thread, in seconds with as many workers computing as the prediction has.
-    """
-    same = [entry for entry in calibration.engines if entry.strategy == cell.strategy]
-    if not same:
-        notes[f"the engine of {cell.strategy} was not calibrated: its own cost is missing"] = None
-        return 0.0
+def nearest_engine(calibration: Calibration, cell: Cell) -> EngineTimes | None:
+    """Return the calibrated step of this strategy that is most like the cell."""
 
     def apart(entry: EngineTimes) -> tuple[bool, bool, int, int]:
         return (
@@ -124,18 +131,51 @@ def engine_seconds(calibration: Calibration, cell: Cell, where: Surroundings, no
             abs(entry.batch - cell.batch),
         )
 
-    nearest = min(same, key=apart)
+    return min((entry for entry in calibration.engines if entry.strategy == cell.strategy), key=apart, default=None)
+
+
+def engine_seconds(
+    calibration: Calibration, nearest: EngineTimes, cell: Cell, where: Surroundings, notes: dict[str, None]
+) -> float:
+    """Return what the engine costs beyond its program: the measured step of the nearest cell less the predicted one.
+
+    It is work of the computing thread, in seconds with as many workers computing as the prediction has, at the pace of
+    the profiles.
+    """
     there = Cell(nearest.strategy, nearest.model, nearest.workers, nearest.batch, nearest.length, cell.bucket_bytes)
-    times = ComputeTimes(calibration, describe(there.model, there.length), Cores(there.workers))
-    links = Links(calibration) if LOOPBACK in calibration.links or there.workers == 1 else None
+    pace = pace_of(calibration, nearest, nearest.batch)
+    times = ComputeTimes(calibration, describe(there.model, there.length), Cores(there.workers), pace)
+    links = Links(calibration, pace=pace) if LOOPBACK in calibration.links or there.workers == 1 else None
     if links is None:
         return 0.0
-    missing = max(0.0, nearest.seconds - run(there, times, links, Surroundings(), 0.0).seconds)
+    missing = max(0.0, nearest.seconds - run(there, times, links, Surroundings(), 0.0).seconds) / pace
     if nearest.model != cell.model:
         missing *= len(describe(cell.model, cell.length).weights) / len(times.architecture.weights)
         notes[f"the engine's own cost is that of {nearest.model}, by the number of parameters"] = None
     workers = 1 if where.cores else cell.workers
     return missing * max(1.0, workers / times.machine_cores) / max(1.0, there.workers / times.machine_cores)
+
+
+def pace_of(calibration: Calibration, launch: EngineTimes, batch: float) -> float:
+    """Return how many times as long a step without communication took in a launch as its profile says; 1 if unknown.
+
+    Several workers on few cores take 10 % more or less time from one launch to the next. Steps without communication
+    that take turns with the engines say which; see benchmark.checks.prediction.
+    """
+    if not launch.alone:
+        return 1.0
+    times = ComputeTimes(calibration, describe(launch.model, launch.length), Cores(launch.workers))
+    batches = sorted(launch.alone)
+    paces = []
+    for size in batches:
+        step = times.step(size)
+        paces.append(launch.alone[size] / (step.seconds + (step.spread if launch.workers > 1 else 0.0)))
+    return float(np.interp(batch, batches, paces))
+
+
+def slowed(launch: EngineTimes) -> float:
+    """Return how many times as long everything takes since there is this engine in the process; 1 for most."""
+    return sum(launch.alone.values()) / sum(launch.before.values()) if launch.before else 1.0
 
 
 def parts(simulated: Simulated, kinds: list[Kind], late: float) -> dict[str, float]:

@@ -1,7 +1,5 @@
 """Judges what averages gradients: sync_gradients and average_gradients, on drawn gradients, alone."""
 
-from typing import Any
-
 import numpy as np
 
 from grader.checks import diagnosis, reference
@@ -9,10 +7,11 @@ from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Verdict
 from grader.wire import drawn, values
+from grader.wire.values import Fields
 
 GATHER_AND_SCATTER = {"gather", "scatter"}
 WORLD_SIZES = (3, 2, 4)  # 3 first: there no wrong factor looks like another
-PLAIN: dict[str, Any] = {
+PLAIN: Fields = {
     "shapes": [list(shape) for shape in drawn.SHAPES],
     "frozen": [],
     "without": [[], []],  # of each round: the function is called twice, as in a training loop

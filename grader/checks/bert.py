@@ -1,11 +1,10 @@
 """Judges load_model(), on a real, tiny BERT whose weights the judge knows from elsewhere."""
 
-from typing import Any
-
 import numpy as np
 
 from grader.checks import diagnosis
 from grader.grading import Grade
+from grader.wire.values import Fields
 
 LABELS = {"mnli": 3, "sts-b": 1, "rte": 2}
 VOCABULARY = 16
@@ -24,7 +23,7 @@ def checkpoint(grade: Grade, vocabulary: int) -> dict[str, np.ndarray]:
     return _reference(grade, vocabulary)["weights"]
 
 
-def _reference(grade: Grade, vocabulary: int) -> dict[str, Any]:
+def _reference(grade: Grade, vocabulary: int) -> Fields:
     ids = _inputs(grade, vocabulary)["ids"]
     arguments = {"checkpoint_seed": checkpoint_seed(grade), "vocabulary": vocabulary, "each": [{"ids": ids}]}
     return grade.session.run("grader.probes.trusted:checkpoint", 1, arguments).values[0]
@@ -42,7 +41,7 @@ def checkpoint_seed(grade: Grade) -> int:
     return int(np.random.default_rng([grade.seed, 5]).integers(1 << 30))
 
 
-def _loaded(grade: Grade, task: str) -> list[dict[str, Any]]:
+def _loaded(grade: Grade, task: str) -> list[Fields]:
     draw = np.random.default_rng(grade.seed)
     settings = {name: round(float(draw.uniform(0.2, 0.4)), 3) for name in SETTINGS}
     arguments = {
@@ -77,7 +76,7 @@ def check_weights(grade: Grade) -> None:
         _check_logits(grade, value, "rte")
 
 
-def _check_logits(grade: Grade, value: dict[str, Any], task: str) -> None:
+def _check_logits(grade: Grade, value: Fields, task: str) -> None:
     """The model computes what BERT with these weights and the drawn head does, for ids of this run."""
     told, pooled = _inputs(grade, VOCABULARY), _reference(grade, VOCABULARY)["pooled"]
     right = pooled @ told["head"][: LABELS[task]].T + told["bias"][: LABELS[task]]

@@ -12,6 +12,7 @@ import numpy as np
 from grader.checks.mixing import check_mixed, check_orders_differ
 from grader.grading import Grade
 from grader.wire import drawn as draws
+from grader.wire.values import Fields
 
 ROUNDING = 1e-6  # shares are products of floats
 SEEDS = 6  # shuffles that are judged together
@@ -39,7 +40,7 @@ def numbered(grade: Grade, length: int, told: Any) -> Any:
     return number(told)
 
 
-def partitions(grade: Grade, length: int, sizes: list[float], seed: int = 1234, noise: int = 0) -> dict[str, Any]:
+def partitions(grade: Grade, length: int, sizes: list[float], seed: int = 1234, noise: int = 0) -> Fields:
     """What DataPartitioner makes of `length` examples; see probes.data."""
     (value,) = on_data(grade, "partitioner", 1, length, MORE, sizes=sizes, partition_seed=seed, noise=noise)
     must_be_indices(grade, value["partitions"])
@@ -223,7 +224,7 @@ def _must_be_exact(grade: Grade, length: int, sizes: list[float], parts: list[li
     check_counts(grade, length, sizes, lengths_of(parts))
 
 
-def refuse_changes(grade: Grade, changed: dict[str, Any], of: str) -> None:
+def refuse_changes(grade: Grade, changed: Fields, of: str) -> None:
     """Fails if a call has changed the caller's data, or moved a global random generator."""
     if changed["data"]:
         grade.fail(f"{of} changes the data set itself: shuffle a list of indices, not the data")

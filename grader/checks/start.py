@@ -4,12 +4,12 @@ import ast
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from grader.checks.joining import check_address, check_identity, check_met, joins, run_join
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.verdicts import builds_on, last_words, not_attempted
+from grader.wire.values import Fields
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 COURSE_HOSTS, COURSE_PORT = ("127.0.0.1", "localhost"), "11868"
@@ -112,7 +112,7 @@ def _refuse_work_at_import(grade: Grade) -> None:
                 )
 
 
-def _check_processes(grade: Grade, world_size: int, value: dict[str, Any]) -> None:
+def _check_processes(grade: Grade, world_size: int, value: Fields) -> None:
     if value["in_this_process"]:
         grade.fail("work() runs in the script's own process: pass target=work, not target=work(...), and start() it")
     if value["unfinished"]:

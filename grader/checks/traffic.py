@@ -1,7 +1,6 @@
 """Judges region 4.1: what was written down, against the tensors that the broker has really got from each rank."""
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -11,9 +10,10 @@ from grader.grading import Grade
 from grader.ranks.calls import Call
 from grader.ranks.outcome import RankResult, Result
 from grader.wire import drawn
+from grader.wire.values import Fields
 
-SETTING: dict[str, Any] = {"shapes": [*map(list, drawn.SHAPES), [6, 2]], "frozen": [2], "without": [4]}
-LARGE: dict[str, Any] = {"shapes": [[3], [700, 800], [2, 4]], "frozen": [], "without": []}  # 2.2 MB beside some bytes
+SETTING: Fields = {"shapes": [*map(list, drawn.SHAPES), [6, 2]], "frozen": [2], "without": [4]}
+LARGE: Fields = {"shapes": [[3], [700, 800], [2, 4]], "frozen": [], "without": []}  # 2.2 MB beside some bytes
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # A rounded number is off by so much of itself; a sum of a few of them, divided, by three times as much.

@@ -35,6 +35,7 @@ from grader.wire import values
 from grader.wire.call_sites import Sites
 from grader.wire.connection import Wire
 from grader.wire.signatures import Signer, end_of_notes, signer
+from grader.wire.values import Fields
 
 PARAMETERS = 400  # several times as many as a tested model has
 TORCH = str(Path(torch.__file__).parent)
@@ -42,11 +43,11 @@ Tell = Callable[..., None]  # (name, **data)
 Note = Callable[..., dict]
 
 
-class Arguments(dict[str, Any]):
+class Arguments(Fields):
     """A probe's arguments. "mine", what only this rank starts with, is fetched when the probe asks for it: code that
     runs while the student's file is loaded cannot know it."""
 
-    def __init__(self, told: dict[str, Any], wire: Wire) -> None:
+    def __init__(self, told: Fields, wire: Wire) -> None:
         super().__init__(told)
         self._wire = wire
 
@@ -63,7 +64,7 @@ class Context:
     def __init__(self, wire: Wire, job: dict) -> None:
         self.rank: int = job["rank"]
         self.world_size: int = job["world_size"]
-        self.arguments: dict[str, Any] = Arguments(job["arguments"], wire)
+        self.arguments: Fields = Arguments(job["arguments"], wire)
         self.tree = Path(job["tree"])
         self.during = ""  # what is going on, for the message if it fails
         self.event = teller(wire)

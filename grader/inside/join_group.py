@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from grader.inside.backend import BrokeredGroup
 from grader.wire.connection import Wire
+from grader.wire.values import Fields
 
 
 def install(wire: Wire, rank: int, world_size: int) -> None:
@@ -57,7 +58,7 @@ def install(wire: Wire, rank: int, world_size: int) -> None:
     setattr(c10d, "new_group", new_group)  # noqa: B010
 
 
-def rendezvous(given: dict[str, Any]) -> dict[str, Any]:
+def rendezvous(given: Fields) -> Fields:
     """Where the student wants to meet: {"init_method", "address", "rank", "world_size"}, -1 where nothing was given.
 
     Raises ValueError where torch does: for a missing environment variable, a port, a rank or a size.

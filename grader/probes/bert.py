@@ -12,8 +12,9 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from grader.inside.context import Context
 from grader.probes.train import make_config, watched_record
+from grader.wire.values import Fields
 
-SIZES: dict[str, Any] = {
+SIZES: Fields = {
     "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
     "max_position_embeddings": 16,
 }  # fmt: skip
@@ -30,7 +31,7 @@ def tiny_bert(folder: str, seed: int, vocabulary: int) -> torch.nn.Module:
     return model
 
 
-def load_model(context: Context) -> list[dict[str, Any]]:
+def load_model(context: Context) -> list[Fields]:
     """load_model(config) three times, as main() calls it: with seed 1, 2 and 1.
 
     Arguments: file, checkpoint_seed, vocabulary, task (GLUE's name), settings (of the configuration), mine (ids, and
@@ -60,7 +61,7 @@ def load_model(context: Context) -> list[dict[str, Any]]:
     return found
 
 
-def _described(model: Any, settings: list[str]) -> dict[str, Any]:
+def _described(model: Any, settings: list[str]) -> Fields:
     body, head = getattr(model, "bert", None), getattr(model, "classifier", None)
     weights = body.state_dict() if body is not None else {}
     return {

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from grader.inside.context import Context
+from grader.wire.values import Fields
 
 MORE_THAN_ANY = 200  # examples, batches and partitions: whoever gives more never ends
 
@@ -43,7 +44,7 @@ class Owned:
         self._items, self._sizes = list(data.items), list(sizes)
         self._generators = _generators()
 
-    def changed(self) -> dict[str, Any]:
+    def changed(self) -> Fields:
         """The data, the sizes as they are now (None if they stayed), and the names of generators that moved."""
         now = _generators()
         return {
@@ -53,7 +54,7 @@ class Owned:
         }
 
 
-def _generators() -> dict[str, Any]:
+def _generators() -> Fields:
     """The states of the global random generators, by the names under which programs use them."""
     return {
         "random": random.getstate(),
@@ -108,7 +109,7 @@ def _draw_noise(amount: int) -> None:
         random.random(), np.random.random(), torch.rand(1)
 
 
-def partition(context: Context) -> dict[str, Any]:
+def partition(context: Context) -> Fields:
     """Partition(data, index): its examples, one by one and in a loop.
 
     Arguments: file, index, kind of index, and here as below mine (the texts that are this rank's data).
@@ -124,7 +125,7 @@ def partition(context: Context) -> dict[str, Any]:
     return {"examples": backwards[::-1], "looped": looped, "index": kept, "changed": owned.changed()}
 
 
-def partitioner(context: Context) -> dict[str, Any]:
+def partitioner(context: Context) -> Fields:
     """DataPartitioner(data, sizes, seed), twice with the same objects, and one of more data in between.
 
     Arguments: length, mine (5 texts more), sizes, partition_seed, noise (random numbers before).
@@ -144,7 +145,7 @@ def partitioner(context: Context) -> dict[str, Any]:
     return {"partitions": first, "changed": changed, **later}
 
 
-def shuffles(context: Context) -> dict[str, Any]:
+def shuffles(context: Context) -> Fields:
     """The partitions for each of several seeds. Arguments: sizes, partition_seeds."""
     a = context.arguments
     module = context.load(a["file"])
@@ -153,7 +154,7 @@ def shuffles(context: Context) -> dict[str, Any]:
     return {"partitions": [indices_of(each.partitions) for each in made], "changed": owned.changed()}
 
 
-def use(context: Context) -> dict[str, Any]:
+def use(context: Context) -> Fields:
     """use(k) of every partition, in two rounds. Arguments: sizes, partition_seed."""
     a = context.arguments
     module = context.load(a["file"])
@@ -188,7 +189,7 @@ class GivenPartitions:
         return Subset(self.data, self.given[partition])
 
 
-def loader(context: Context) -> dict[str, Any]:
+def loader(context: Context) -> Fields:
     """partition_dataset on this rank of a process group.
 
     Arguments: batch (of all workers), collate, given (the partitions that DataPartitioner has; None: its own). Returns
@@ -204,14 +205,14 @@ def loader(context: Context) -> dict[str, Any]:
     return _listed(module, a, {}) | {"shares": partitioner.shares}
 
 
-def loaders_asked(context: Context) -> list[dict[str, Any]]:
+def loaders_asked(context: Context) -> list[Fields]:
     """The same without a process group, for every rank in turn. Arguments: batch, workers, collate."""
     a = context.arguments
     module = context.load(a["file"])
     return [_listed(module, a, {"rank": rank, "world_size": a["workers"]}) for rank in range(a["workers"])]
 
 
-def _listed(module: Any, a: dict, place: dict) -> dict[str, Any]:
+def _listed(module: Any, a: dict, place: dict) -> Fields:
     collated = []
 
     def collate(examples: list) -> list:

@@ -29,6 +29,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from grader.inside.context import Context
 from grader.probes.sync import meet, surroundings
 from grader.wire import drawn
+from grader.wire.values import Fields
 
 COUNTED = signal.SIGUSR2  # from the zygote, when it has counted as many processes as the run asks for
 WORK_TIME = 0.3  # seconds a worker still has to do when it has seen the others
@@ -95,7 +96,7 @@ def _import_again(task: ModuleType) -> None:
     task.__spec__.loader.exec_module(task)
 
 
-def setup(context: Context) -> dict[str, Any]:
+def setup(context: Context) -> Fields:
     """setup(rank, world_size, backend). Arguments: file, backend, environment (set before), mine (see `meet`)."""
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
@@ -111,7 +112,7 @@ def setup(context: Context) -> dict[str, Any]:
     return {"joined": right, "environment": now, "changed": changed, "sums": meet(context)}
 
 
-def workers(context: Context) -> dict[str, Any]:
+def workers(context: Context) -> Fields:
     """start_workers(config) with work() replaced by one that notes who runs beside whom.
 
     Arguments: file, children (as many workers), slowest (the rank that works longest: it must be waited for, whichever
@@ -237,13 +238,13 @@ def _meet_at_a_free_port(joined: Callable[[], None]) -> None:
     setattr(dist, "init_process_group", join)  # noqa: B010 (mypy: a function is not assigned to)
 
 
-def prepare_files(a: dict[str, Any]) -> SimpleNamespace:
+def prepare_files(a: Fields) -> SimpleNamespace:
     """A GPT-2 of a few hundred weights in ./pretrained, and drawn blocks; the command line that trains it."""
     from common.models import load
 
     load.quiet_transformers()  # no progress bars in what a student reads
     torch.manual_seed(a["drawn"])
-    sizes: dict[str, Any] = {
+    sizes: Fields = {
         "vocab_size": 64,
         "bos_token_id": 0,
         "eos_token_id": 0,
@@ -264,7 +265,7 @@ def prepare_files(a: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(train=list(ids[:BLOCKS]), validation=list(ids[BLOCKS:]))
 
 
-def script(context: Context) -> dict[str, Any]:
+def script(context: Context) -> Fields:
     """main() on two workers. Arguments: file, drawn (seed of model and blocks), children, patience, slowness."""
     from common.data import oscar
     from common.errors import InputError

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +12,10 @@ from grader.inside.context import Context
 from grader.probes import toys
 from grader.probes.train import make_config
 from grader.wire import drawn
+from grader.wire.values import Fields
 
 
-def average(context: Context) -> list[dict[str, Any]]:
+def average(context: Context) -> list[Fields]:
     """The student's sync_gradients or average_gradients on this rank's gradients, once for each round.
 
     Arguments: file, function, mine (round -> this rank's gradients), shapes, dtype; frozen (numbers of parameters that
@@ -56,7 +56,7 @@ def average(context: Context) -> list[dict[str, Any]]:
     return rounds
 
 
-def surroundings(model: nn.Module, modules: Sequence[nn.Module] = ()) -> dict[str, Any]:
+def surroundings(model: nn.Module, modules: Sequence[nn.Module] = ()) -> Fields:
     """What a function that averages gradients, or joins or wraps, leaves as it is."""
     return {
         "the state of torch's random generator": torch.get_rng_state().tolist(),
@@ -70,7 +70,7 @@ def surroundings(model: nn.Module, modules: Sequence[nn.Module] = ()) -> dict[st
     }
 
 
-def wrap(context: Context) -> dict[str, Any]:
+def wrap(context: Context) -> Fields:
     """wrap(model, worker) of a toy, then one backward pass. Arguments: file, kind, mine (weights, ids and labels)."""
     a = context.arguments
     task = context.load(a["file"])
@@ -94,7 +94,7 @@ def wrap(context: Context) -> dict[str, Any]:
     }
 
 
-def join(context: Context) -> dict[str, Any]:
+def join(context: Context) -> Fields:
     """join(config) of a run_glue.py. Arguments: file, config, mine (this rank's number, see `meet`)."""
     task = context.load(context.arguments["file"])
     before = surroundings(nn.Module())

@@ -9,12 +9,13 @@ from torch.distributed import distributed_c10d
 
 from grader.inside.context import Context
 from grader.wire import drawn
+from grader.wire.values import Fields
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MOST = 200  # entries that are looked at
 
 
-def plain(entry: Any) -> dict[str, Any]:
+def plain(entry: Any) -> Fields:
     """An entry as plain values; a dtype loses its "torch."."""
     if not isinstance(entry, dict):
         return {"not a dict": str(type(entry).__name__)}
@@ -27,7 +28,7 @@ def plain(entry: Any) -> dict[str, Any]:
     }
 
 
-def sync(context: Context) -> dict[str, Any]:
+def sync(context: Context) -> Fields:
     """sync_gradients, once for each iteration's gradients.
 
     Arguments: file, mine (iteration -> this rank's gradients), shapes, frozen, without, dtype. Returns by iteration

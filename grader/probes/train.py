@@ -18,9 +18,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from grader.inside.context import Context, Tell, spy
 from grader.probes import toys
 from grader.wire import drawn
+from grader.wire.values import Fields
 
 # The optimizer is ours and decays no weight: a loop that reads weight_decay or warmup_steps does their work again.
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: Fields = {
     "output_dir": Path("out"), "overwrite_output_dir": True, "model_name_or_path": "", "tokenizer_name": "",
     "data_dir": None, "weight_decay": 0.1, "adam_epsilon": 1e-8, "warmup_steps": 2, "max_steps": 0, "dropout": None,
     "no_cuda": True, "profile": False, "timeline": 0, "backend": "gloo", "join_seconds": 20.0, "hang_seconds": 20.0,

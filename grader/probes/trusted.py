@@ -4,8 +4,6 @@ The judges of whole scripts use it: the order in which one worker sees the examp
 the losses of a training run on a real, tiny BERT.
 """
 
-from typing import Any
-
 import torch
 from torch.func import functional_call
 from transformers import BertConfig, BertForSequenceClassification, GPT2LMHeadModel
@@ -13,6 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification, GPT2LMHeadMo
 from grader.inside.context import Context
 from grader.probes import start
 from grader.probes.bert import tiny_bert
+from grader.wire.values import Fields
 
 BETAS = (0.9, 0.999)  # AdamW's own, see common/optim.py
 EPSILON = 1e-8
@@ -26,7 +25,7 @@ def orders(context: Context) -> list[list[int]]:
     return [torch.randperm(a["length"], generator=torch.Generator().manual_seed(seed)).tolist() for seed in seeds]
 
 
-def checkpoint(context: Context) -> dict[str, Any]:
+def checkpoint(context: Context) -> Fields:
     """The `weights` that probes.bert saves, and what BERT without a head makes of ids: `pooled` (examples, width).
 
     Arguments: checkpoint_seed, vocabulary, mine (ids).
@@ -38,7 +37,7 @@ def checkpoint(context: Context) -> dict[str, Any]:
         return {"weights": weights, "pooled": model.eval()(input_ids=a["mine"]["ids"]).pooler_output}
 
 
-def bert(context: Context) -> dict[str, Any]:
+def bert(context: Context) -> Fields:
     """Losses and dev logits of a run, from its first weights and the examples that its ranks trained on.
 
     Arguments: checkpoint_seed, vocabulary, steps (steps -> ranks -> examples), steps_per_epoch, rate, limit (of

@@ -14,7 +14,7 @@ import numpy as np
 
 from grader.ranks.phrases import Phrase, sentence
 from grader.wire.reductions import REDUCTIONS
-from grader.wire.values import WIRE_DTYPES, MessageError, to_array, to_bytes
+from grader.wire.values import WIRE_DTYPES, Fields, MessageError, to_array, to_bytes
 
 SILENTLY_WRONG = "SilentlyWrongError"  # the type of error that a rank raises for such a call, see backend
 
@@ -26,7 +26,7 @@ class Event:
     name: str
     where: str  # file:line of the innermost frame in the student's tree
     inside: str  # "" if that line did it itself, else "DistributedDataParallel", "backward" or a library's module
-    data: dict[str, Any]
+    data: Fields
 
 
 @dataclass

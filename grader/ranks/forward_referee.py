@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from grader.ranks.referee import Answers
+from grader.wire.values import Fields
 
 MAX_CALLS = 200  # calls of compute, and of _clock_cycles, that are kept
 
@@ -23,7 +24,7 @@ class Seen:
     """One call of forward: the (micro-batches, partitions) that a schedule was asked for, and the calls of compute."""
 
     asked: list[list[int]] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)  # sizes, pairs, nested, given
+    calls: list[Fields] = field(default_factory=list)  # sizes, pairs, nested, given
 
 
 @dataclass
@@ -47,7 +48,7 @@ class ForwardReferee:
             answer = self._compute(message, self.seen[-1].calls)
         return [(number, answer)]
 
-    def _compute(self, message: dict, calls: list[dict[str, Any]]) -> list[np.ndarray | None]:
+    def _compute(self, message: dict, calls: list[Fields]) -> list[np.ndarray | None]:
         """A result for each pair, None where there is no such micro-batch or partition."""
         if len(calls) < MAX_CALLS:
             given = [] if calls else [None if x is None else np.asarray(x) for x in message["given"]]

@@ -9,6 +9,7 @@ from grader.tampering import Flag
 from grader.wire import values
 from grader.wire.processes import PER_RANK
 from grader.wire.signatures import Verifier, new_keys
+from grader.wire.values import Fields
 
 MAX_OUTPUT = 100_000  # bytes kept of each rank's stdout, and as many of its stderr
 
@@ -48,7 +49,7 @@ class Peer:
         self.keys = new_keys()
         self.frames = values.Frames(check=Verifier(self.keys).open)
         self.mine: Any = None  # what only this rank starts with, for when it asks
-        self.later: dict[str, Any] = {}  # what it is given one by one; when it asked is noted among its events
+        self.later: Fields = {}  # what it is given one by one; when it asked is noted among its events
         self.outgoing = bytearray()
         self.listening = True
         self.ending = ""  # its last word: "returned" or "raised"

@@ -25,12 +25,12 @@ first run (or by `start`, to load torch while pytest collects) and lives as long
 import atexit
 import contextlib
 from pathlib import Path
-from typing import Any
 
 from common.paths import ROOT
 from grader.ranks.one_run import Debug, RankRun
 from grader.ranks.outcome import RankResult, Result, RunError
 from grader.ranks.zygote_process import ZygoteProcess
+from grader.wire.values import Fields
 
 __all__ = ["RankResult", "Result", "RunError", "run", "start", "stop"]
 
@@ -71,7 +71,7 @@ class Starter:
         self,
         probe: str,
         world_size: int,
-        arguments: dict[str, Any] | None = None,
+        arguments: Fields | None = None,
         *,
         deadline: float = 30.0,
         tree: str | Path = ROOT,

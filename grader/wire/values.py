@@ -27,6 +27,8 @@ SIGNATURE = 16  # bytes before each message of a rank, see signatures
 ALIGNMENT = 16  # torch.frombuffer wants its offset to be a multiple of the item size
 LENGTHS = struct.Struct("!II")
 
+Fields = dict[str, Any]  # names and values that cross the boundary: what a probe is given, and what it tells
+
 # bfloat16 has no numpy type: it is widened to float32, which holds each of its values exactly.
 DTYPES = (
     "bool",

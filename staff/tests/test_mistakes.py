@@ -357,7 +357,7 @@ def test_after_the_last_minute_what_has_not_begun_is_left_out_and_what_has_is_wa
 def test_after_the_last_minute_all_that_has_not_begun_is_cancelled_before_the_next_is_waited_for():
     running: Future = Future()
     running.set_running_or_notify_cancel()
-    waiting = [Future(), Future()]
+    waiting: list[Future] = [Future(), Future()]
 
     assert next(mistakes.until([running, *waiting], -1)) is running
     assert all(future.cancelled() for future in waiting)  # a pool would begin them while `running` is waited for

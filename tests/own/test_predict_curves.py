@@ -201,12 +201,13 @@ def test_sixty_cells_are_drawn_by_seed_over_all_links_and_workers():
     assert {place.link for place in all_places() if place.cell.model == "gpt2-24m"} == {"1gbit"}
 
 
-def test_strategies_of_a_model_and_batch_are_resident_together_each_of_them_twice():
-    places = [Place(Cell(name, "gpt2-tiny", 2, 2), "1gbit") for name in ("ddp", "own_ring")]
+def test_cells_of_a_model_are_resident_together_each_of_them_twice_beside_a_step_without_communication():
+    places = [Place(Cell("ddp", "gpt2-tiny", 2, 2), "1gbit"), Place(Cell("own_ring", "gpt2-tiny", 2, 3), "1gbit")]
 
-    (turn,) = turns_of(places)
+    (turn,) = turns_of(places, ["ddp", "own_ring"])
 
-    assert turn.strategies == ["ddp", "ddp again", "own_ring", "own_ring again"]
+    assert turn.alone == [1, 2, 4, 8]
+    assert turn.engines == [("ddp", 2), ("ddp again", 2), ("own_ring", 3), ("own_ring again", 3)]
 
 
 def made_up_rows(calibration, factors):

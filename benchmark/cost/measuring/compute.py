@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from scipy.stats import trim_mean
 from torch import nn
 
 from benchmark.cost.calibration import Profile, SmallCosts
@@ -21,7 +22,8 @@ from benchmark.training.workload import Workload
 from cluster.guard import threads_per_command
 from common.workers.process_group import Worker
 
-LEAST, MOST = 3, 12  # steps
+LEAST, MOST = 3, 40  # steps
+WARM_UP, OUTLIERS = 10, 0.2  # runs of MOST; a share of the rest, at either end
 FLAT = (2**12, 2**16, 2**20, 2**22)  # elements
 COPIED = 2**22  # bytes
 HOOKED = 200  # parameters
@@ -118,19 +120,25 @@ def profile(
                 dist.all_reduce(took, op=dist.ReduceOp.MAX, group=group)
                 count = 1 + max(LEAST, min(MOST, int(seconds / float(took))))
     runs = runs[1:]
-    forward = mean_of_medians([run.forward for run in runs], workers, group)
-    backward = mean_of_medians([run.backward for run in runs], workers, group)
-    rest = mean_of_medians([run.rest for run in runs], workers, group)
+    totals = [run.total for run in runs]
+    usual = statistics.median(totals) / statistics.fmean(totals)  # one run that something else disturbed counts less
+    forward = mean([run.forward for run in runs], workers, group, usual)
+    backward = mean([run.backward for run in runs], workers, group, usual)
+    rest = mean([run.rest for run in runs], workers, group, usual)
     return Profile(
         settings.model, settings.length, settings.batch_size, workers, share,
-        forward, backward, rest["tail"], rest["optimizer"], spread([run.total for run in runs], workers, group),
+        forward, backward, rest["tail"], rest["optimizer"], spread(totals, workers, group),
     )  # fmt: skip
 
 
-def mean_of_medians(runs: list[Stamps], workers: int, group: dist.ProcessGroup) -> Stamps:
-    """Return for every name the mean over the workers of their medians."""
+def mean(runs: list[Stamps], workers: int, group: dist.ProcessGroup, factor: float = 1.0) -> Stamps:
+    """Return for every name the mean over runs and workers, times this worker's factor.
+
+    Not medians: a worker that shares its core is interrupted now and then, for several milliseconds. Most short parts
+    of a step are not, so their medians would add up to a step without interruptions.
+    """
     names = list(runs[-1])
-    values = torch.tensor([statistics.median(run[name] for run in runs) for name in names], dtype=torch.float64)
+    values = torch.tensor([factor * statistics.fmean(run[name] for run in runs) for name in names], dtype=torch.float64)
     dist.all_reduce(values, group=group)
     return dict(zip(names, (values / workers).tolist(), strict=True))
 
@@ -152,7 +160,7 @@ def small_costs(settings: Settings, workers: int, group: dist.ProcessGroup) -> S
             "copy_byte": copying(group) / COPIED,
             **{str(size): update(size, settings, group) for size in FLAT},
         }
-    found = mean_of_medians([found | {"process": float(own_rss())}], workers, group)
+    found = mean([found | {"process": float(own_rss())}], workers, group)
     flat = {size: found[str(size)] for size in FLAT}
     return SmallCosts(workers, max(0.0, found["hook"]), found["launch"], found["copy_byte"], flat, found["process"])
 
@@ -166,7 +174,7 @@ def backward_of_many(hooked: bool, group: dist.ProcessGroup) -> float:
     def backward() -> None:
         torch.stack([*parameters]).sum().backward()
 
-    return median_seconds(backward, group)
+    return mean_seconds(backward, group)
 
 
 def launch(group: dist.ProcessGroup) -> float:
@@ -177,13 +185,13 @@ def launch(group: dist.ProcessGroup) -> float:
         work = dist.all_reduce(number, group=group, async_op=True)
         seconds.append(time.perf_counter() - begin)
         work.wait()
-    return statistics.median(seconds)
+    return float(trim_mean(seconds[WARM_UP:], OUTLIERS))
 
 
 def copying(group: dist.ProcessGroup) -> float:
     """Return the seconds that a copy of COPIED bytes takes."""
     source, target = (torch.zeros(COPIED // 4) for _ in range(2))
-    return median_seconds(lambda: target.copy_(source), group)
+    return mean_seconds(lambda: target.copy_(source), group)
 
 
 def update(size: int, settings: Settings, group: dist.ProcessGroup) -> float:
@@ -198,15 +206,15 @@ def update(size: int, settings: Settings, group: dist.ProcessGroup) -> float:
         optimizer.zero_grad()
 
     gradient = torch.full((size,), 1e-3)
-    return median_seconds(step, group)
+    return mean_seconds(step, group)
 
 
-def median_seconds(action: Callable[[], object], group: dist.ProcessGroup) -> float:
-    """Return the median of some runs after a first one; all workers begin together."""
+def mean_seconds(action: Callable[[], object], group: dist.ProcessGroup) -> float:
+    """Return the mean of some runs after the first ones, without the outliers; all workers begin together."""
     seconds = []
-    for _ in range(LEAST + 3):
+    for _ in range(MOST):
         dist.barrier(group)
         begin = time.perf_counter()
         action()
         seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds[1:])
+    return float(trim_mean(seconds[WARM_UP:], OUTLIERS))

@@ -1,6 +1,7 @@
-"""Time whole steps of strategies that are resident in the same workers and take turns in random order."""
+"""Time whole steps of engines that are resident in the same workers and take turns in random order."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch.distributed as dist
@@ -10,40 +11,47 @@ from benchmark.settings import Settings
 from benchmark.training.workload import Workload
 from common.workers.process_group import Worker
 
-NOTHING = "nothing"  # a turn that only has the barriers of all others
+ALONE = "alone"  # the label of a step without communication, which every worker takes for itself
 WARM_UP = 2  # rounds
 
 
 def rounds(
-    settings: Settings, worker: Worker, workload: Workload, labels: list[str], seconds: float, most: int = 10**6
-) -> dict[str, list[float]]:
-    """Return seconds of each strategy's step, round by round, the barriers' own time taken out. A collective.
+    settings: Settings,
+    worker: Worker,
+    workload: Workload,
+    engines: list[tuple[str, int]],
+    seconds: float,
+) -> list[list[float]]:
+    """Return seconds of each engine's step, round by round, the barriers' own time taken out. A collective.
 
-    labels: strategies; a second word, as in "ddp again", makes another one of the same. It takes about `seconds`, but
-    at least three rounds, at most `most`.
+    engines: label and batch size, see plan.Turn. It takes about `seconds`, but at least three rounds.
     """
-    compared = {label: ComparedStrategy(label, settings, worker, workload) for label in labels}
-    everything = [NOTHING, *labels]
-    found: dict[str, list[float]] = {label: [] for label in everything}
+    compared = [resident(label, replace(settings, batch_size=batch), worker, workload) for label, batch in engines]
+    found: list[list[float]] = [[] for _ in range(1 + len(engines))]  # the first: a turn that only has the barriers
     number, last = 0, WARM_UP + 3
-    while number < min(last, most):
+    while number < last:
         if number == WARM_UP:
             begin = time.perf_counter()
-        for turn in np.random.default_rng(number).permutation(len(everything)):
+        for turn in np.random.default_rng(number).permutation(len(found)):
             worker.pulse.beat()
-            label = everything[turn]
-            batches = compared[label].next_batches() if label in compared else []
+            batches = compared[turn - 1].next_batches() if turn else []
             dist.barrier()
             start = time.perf_counter()
-            if label in compared:
-                compared[label].step(number, batches)
+            if turn:
+                compared[turn - 1].step(number, batches)
             dist.barrier()  # a step ends when the slowest worker has ended it
-            found[label].append(time.perf_counter() - start)
+            found[turn].append(time.perf_counter() - start)
         if number == WARM_UP:
             last = WARM_UP + agreed_rounds(seconds, time.perf_counter() - begin)
         number += 1
-    nothing = float(np.median(found.pop(NOTHING)[WARM_UP:]))
-    return {label: [took - nothing for took in times[WARM_UP:]] for label, times in found.items()}
+    nothing = float(np.median(found[0][WARM_UP:]))
+    return [[took - nothing for took in times[WARM_UP:]] for times in found[1:]]
+
+
+def resident(label: str, settings: Settings, worker: Worker, workload: Workload) -> ComparedStrategy:
+    if label.split()[0] == ALONE:
+        return ComparedStrategy("single", replace(settings, world_size=1, rank=0), worker, workload)
+    return ComparedStrategy(label, settings, worker, workload)
 
 
 def agreed_rounds(seconds: float, one: float) -> int:

@@ -8,12 +8,15 @@ from benchmark.cost.calibration import LOOPBACK
 
 @dataclass(frozen=True)
 class Turn:
-    """Strategies that are resident in the same workers and take turns. rounds: at most so many."""
+    """Engines that are resident in the same workers and take turns, in random order.
+
+    engines: label and batch size of each. A label is a strategy, or one with a second word: "ddp again".
+    alone: batch sizes of the steps without communication that are timed beside them.
+    """
 
     model: str
-    batch: int
-    strategies: list[str]
-    rounds: int = 10**6
+    engines: list[tuple[str, int]]
+    alone: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class CalibrationPlan:
     """What to measure among the workers of one launch; seconds are spent on each of transfers, compute and engines.
 
     workers: of each measurement, at most as many as were launched. sizes: bytes of transfers, none: no transfers.
-    models and batches: of profiles, none: no profiles. turns: strategies whose whole steps are timed together.
+    models and batches: of profiles, none: no profiles. turns: engines whose whole steps are timed together.
     """
 
     link: str = LOOPBACK
@@ -35,4 +38,7 @@ class CalibrationPlan:
 
 def read_plan(found: dict[str, Any]) -> CalibrationPlan:
     """Return the plan that a worker was given as JSON."""
-    return CalibrationPlan(**found | {"turns": [Turn(**turn) for turn in found["turns"]]})
+    turns = [
+        Turn(**turn | {"engines": [(label, batch) for label, batch in turn["engines"]]}) for turn in found["turns"]
+    ]
+    return CalibrationPlan(**found | {"turns": turns})

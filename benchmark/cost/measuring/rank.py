@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -19,7 +20,7 @@ from benchmark.arguments import parse
 from benchmark.cost.calibration import EngineTimes
 from benchmark.cost.measuring import compute, transfers
 from benchmark.cost.measuring import engines as measure_engines
-from benchmark.cost.measuring.plan import CalibrationPlan, read_plan
+from benchmark.cost.measuring.plan import CalibrationPlan, Turn, read_plan
 from benchmark.settings import Settings
 from benchmark.strategies import why_not
 from benchmark.training.workload import load_workload
@@ -70,18 +71,40 @@ def measure(
 
 
 def engines(plan: CalibrationPlan, settings: Settings, worker: Worker) -> list[EngineTimes]:
-    """Return the steps of every strategy that runs here; of "ddp again" and the like, too."""
+    """Return the steps of every engine that runs here, in turns with steps without communication.
+
+    Where a worker has several threads, an engine can change how fast its process computes, for good; so there those
+    steps are timed before there is an engine, too.
+    """
+    before: list[dict[int, float]] = [{} for _ in plan.turns]
+    if torch.get_num_threads() > 1:
+        before = [timed(plan, turn, [], settings, worker)[1] for turn in plan.turns]
     times = []
-    for turn in plan.turns:
-        here = replace(settings, model=turn.model, batch_size=turn.batch)
-        names = [name for name in turn.strategies if not why_not(replace(here, strategy=name.split()[0]))]
-        took = measure_engines.rounds(here, worker, load_workload(here), names, plan.seconds, turn.rounds)
-        for name, seconds in took.items():
-            middle = statistics.median(seconds)
-            entry = EngineTimes(name, turn.model, here.length, turn.batch, worker.world_size, middle, len(seconds))
-            times.append(entry)
-        gc.collect()  # engines hold themselves in circles
+    for turn, clean in zip(plan.turns, before, strict=True):
+        here = replace(settings, model=turn.model)
+        ready = [(name, size) for name, size in turn.engines if not why_not(of(here, name.split()[0], size))]
+        found, alone = timed(plan, turn, ready, settings, worker)
+        for (label, batch), seconds in zip(ready, found, strict=True):
+            took = statistics.median(seconds)
+            place = (label, turn.model, here.length, batch, worker.world_size)
+            times.append(EngineTimes(*place, took, len(seconds), alone, clean))
     return times
+
+
+def of(settings: Settings, strategy: str, batch: int) -> Settings:
+    return replace(settings, strategy=strategy, batch_size=batch)
+
+
+def timed(
+    plan: CalibrationPlan, turn: Turn, ready: list[tuple[str, int]], settings: Settings, worker: Worker
+) -> tuple[list[list[float]], dict[int, float]]:
+    """Return the seconds of all rounds of these engines, and by batch the median of the turn's steps alone."""
+    here = replace(settings, model=turn.model)
+    labels = [*((measure_engines.ALONE, batch) for batch in turn.alone), *ready]
+    took = measure_engines.rounds(here, worker, load_workload(here), labels, plan.seconds)
+    gc.collect()  # engines hold themselves in circles
+    count = len(turn.alone)
+    return took[count:], dict(zip(turn.alone, map(statistics.median, took[:count]), strict=True))
 
 
 def main() -> None:

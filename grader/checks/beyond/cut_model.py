@@ -1,12 +1,12 @@
 """GPT-2 cut into stages and slices: what a rank is given, and what it must come to. Tables are literal."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from grader.grading import Grade
 from grader.wire import drawn
+from grader.wire.values import Fields
 
 SIZES = {"width": 8, "heads": 2, "inner": 6, "vocabulary": 11, "positions": 6}
 TOKENS = 5
@@ -21,7 +21,7 @@ SLICED = {  # the end of a parameter's name: the axis that is cut, and by which 
     "mlp.c_proj.weight": (0, "hidden"),
 }  # fmt: skip
 Arrays = dict[str, np.ndarray]
-Training = dict[str, Any]
+Training = Fields
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Model:
     blocks: int
     batch: int
     steps: int
-    options: dict[str, Any] = field(default_factory=lambda: {"rate": 0.5, "momentum": 0.9})
+    options: Fields = field(default_factory=lambda: {"rate": 0.5, "momentum": 0.9})
     limits: list[float] = field(default_factory=list)  # of clipping, for each step; empty: none
 
     def __post_init__(self) -> None:
@@ -111,11 +111,11 @@ class Model:
         probe = "grader.probes.beyond.stages:whole_training"
         self.right: Training = self.grade.session.run(probe, 1, arguments).values[0]
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> Fields:
         """The arguments that describe the model to a probe."""
         return {"blocks": self.blocks, **SIZES}
 
-    def mine(self, part: Part, rank: int, rows: slice = slice(None)) -> dict[str, Any]:
+    def mine(self, part: Part, rank: int, rows: slice = slice(None)) -> Fields:
         """What one rank is given: its part of the weights, and its rows of every batch."""
         noise = drawn.generator(self.grade.seed, 52, self.blocks, rank)
         return {"weights": part.given(self.weights, noise), "tokens": [tokens[rows].copy() for tokens in self.tokens]}

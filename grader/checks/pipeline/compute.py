@@ -21,6 +21,7 @@ from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.ranks.referee import PermitReferee
+from grader.wire.values import Fields
 
 PROBE = "grader.probes.pipeline.pipe:compute"
 EXAMPLES = 2  # in a micro-batch
@@ -67,7 +68,7 @@ def shuffled_cycle(grade: Grade, partitions: int) -> list[list[int]]:
 
 def check_results(grade: Grade) -> None:
     """Each result replaces its micro-batch; those that are not in the cycle stay as they were."""
-    cases: list[tuple[int, list[Any], dict[str, Any]]] = [(4, [[[2, 3], [0, 1], [3, 0]]], {})]
+    cases: list[tuple[int, list[Any], Fields]] = [(4, [[[2, 3], [0, 1], [3, 0]]], {})]
     cases += [(n, [shuffled_cycle(grade, n)[:-1]], {}) for n in (3, 2, 4)]
     cases.append((3, [[[0, 0]], [[0, 1], [1, 0]], [[0, 2], [1, 1], [2, 0]]], {}))  # one pipe, several calls
     cases.append((3, [shuffled_cycle(grade, 3)], {"reshape": True}))
@@ -200,7 +201,7 @@ def check_workers(grade: Grade) -> None:
     check_same_time(grade)
 
 
-def _enters(result: Result) -> list[dict[str, Any]]:
+def _enters(result: Result) -> list[Fields]:
     return [event.data for event in result.ranks[0].events if event.name == "enter"]
 
 
@@ -239,7 +240,7 @@ def check_errors(grade: Grade) -> None:
     check_same_time(grade)
 
 
-def _check_error(grade: Grade, value: dict[str, Any], trouble: int, words: str) -> None:
+def _check_error(grade: Grade, value: Fields, trouble: int, words: str) -> None:
     caught, start = value["caught"], f"partition {trouble} raised Trouble({words!r}), but "
     if caught is None and not value["entered"]:
         grade.fail(f"partition {trouble} is in the cycle, but never ran: does every task run its own partition?")

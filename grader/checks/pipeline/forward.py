@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from grader.checks.pipeline.waits import run_once
 from grader.grading import Grade
 from grader.ranks.forward_referee import ForwardReferee, change_shape
 from grader.ranks.phrases import short
+from grader.wire.values import Fields
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Call:
 
     setting: PipeSetting
     batch: np.ndarray
-    seen: dict[str, Any]
+    seen: Fields
     first: bool
     factors: np.ndarray  # (micro-batches, partitions): what compute makes of a micro-batch in a partition
     shifts: np.ndarray

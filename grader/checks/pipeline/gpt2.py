@@ -4,8 +4,6 @@ While it is piped, a referee multiplies what each partition makes by a number of
 piped model has other values than one whose blocks work one after another, and no other test counts without it.
 """
 
-from typing import Any
-
 import numpy as np
 
 from grader.checks.pipeline.forward import split_sizes
@@ -22,6 +20,7 @@ from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.ranks.referee import PermitReferee
+from grader.wire.values import Fields
 
 BLOCKS, TOKENS, VOCABULARY = 4, 8, 30
 STEPS = 2  # of training, each with tokens of its own
@@ -30,7 +29,7 @@ BATCH, SPLIT_SIZE, MICRO_BATCHES = 5, 2, 3
 PLAIN = 1  # the rank in which no student's code runs
 
 
-def _inputs(grade: Grade, masked: bool) -> dict[str, Any]:
+def _inputs(grade: Grade, masked: bool) -> Fields:
     """Drawn tokens, labels with a different number of holes in each example, and a mask of its own for each.
 
     The first example of each micro-batch begins with a token: what stands in padding depends on the attention kernel.
@@ -59,7 +58,7 @@ def _inputs(grade: Grade, masked: bool) -> dict[str, Any]:
 
 def spread(grade: Grade, split_sizes: list[int], masked: bool = False, run: bool = True, devices: int = 2) -> Result:
     """The student's model; where it is piped and run, with a referee, and beside it the plain one in another rank."""
-    each: list[dict[str, Any]] = [_inputs(grade, masked)]
+    each: list[Fields] = [_inputs(grade, masked)]
     referee: dict[str, PermitReferee] = {}
     groups = [[[i, 0], [i - 1, 1]] for i in range(1, MICRO_BATCHES)]
     if run and split_sizes:
@@ -98,7 +97,7 @@ def check_blocks(grade: Grade) -> None:
     check_used(grade)
 
 
-def _check_rest(grade: Grade, told: dict[str, Any]) -> None:
+def _check_rest(grade: Grade, told: Fields) -> None:
     """The model is otherwise as it was."""
     name = short(next((told[key][0] for key in ("lost", "parameters", "added") if told[key]), ""), 100)
     if told["lost"]:
@@ -112,7 +111,7 @@ def _check_rest(grade: Grade, told: dict[str, Any]) -> None:
         grade.fail(f"the training mode or the type of {name} changed: leave both as they were")
 
 
-def _wrong_blocks(pipe: dict[str, Any], expected: list) -> str:
+def _wrong_blocks(pipe: Fields, expected: list) -> str:
     got, flat = pipe["partitions"], [number for part in pipe["partitions"] for number in part]
     start = f"expected the blocks {expected} in the partitions, got {got}"
     if pipe["strangers"] and not flat:
@@ -186,13 +185,13 @@ def check_agree(grade: Grade) -> None:
         _must_be_piped(grade, piped)
 
 
-def _without_permits(told: dict[str, Any], plain: dict[str, Any], words: str) -> str:
+def _without_permits(told: Fields, plain: Fields, words: str) -> str:
     """What is wrong with a piped model whose partitions took no permits; "" if it is that and nothing else."""
     cause = _differ(told, plain)
     return cause if not cause or "though the loss is right" in cause else words
 
 
-def _differ(told: dict[str, Any], expected: dict[str, Any]) -> str:
+def _differ(told: Fields, expected: Fields) -> str:
     got, right = float(told["loss"]), float(expected["loss"])
     if not abs(got - right) <= 1e-8 * abs(right):
         return f"expected the plain model's loss {right:.8f}, got {got:.8f}"

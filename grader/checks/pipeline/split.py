@@ -13,8 +13,9 @@ import numpy as np
 from grader.checks.pipeline.waits import mark
 from grader.grading import Grade
 from grader.ranks.phrases import short
+from grader.wire.values import Fields
 
-Layer = dict[str, Any]
+Layer = Fields
 Place = tuple[str, list[int]]  # a device and the numbers of its layers
 WRONG_DEVICES = (
     "the layers are divided correctly, but the devices are wrong: return the device of each partition's layers"
@@ -123,7 +124,7 @@ def _check_outputs(grade: Grade, one: Case, drawn: dict[str, np.ndarray], output
             )
 
 
-def _check_form(grade: Grade, result: dict[str, Any]) -> None:
+def _check_form(grade: Grade, result: Fields) -> None:
     parts, devices = result["partitions"], result["devices"]
     if len(parts) != len(devices):
         grade.fail(f"got {len(parts)} partitions and {len(devices)} devices: return one device for each partition")

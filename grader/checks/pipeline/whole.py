@@ -10,6 +10,7 @@ from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.ranks.referee import PermitReferee
+from grader.wire.values import Fields
 
 Arrays = dict[str, np.ndarray]
 TOLERANCE = 1e-9  # of the largest number; everything is float64
@@ -82,7 +83,7 @@ class Whole:
             split_size=split_size, meet=list(meet), patience=PATIENCE * grade.session.slowness,
         )  # fmt: skip
 
-    def values(self) -> list[dict[str, Any]]:
+    def values(self) -> list[Fields]:
         """What the calls gave; the verdict if they did not all come back."""
         counts = [len(split_sizes(size, self.split_size)) for size in self.sizes]
         pairs = [(i, j) for i in range(max(counts)) for j in range(self.stages)]

@@ -1,7 +1,6 @@
 """Judges a model wrapped in DistributedDataParallel: what its backward pass leaves, and what travels."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from grader.grading import Grade
 from grader.ranks.calls import Call, Event
 from grader.ranks.outcome import RankResult, Result
 from grader.wire import drawn
+from grader.wire.values import Fields
 
 COUNT = 3  # examples on each rank
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
@@ -58,13 +58,13 @@ def _cause(result: Result, rank: int, name: str, gradient: np.ndarray | None) ->
     return ""
 
 
-def _drawn(grade: Grade, kind: str, rank: int, world_size: int) -> dict[str, Any]:
+def _drawn(grade: Grade, kind: str, rank: int, world_size: int) -> Fields:
     ids, labels = drawn.examples(grade.seed, COUNT, COUNT * rank, rank)
     weights = (drawn.classifier if kind == "classifier" else drawn.language_model)(grade.seed, COUNT * world_size)
     return {"weights": weights, "ids": ids, "labels": labels}
 
 
-def _own_gradient(kind: str, mine: dict[str, Any]) -> reference.Arrays:
+def _own_gradient(kind: str, mine: Fields) -> reference.Arrays:
     """What a rank's own examples give."""
     if kind == "classifier":
         return reference.classifier(mine["weights"], mine["ids"], mine["labels"])[1]

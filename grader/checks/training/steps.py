@@ -18,6 +18,7 @@ from grader.checks.training.traces import Step, read
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.wire import drawn
+from grader.wire.values import Fields
 
 Arrays = dict[str, np.ndarray]
 SMALL = 0.1 * drawn.LOSS_SCALE  # the gradient of a batch that fits well is a difference of numbers larger than it
@@ -163,7 +164,7 @@ def glue(
     """
     classes, share = CLASSES[task], -(-train // world_size)
     weights = drawn.classifier(grade.seed, train + dev, classes)
-    each: list[dict[str, Any]] = []
+    each: list[Fields] = []
     for rank in range(world_size):
         parts = [
             drawn.examples(grade.seed, train, 0, rank, classes),
@@ -174,7 +175,7 @@ def glue(
             labels[train:] = drawn.answer(weights, ids[train:], right)
         each.append({"ids": ids, "labels": labels, "weights": weights})
     config = {"per_gpu_train_batch_size": batch, "learning_rate": RATE, "do_eval": False, "task_name": task} | config
-    arguments: dict[str, Any] = {"train": train, "dev": dev, "joined": joined, "synced": synced, "right": right}
+    arguments: Fields = {"train": train, "dev": dev, "joined": joined, "synced": synced, "right": right}
     result = grade.run(
         "grader.probes.train:glue", world_size, payloads=True, seed=None, each=each, config=config, **arguments
     )
@@ -201,11 +202,11 @@ def gpt2(
         each.append({"ids": mine, "validation": validation, "weights": weights})
         ids.append(known)
     config = {"batch_size": batch * world_size, "learning_rate": RATE} | config
-    arguments: dict[str, Any] = {"train": train, "dev": dev, "joined": loaded, "loaded": loaded, "config": config}
+    arguments: Fields = {"train": train, "dev": dev, "joined": loaded, "loaded": loaded, "config": config}
     result = grade.run("grader.probes.train:gpt2", world_size, payloads=True, seed=None, each=each, **arguments)
     setting = Setting("language model", weights, ids, [], total, math.ceil(train / batch), *_schedule(config))
     return Training(grade, result, setting)
 
 
-def _schedule(config: dict[str, Any]) -> tuple[float, float]:
+def _schedule(config: Fields) -> tuple[float, float]:
     return config["learning_rate"], config.get("max_grad_norm", 0.0)

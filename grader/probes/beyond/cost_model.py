@@ -3,6 +3,7 @@
 from typing import Any
 
 from grader.inside.context import Context
+from grader.wire.values import Fields
 
 PARTS = ("total", "exposed", "hidden")
 
@@ -16,13 +17,13 @@ def averages(context: Context) -> list[float | str]:
     return [number(function(*case)) for case in cases]
 
 
-def steps(context: Context) -> list[dict[str, Any]]:
+def steps(context: Context) -> list[Fields]:
     """step_time in each case. Arguments: file, cases (forward, backward, optimizer, [(ready, communication), ...]).
 
     Returns `times` (total, exposed, hidden), or any other result as `other`; `kept`: the list of buckets is unchanged.
     """
     model = context.load(context.arguments["file"])
-    found: list[dict[str, Any]] = []
+    found: list[Fields] = []
     for forward, backward, optimizer, pairs in context.arguments["cases"]:
         buckets = [model.TimedBucket(ready, communication) for ready, communication in pairs]
         given = list(buckets)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from grader.inside.context import Context
 from grader.wire import tags
+from grader.wire.values import Fields
 
 
 def buckets(context: Context) -> list[list[list[int]]]:
@@ -52,7 +53,7 @@ def order(context: Context) -> list[Any]:
 class Toy(nn.Module):
     """Parameters in the order of their shapes; `tied` is registered a second time. `mine` is this rank's part."""
 
-    def __init__(self, arguments: dict[str, Any], later: Callable[[str], Any]) -> None:
+    def __init__(self, arguments: Fields, later: Callable[[str], Any]) -> None:
         super().__init__()
         self.later = later
         self.layers = nn.ModuleList([nn.Module() for _ in arguments["shapes"]])
@@ -79,7 +80,7 @@ class Toy(nn.Module):
         return lambda gradient: gradient * self.later(key).to(gradient.dtype)
 
 
-def reduce(context: Context) -> list[dict[str, Any]]:
+def reduce(context: Context) -> list[Fields]:
     """Some steps with a GradientReducer; returns of each step the gradients at its end.
 
     Arguments: file, shapes, dtypes, frozen, tied, bucket_bytes; micros (of each step, how many micro-batches), late (of

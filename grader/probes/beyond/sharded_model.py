@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from grader.inside.context import Context
 from grader.probes.beyond.overlap import behind
+from grader.wire.values import Fields
 
 BEGIN = -1  # the place of the root before the blocks; after them it is their number
 FREED = "its parameters are not in memory"
@@ -33,7 +34,7 @@ def copy(tensor: Any) -> Any:
 # --- one block ---
 
 
-def block(context: Context) -> list[dict[str, Any]]:
+def block(context: Context) -> list[Fields]:
     """Each case of ShardedBlock: make it, gather it with and without start_gather, free it.
 
     Arguments: file, cases (shapes, dtype), late (the rank that starts its gather when all others have started theirs);
@@ -46,12 +47,12 @@ def block(context: Context) -> list[dict[str, Any]]:
     return [_one_case(context, lesson, *case) for case in zip(a["cases"], mine["values"], mine["moves"], strict=True)]
 
 
-def _one_case(context: Context, lesson: Any, case: dict, values: list[Tensor], moves: list[Tensor]) -> dict[str, Any]:
+def _one_case(context: Context, lesson: Any, case: dict, values: list[Tensor], moves: list[Tensor]) -> Fields:
     dtype = getattr(torch, case["dtype"])
     parameters = [nn.Parameter(value.to(dtype)) for value in values]
     context.event("make")
     block = lesson.ShardedBlock(parameters)
-    found: dict[str, Any] = {"shard": copy(block.shard.values), "states": [state(block, parameters)], "whole": []}
+    found: Fields = {"shard": copy(block.shard.values), "states": [state(block, parameters)], "whole": []}
     found["dtype"] = str(block.shard.values.dtype).removeprefix("torch.")
     if found["shard"] is None or found["shard"].shape != moves[0].shape:
         return found
@@ -137,7 +138,7 @@ class Block(nn.Module):
 class BlocksToy(nn.Module):
     """Blocks with the parameters that `members` says, then the root with the others, in the order of their numbers."""
 
-    def __init__(self, a: dict[str, Any], context: Context) -> None:
+    def __init__(self, a: Fields, context: Context) -> None:
         super().__init__()
         self.later, self.measure = context.later, context.measure if a["measures"] else None
         self.rank, self.world_size, self.late = context.rank, context.world_size, a["late"]
@@ -207,7 +208,7 @@ class Momentum:
         return torch.optim.SGD(groups, lr=self.rate, momentum=self.momentum)
 
 
-def train(context: Context) -> list[dict[str, Any]]:
+def train(context: Context) -> list[Fields]:
     """Some steps with a ShardedModel; of each step its losses, and the shards before and after.
 
     Arguments: file, shapes, dtypes, frozen, members, groups (the parameters of each block, then of the root), uses
@@ -232,7 +233,7 @@ def train(context: Context) -> list[dict[str, Any]]:
     measure("made")
     found = []
     for step, micros in enumerate(a["micros"]):
-        kept: dict[str, Any] = {"losses": [], "local": [], "gradients": [], "lost": False, "evaluation": None}
+        kept: Fields = {"losses": [], "local": [], "gradients": [], "lost": False, "evaluation": None}
         for micro in range(micros):
             context.event("micro-batch", step=step, micro=micro)
             loss = toy(f"{step} {micro}", mine["coefficients"][step][micro])

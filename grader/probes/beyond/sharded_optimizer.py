@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from grader.inside.context import Context
 from grader.probes.beyond.overlap import Toy, behind
+from grader.wire.values import Fields
 
 
 class ToyOptimizer:
@@ -31,7 +32,7 @@ class ToyOptimizer:
         decay = {"weight_decay": a["weight_decay"], "stage": a["stage"]}
         self.optimizer = lesson.ShardedOptimizer(self.toy, blocks, self._make(a["optimizer"], a["options"]), **decay)
 
-    def _make(self, name: str, options: dict[str, Any]) -> Any:
+    def _make(self, name: str, options: Fields) -> Any:
         def make_optimizer(groups: list[dict]) -> Optimizer:
             self.made.append(getattr(torch.optim, name)(groups, **options))
             return self.made[-1]
@@ -48,7 +49,7 @@ class ToyOptimizer:
         return [parameter.detach().clone() for parameter in self.toy.numbered]
 
 
-def backward(context: Context) -> dict[str, Any]:
+def backward(context: Context) -> Fields:
     """Some steps of backward and finish, with a stage's number of finishes, and no optimizer step.
 
     Arguments: micros (of each step, how many micro-batches), late (the rank that waits in every micro-batch for the
@@ -83,7 +84,7 @@ def run_backward(context: Context, sharded: ToyOptimizer, step: int, micro: int)
     context.event("backward ended")
 
 
-def owned(sharded: ToyOptimizer) -> dict[str, Any]:
+def owned(sharded: ToyOptimizer) -> Fields:
     """Each rank's shards at the start, and the parameters while 1 is added to every shard."""
     shards = [bucket.shard for bucket in sharded.optimizer.buckets]
     told = [described(shard.values) for shard in shards]
@@ -97,7 +98,7 @@ def owned(sharded: ToyOptimizer) -> dict[str, Any]:
     return {"shards": told, "raised": raised}
 
 
-def described(value: Any) -> dict[str, Any]:
+def described(value: Any) -> Fields:
     """A tensor with its dtype, or the name of what is none."""
     if not isinstance(value, torch.Tensor):
         return {"type": type(value).__name__}
@@ -111,7 +112,7 @@ def live_bytes() -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def clip(context: Context) -> list[dict[str, Any]]:
+def clip(context: Context) -> list[Fields]:
     """clip() of gradients that each rank is told for its shards. Arguments: limits; mine: shards, [case][bucket]."""
     sharded = ToyOptimizer(context)
     found = []
@@ -126,14 +127,14 @@ def clip(context: Context) -> list[dict[str, Any]]:
     return found
 
 
-def steps(context: Context) -> dict[str, Any]:
+def steps(context: Context) -> Fields:
     """Whole steps: backward of all micro-batches, finish, clip, step, zero_grad. Arguments: those of backward; limits.
 
     Returns of each step the parameters and the shards.
     """
     a = context.arguments
     sharded = ToyOptimizer(context)
-    found: list[dict[str, Any]] = []
+    found: list[Fields] = []
     for step, micros in enumerate(a["micros"]):
         for micro in range(micros):
             run_backward(context, sharded, step, micro)

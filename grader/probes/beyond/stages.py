@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from grader.inside.context import Context
+from grader.wire.values import Fields
 
 MORE = 50  # actions beyond those that a stage has to do: so many of a longer list are returned
-DROPOUT: dict[str, Any] = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
+DROPOUT: Fields = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
 
 
 def orders(context: Context) -> list[list[Any]]:
@@ -46,7 +47,7 @@ def plain(actions: Any, most: int) -> Any:
     return pairs
 
 
-def model_of(a: dict[str, Any], weights: dict[str, Tensor]) -> GPT2LMHeadModel:
+def model_of(a: Fields, weights: dict[str, Tensor]) -> GPT2LMHeadModel:
     """GPT-2 with these weights. Arguments: blocks, width, heads, inner, vocabulary, positions."""
     config = GPT2Config(
         n_layer=a["blocks"], n_embd=a["width"], n_head=a["heads"], n_inner=a["inner"], vocab_size=a["vocabulary"],
@@ -59,15 +60,15 @@ def model_of(a: dict[str, Any], weights: dict[str, Tensor]) -> GPT2LMHeadModel:
     return model
 
 
-def copies(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def copies(named: Iterable[tuple[str, Any]]) -> Fields:
     return {name: None if value is None else value.detach().clone() for name, value in named}
 
 
-def gradients(module: nn.Module) -> dict[str, Any]:
+def gradients(module: nn.Module) -> Fields:
     return copies((name, parameter.grad) for name, parameter in module.named_parameters())
 
 
-def stages(context: Context) -> list[dict[str, Any]]:
+def stages(context: Context) -> list[Fields]:
     """Each step of a pipeline: loss, gradients, and how many micro-batches were alive at most.
 
     Arguments: file, micro_batches, and those of model_of; mine: weights, tokens (B, T) of each step.
@@ -95,7 +96,7 @@ def stages(context: Context) -> list[dict[str, Any]]:
     return found
 
 
-def members(context: Context) -> list[dict[str, Any]]:
+def members(context: Context) -> list[Fields]:
     """members() of each grid, kind by kind. Arguments: file, grids (pipeline, data, tensor)."""
     lesson = context.load(context.arguments["file"])
     from common.config import Grid
@@ -118,7 +119,7 @@ def lists_of_ranks(groups: Any) -> Any:
     return str(groups)[:100]
 
 
-def groups(context: Context) -> dict[str, Any]:
+def groups(context: Context) -> Fields:
     """make_groups(), and a sum over each group that it returns. Arguments: file, grid; mine: a number for each kind."""
     context.spy(dist, "new_group", "new_group", lambda ranks=None, *rest, **more: {"ranks": as_list(ranks)})
     a = context.arguments
@@ -130,7 +131,7 @@ def groups(context: Context) -> dict[str, Any]:
     context.event("make")
     made = lesson.make_groups(Grid(**a["grid"]))
     context.event("made")
-    found: dict[str, Any] = {}
+    found: Fields = {}
     for kind in ("pipeline", "data", "tensor"):
         group = getattr(made, kind, None)
         if not isinstance(group, dist.ProcessGroup):
@@ -152,7 +153,7 @@ def as_list(ranks: Any) -> Any:
         return str(ranks)[:100]
 
 
-def train(context: Context) -> dict[str, Any]:
+def train(context: Context) -> Fields:
     """Some steps of OnGrid: loss, norm and gradients of each, and the parameters at the end.
 
     Arguments: file, grid, micro_batches, limits (of clipping, for each step), rate, momentum, and those of model_of;
@@ -182,7 +183,7 @@ def train(context: Context) -> dict[str, Any]:
     return {"steps": found, "parameters": copies(part.model.named_parameters())}
 
 
-def whole_training(context: Context) -> dict[str, Any]:
+def whole_training(context: Context) -> Fields:
     """The same steps on one worker, in float64, in a rank that loads no student's file.
 
     Arguments: limits, rate, momentum, and those of model_of; mine: weights, tokens of each step, the whole batch.

@@ -14,6 +14,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.pytorch_utils import Conv1D
 
 from grader.inside.context import Context
+from grader.wire.values import Fields
 
 FUNCTIONS = ("to_slices", "sum_slices")
 SEED = 1  # of dropout
@@ -40,7 +41,7 @@ def copy(value: Any) -> Any:
 # --- f and g ---
 
 
-def functions(context: Context) -> dict[str, Any]:
+def functions(context: Context) -> Fields:
     """Both functions, forward and backward, and both at once with two groups.
 
     Arguments: file, groups, cases ((dtype, layout) of each); mine: cases (x and upstream of each), twice (the same).
@@ -48,7 +49,7 @@ def functions(context: Context) -> dict[str, Any]:
     lesson = context.load(context.arguments["file"])
     mine = context.arguments["mine"]
     group = join(context)
-    found: dict[str, Any] = {name: [] for name in FUNCTIONS}
+    found: Fields = {name: [] for name in FUNCTIONS}
     for name in FUNCTIONS:
         for (dtype, layout), given in zip(context.arguments["cases"], mine["cases"], strict=True):
             x, upstream = (laid_out(given[key].to(getattr(torch, dtype)), layout) for key in ("x", "upstream"))
@@ -68,7 +69,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 def one_function(
     context: Context, name: str, function: Callable[..., Any], given: tuple[Tensor, Tensor], group: Group
-) -> dict[str, Any]:
+) -> Fields:
     x, upstream = given[0].requires_grad_(), given[1]
     context.event("forward", of=name)
     y = function(x, group)
@@ -102,7 +103,7 @@ def linear(weight: Tensor, bias: Tensor) -> Conv1D:
     return layer
 
 
-def layers(context: Context) -> list[dict[str, Any]]:
+def layers(context: Context) -> list[Fields]:
     """Both layers alone, and one after the other with a relu between them.
 
     Arguments: file, groups, dtypes (of each case), passes (whether they compute as well); mine: of each case `column`
@@ -129,7 +130,7 @@ def layers(context: Context) -> list[dict[str, Any]]:
     return found
 
 
-def described(module: nn.Module, whole: Conv1D) -> dict[str, Any]:
+def described(module: nn.Module, whole: Conv1D) -> Fields:
     """The parameters of a layer: their values, what shares memory with the whole layer, and what is no Parameter."""
     theirs = {parameter.untyped_storage().data_ptr() for parameter in whole.parameters()}
     named = dict(module.named_parameters())
@@ -148,14 +149,14 @@ def changed(whole: Conv1D, given: dict[str, Tensor]) -> list[str]:
     return [name for name, value in whole.named_parameters() if not torch.equal(value.detach(), given[name])]
 
 
-def passed(context: Context, name: str, module: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, Any]:
+def passed(context: Context, name: str, module: nn.Module, x: Tensor, upstream: Tensor) -> Fields:
     """Forward and backward: the output and all gradients, and what came of the tensors that were given."""
     module.zero_grad()
     leaf, given = x.clone().requires_grad_(), upstream.clone()
     context.event("forward", of=name)
     y = module(leaf)
     context.event("backward", of=name)
-    found: dict[str, Any] = {"kind": kind_of(y), "y": copy(y)}
+    found: Fields = {"kind": kind_of(y), "y": copy(y)}
     if isinstance(y, Tensor):
         y.backward(given)
         found |= {"x": copy(leaf.grad), "intact": torch.equal(leaf.detach(), x) and torch.equal(given, upstream)}
@@ -178,7 +179,7 @@ def columns(context: Context) -> list[Any]:
     return found
 
 
-def plain_block(a: dict[str, Any], weights: dict[str, Tensor]) -> Any:
+def plain_block(a: Fields, weights: dict[str, Tensor]) -> Any:
     """A GPT2Block with these weights, in float64. Arguments: width, heads, inner (of the MLP), dropout (of the
     attention's weights, and of what is added to the residual)."""
     rates = dict(zip(("attn_pdrop", "resid_pdrop"), a["dropout"], strict=True))
@@ -194,7 +195,7 @@ def first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def block(context: Context) -> dict[str, Any]:
+def block(context: Context) -> Fields:
     """shard_block of a block, and its forward and backward. Arguments: file, groups, width, heads, inner, dropout;
     mine: weights, x, upstream."""
     a = context.arguments
@@ -209,7 +210,7 @@ def block(context: Context) -> dict[str, Any]:
         lesson.shard_block(cut)
     else:
         lesson.shard_block(cut, group)
-    found: dict[str, Any] = {
+    found: Fields = {
         "random": not torch.equal(before, torch.random.get_rng_state()),
         "heads": int(cut.attn.num_heads), "split": int(cut.attn.split_size), "training": cut.training,
         "parameters": {name: copy(value) for name, value in cut.named_parameters()},
@@ -228,7 +229,7 @@ def block(context: Context) -> dict[str, Any]:
     return found
 
 
-def whole_block(context: Context) -> dict[str, Any]:
+def whole_block(context: Context) -> Fields:
     """Forward and backward of the block on one worker, in a rank that loads no student's file. Arguments as `block`."""
     mine = context.arguments["mine"]
     whole = plain_block(context.arguments, mine["weights"])
@@ -258,7 +259,7 @@ class Mixed(nn.Module):
         self.again.weight = self.head.weight
 
 
-def norms(context: Context) -> list[dict[str, Any]]:
+def norms(context: Context) -> list[Fields]:
     """squared_norm of a model whose gradients are given, name by name; None for a parameter without gradient.
 
     Arguments: file, groups, inside, outside; mine: indices, cases (gradients by name).

@@ -15,12 +15,13 @@ from grader.inside.context import Context, Tell
 from grader.probes.pipeline.genuine import Computed, watch_block_forward, watch_pipe_class
 from grader.probes.pipeline.permits import CONTENT, Permits
 from grader.probes.pipeline.watched import NeverArrives, Watch, watch_queues
+from grader.wire.values import Fields
 
-SIZES: dict[str, Any] = {"n_embd": 8, "n_head": 2, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
+SIZES: Fields = {"n_embd": 8, "n_head": 2, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
 PLAIN = 1  # the rank in which no student's code runs
 RATE = 0.1  # of the SGD between two steps
 MAX_NAME = 60  # characters of a class name
-NO_DROPOUT: dict[str, Any] = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+NO_DROPOUT: Fields = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
 def _config(a: dict) -> GPT2Config:
@@ -45,7 +46,7 @@ def _inputs(a: dict, step: int) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "labels": labels, "attention_mask": mask, "position_ids": positions}
 
 
-def _steps(model: Any, a: dict, begin: Callable[[int], None] = lambda step: None) -> list[dict[str, Any]]:
+def _steps(model: Any, a: dict, begin: Callable[[int], None] = lambda step: None) -> list[Fields]:
     """Loss and gradients of each step; between two steps the parameters change as SGD changes them."""
     results = []
     for step in range(len(a["tokens"])):
@@ -61,7 +62,7 @@ def _steps(model: Any, a: dict, begin: Callable[[int], None] = lambda step: None
     return results
 
 
-def reference(context: Context) -> dict[str, Any]:
+def reference(context: Context) -> Fields:
     """The rank beside the student's: transformers' own GPT-2, without any file of the student's.
 
     Arguments as spread has them, and in mine the permits (steps, micro-batches, partitions). What is returned:
@@ -142,7 +143,7 @@ class Gate:
         return leave
 
 
-def spread(context: Context) -> dict[str, Any]:
+def spread(context: Context) -> Fields:
     """GPT2LMHeadModelParallel. Arguments: file, blocks, vocabulary, devices, run (whether to train), groups (places
     that must be at work at the same time), patience, split_sizes: what _prepare_pipeline_parallel is called with, one
     call after the other (none: model parallel, no pipeline); mine: seed (of the weights), tokens and labels by step,
@@ -193,7 +194,7 @@ def _modes(model: Any) -> list[tuple[str, bool, str]]:
     return modules + [(name, p.requires_grad, str(p.dtype)) for name, p in model.named_parameters()]
 
 
-def _describe(pipe: Any, blocks: list[Any]) -> dict[str, Any]:
+def _describe(pipe: Any, blocks: list[Any]) -> Fields:
     """What the Pipe is made of: the numbers of the blocks in each partition, and the types of what is no block."""
     kind = type(pipe).__name__[:MAX_NAME]
     if kind == "Pipe" and type(pipe) is not getattr(sys.modules.get("pipeline.pipe"), "Pipe", None):

@@ -16,6 +16,7 @@ from torch import nn
 from grader.inside.context import Context
 from grader.probes.pipeline.permits import Permits
 from grader.probes.pipeline.watched import NeverArrives, Watch, WatchedStage, watch_queues, work_of
+from grader.wire.values import Fields
 
 
 class GivenSplit:
@@ -56,7 +57,7 @@ def _stage_function(j: int, reshape: bool) -> Any:
     return deeper if reshape else functools.partial(torch.mul, other=j + 2)
 
 
-def compute(context: Context) -> dict[str, Any]:
+def compute(context: Context) -> Fields:
     """Calls of Pipe.compute on one pipe, with all queues watched; partition j turns x into x * (j + 2).
 
     Arguments: file, mine (batches), cycles (pairs of each call), devices; meet (no partition returns before all of the
@@ -111,7 +112,7 @@ def _gradients(given: list[torch.Tensor], batches: list[Any]) -> list[Any]:
     return [batch.grad for batch in given]
 
 
-def _raises(pipe: Any, stage: Any, batches: list, a: dict) -> dict[str, Any]:
+def _raises(pipe: Any, stage: Any, batches: list, a: dict) -> Fields:
     """compute() with a partition that raises: what the caller gets to see. A crash before that is a crash."""
     error = stage.error = Trouble(a["words"])
     caught = None
@@ -142,7 +143,7 @@ def _threads_left(before: set[threading.Thread], patience: float) -> int:
         left[0].join(0.05)
 
 
-def pipe(context: Context) -> list[Any] | dict[str, Any]:
+def pipe(context: Context) -> list[Any] | Fields:
     """A whole Pipe of the student's, called with each batch in turn, then backward through the weighted output.
 
     Arguments: file, mine (weights and biases of each stage, batches and loss_weights), split_size; meet, patience,

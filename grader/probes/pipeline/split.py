@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from grader.inside.context import Context
+from grader.wire.values import Fields
 
 MAX_NAME = 60  # characters of a class name
 MAX_PARTITIONS = 50  # partitions of a model that are reported, and layers of a partition; the models have up to 20
@@ -97,7 +98,7 @@ def _strange_form(result: Any) -> str:
     return f"a {_kind(wrong[0])} as a device, expected a torch.device: Pipe asks it for its type" if wrong else ""
 
 
-def _describe(result: Any, leaves: list[nn.Module]) -> dict[str, Any]:
+def _describe(result: Any, leaves: list[nn.Module]) -> Fields:
     """The kind of each partition and the numbers of the layers in it; the type of what is none of them."""
     numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
     partitions = []

@@ -11,6 +11,7 @@ from grader.ranks.calls import Call
 from grader.ranks.outcome import RankResult, Result
 from grader.ranks.phrases import short
 from grader.wire import drawn
+from grader.wire.values import Fields
 
 FILE = "beyond/grid.py"
 KINDS = ("pipeline", "data", "tensor")
@@ -104,9 +105,7 @@ def _numbers(grade: Grade, sizes: Sizes, rank: int) -> dict[str, np.ndarray]:
     return {kind: draw.normal(size=3) for kind in KINDS}
 
 
-def _check_group(
-    grade: Grade, told: dict[str, Any], kind: str, right: list[int], numbers: Sequence[dict], where: str
-) -> None:
+def _check_group(grade: Grade, told: Fields, kind: str, right: list[int], numbers: Sequence[dict], where: str) -> None:
     if "type" in told:
         reason = "on a rank that is not a member, new_group returns no group: keep its result only on members"
         grade.fail(f"{where}: expected a process group as `{kind}`, got {told['type']}; {reason}")

@@ -1,7 +1,6 @@
 """Judges the whole: GPT-2 on a grid of four ranks trains as one worker does."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -9,6 +8,7 @@ from grader.checks import diagnosis, reference
 from grader.checks.beyond.cut_model import Model, Part
 from grader.checks.beyond.grid.groups import KINDS, words
 from grader.grading import Grade
+from grader.wire.values import Fields
 
 STEPS, BATCH, MICRO_BATCHES = 2, 8, 2
 LIMITS = [1e9, 0.05]  # the second step is clipped
@@ -59,9 +59,7 @@ def _one_of_each_data(sizes: tuple[int, int, int]) -> list[int]:
     return [rank for rank, (stage, _, t) in enumerate(PLACES[sizes]) if stage == t == 0]
 
 
-def _compare(
-    grade: Grade, model: Model, part: Part, arrays: dict[str, Any], named: tuple[str, np.ndarray], where: str
-) -> None:
+def _compare(grade: Grade, model: Model, part: Part, arrays: Fields, named: tuple[str, np.ndarray], where: str) -> None:
     name, got = named
     right = model.expected(part, arrays, name)
     if right is None:

@@ -1,7 +1,6 @@
 """Judges a schedule by running it: losses, gradients, and the order of messages that the broker has seen."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from grader.grading import Grade
 from grader.ranks.calls import Call
 from grader.ranks.outcome import RankResult
 from grader.verdicts import Crashed
+from grader.wire.values import Fields
 
 STEPS = 2
 SLACK = 20.0  # float32 against float64, through several layers
@@ -64,15 +64,13 @@ def check(grade: Grade, setting: PipelineSetting) -> None:
                     grade.fail(f"{at}: the gradient is not that of one worker; {words}")
 
 
-def _check_loss(grade: Grade, told: dict[str, Any], right: float, at: str) -> None:
+def _check_loss(grade: Grade, told: Fields, right: float, at: str) -> None:
     got = float(np.ravel(told["loss"])[0])
     if not abs(got - right) <= 1e-4 * max(1.0, abs(right)):
         grade.fail(f"{at}: expected the loss {right:.6f} of one worker, got {got:.6f}")
 
 
-def _check_order(
-    grade: Grade, rank: RankResult, step: int, told: dict[str, Any], setting: PipelineSetting, where: str
-) -> None:
+def _check_order(grade: Grade, rank: RankResult, step: int, told: Fields, setting: PipelineSetting, where: str) -> None:
     """How many micro-batches were alive: as the runner has counted, and as the messages show."""
     at = f"{where}, step {step}, stage {rank.rank}"
     if told["left"]:

@@ -11,6 +11,7 @@ from grader.ranks.calls import Call
 from grader.ranks.outcome import RankResult, Result
 from grader.verdicts import Crashed, Deadlocked
 from grader.wire import drawn as draws
+from grader.wire.values import Fields
 
 CASES = (
     {"shapes": [[3, 4], [5], [2, 2]], "dtype": "float32"},  # matrices do not come first, as they do in flat.values
@@ -100,7 +101,7 @@ class Gathered:
         shapes = " ".join(str(tuple(shape)) for shape in self.cases[case]["shapes"])
         return f"a block of {self.cases[case]['dtype']} {shapes} on rank {rank} of {self.n}"
 
-    def _check_shard(self, rank: int, case: int, told: dict[str, Any]) -> None:
+    def _check_shard(self, rank: int, case: int, told: Fields) -> None:
         where, right, got = self.where(rank, case), self.shards(case, 0), told["shard"]
         if got is None:
             self.grade.fail(

@@ -15,7 +15,7 @@ from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Deadlocked, Verdict
 from grader.wire import drawn as draws
 from grader.wire import tags
-from grader.wire.values import to_array, to_bytes
+from grader.wire.values import Fields, to_array, to_bytes
 
 PROBE = "grader.probes.beyond.sharded_optimizer"
 ITEM = {"float32": 4, "bfloat16": 2}
@@ -49,7 +49,7 @@ class OptimizerSetting:
     tied: int | None = None
     late: int | None = None
     optimizer: str = "SGD"
-    options: dict[str, Any] = field(default_factory=lambda: {"lr": 0.1})
+    options: Fields = field(default_factory=lambda: {"lr": 0.1})
     weight_decay: float = 0.0
     limits: list[float | None] = field(default_factory=list)  # of clipping, for each step; empty: no clipping
 
@@ -187,7 +187,7 @@ def initial_values(grade: Grade, setting: OptimizerSetting) -> Arrays:
     return [rounded(value, setting.dtype(k)).astype(np.float32) for k, value in enumerate(values)]
 
 
-def described(setting: OptimizerSetting) -> dict[str, Any]:
+def described(setting: OptimizerSetting) -> Fields:
     """The arguments of the probes."""
     told = asdict(setting)
     del told["uses"]

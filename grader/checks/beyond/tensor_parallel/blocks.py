@@ -4,8 +4,6 @@ Of the block, a rank is given its own slices right; in the others' places is noi
 right is computed by transformers' own block, in a rank that loads no student's file.
 """
 
-from typing import Any
-
 import numpy as np
 
 from grader.checks import diagnosis, reference
@@ -16,6 +14,7 @@ from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.wire import drawn
+from grader.wire.values import Fields
 
 EXAMPLES, TOKENS = 2, 5
 STILL, RESIDUAL, BOTH = (0.0, 0.0), (0.0, 0.5), (0.4, 0.5)  # dropout of the attention, and of the residual
@@ -79,10 +78,10 @@ class BlockRun:
         self, grade: Grade, ranks: Ranks, cut: Cut, dropout: tuple[float, float] = STILL, examples: int = EXAMPLES
     ) -> None:
         self.grade, self.ranks, self.cut, self.dropout, self.examples = grade, ranks, cut, dropout, examples
-        told: dict[str, Any] = {"width": cut.width, "heads": cut.heads, "inner": cut.inner, "dropout": list(dropout)}
+        told: Fields = {"width": cut.width, "heads": cut.heads, "inner": cut.inner, "dropout": list(dropout)}
         told |= {"examples": examples}
         self.inputs = {group: self._inputs(group) for group in map(ranks.among, range(ranks.count))}
-        self.right: dict[tuple[int, ...], dict[str, Any]] = {}
+        self.right: dict[tuple[int, ...], Fields] = {}
         for group, mine in self.inputs.items():
             alone = told | {"group": [ranks.count, *group], "seed": grade.seed, "each": [mine]}
             self.right[group] = grade.session.run(f"{PROBE}:whole_block", 1, alone).values[0]
@@ -94,7 +93,7 @@ class BlockRun:
         if verdict := grade.verdict(self.result):
             raise explain(verdict, CRASHES)
 
-    def _inputs(self, group: tuple[int, ...]) -> dict[str, Any]:
+    def _inputs(self, group: tuple[int, ...]) -> Fields:
         draw = drawn.generator(self.grade.seed, 44, self.ranks.count, *group)
         width, inner = self.cut.width, self.cut.inner
         shapes: dict[str, tuple[int, ...]] = {
@@ -107,7 +106,7 @@ class BlockRun:
         x, upstream = (draw.normal(size=(self.examples, TOKENS, width)) for _ in range(2))
         return {"weights": weights, "x": x, "upstream": upstream}
 
-    def _given(self, rank: int) -> dict[str, Any]:
+    def _given(self, rank: int) -> Fields:
         """The inputs of a rank's group, with noise in the places of all slices but its own."""
         mine = self.inputs[self.ranks.among(rank)]
         noise, weights = drawn.generator(self.grade.seed, 45, self.ranks.count, rank), dict[str, np.ndarray]()

@@ -1,7 +1,6 @@
 """Judges f and g: what each passes on, what each adds up, and that nobody else's tensor changes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Verdict, Wrong
 from grader.wire import drawn
+from grader.wire.values import Fields
 
 PLAIN = (("float32", "plain"), ("float64", "plain"), ("bfloat16", "plain"))
 STRIDED = (("float32", "expanded"), ("float32", "holes"), ("float32", "transposed"))
@@ -70,7 +70,7 @@ class FunctionsRun:
         """What the ranks of the group were given, in its order, as float64."""
         return [np.asarray(self.given[other][case][key], np.float64) for other in self.ranks.among(rank)]
 
-    def _check_case(self, name: str, rank: int, case: int, told: dict[str, Any]) -> None:
+    def _check_case(self, name: str, rank: int, case: int, told: Fields) -> None:
         dtype, layout = self.cases[case]
         where = f"{NAMES[name]}, {self.ranks.words(rank)}, {dtype}"
         if told["kind"] != dtype:

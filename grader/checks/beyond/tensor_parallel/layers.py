@@ -15,6 +15,7 @@ from grader.checks.beyond.tensor_parallel.settings import PROBE, Ranks
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.wire import drawn
+from grader.wire.values import Fields
 
 DTYPES = ("float32", "float64", "bfloat16")
 INSIDE, OUTSIDE = 3, 11  # of the column layer; of the row layer the other way round
@@ -145,7 +146,7 @@ class LayersRun:
                     told = self.result.values[rank][2 * case + (name == "row")]
                     self._check_slices(rank, case, name, told, f"{CLASSES[name]}, {self.ranks.words(rank)}, {dtype}")
 
-    def _check_slices(self, rank: int, case: int, name: str, told: dict[str, Any], where: str) -> None:
+    def _check_slices(self, rank: int, case: int, name: str, told: Fields, where: str) -> None:
         given = self.given[rank][case][name]
         part, weight, bias = given["indices"], given["weight"], given["bias"]
         right = {"weight": weight[:, part] if name == "column" else weight[part]}
@@ -186,7 +187,7 @@ class LayersRun:
                     told = self.result.values[rank][3 * case + place]
                     self._check_pass(rank, case, name, told, right, f"{words}, {self.ranks.words(rank)}, {dtype}")
 
-    def _check_pass(self, rank: int, case: int, name: str, told: dict[str, Any], right: Arrays, where: str) -> None:
+    def _check_pass(self, rank: int, case: int, name: str, told: Fields, right: Arrays, where: str) -> None:
         lost = diagnosis.forgotten_waits(self.result)
         if told["kind"] != DTYPES[case]:
             self.grade.fail(f"{where}: expected an output of {DTYPES[case]}, got {told['kind']}")

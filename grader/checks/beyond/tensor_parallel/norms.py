@@ -9,6 +9,7 @@ from grader.checks.beyond.sharded_optimizer.sharded_run import students_call
 from grader.checks.beyond.tensor_parallel.settings import PROBE, Ranks
 from grader.grading import Grade
 from grader.wire import drawn
+from grader.wire.values import Fields
 
 INSIDE, OUTSIDE = 3, 8
 NUMBERS = 64  # bytes of a message that holds the sum of some squares
@@ -75,8 +76,8 @@ def _gradients(grade: Grade, ranks: Ranks, rank: int, case: int) -> dict[str, np
     return {name: None if name in WITHOUT[case] else value for name, value in found.items()}
 
 
-def _check_value(grade: Grade, got: float, members: list[dict[str, Any]], own: int, case: int, where: str) -> None:
-    def squares(names: Any, of: dict[str, Any]) -> float:
+def _check_value(grade: Grade, got: float, members: list[Fields], own: int, case: int, where: str) -> None:
+    def squares(names: Any, of: Fields) -> float:
         return sum(float(np.sum(np.square(of[name]))) for name in names if of[name] is not None)
 
     slices, n = [squares(SLICED, one) for one in members], len(members)
