@@ -9,6 +9,8 @@ archives, or fewer rows on purpose. There, only the archive's own CRCs must matc
 different number of rows is a warning.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import hashlib
 import http.client

@@ -7,6 +7,8 @@
 What is read: common/data/oscar_text.py; what is written: common/data/token_map.py.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 from pathlib import Path
 

@@ -17,9 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
+import torch.distributed as dist
 
 from benchmark.arguments import parse
 from benchmark.measure.environment import environment

@@ -12,6 +12,8 @@ The result is one JSON file. What is measured again replaces what was there; eve
 and versions are the same.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import subprocess

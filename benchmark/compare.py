@@ -21,11 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import numpy as np
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmark.arguments import parse
 from benchmark.measure.environment import environment

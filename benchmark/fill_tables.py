@@ -8,6 +8,8 @@ latency_filled.csv and mem_filled.csv. The predictions come from benchmark.calib
 model is not in it: they say what order of magnitude to expect, not which of two frameworks is a little faster.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import csv
 import json

@@ -11,6 +11,8 @@ The runs are those of benchmark.sweep: existing results are skipped. Flags behin
 benchmark.run. Writes frameworks.csv and frameworks.md to --output_dir.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import csv
 import json

@@ -11,6 +11,8 @@ Without --cores, all workers share the cores of this machine, as the calibrated 
 calibrated have a machine each, with as many cores as this one. With --cores K, every worker has K cores of its own.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import re

@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also starts as a script, under torchrun
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
+import torch.distributed as dist
 
 from benchmark.arguments import parse
 from benchmark.engines.engine import Engine

@@ -7,6 +7,8 @@ results are skipped (--retry reruns failures), so an interrupted sweep continues
 "--" go to benchmark.run. At the end tables.py writes latency.csv, mem.csv, scaling.csv and figures.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import os

@@ -7,6 +7,8 @@ Each worker sends a tensor to the next one and receives one from the worker befo
 directly, so it works before region 2a.1 is solved. Compare the figure with the rate of a link.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import time
 from datetime import timedelta

@@ -9,6 +9,8 @@ normally and wait for yours where they need it; there is no time limit. The comm
 in which the debugger has stopped: q and Ctrl-C end it at once. Nothing is graded.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import ast
 import contextlib

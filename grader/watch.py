@@ -8,6 +8,8 @@ The process that starts ranks stays loaded, so a verdict comes about a second af
 keys: h shows the next hint, a grades the whole task, q quits. Without a terminal the same lines are printed.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import contextlib
 import os

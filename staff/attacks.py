@@ -8,6 +8,8 @@ staff/banks/attacks/README.md describes the entries. Exit code 0 only if every a
 succeeds without its own.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import os

@@ -7,6 +7,8 @@ and those its tests depend on are solved; their tests pass, those of all other r
 stdout: {"regions": n, "open": n, "solved": n}; exit code 0 only if both checks succeed for all regions.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import random

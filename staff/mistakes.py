@@ -13,6 +13,8 @@ mistake is caught by the tests and with the words that it names, every variant p
 one mistake.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import os

@@ -8,6 +8,8 @@ measured first; the schedule says how many of them are alive at once. Exit code 
 2 % of that many times one. The last line is one JSON object.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import multiprocessing

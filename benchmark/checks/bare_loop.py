@@ -7,6 +7,8 @@ Its loop shares no code with the tasks, so equal losses are evidence: task 1 mus
 tasks with a header only (RTE, SST-2). The last line of stdout is one JSON object.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 from itertools import islice

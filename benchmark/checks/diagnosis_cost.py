@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it also starts as a script, on every rank
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import numpy as np
 import torch
 import torch.distributed as dist
 from transformers import GPT2LMHeadModel
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it also starts as a script, on every rank
 
 from benchmark.measure.intervals import interval
 from common.arguments import parse_worker_arguments

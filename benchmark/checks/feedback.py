@@ -11,6 +11,8 @@ transformers, in turns. Then each of those regions loops forever. Medians of wal
 JSON object; exit code 0 if every goal is met.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import os

@@ -11,6 +11,8 @@ Without a GPU it says so in one line, and does nothing. The last line is one JSO
 Exit code 0 if no run failed that should have worked.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import sys

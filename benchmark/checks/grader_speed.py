@@ -8,6 +8,8 @@ where a page that n processes share counts 1/n in each. --repeat runs all grader
 inputs. Last line of stdout: one JSON object; exit code 0 if the limits below hold and all outcomes are identical.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import contextlib
 import json

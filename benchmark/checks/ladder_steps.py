@@ -19,6 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it also starts as a script, on every rank
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -26,8 +29,6 @@ import transformers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import BertConfig, BertForSequenceClassification
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it also starts as a script, on every rank
 
 from benchmark.measure.intervals import interval
 from common.arguments import parse_glue_arguments

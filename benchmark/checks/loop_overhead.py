@@ -7,6 +7,8 @@ speed drifts slows both. Last line of stdout: {"ratio": median of the rounds' ra
 are equal and the ratio is at most 1.02.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import contextlib
 import copy

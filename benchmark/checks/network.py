@@ -12,6 +12,8 @@ ladder   2a, 2b and 3 on 4 nodes at 1 Gbit/s with 22 million parameters, and wha
 stdout is one JSON object; exit code 0 only if all bounds hold.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import subprocess

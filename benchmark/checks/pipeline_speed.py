@@ -7,6 +7,8 @@ meet the same machine; a figure is the median over the rounds of the ratio withi
 interval. The last line is one JSON object; the exit code is 0 only if every bound holds.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import os

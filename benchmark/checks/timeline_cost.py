@@ -9,6 +9,8 @@ line of stdout: {"off": share of a step, "on": median ratio of the runs minus 1,
 0.01 and on at most 0.03.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import contextlib
 import io

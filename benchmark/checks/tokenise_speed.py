@@ -11,6 +11,8 @@ to open the finished folder. The last line is one JSON object; the exit code is 
 Without --input: OSCAR text and GPT-2's tokenizer below $COS598D_DATA if that is set, else the embedded sample and tiny.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import os

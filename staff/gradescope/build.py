@@ -5,6 +5,8 @@
 No solution is in it, so none can be read where students' code runs. Built again, every byte is the same.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import ast
 import json

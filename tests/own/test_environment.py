@@ -7,6 +7,15 @@ import pytest
 
 from common.paths import ROOT
 
+STARTED_BY_US = {  # never by a person
+    "benchmark/checks/network_rank.py",
+    "benchmark/cost/measuring/rank.py",
+    "cluster/cloudlab_profile.py",
+    "grader/checks/start.py",
+    "staff/gradescope/classroom50.py",
+    "staff/gradescope/gradescope_run.py",
+    "staff/proofs/class_attacks.py",
+}
 SCRIPTS = sorted(
     path.relative_to(ROOT).as_posix()
     for folder in ("task*", "pipeline", "beyond")
@@ -25,3 +34,20 @@ def test_without_torch_a_script_says_how_to_activate_the_environment(script):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: expected a Python with torch") and done.stderr.count("\n") == 1
     assert "run `source .venv/bin/activate` first" in done.stderr
+
+
+def commands() -> list[str]:
+    """Every file that can be started, but for task scripts."""
+    folders = ("benchmark", "cluster", "common", "grader", "staff")
+    files = [*ROOT.glob("*.py"), *(path for folder in folders for path in ROOT.glob(f"{folder}/**/*.py"))]
+    names = {path.relative_to(ROOT).as_posix() for path in files if '__name__ == "__main__"' in path.read_text()}
+    return sorted(names - STARTED_BY_US)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_without_the_environment_no_command_ends_with_the_name_of_a_missing_module(command):
+    words = [command] if "/" not in command else ["-m", command[:-3].replace("/", ".").removesuffix(".__main__")]
+
+    done = subprocess.run([sys.executable, "-S", *words, "--help"], cwd=ROOT, capture_output=True, text=True)
+
+    assert "ModuleNotFoundError" not in done.stderr
