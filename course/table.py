@@ -151,13 +151,13 @@ class _Table:
     def __init__(self, values: dict[str, Any], where: str) -> None:
         self.values, self.where = dict(values), where
 
-    def take(self, key: str, kind: type, default: Any = None) -> Any:
+    def take(self, key: str, kind: type, default: object = None) -> Any:
         value = self.values.pop(key, default)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InputError(f"{self.where}.{key}: expected {kind.__name__}, got {value!r}")
         return value
 
-    def texts(self, key: str, default: Any = None) -> tuple[str, ...]:
+    def texts(self, key: str, default: object = None) -> tuple[str, ...]:
         return _texts(self.values.pop(key, default), f"{self.where}.{key}")
 
     def rows(self, key: str) -> list[tuple[str, "_Table"]]:
@@ -168,7 +168,7 @@ class _Table:
             raise InputError(f"{self.where}: unknown key {min(self.values)!r}; see the comments in course.toml")
 
 
-def _texts(value: Any, where: str) -> tuple[str, ...]:
+def _texts(value: object, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
         raise InputError(f"{where}: expected a list of texts, got {value!r}")
     return tuple(value)

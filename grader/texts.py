@@ -113,7 +113,7 @@ def _negative(node: ast.expr) -> ast.expr:
     return node
 
 
-def _method(text: Any, name: str, arguments: tuple) -> Any:
+def _method(text: object, name: str, arguments: tuple) -> Any:
     if name == "format" and ":" in str(text):
         return None  # a width could make it as long as memory is large
     return getattr(text, name)(*arguments) if isinstance(text, str | bytes) else None

@@ -7,15 +7,15 @@ from typing import Any
 Shape = dict | list | Callable[[Any], bool]
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -23,7 +23,7 @@ def is_time(value: Any) -> bool:
     return is_number(value) and math.isfinite(value) and value > 0
 
 
-def is_metrics(value: Any) -> bool:
+def is_metrics(value: object) -> bool:
     return isinstance(value, dict) and all(map(is_number, value.values()))
 
 
@@ -60,7 +60,7 @@ def is_gpt2(record: dict[str, Any]) -> bool:
     return "n_epochs" in record["config"]
 
 
-def misfit(value: Any, shape: Shape, where: str = "") -> str:
+def misfit(value: object, shape: Shape, where: str = "") -> str:
     """Return the first place where a value does not fit the shape, such as iterations[0].seconds; "" if it fits."""
     if isinstance(shape, dict):
         if not isinstance(value, dict):

@@ -56,7 +56,7 @@ def one_round(files: list[Path], batches: list[list[str]], tokenizer: Any) -> di
     return {"ours": ours, "encode_batch_fast": fast, "encode_batch": plain, "open": opened}
 
 
-def measure(files: list[Path], tokenizer: Any, rounds: int) -> dict[str, float]:
+def measure(files: list[Path], tokenizer: object, rounds: int) -> dict[str, float]:
     """Median ratios of the library's time to ours, and the median time to open the folder in seconds."""
     batches = list(make_batches(read_documents(files)))
     one_round(files, batches, tokenizer)  # to warm up: the library keeps words it has met

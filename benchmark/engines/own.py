@@ -95,7 +95,7 @@ class OwnSharded(Engine):
         self.sharded = self.shard(model, blocks(model), make, settings.weight_decay)
         return model
 
-    def shard(self, *arguments: Any) -> Any:
+    def shard(self, *arguments: object) -> Any:
         """The lesson's object for (model, blocks, make_optimizer, weight_decay)."""
         raise NotImplementedError
 
@@ -125,7 +125,7 @@ class OwnSharded(Engine):
 class OwnZero1(OwnSharded):
     """The state of the optimizer is sharded; gradients go to the owner of their shard when the step begins."""
 
-    def shard(self, *arguments: Any) -> Any:
+    def shard(self, *arguments: object) -> Any:
         return lesson("sharded_optimizer").ShardedOptimizer(*arguments, stage=1)
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
@@ -139,14 +139,14 @@ class OwnZero1(OwnSharded):
 class OwnZero2(OwnSharded):
     """State and gradients are sharded; gradients leave during backward, block by block."""
 
-    def shard(self, *arguments: Any) -> Any:
+    def shard(self, *arguments: object) -> Any:
         return lesson("sharded_optimizer").ShardedOptimizer(*arguments, stage=2)
 
 
 class OwnZero3(OwnSharded):
     """State, gradients and parameters are sharded; a block's parameters are gathered before it computes."""
 
-    def shard(self, *arguments: Any) -> Any:
+    def shard(self, *arguments: object) -> Any:
         return lesson("sharded_model").ShardedModel(*arguments)
 
     def full_parameters(self) -> dict[str, Tensor]:

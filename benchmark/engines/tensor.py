@@ -38,7 +38,7 @@ class SplitAttention(nn.Module):
         self.head_dim, self.dropout = attention.head_dim, attention.attn_dropout.p
         self.resid_dropout = attention.resid_dropout
 
-    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, *_: object, **__: object) -> tuple[Tensor, None]:
         q, k, v = (self.heads(layer(hidden_states)) for layer in (self.q, self.k, self.v))
         dropout = self.dropout if self.training else 0.0
         x = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)

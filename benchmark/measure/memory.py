@@ -90,7 +90,7 @@ def counted(engine: Any) -> dict[str, int]:
     return found
 
 
-def reachable(root: Any) -> dict[tuple, int]:
+def reachable(root: object) -> dict[tuple, int]:
     """Storages of all tensors reachable from `root` through objects and containers: (device, address) -> bytes."""
     storages: dict[tuple, int] = {}
     seen: set[int] = set()

@@ -91,7 +91,7 @@ class Pairs(Dataset):
         return {"input_ids": source["input_ids"][0], "attention_mask": source["attention_mask"][0], "labels": labels[0]}
 
 
-def load_pairs(data: Path | None, tokenizer: Any, length: int) -> tuple[Pairs, Pairs]:
+def load_pairs(data: Path | None, tokenizer: object, length: int) -> tuple[Pairs, Pairs]:
     """Training and validation pairs from a folder's .tsv, .jsonl and .json files; None: the embedded sample."""
     pairs = sample_pairs()
     if data is not None:

@@ -48,7 +48,7 @@ class OscarData:
     block_size: int
 
 
-def load_blocks(source: HasData | str | Path, tokenizer: Any, block_size: int | None = None) -> OscarData:
+def load_blocks(source: HasData | str | Path, tokenizer: object, block_size: int | None = None) -> OscarData:
     """Return training and validation text for a run, in blocks of T tokens.
 
     Args:
@@ -92,7 +92,7 @@ def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer: Any) -> None:
         )
 
 
-def _tokenised_in_cache(text: Path, tokenizer: Any) -> Path:
+def _tokenised_in_cache(text: Path, tokenizer: object) -> Path:
     """Return the token blocks of a file or folder of text; tokenise it now if it is not in the cache."""
     files = find_files([text])
     sources = describe(files)

@@ -46,7 +46,7 @@ def fingerprint(tokenizer: Any) -> str:
 def tokenise(
     documents: Iterable[str],
     sources: list[dict],
-    tokenizer: Any,
+    tokenizer: object,
     output: Path,
     *,
     size: int | None,
@@ -84,7 +84,7 @@ def tokenise(
 
 
 def make_request(
-    sources: list[dict], tokenizer: Any, *, size: int | None, block_size: int, validation: float
+    sources: list[dict], tokenizer: object, *, size: int | None, block_size: int, validation: float
 ) -> dict[str, Any]:
     """Return the settings that decide what the folder holds, as in its manifest. Raises InputError."""
     if block_size < 1:
@@ -184,7 +184,7 @@ def make_batches(documents: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _encode(batches: Iterable[list[str]], tokenizer: Any) -> Iterator[list[Any]]:
+def _encode(batches: Iterable[list[str]], tokenizer: object) -> Iterator[list[Any]]:
     """Yield the tokenizer's encodings of each batch.
 
     While one batch is written, threads without Python's lock encode the next one. So reading and writing cost almost
@@ -219,13 +219,13 @@ def text_only(backend: Any) -> Iterator[None]:
             backend.enable_padding(**padding)
 
 
-def _backend(tokenizer: Any) -> Any:
+def _backend(tokenizer: object) -> Any:
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise InputError(f"{name_of(tokenizer)}: expected a fast tokenizer (tokenizer.json), got a slow one")
     return tokenizer.backend_tokenizer
 
 
-def name_of(tokenizer: Any) -> str:
+def name_of(tokenizer: object) -> str:
     return str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
 
 

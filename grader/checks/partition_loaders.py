@@ -5,7 +5,6 @@ batches, no example comes twice, and what is left out would have been a batch of
 """
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ MANY = (180, 12)  # examples and total batch: enough to see whether they were sh
 
 
 def batches(
-    grade: Grade, length: int, batch: int, world_size: int, collate: bool = True, given: Any = None
+    grade: Grade, length: int, batch: int, world_size: int, collate: bool = True, given: object = None
 ) -> list[dict]:
     """What partition_dataset gives each rank; see probes.data. `given`: the partitions that it is made to find."""
     try:

@@ -24,17 +24,17 @@ def texts(grade: Grade, count: int) -> list[str]:
     return [f"text {number:012x}" for number in draws.generator(grade.seed, 5).integers(0, 1 << 48, count)]
 
 
-def on_data(grade: Grade, probe: str, world_size: int, length: int, more: int = 0, **arguments: Any) -> list[Any]:
+def on_data(grade: Grade, probe: str, world_size: int, length: int, more: int = 0, **arguments: object) -> list[Any]:
     """What a probe of probes.data returns on each rank, on `length` texts that a rank gets after it has loaded."""
     each = [texts(grade, length + more)] * world_size
     return grade.values(f"grader.probes.data:{probe}", world_size, seed=None, each=each, length=length, **arguments)
 
 
-def numbered(grade: Grade, length: int, told: Any) -> Any:
+def numbered(grade: Grade, length: int, told: object) -> Any:
     """Texts in lists, however deep, as the numbers of their examples: -1 for anything else."""
     places = {text: place for place, text in enumerate(texts(grade, length))}
 
-    def number(value: Any) -> Any:
+    def number(value: object) -> Any:
         return [number(item) for item in value] if isinstance(value, list) else places.get(str(value), -1)
 
     return number(told)
@@ -47,7 +47,7 @@ def partitions(grade: Grade, length: int, sizes: list[float], seed: int = 1234, 
     return value
 
 
-def must_be_indices(grade: Grade, partitions: Any) -> None:
+def must_be_indices(grade: Grade, partitions: object) -> None:
     if isinstance(partitions, str):
         grade.fail(f"self.partitions: expected a list of indices (whole numbers) for each size; got {partitions}")
 

@@ -74,7 +74,7 @@ def trusted_files() -> Callable[[str], bool]:
     return operator.methodcaller("startswith", ("<frozen ", *places))
 
 
-def refuse_debugger(*_arguments: Any, **_keywords: Any) -> None:
+def refuse_debugger(*_arguments: object, **_keywords: object) -> None:
     """Stands for sys.breakpointhook: a rank has no terminal, so a debugger would quit without a word."""
     raise RuntimeError(NO_DEBUGGER)
 

@@ -104,9 +104,9 @@ class BrokeredGroup(ProcessGroup):
         unit: torch.Tensor | None,
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
-        options: Any = None,
+        options: object = None,
         checked: bool = False,
-        **fields: Any,
+        **fields: object,
     ) -> Handle:
         """Send a call; `unit` is the tensor whose shape and dtype all ranks must agree on, and that all tensors of the
         call are like (unless they are `checked` already)."""
@@ -238,7 +238,7 @@ class BrokeredGroup(ProcessGroup):
 
 
 def _not_served(name: str) -> Callable:
-    def refuse(self: BrokeredGroup, *arguments: Any, **keywords: Any) -> None:
+    def refuse(self: BrokeredGroup, *arguments: object, **keywords: object) -> None:
         raise NotServedError(f"{name} is not supported by the graders; supported: {SERVED}")
 
     return refuse

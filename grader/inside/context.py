@@ -101,7 +101,7 @@ class Context:
         method = "tcp://127.0.0.1:1"  # never opened
         dist.init_process_group(backend, init_method=method, rank=self.rank, world_size=self.world_size)
 
-    def spy(self, owner: Any, attribute: str, name: str = "", note: Note | None = None) -> None:
+    def spy(self, owner: object, attribute: str, name: str = "", note: Note | None = None) -> None:
         spy(self.event, owner, attribute, name, note)
 
 
@@ -109,7 +109,7 @@ def teller(wire: Wire) -> Tell:
     """What probes and their doubles hold to write an event into the rank's list, between the collectives before and
     after it. It leads to no inputs: a student's code has the doubles in its hands."""
 
-    def event(name: str, **data: Any) -> None:
+    def event(name: str, **data: object) -> None:
         wire.event(name, data)
 
     return event
@@ -118,7 +118,7 @@ def teller(wire: Wire) -> Tell:
 def asker(wire: Wire) -> Callable[..., Any]:
     """ask(what, **data): what the run's referee, in the grader's process, answers; see referee."""
 
-    def ask(what: str, **data: Any) -> Any:
+    def ask(what: str, **data: object) -> Any:
         return wire.ask(what, data)
 
     return ask
@@ -159,7 +159,7 @@ def measurer(wire: Wire, world_size: int) -> Callable[[str], None]:
     return measure
 
 
-def spy(tell: Tell, owner: Any, attribute: str, name: str = "", note: Note | None = None) -> None:
+def spy(tell: Tell, owner: object, attribute: str, name: str = "", note: Note | None = None) -> None:
     """Put an event before every call of `owner.attribute`: a function of a module, a method of a class or object.
 
     Load the student's file afterwards, since `from module import function` copies what is there. `note` is called
@@ -169,7 +169,7 @@ def spy(tell: Tell, owner: Any, attribute: str, name: str = "", note: Note | Non
     name = name or attribute
 
     @functools.wraps(original)
-    def spied(*arguments: Any, **keywords: Any) -> Any:
+    def spied(*arguments: object, **keywords: object) -> Any:
         tell(name, **(note(*arguments, **keywords) if note else {}))
         return original(*arguments, **keywords)
 

@@ -18,7 +18,7 @@ def prepare(rank: int, stops: Iterable[tuple[str, int]] | None, note: Callable[[
         debugger.stop_at((file, line) for file, line in stops)
 
 
-def _run_on(*_arguments: Any, **_keywords: Any) -> None:
+def _run_on(*_arguments: object, **_keywords: object) -> None:
     """Stands for breakpoint() in the ranks that nobody debugs."""
 
 
@@ -40,7 +40,7 @@ class Debugger(pdb.Pdb):
             self.set_continue()
             sys.settrace(self.trace_dispatch)
 
-    def hook(self, *_arguments: Any, **_keywords: Any) -> None:
+    def hook(self, *_arguments: object, **_keywords: object) -> None:
         """Stands for breakpoint() in the debugged rank."""
         self.set_trace(sys._getframe(1))
 

@@ -44,7 +44,7 @@ def install(wire: Wire, rank: int, world_size: int) -> None:
     of_new_group = inspect.signature(real_new_group)
 
     @functools.wraps(real_new_group)
-    def new_group(*arguments: Any, **keywords: Any) -> Any:
+    def new_group(*arguments: object, **keywords: object) -> Any:
         """Whatever backend is asked for, as in init_process_group."""
         given = of_new_group.bind(*arguments, **keywords).arguments
         if given.get("backend") is not None and os.getpid() == wire.pid:

@@ -68,12 +68,12 @@ def _numpy_state() -> list:
     return [state[0], state[1].tolist(), *state[2:]]
 
 
-def text(example: Any) -> str:
+def text(example: object) -> str:
     """An example as it is; anything else, such as an index, in words."""
     return str(example) if isinstance(example, str) else in_words(example)
 
 
-def in_words(value: Any) -> str:
+def in_words(value: object) -> str:
     """A value as a message shows it. An object that shows nothing but its address is shown as its type."""
     shown = reprlib.repr(value)
     return f"a {type(value).__name__}" if " at 0x" in shown or shown.startswith("<") else shown
@@ -96,7 +96,7 @@ def indices_of(partitions: Any) -> list[list[int]] | str:
     return found
 
 
-def examples_of(dataset: Any) -> list[str] | str:
+def examples_of(dataset: object) -> list[str] | str:
     """The examples of a map-style data set, place by place, twice; otherwise what is wrong with it, in words."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         return f"got {in_words(dataset)}, which does not support len() and indexing"

@@ -75,12 +75,12 @@ def start_as_the_script_does(task: ModuleType, prepare: Callable[[], None]) -> N
         _import_again(task)
         prepare()
 
-    def forkserver(process: Any) -> popen_fork.Popen:
+    def forkserver(process: object) -> popen_fork.Popen:
         if not at_first_start:
             at_first_start.update(os.environ)
         return popen_fork.Popen(_Fresh(process, at_first_start, again))  # type: ignore[arg-type]
 
-    def spawn(process: Any) -> popen_fork.Popen:
+    def spawn(process: object) -> popen_fork.Popen:
         return popen_fork.Popen(_Fresh(process, dict(os.environ), again))  # type: ignore[arg-type]
 
     setattr(contexts.ForkServerProcess, "_Popen", staticmethod(forkserver))  # noqa: B010 (mypy: it is a method)
@@ -124,7 +124,7 @@ def workers(context: Context) -> Fields:
     task = context.load(a["file"])
     here, number = os.getpid(), own_numbers()
 
-    def work(rank: int, config: Any) -> None:  # its names are those of the student's
+    def work(rank: int, config: object) -> None:  # its names are those of the student's
         Path(f"started.{rank}.{os.getpid()}").touch()
         limit, mine = time.monotonic() + a["patience"], 0
         while os.getpid() != here and time.monotonic() < limit:
@@ -279,7 +279,7 @@ def script(context: Context) -> Fields:
     def leave(name: str) -> None:
         Path(f"{name}.{number(a['patience'])}").touch()
 
-    def load_blocks(*_: Any) -> SimpleNamespace:
+    def load_blocks(*_: object) -> SimpleNamespace:
         if os.getpid() == here:
             raise InputError("the script's own process reads the training data: only its workers may read it")
         return SimpleNamespace(

@@ -69,7 +69,7 @@ def watch_backward(loss: torch.Tensor, tell: Tell) -> None:
     """Tell of the backward pass that goes through this loss. No object leads to a hook on a node of the graph, unlike
     one on a tensor, so that nobody can hang it elsewhere."""
 
-    def passed(gradients: Any) -> None:
+    def passed(gradients: object) -> None:
         tell("backward")
 
     if loss.grad_fn is not None:

@@ -15,7 +15,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MOST = 200  # entries that are looked at
 
 
-def plain(entry: Any) -> Fields:
+def plain(entry: object) -> Fields:
     """An entry as plain values; a dtype loses its "torch."."""
     if not isinstance(entry, dict):
         return {"not a dict": str(type(entry).__name__)}

@@ -34,7 +34,7 @@ DEFAULTS: Fields = {
 }  # fmt: skip
 
 
-def make_config(context: Context, kind: str, **given: Any) -> Any:
+def make_config(context: Context, kind: str, **given: object) -> Any:
     """A GlueConfig or Gpt2Config for this rank."""
     from common import config as configs
 
@@ -110,7 +110,7 @@ def start(context: Context) -> Any:
     return task
 
 
-def wrapped(context: Context, task: Any, model: torch.nn.Module, worker: Any) -> torch.nn.Module:
+def wrapped(context: Context, task: object, model: torch.nn.Module, worker: object) -> torch.nn.Module:
     """The model as the script's main() hands it to train()."""
     model = task.wrap(model, worker) if hasattr(task, "wrap") else model
     context.event("begin")  # what was sent before is no part of a step
@@ -146,7 +146,7 @@ def watch_library(context: Context) -> Callable[[Any, torch.nn.Module], torch.op
         def remembered(self) -> int:
             return min((self.state[parameter].get("steps", 0) for parameter in self.moved()), default=0)
 
-        def step(self, closure: Any = None) -> Any:
+        def step(self, closure: object = None) -> Any:
             rate, remembered = self.param_groups[0]["lr"], self.remembered()
             event("step", grads=snapshot(self, "grad"), params=snapshot(self, "data"), rate=rate, remembered=remembered)
             result = super().step(closure)
@@ -166,11 +166,11 @@ def watch_library(context: Context) -> Callable[[Any, torch.nn.Module], torch.op
         current[:] = [Sgd(trainable, lr=config.learning_rate)]
         return current[0]  # type: ignore[return-value]
 
-    def build_optimizer(config: Any, model: torch.nn.Module, steps_per_epoch: int) -> tuple:
+    def build_optimizer(config: object, model: torch.nn.Module, steps_per_epoch: int) -> tuple:
         optimizer = make_optimizer(config, model)
         return optimizer, build_schedule(config, optimizer, steps_per_epoch)
 
-    def build_schedule(config: Any, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> LambdaLR:
+    def build_schedule(config: object, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> LambdaLR:
         event("build", steps_per_epoch=steps_per_epoch)
         return Schedule(optimizer, lambda step: 1 / (1 + step))
 
@@ -198,7 +198,7 @@ def watched_record(tell: Tell, record: Any) -> Any:
             return {"value": float(value), "kind": kind_of(value)}
         return {"value": float("nan"), "kind": kind_of(value)}
 
-    def evaluation(epoch: Any, metrics: Any) -> dict:
+    def evaluation(epoch: object, metrics: object) -> dict:
         plain, kinds = {}, [kind_of(epoch, int)]
         for name, value in (metrics if isinstance(metrics, dict) else {}).items():
             kinds.append(kind_of(value))
@@ -211,6 +211,6 @@ def watched_record(tell: Tell, record: Any) -> Any:
     return record
 
 
-def kind_of(value: Any, *allowed: type) -> str:
+def kind_of(value: object, *allowed: type) -> str:
     """ "" for a number that the record can write as JSON, else the name of its type."""
     return "" if isinstance(value, allowed or (int, float)) else type(value).__name__

@@ -9,7 +9,6 @@ What partitions make of their inputs is known here alone, so the values of the o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -56,7 +55,7 @@ class ForwardReferee:
             calls.append(call | {"given": given})
         return [self._result(pair, x) for pair, x in zip(message["pairs"], message["inputs"], strict=True)]
 
-    def _result(self, pair: Sequence[int], x: Any) -> np.ndarray | None:
+    def _result(self, pair: Sequence[int], x: object) -> np.ndarray | None:
         i, j = pair
         if x is None or not (0 <= i < len(self.factors) and 0 <= j < self.stages):
             return None

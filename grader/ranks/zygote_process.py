@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from common.paths import ROOT
 from grader.wire import values
@@ -48,7 +47,7 @@ class ZygoteProcess:
             )
         self.ready = False
 
-    def request(self, **message: Any) -> None:
+    def request(self, **message: object) -> None:
         with contextlib.suppress(ConnectionError):  # if it has died, `receive` says so
             self.control.sendall(values.pack(message))
 

@@ -51,7 +51,7 @@ class MessageError(ValueError):
     """Bytes that are no message, or a value that cannot be one."""
 
 
-def pack(value: Any) -> bytes:
+def pack(value: object) -> bytes:
     """The bytes of one message. Raises MessageError for a type that is not listed above, or for too many bytes."""
     body = bytearray()
     try:
@@ -153,7 +153,7 @@ def unpack(header: bytes, body: bytes | memoryview, make: MakeArray) -> Any:
         raise MessageError(f"not a message: {type(error).__name__}: {str(error)[:200]}") from None
 
 
-def _decode(node: Any, body: memoryview, make: MakeArray) -> Any:
+def _decode(node: object, body: memoryview, make: MakeArray) -> Any:
     if isinstance(node, list):
         return [_decode(item, body, make) for item in node]
     if isinstance(node, str):

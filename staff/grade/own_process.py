@@ -25,7 +25,7 @@ class Unfinished(Exception):  # noqa: N818 (a message for the report, not a trac
     """The step was killed at its deadline, or its process died. The message says which."""
 
 
-def run_apart(step: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
+def run_apart(step: Callable[..., Any], *arguments: object, seconds: float) -> Any:
     """Return `step(*arguments)`, computed in another process. What it raises is raised here.
 
     May be called from several threads at once. `step` is a function of a module, and everything in `arguments` and in

@@ -23,14 +23,14 @@ def switch_off(names: Iterable[str]) -> None:
     _put(hand_ins, "run_graded", functools.partial(hand_ins.run_graded, off=walls))
 
 
-def _put(owner: Any, name: str, value: Any) -> None:
+def _put(owner: object, name: str, value: object) -> None:
     setattr(owner, name, value)
 
 
 def _same_process() -> None:
     """What reads a hand-in runs here, where it can be changed."""
 
-    def here(step: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
+    def here(step: Callable[..., Any], *arguments: object, seconds: float) -> Any:
         return step(*arguments)
 
     for module in (whole_class, hand_ins):

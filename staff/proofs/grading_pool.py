@@ -89,7 +89,7 @@ def _name(nodeid: str) -> str:
     return nodeid.rpartition("::")[2].split("[")[0]
 
 
-def _message(longrepr: Any) -> str:
+def _message(longrepr: object) -> str:
     if isinstance(longrepr, tuple):  # (file, line, reason) of a skipped test
         return str(longrepr[2])
     crash = getattr(longrepr, "reprcrash", None)
@@ -157,5 +157,5 @@ def _pytest(arguments: list[str]) -> OneRun:
     return watch
 
 
-def _too_long(_signal: int, _frame: Any) -> None:
+def _too_long(_signal: int, _frame: object) -> None:
     raise TimeoutError(f"the graders have not ended after {LIMIT} s")

@@ -42,7 +42,7 @@ def switch_off(names: Sequence[str]) -> None:
             SWITCHES[name]()
 
 
-def replace(owner: Any, name: str, value: Any) -> None:
+def replace(owner: object, name: str, value: object) -> None:
     """Set what is there. A name that has gone would leave its defence on, and its attacks would prove nothing."""
     if not hasattr(owner, name):
         raise AttributeError(f"{owner} has no {name} to switch off: where has it moved to?")
@@ -72,7 +72,7 @@ class NoWire:
         """Nobody listens."""
 
 
-def _run_here(probe: str, world_size: int, arguments: dict[str, Any], **options: Any) -> Result:
+def _run_here(probe: str, world_size: int, arguments: dict[str, Any], **options: object) -> Result:
     """What ranks.run does, without ranks; the value is whatever object the student's code made."""
     import pytest
 
@@ -177,7 +177,7 @@ def _in_the_zygote(module: str, changes: Mapping[str, str]) -> None:
 def _no_signatures() -> None:
     """Whoever writes to a rank's line is believed."""
 
-    def believe(_opener: Any, _tag: bytes, data: bytes) -> int:
+    def believe(_opener: object, _tag: bytes, data: bytes) -> int:
         return signatures.ENDING if b'"kind": "returned"' in data or b'"kind": "raised"' in data else signatures.LINE
 
     replace(signatures.Verifier, "open", believe)
@@ -186,7 +186,7 @@ def _no_signatures() -> None:
 def _nan_is_small() -> None:
     """Comparisons ask whether an error is too large, which it is not if it is no number."""
 
-    def close(got: Any, expected: np.ndarray, total: float, slack: float = 1.0) -> bool:
+    def close(got: object, expected: np.ndarray, total: float, slack: float = 1.0) -> bool:
         limit = slack * (1e-5 * np.linalg.norm(np.ravel(expected)) + 1e-7 * total)
         return got is not None and not np.any(np.abs(np.asarray(got, np.float64) - expected) > limit)
 

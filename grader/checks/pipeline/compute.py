@@ -35,13 +35,13 @@ def drawn_batches(draw: np.random.Generator, count: int) -> np.ndarray:
     return batches
 
 
-def run_compute(grade: Grade, cycles: list[Any], devices: list[str], **options: Any) -> tuple[Result, np.ndarray]:
+def run_compute(grade: Grade, cycles: list[Any], devices: list[str], **options: object) -> tuple[Result, np.ndarray]:
     """One pipe, and a call of compute for each cycle, on as many micro-batches as there are partitions."""
     batches = drawn_batches(grade.draw, len(devices))
     return run_on(grade, [[*batches]], cycles, devices, **options), batches
 
 
-def run_on(grade: Grade, each: list[Any], cycles: list[Any], devices: list[str], **options: Any) -> Result:
+def run_on(grade: Grade, each: list[Any], cycles: list[Any], devices: list[str], **options: object) -> Result:
     """The same on the given micro-batches, where asked for with a referee."""
     arguments = {"meet": False, "slow": False, "reshape": False, "trouble": -1, "words": "", "cycles": cycles} | options
     patience = PATIENCE * grade.session.slowness
@@ -50,7 +50,7 @@ def run_on(grade: Grade, each: list[Any], cycles: list[Any], devices: list[str],
     )
 
 
-def computed(grade: Grade, cycles: list[Any], devices: list[str], **options: Any) -> tuple[Result, np.ndarray]:
+def computed(grade: Grade, cycles: list[Any], devices: list[str], **options: object) -> tuple[Result, np.ndarray]:
     """The same; the verdict if a call did not return."""
     result, batches = run_compute(grade, cycles, devices, **options)
     must_end(grade, result, [pair for pairs in cycles for pair in pairs])

@@ -21,7 +21,7 @@ PIPES = "grader.probes.pipeline."  # the probes that run a student's Pipe
 Pairs = Sequence[Sequence[int]]
 
 
-def run_once(grade: Grade, probe: str, world_size: int = 1, **arguments: Any) -> Result:
+def run_once(grade: Grade, probe: str, world_size: int = 1, **arguments: object) -> Result:
     """A run of a student's Pipe. After one that never returned no other is made: each would take as long again."""
     for key, earlier in grade.session.runs.items():
         if earlier.outcome == "deadline" and json.loads(key)[0].startswith(PIPES):
@@ -29,7 +29,7 @@ def run_once(grade: Grade, probe: str, world_size: int = 1, **arguments: Any) ->
     return grade.run(probe, world_size, DEADLINE, **arguments)
 
 
-def mark(each: Any) -> str:
+def mark(each: object) -> str:
     """Of what the ranks start with: runs are remembered by their arguments, and `each` is none of those."""
     arrays = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
     own = "".join(map(mark, arrays)) if arrays else repr(np.asarray(each).tolist())

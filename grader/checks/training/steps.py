@@ -8,7 +8,6 @@ rank reports is compared with that, and never part of it; see parameters.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -154,7 +153,7 @@ def glue(
     synced: bool = True,
     right: int | None = None,
     task: str = "rte",
-    **config: Any,
+    **config: object,
 ) -> Training:
     """train() of a run_glue.py on a toy classifier; `batch` is that of one worker.
 
@@ -185,7 +184,7 @@ def glue(
 
 
 def gpt2(
-    grade: Grade, world_size: int, *, train: int, batch: int, dev: int = 4, loaded: bool = True, **config: Any
+    grade: Grade, world_size: int, *, train: int, batch: int, dev: int = 4, loaded: bool = True, **config: object
 ) -> Training:
     """train() of a run_gpt2.py on a toy language model; `train` blocks and `batch` are those of one worker.
 

@@ -26,7 +26,7 @@ def has_memory(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
 
 
-def copy(tensor: Any) -> Any:
+def copy(tensor: object) -> Any:
     """A copy that can be sent; None for no tensor, and for one without memory."""
     return tensor.detach().clone() if isinstance(tensor, Tensor) and has_memory(tensor) else None
 

@@ -98,7 +98,7 @@ def owned(sharded: ToyOptimizer) -> Fields:
     return {"shards": told, "raised": raised}
 
 
-def described(value: Any) -> Fields:
+def described(value: object) -> Fields:
     """A tensor with its dtype, or the name of what is none."""
     if not isinstance(value, torch.Tensor):
         return {"type": type(value).__name__}

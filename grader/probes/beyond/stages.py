@@ -34,7 +34,7 @@ def orders(context: Context) -> list[list[Any]]:
     return found
 
 
-def plain(actions: Any, most: int) -> Any:
+def plain(actions: object, most: int) -> Any:
     """A list of actions as pairs; a name for what is none."""
     if not isinstance(actions, list | tuple):
         return f"a {type(actions).__name__}"

@@ -29,12 +29,12 @@ def join(context: Context) -> Group:
     return next((group for group, ranks in zip(made, groups, strict=True) if context.rank in ranks), None)
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """The dtype of a tensor, or the name of what is none."""
     return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else type(value).__name__
 
 
-def copy(value: Any) -> Any:
+def copy(value: object) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else None
 
 
@@ -281,5 +281,5 @@ def norms(context: Context) -> list[Fields]:
     return found
 
 
-def needs_gradient(value: Any) -> bool:
+def needs_gradient(value: object) -> bool:
     return isinstance(value, Tensor) and value.requires_grad

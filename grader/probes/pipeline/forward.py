@@ -36,7 +36,7 @@ class ForwardStandIns:
                 batches[i] = result.clone().to(self.last)
 
 
-def _content(batch: Any) -> torch.Tensor | None:
+def _content(batch: object) -> torch.Tensor | None:
     """A micro-batch as it is sent; zeros for one on the device "meta", which has no content."""
     if not torch.is_tensor(batch):
         return None

@@ -64,12 +64,12 @@ def watch_pipe_class(event: Tell) -> Callable[[Any], bool]:
     build, call = getattr(kind, "__init__"), getattr(kind, "__call__")  # noqa: B004, B009 (mypy: unsound)
 
     @functools.wraps(build)
-    def init(pipe: Any, *arguments: Any, **keywords: Any) -> None:
+    def init(pipe: object, *arguments: object, **keywords: object) -> None:
         build(pipe, *arguments, **keywords)
         built.add(pipe)
 
     @functools.wraps(call)
-    def called(pipe: Any, *arguments: Any, **keywords: Any) -> Any:
+    def called(pipe: object, *arguments: object, **keywords: object) -> Any:
         event("pipe", begins=True, built=pipe in built)
         try:
             return call(pipe, *arguments, **keywords)

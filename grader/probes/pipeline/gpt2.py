@@ -120,7 +120,7 @@ class Gate:
             self.watch.permits.call = step
 
     def _enter(self, j: int) -> Callable:
-        def enter(module: Any, arguments: tuple) -> None:
+        def enter(module: object, arguments: tuple) -> None:
             place = (self.calls[j], j)
             self.calls[j] += 1
             self.watch.enter(place)
@@ -131,7 +131,7 @@ class Gate:
         watch, width, cat = self.watch, SIZES["n_embd"], torch.cat
         ask = watch.permits.ask if watch.permits else lambda place, *of_block: 1.0
 
-        def leave(module: Any, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
+        def leave(module: object, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
             """The columns of a mask are left as they are."""
             place = (self.calls[j] - 1, j)
             of_block = computed()
@@ -222,7 +222,7 @@ def _watch_blocks(event: Tell, blocks: list[Any]) -> None:
     """Tell of every call of a block: with how many examples, and whether in the caller's thread."""
 
     def tell(number: int) -> Any:
-        def called(module: Any, arguments: tuple, keywords: dict) -> None:
+        def called(module: object, arguments: tuple, keywords: dict) -> None:
             x = [*arguments, *keywords.values()][0]
             in_caller = threading.current_thread() is threading.main_thread()
             event("block", number=number, examples=len(x), in_caller=in_caller)

@@ -27,7 +27,7 @@ class Permits:
         self.ask = asked
 
 
-def is_plain(x: Any, stack_sizes: tuple[Callable[[], int], ...]) -> bool:
+def is_plain(x: object, stack_sizes: tuple[Callable[[], int], ...]) -> bool:
     """Whether torch alone computes with x in this thread: no class or mode of somebody else's answers instead."""
     return type(x) in PLAIN_TENSORS and not any(size() for size in stack_sizes)
 

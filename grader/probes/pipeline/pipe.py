@@ -30,7 +30,7 @@ class GivenSplit:
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, stand_in: Any) -> Iterator[None]:
+def replaced(owner: object, name: str, stand_in: object) -> Iterator[None]:
     before = getattr(owner, name)
     setattr(owner, name, stand_in)
     yield
@@ -99,7 +99,7 @@ def compute(context: Context) -> Fields:
     }
 
 
-def _on_cpu(batch: Any) -> bool:
+def _on_cpu(batch: object) -> bool:
     """Whether it is a tensor with values: without a look at success, what a worker raised becomes a micro-batch."""
     return isinstance(batch, torch.Tensor) and batch.device.type != "meta"
 

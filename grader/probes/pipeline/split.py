@@ -85,7 +85,7 @@ def _inventory(modules: nn.Sequential) -> list[tuple[str, int]]:
     return found + [(f"{name} on {p.device} {p.requires_grad}", id(p)) for name, p in modules.named_parameters()]
 
 
-def _strange_form(result: Any) -> str:
+def _strange_form(result: object) -> str:
     """Why this is not (partitions, devices), two lists; "" if it is."""
     if not isinstance(result, tuple | list) or len(result) != 2 or type(result[0]) is nn.Sequential:
         return f"a {_kind(result)}"
@@ -108,7 +108,7 @@ def _describe(result: Any, leaves: list[nn.Module]) -> Fields:
     return {"partitions": partitions, "devices": [str(device) for device in result[1]]}
 
 
-def _kind(thing: Any) -> str:
+def _kind(thing: object) -> str:
     return type(thing).__name__[:MAX_NAME]
 
 
@@ -128,7 +128,7 @@ def schedule(context: Context) -> list[Any]:
     return results
 
 
-def _cycles(cycles: Any, m: int, n: int) -> Any:
+def _cycles(cycles: object, m: int, n: int) -> Any:
     """Each clock cycle as it was handed out; a text in place of one that is none, or that changed afterwards."""
     if not hasattr(cycles, "__iter__"):
         return f"a {_kind(cycles)}"
@@ -147,7 +147,7 @@ def _cycles(cycles: Any, m: int, n: int) -> Any:
     return seen
 
 
-def _pairs(cycle: Any, room: int) -> Any:
+def _pairs(cycle: object, room: int) -> Any:
     """The pairs of one clock cycle, or what it is instead."""
     if not hasattr(cycle, "__len__") or not hasattr(cycle, "__iter__"):
         once = hasattr(cycle, "__next__")

@@ -85,7 +85,7 @@ class Watch:
         self.refused: Counter[Place] = Counter()  # the same -> looks in vain
         self.note: Note = note or (lambda double, name, does="": None)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if "note" in self.__dict__:
             self.note("watch", name)
         super().__setattr__(name, value)
@@ -274,7 +274,7 @@ class WatchedInQueue:
     def __init__(self, original: Any, number: int, watch: Watch, held: list) -> None:
         self._original, self._number, self._watch, self._held = original, number, watch, held
 
-    def put(self, task: Any) -> None:
+    def put(self, task: object) -> None:
         if task is not None:
             self._watch.tell("put", partition=self._number)
             with self._watch.changed:

@@ -5,7 +5,6 @@ that the grader gives when backward asks for it (probes.beyond.overlap). So the 
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -196,7 +195,7 @@ def described(setting: OptimizerSetting) -> Fields:
     return told
 
 
-def students_call(event: Any) -> bool:
+def students_call(event: object) -> bool:
     """Whether an event is a message of the student's, and neither the probe's own nor the join."""
     if not isinstance(event, Call) or event.name == "init_process_group":
         return False
