@@ -34,6 +34,8 @@ def requirements():
     wanted = [line for line in lines if line and not line.startswith("#")]
     extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
     for name in EXTRAS:
+        if name not in extras:
+            stop("expected some of " + ", ".join(extras) + "; got " + name)
         wanted += extras[name]
     return wanted
 
