@@ -5,12 +5,16 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch.distributed as dist
 
 from benchmark.calibrate import parse as parse_calibrate
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import EngineTimes, load, save
 from benchmark.cost.cell import Cell
-from benchmark.cost.prediction import Surroundings, predict
+from benchmark.cost.compute_times import ComputeTimes, Cores
+from benchmark.cost.describe_model import describe
+from benchmark.cost.measuring.compute import mean
+from benchmark.cost.prediction import Surroundings, pace_of, predict
 from benchmark.cost.strategies import STAGED
 from benchmark.names import STRATEGIES
 from benchmark.predict import parse
@@ -117,6 +121,61 @@ def test_the_engines_own_cost_is_what_its_measured_step_took_longer(calibration)
 
     assert same.seconds == pytest.approx(measured.seconds)
     assert slower.parts["engine"] == pytest.approx(0.040)
+
+
+def test_an_engine_that_was_measured_in_a_slow_launch_costs_no_more(calibration):
+    """Computing took 1.5 times as long in the engine's launch, and so did the engine's own 40 ms."""
+    step = predict(calibration, cell("fsdp"), pace=1.5).seconds
+    alone = {1: 1.5 * 0.038, 4: 1.5 * 0.128}
+    slow = EngineTimes("fsdp", "gpt2-tiny", 64, 4, 2, step + 1.5 * 0.040, 10, alone)
+
+    found = predict(replace(calibration, engines=[slow]), cell("fsdp"))
+
+    assert found.parts["engine"] == pytest.approx(0.040)
+    assert found.parts["forward"] == pytest.approx(0.040)
+
+
+@pytest.mark.parametrize(("batch", "pace"), [(1, 1.0), (2.5, 1.25), (4, 1.5), (8, 1.5)])
+def test_the_pace_of_a_launch_is_that_of_its_steps_without_communication(calibration, batch, pace):
+    launch = EngineTimes("ddp", "gpt2-tiny", 64, 4, 2, 0.2, 10, {1: 0.038, 4: 1.5 * 0.128})
+
+    assert pace_of(calibration, launch, batch) == pytest.approx(pace)
+
+
+def test_an_engine_that_slows_its_process_down_slows_every_part_of_its_step(calibration):
+    """One worker with two threads: since the engine is there, steps without communication take twice as long."""
+    before = {1: 0.038, 4: 0.128}
+    alone = {batch: 2 * seconds for batch, seconds in before.items()}
+    launch = EngineTimes("own_zero2", "gpt2-tiny", 64, 4, 1, 2 * 0.128, 10, alone, before)
+
+    clean, slowed = (predict(replace(calibration, engines=engines), cell("own_zero2", 1)) for engines in ([], [launch]))
+
+    assert slowed.parts["forward"] == pytest.approx(2 * clean.parts["forward"])
+
+
+def test_what_many_tensors_need_beyond_their_elements_is_not_counted_for_one(calibration):
+    """The optimizer's 8 ms are 1.12 ms for 1.12 million elements, and the rest for the tensors."""
+    times = ComputeTimes(calibration, describe("gpt2-tiny", 64), Cores(1))
+    tensors, elements = len(times.architecture.weights), times.architecture.elements
+
+    assert times.update(tensors, elements) == pytest.approx(0.008)
+    assert times.update(0, elements) == pytest.approx(1e-3 * elements / 1e6, rel=0.01)
+
+
+def test_one_tensor_that_took_longer_than_all_does_not_make_them_slower(calibration):
+    small = [replace(entry, flat={1: 1e-9, 10**7: 1.0}) for entry in calibration.small]
+    times = ComputeTimes(replace(calibration, small=small), describe("gpt2-tiny", 64), Cores(1))
+
+    assert times.update(len(times.architecture.weights), times.architecture.elements) == pytest.approx(0.008)
+
+
+def test_parts_of_a_step_are_means_so_that_interruptions_are_counted(monkeypatch):
+    """Each part is interrupted once in three steps: medians would add up to a step without interruptions."""
+    monkeypatch.setattr(dist, "all_reduce", lambda values, group: None)
+    runs = [{"block 0": 4.0, "block 1": 1.0}, {"block 0": 1.0, "block 1": 4.0}, {"block 0": 1.0, "block 1": 1.0}]
+
+    assert mean(runs, 1, None) == {"block 0": 2.0, "block 1": 2.0}
+    assert mean(runs, 2, None, factor=0.5) == {"block 0": 0.5, "block 1": 0.5}
 
 
 def test_what_was_not_calibrated_is_said(calibration):

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import pytest
 
+from benchmark.calibrate import together
 from benchmark.checks.gpu import GpuRow, row_of, runs
 from benchmark.checks.gpu import table as gpu_table
 from benchmark.checks.prediction import ComparedCell, Place, all_places, draw, right_order, summary, turns_of
 from benchmark.cost import calibration as stored
-from benchmark.cost.calibration import EngineTimes, save
+from benchmark.cost.calibration import EngineTimes, TransferTimes, save
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import Links, hops, moved, rising
 from benchmark.cost.curve import bend, curve, read_axis, rows, sentence
@@ -146,6 +147,25 @@ def test_a_burst_is_spent_once(calibration):
 
     assert links.transfer("hop", 65536, 2, spent=0).flow == pytest.approx(0)
     assert links.transfer("hop", 65536, 2, spent=65536).flow == pytest.approx(65536 / 12e6)
+
+
+def test_an_operation_occupies_a_link_for_its_bytes_only(calibration):
+    """A lone all_to_all whose directions take turns needs twice the time of its bytes; others can send meanwhile."""
+    table = TransferTimes("100mbit", "all_to_all", 2, [4, 2**20], [1e-4, 1e-4 + 2 * 0.0438], [0.0, 0.0])
+    network = Links(replace(calibration, transfers=[table]), "100mbit")
+
+    transfer = network.transfer("all_to_all", 2**20, 2)
+
+    assert transfer.latency + transfer.flow == pytest.approx(1e-4 + 2 * 0.0438, rel=1e-3)
+    assert transfer.flow == pytest.approx(8 * 2**19 / 100e6 * 1514 / 1448, rel=1e-3)
+
+
+@pytest.mark.parametrize(("workers", "groups"), [(1, [["ddp"], ["fsdp"]]), (10**6, [["ddp", "fsdp"]])])
+def test_engines_share_a_process_only_where_a_worker_has_one_thread(workers, groups, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+
+    assert together(["ddp", "fsdp"], workers) == groups
+    assert together([], workers) == []
 
 
 def test_a_slow_measurement_of_a_small_message_is_taken_for_noise():
