@@ -64,7 +64,11 @@ def _answer_all(config: RunConfig, deadline: float) -> None:
     wrong = ""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(_listen(config))
-        while len(there) < config.world_size - 1 and not wrong:
+        while not wrong:
+            if len(there) == config.world_size - 1:
+                there = {rank: caller for rank, caller in there.items() if not caller.has_left()}
+            if len(there) == config.world_size - 1:
+                break  # all are there, and nobody was stopped while the others were waited for
             server.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 connection, (address, _) = server.accept()

@@ -119,6 +119,30 @@ def test_a_rank_that_was_stopped_while_it_waited_may_come_again(config):
     assert told == [""]
 
 
+def test_a_rank_that_was_stopped_does_not_count_when_the_last_one_comes(config):
+    """Rank 1 leaves, and then rank 2 comes: rank 0 must not go on without rank 1."""
+    config = replace(config, join_seconds=3.0)
+    told = []
+    first = threading.Thread(target=lambda: told.extend(start(config)))
+    announcement = {"rank": 1, "world_size": 3, "task": config.task, "process": {"host": "", "process": 1, "space": 0}}
+    first.start()
+    while True:  # until rank 0 listens
+        try:
+            connection = socket.create_connection(("127.0.0.1", config.master_port), timeout=5)
+            break
+        except ConnectionRefusedError:
+            threading.Event().wait(0.05)
+    with connection, connection.makefile("rw") as line:
+        line.write(json.dumps(announcement) + "\n")
+        line.flush()
+        assert json.loads(line.readline()) == {"greeting": "wait for the others"}
+
+    (message,) = start(replace(config, rank=2))
+
+    first.join(timeout=60)
+    assert all("rank 1 of 3 did not connect within 3 s" in words for words in (*told, message))
+
+
 def test_a_second_rank_0_is_told_who_the_first_is(config):
     told = []
     first = threading.Thread(target=lambda: told.extend(start(config, replace(config, rank=1))))
