@@ -1,7 +1,7 @@
 """What the zygote loads before it forks ranks: at first what each of them needs, the rest before the first run with it.
 
-A rank whose probe needs more imports it itself, in its own time: what is missing here costs seconds, and changes no
-result.
+A rank whose probe needs more imports it itself, in its own time: what is missing here costs seconds. Only what imports
+ctypes must be here, since ranks may not.
 """
 
 import contextlib
@@ -28,6 +28,8 @@ GROUPS = {
         "tqdm.auto",
         "zstandard",
     ),
+    # What evaluating imports. A rank could not: it may not import ctypes, which scipy does.
+    "metrics": ("scipy.stats", "sklearn.metrics"),
     # What building a model and reading its files import: 2 s more.
     "models": (
         "transformers.models.bert.modeling_bert",
@@ -36,7 +38,6 @@ GROUPS = {
         "transformers.models.gpt2.tokenization_gpt2",
         "transformers.models.auto.modeling_auto",
         "transformers.models.auto.tokenization_auto",
-        "sklearn.metrics",
     ),
 }
 # Beside the first group, by module or function; a probe that is not here needs all.
@@ -58,6 +59,7 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes.sync:wrap": ("scripts", "steps"),  # DistributedDataParallel imports it
     "grader.probes.traffic": ("scripts",),
     "grader.probes.train": ("scripts", "steps"),
+    "grader.probes.train:glue": ("scripts", "steps", "metrics"),
 }
 # What loading a file needs; one that is not here is a script, whose load_model imports the model class.
 FILES: dict[str, tuple[str, ...]] = {

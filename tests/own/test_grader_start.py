@@ -98,3 +98,21 @@ def test_the_marker_of_a_task_finds_all_points_of_the_task(task):
     for file in (ROOT / "tests").glob("test_*.py"):
         graded = set(re.findall(r'graded\(\s*"([^"]+)"', file.read_text()))
         assert graded.isdisjoint(regions) or f"tests/{file.name}" in wanted, file.name
+
+
+def passes_alone(region):
+    """Grade one region of the solved tree in a fresh process, where nothing is loaded for another region."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--region", region]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+@pytest.mark.medium
+def test_evaluation_can_be_graded_alone_though_ranks_may_not_import_ctypes_for_scipy():
+    passes_alone("1.4")
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("region", COURSE.regions)
+def test_every_region_can_be_graded_alone(region):
+    passes_alone(region)
