@@ -16,9 +16,7 @@ from benchmark.cost.calibration import TransferTimes
 
 SMALL = 4096  # up to this size, calls are timed in a row: one takes less than the workers are apart
 IN_A_ROW = 8
-FAST = (
-    0.25  # a quarter of the runs over a slow link: in the others, one direction of a lone message waits for the other
-)
+FAST = 0.25  # quantile of the runs over a shaped link: in slower ones, one direction of a message waits for the other
 REFILL_SECONDS = 0.006  # a link of 100 Mbit/s gets its burst back in 5 ms
 LEAST, MOST = 3, 40  # repeats
 INTERFACE = "eth0"  # of an emulated node
