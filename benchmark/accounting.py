@@ -23,7 +23,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import torch.distributed as dist
 
 from benchmark.arguments import parse
-from benchmark.measure.environment import environment
+from benchmark.measure.machine import environment
 from benchmark.measure.memory import counted, known, textbook
 from benchmark.measure.payload import Payload
 from benchmark.run import prepare, without

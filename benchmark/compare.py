@@ -29,8 +29,8 @@ import torch
 import torch.distributed as dist
 
 from benchmark.arguments import parse
-from benchmark.measure.environment import environment
 from benchmark.measure.intervals import interval, ratio
+from benchmark.measure.machine import environment
 from benchmark.measure.meter import Meter
 from benchmark.run import prepare, without
 from benchmark.settings import Settings

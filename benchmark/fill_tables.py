@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import Calibration
 from benchmark.cost.cell import Cell
-from benchmark.cost.prediction import Prediction, Surroundings, predict
+from benchmark.cost.predict_step import Prediction, Surroundings, predict
 from benchmark.names import MODELS, STRATEGIES
 from benchmark.tables import latency, level, peak_mb, read_runs
 from common.errors import InputError, exit_on_input_error

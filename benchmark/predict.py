@@ -25,7 +25,7 @@ from benchmark.cost import calibration as stored
 from benchmark.cost import curve
 from benchmark.cost.calibration import Calibration
 from benchmark.cost.cell import Cell
-from benchmark.cost.prediction import Prediction, Surroundings, predict
+from benchmark.cost.predict_step import Prediction, Surroundings, predict
 from benchmark.names import MODELS, STRATEGIES
 from cluster.emulate import bits_per_second
 from common.errors import InputError, exit_on_input_error

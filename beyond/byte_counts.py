@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 # run_gpt2.py at its first line. The lessons and their graders do not need it.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from beyond.memory import PeakMemory, persistent_bytes
+from beyond.rank_memory import PeakMemory, persistent_bytes
 from beyond.stage_runner import StageRunner
 from common.record import Record
 

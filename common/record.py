@@ -29,7 +29,7 @@ from common.errors import InputError
 from common.optim import number_of_epochs, total_steps
 from common.paths import ROOT, atomic_write, shown
 from common.step_profiler import StepProfiler, parameter_table
-from common.timeline.run import RunTimeline
+from common.timeline.run_timeline import RunTimeline
 from common.workers.process_group import Worker
 from common.workers.rows import STOPPED_FILE
 

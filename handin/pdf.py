@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from PIL import Image
 
-from handin.pictures import is_whole
+from handin.report_pictures import is_whole
 
 _FONTS = Path(matplotlib.get_data_path(), "fonts", "ttf")
 _SIZE = 10  # of running text, in points

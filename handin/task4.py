@@ -6,7 +6,7 @@ from typing import Any
 
 from common.errors import InputError
 from handin.measures import iteration_time
-from handin.pictures import Pictures
+from handin.report_pictures import Pictures
 from handin.runs import Run, differences
 from handin.sections import Findings, table
 

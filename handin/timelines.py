@@ -7,7 +7,7 @@ from typing import Any
 from common.errors import InputError
 from common.timeline.parts import NAMES as PARTS
 from common.timeline.trace import read_trace
-from handin.pictures import Pictures
+from handin.report_pictures import Pictures
 from handin.runs import Run
 from handin.schema import Shape, is_number, is_text, is_whole, misfit
 from handin.sections import Findings, table

@@ -13,7 +13,7 @@ from handin import sections
 from handin.choice import Chosen, choose, missing_runs
 from handin.gpt2_runs import read_gpt2
 from handin.measures import doubts_about
-from handin.pictures import Pictures
+from handin.report_pictures import Pictures
 from handin.runs import Run, find_runs
 from handin.sections import Findings
 from handin.student import Student, remembered

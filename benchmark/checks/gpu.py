@@ -26,7 +26,7 @@ import torch
 
 from benchmark.arguments import PRECISIONS
 from benchmark.arguments import parse as parse_run
-from benchmark.measure.environment import environment
+from benchmark.measure.machine import environment
 from benchmark.names import MODELS
 from benchmark.sweep import SweepRun, execute
 from common.errors import InputError, exit_on_input_error

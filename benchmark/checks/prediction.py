@@ -31,8 +31,8 @@ from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes
 from benchmark.cost.cell import Cell
 from benchmark.cost.measuring.plan import CalibrationPlan, Turn
-from benchmark.cost.prediction import Prediction, Surroundings, pace_of, predict
-from benchmark.measure.environment import environment
+from benchmark.cost.predict_step import Prediction, Surroundings, pace_of, predict
+from benchmark.measure.machine import environment
 from common.errors import InputError, exit_on_input_error
 
 STRATEGIES = ("ddp", "fsdp", "zero0", "zero2", "pipeline", "own_overlap", "own_zero2", "own_zero3")

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmark.cost.calibration import Calibration
 from benchmark.cost.cell import Cell
-from benchmark.cost.prediction import Prediction, Surroundings, predict
+from benchmark.cost.predict_step import Prediction, Surroundings, predict
 from cluster.emulate import bits_per_second
 from common.errors import InputError
 from common.figures import COLOURS, figure

@@ -1,6 +1,6 @@
 """A predicted step as a timeline: the same picture, trace and page as of a measured one, of a run that never was."""
 
-from benchmark.cost.prediction import Prediction
+from benchmark.cost.predict_step import Prediction
 from benchmark.cost.programs.program import Kind
 from benchmark.cost.simulate import Span
 from common.timeline.boxes import Box, Step, Timeline, Wait

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from benchmark.measure.environment import environment
 from benchmark.measure.intervals import interval
+from benchmark.measure.machine import environment
 from benchmark.measure.memory import known, textbook
 from benchmark.measure.profile import own_rss
 from benchmark.settings import Settings

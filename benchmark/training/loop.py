@@ -13,7 +13,7 @@ from benchmark.measure.meter import Meter, Window
 from benchmark.measure.payload import Payload
 from benchmark.measure.profile import Tracer, mark
 from benchmark.settings import Settings
-from benchmark.training import checkpoint
+from benchmark.training import checkpoint_folder
 from benchmark.training.log import Log
 from benchmark.training.workload import Workload
 from common.workers.process_group import Worker
@@ -44,7 +44,7 @@ class Plan:
 
 def train(settings: Settings, worker: Worker, workload: Workload, engine: Engine, log: Log) -> dict[str, Any]:
     """Train to --max_steps; what was measured on this worker."""
-    first, losses = checkpoint.load(settings.output_dir / "checkpoints", engine) if settings.resume else (0, [])
+    first, losses = checkpoint_folder.load(settings.output_dir / "checkpoints", engine) if settings.resume else (0, [])
     log.restart(losses)
     plan, meter, tracer = Plan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer()
     measured: dict[str, Any] = {"plan": plan, "window": None, "trace": None, "payload": None, "persistent": None}
@@ -99,7 +99,7 @@ def between_steps(settings: Settings, workload: Workload, engine: Engine, log: L
     if settings.eval_every and done % settings.eval_every == 0 and done < settings.max_steps:
         log.evaluation(done, engine.validate(workload.validation_batches(settings), workload.kind))
     if settings.checkpoint_every and done % settings.checkpoint_every == 0:
-        checkpoint.save(settings.output_dir / "checkpoints", done, engine, log.losses)
+        checkpoint_folder.save(settings.output_dir / "checkpoints", done, engine, log.losses)
 
 
 def close(measured: dict[str, Any], window: Window, payload: Payload, settings: Settings, engine: Engine) -> None:

@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-FOLDERS = ("common", "pipeline")  # what task scripts import
+IMPORTED = ("common", "pipeline")  # what task scripts import
+LESSONS = ("beyond", "pipeline")  # folders of lessons that import each other
 
 
 class CompiledFiles:
@@ -23,19 +24,19 @@ class CompiledFiles:
         self.root = root
         self.pieces: dict[str, bytes] = {}
 
-    def compile(self) -> None:
+    def compile(self, folders: Iterable[str]) -> None:
         """Compile what is not compiled yet. A file that cannot be is left out: the rank that imports it says why."""
         with tempfile.TemporaryDirectory() as scratch:
             target = str(Path(scratch) / "compiled.pyc")
-            for path in self._sources():
+            for path in self._sources(folders):
                 with contextlib.suppress(py_compile.PyCompileError, OSError, ValueError, RecursionError, MemoryError):
                     py_compile.compile(
                         str(path), target, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH
                     )
                     self.pieces[path.relative_to(self.root).as_posix()] = Path(target).read_bytes()
 
-    def _sources(self) -> Iterable[Path]:
-        for folder in FOLDERS:
+    def _sources(self, folders: Iterable[str]) -> Iterable[Path]:
+        for folder in folders:
             for path in sorted(Path(self.root, folder).rglob("*.py")):
                 if path.relative_to(self.root).as_posix() not in self.pieces:
                     yield path

@@ -22,7 +22,7 @@ import time
 from typing import NoReturn
 
 from grader.inside import audit, preload
-from grader.inside.bytecode import CompiledFiles
+from grader.inside.bytecode import IMPORTED, LESSONS, CompiledFiles
 from grader.inside.find import ROOT, find_function
 from grader.inside.printing import Stream
 from grader.wire import values
@@ -166,7 +166,9 @@ class Zygote:
         for group in groups:
             preload.load(group)
         if "scripts" in groups:
-            self.compiled.compile()
+            self.compiled.compile(IMPORTED)
+        if (folder := file.partition("/")[0]) in LESSONS:
+            self.compiled.compile([folder])
         if module.startswith("grader."):
             find_function(probe)
         if groups or module not in self.probe_modules:

@@ -25,7 +25,7 @@ from grader.checks import start as starting
 from grader.checks.beyond.grid import groups
 from grader.checks.beyond.one_f_one_b import stages
 from grader.checks.beyond.reducer import events
-from grader.checks.beyond.sharded_model import memory, sharded_model_events
+from grader.checks.beyond.sharded_model import memory_limits, sharded_model_events
 from grader.checks.beyond.sharded_optimizer import sharded_messages
 from grader.checks.pipeline import waits
 from grader.checks.training import ddp, sampling, steps
@@ -247,7 +247,7 @@ def _ranks_are_believed() -> None:
 
 def _not_measured() -> None:
     """Nobody looks at how much memory a rank has."""
-    replace(memory, "check", lambda *_: None)
+    replace(memory_limits, "check", lambda *_: None)
 
 
 def _ranks_alone() -> None:

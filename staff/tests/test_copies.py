@@ -7,7 +7,7 @@ import pytest
 
 from course.todo import find_blocks, replace_block
 from staff.tests.handouts import solved_handout
-from tests.own.processes import run
+from tests.own.started_processes import run
 
 GLUE, TRAFFIC, PIPELINE = "task1_single/run_glue.py", "task4_traffic/run_glue.py", "pipeline/run_gpt2.py"
 

@@ -9,7 +9,7 @@ from course.table import files_matching, load_course
 from course.todo import find_blocks
 from staff.proofs.bank import GRADED
 from staff.tests.handouts import open_handout
-from tests.own.processes import run
+from tests.own.started_processes import run
 
 COURSE = load_course()
 GRADERS = sorted({test for task in COURSE.tasks.values() for test in (*task.tests, *task.whole)})

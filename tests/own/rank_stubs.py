@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.own.processes import processes_with, run
+from tests.own.started_processes import processes_with, run
 
 # Small programs to launch. Each finds its rank as the last word; those that run on write ready-RANK first.
 STUBS = {

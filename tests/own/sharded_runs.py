@@ -19,7 +19,7 @@ from torch.optim import AdamW, Optimizer
 from transformers import GPT2LMHeadModel
 
 from beyond.checkpoint import load_shards, save_shards
-from beyond.memory import persistent_bytes
+from beyond.rank_memory import persistent_bytes
 from beyond.sharded_model import ShardedModel
 from beyond.sharded_optimizer import ShardedOptimizer
 from common.models.load import model_path

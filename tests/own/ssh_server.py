@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.launch import free_port
-from tests.own.processes import wait_for
+from tests.own.started_processes import wait_for
 
 
 @pytest.fixture(scope="session")

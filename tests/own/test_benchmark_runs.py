@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from common.paths import ROOT
-from tests.own.processes import processes_with, run, started, wait_for
+from tests.own.started_processes import processes_with, run, started, wait_for
 
 pytest.importorskip("tensorboard")
 pytestmark = [pytest.mark.proof, pytest.mark.skipif(sys.platform != "linux", reason="emulates limits of Linux")]
@@ -118,7 +118,7 @@ def test_a_run_writes_its_table_its_files_and_one_json_line(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3", "pipeline", slow("ddp"), slow("zero2")])
 def test_a_killed_run_goes_on_with_the_same_losses(strategy, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.own.processes.DEADLINE_SECONDS", TOO_LONG)
+    monkeypatch.setattr("tests.own.started_processes.DEADLINE_SECONDS", TOO_LONG)
     if strategy.startswith("zero"):
         pytest.importorskip("deepspeed")
     flags = ["--strategy", strategy, "--workers", "2", "--max_steps", "9", "--checkpoint_every", "3"]

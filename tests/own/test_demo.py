@@ -1,7 +1,7 @@
 """Where `make demo` runs: on emulated nodes, or on loopback with one line that says what it cannot show."""
 
 from cluster.ladder import ON_NODES, Rung, demo_flags, one_step, times
-from tests.own.timelines import after_backward, during_backward
+from tests.own.made_timelines import after_backward, during_backward
 
 
 def test_the_demo_runs_on_emulated_nodes_where_there_are_some(capsys):

@@ -16,7 +16,7 @@ from cluster import cloudlab_profile, doctor
 from cluster.launch import free_port
 from common.paths import ROOT
 from tests.own import ssh_server
-from tests.own.processes import run
+from tests.own.started_processes import run
 
 ssh = ssh_server.ssh  # a fixture
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nodes are Linux machines")

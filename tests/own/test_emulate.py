@@ -15,7 +15,7 @@ import pytest
 from cluster.emulate import Plan, commands, parse, rank_command, why_not
 from common.errors import InputError
 from common.paths import ROOT
-from tests.own.processes import DEADLINE_SECONDS, processes_with, run, started, wait_for
+from tests.own.started_processes import DEADLINE_SECONDS, processes_with, run, started, wait_for
 
 pytestmark = pytest.mark.medium
 

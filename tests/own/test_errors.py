@@ -3,7 +3,7 @@
 import pytest
 
 from cluster import hello
-from tests.own.processes import run
+from tests.own.started_processes import run
 
 PROGRAM = (
     "from common.errors import InputError, exit_on_input_error\ndef main():\n    raise {}\nexit_on_input_error(main)\n"

@@ -8,7 +8,7 @@ import pytest
 from benchmark.frameworks import check_kept, csv_rows, disagreements, markdown, parse, row_of, validation_flags
 from benchmark.sweep import SweepRun
 from common.errors import InputError
-from tests.own.processes import run as run_python
+from tests.own.started_processes import run as run_python
 
 
 def result(speed: float, loss: float, **values) -> dict:

@@ -15,7 +15,7 @@ from grader.plugin import next_hint, pytest_configure
 from grader.ranks.outcome import Failure, Frame, RankResult, Result
 from grader.report import Entry
 from grader.verdicts import STATUSES, Crashed, TimedOut
-from tests.own.processes import run
+from tests.own.started_processes import run
 
 COURSE = load_course()
 GRADED_FILES = [f"tests/test_{name}.py" for name in ("task1", "task2a", "task2b", "task3", "pipeline")]

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from common.paths import ROOT
-from tests.own.processes import run
+from tests.own.started_processes import run
 
 GRADERS = """
 import pytest

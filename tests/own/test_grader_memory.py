@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from grader import ranks
-from grader.checks.beyond.sharded_model import memory
+from grader.checks.beyond.sharded_model import memory_limits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is looked at in /proc")
 
@@ -143,11 +143,11 @@ class FirstFailure:
 
 @pytest.mark.parametrize(("taken", "said"), [((9, 1), ""), ((9, 9), "after a step, rank 0 has 9.0 MB"), ((1, 9), "")])
 def test_a_rank_has_too_much_only_if_it_has_it_in_a_second_run_as_well(taken, said):
-    grade, limit = FirstFailure(), memory.Limit("ended", "after a step", {"parameters": MB}, "free them")
+    grade, limit = FirstFailure(), memory_limits.Limit("ended", "after a step", {"parameters": MB}, "free them")
 
     def run(attempt):
         return SimpleNamespace(memory={"start": [0], "ended": [taken[attempt] * MB]})
 
-    memory.check(grade, run, [limit], spare=0)
+    memory_limits.check(grade, run, [limit], spare=0)
 
     assert grade.said.startswith(said) and bool(grade.said) == bool(said)

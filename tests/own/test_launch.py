@@ -14,8 +14,8 @@ from cluster.launch import commands, flag_value, parse
 from cluster.screen import Lines
 from common.errors import InputError
 from tests.own import rank_stubs
-from tests.own.processes import run, started
 from tests.own.rank_stubs import launch, lines_of
+from tests.own.started_processes import run, started
 
 stub = rank_stubs.stub  # a fixture
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -8,8 +8,8 @@ import pytest
 
 from cluster.launch import free_port
 from tests.own import rank_stubs, ssh_server
-from tests.own.processes import processes_with, run, started, wait_for
 from tests.own.rank_stubs import launch, lines_of
+from tests.own.started_processes import processes_with, run, started, wait_for
 
 stub, ssh = rank_stubs.stub, ssh_server.ssh  # fixtures
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -21,7 +21,7 @@ from common.data.oscar import load_blocks
 from common.data.tokenise import fingerprint
 from common.errors import InputError
 from common.paths import ROOT, locked
-from tests.own.token_blocks import TEXTS, bpe, documents_of, make
+from tests.own.small_token_blocks import TEXTS, bpe, documents_of, make
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.pipe import Pipe
-from tests.own.stages import Meet, Note, labelled, mlp, no_worker_is_left
+from tests.own.pipeline_stages import Meet, Note, labelled, mlp, no_worker_is_left
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from pipeline.pipe import Pipe
-from tests.own.stages import labelled, no_worker_is_left
+from tests.own.pipeline_stages import labelled, no_worker_is_left
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
 

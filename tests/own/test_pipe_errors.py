@@ -8,8 +8,8 @@ from torch import nn
 
 from common.errors import InputError
 from pipeline.pipe import Pipe
-from tests.own.processes import wait_for
-from tests.own.stages import Fail, labelled, mlp, no_worker_is_left, worker_threads
+from tests.own.pipeline_stages import Fail, labelled, mlp, no_worker_is_left, worker_threads
+from tests.own.started_processes import wait_for
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
 

@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from common.errors import InputError
 from pipeline.model_parallel import GPT2LMHeadModelParallel
-from tests.own.stages import no_worker_is_left
+from tests.own.pipeline_stages import no_worker_is_left
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
 

@@ -11,7 +11,7 @@ from cluster.launch import free_port
 from common.paths import ROOT, import_file
 from pipeline import mode_comparison
 from pipeline.timeline import Trace
-from tests.own.stages import no_worker_is_left
+from tests.own.pipeline_stages import no_worker_is_left
 from tests.own.warm import Script
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here

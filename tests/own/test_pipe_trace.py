@@ -9,7 +9,7 @@ from torch import nn
 from common.errors import InputError
 from pipeline.pipe import Pipe
 from pipeline.timeline import Trace
-from tests.own.stages import labelled, mlp, no_worker_is_left
+from tests.own.pipeline_stages import labelled, mlp, no_worker_is_left
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
 

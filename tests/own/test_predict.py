@@ -13,14 +13,14 @@ from benchmark.cost.calibration import EngineTimes, load, save
 from benchmark.cost.cell import Cell
 from benchmark.cost.compute_times import ComputeTimes, Cores
 from benchmark.cost.describe_model import describe
-from benchmark.cost.measuring.compute import mean
-from benchmark.cost.prediction import Surroundings, pace_of, predict
-from benchmark.cost.strategies import STAGED
+from benchmark.cost.measuring.compute_parts import mean
+from benchmark.cost.predict_step import Surroundings, pace_of, predict
+from benchmark.cost.strategy_programs import STAGED
 from benchmark.names import STRATEGIES
 from benchmark.predict import parse
 from common.errors import InputError
 from tests.own.made_up_calibration import made_up_calibration
-from tests.own.processes import run
+from tests.own.started_processes import run
 
 ALONE = ("single", "dp")
 

@@ -6,12 +6,12 @@ import pytest
 
 from benchmark.accounting import MEASURED
 from benchmark.cost.cell import Cell
-from benchmark.cost.prediction import Surroundings, predict
-from benchmark.cost.strategies import STAGED
+from benchmark.cost.predict_step import Surroundings, predict
+from benchmark.cost.strategy_programs import STAGED
 from benchmark.names import STRATEGIES
 from cluster.emulate import why_not
 from tests.own.made_up_calibration import made_up_calibration
-from tests.own.processes import run
+from tests.own.started_processes import run
 
 pytest.importorskip("tensorboard")
 LENGTH, BATCH = 32, 2

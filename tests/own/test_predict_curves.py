@@ -16,13 +16,13 @@ from benchmark.cost.calibration import EngineTimes, TransferTimes, save
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import Links, hops, moved, rising
 from benchmark.cost.curve import bend, curve, read_axis, rows, sentence
+from benchmark.cost.predict_step import Surroundings, predict
 from benchmark.cost.predicted_timeline import timeline
-from benchmark.cost.prediction import Surroundings, predict
 from benchmark.sweep import SweepRun
 from common.errors import InputError
 from common.timeline.trace import read_trace
 from tests.own.made_up_calibration import made_up_calibration
-from tests.own.processes import run
+from tests.own.started_processes import run
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from benchmark.cost.calibration import load
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import moved
 from benchmark.cost.describe_model import describe
-from benchmark.cost.prediction import Surroundings, predict
-from benchmark.cost.programs.replicated import ddp_buckets
+from benchmark.cost.predict_step import Surroundings, predict
+from benchmark.cost.programs.unsharded import ddp_buckets
 from cluster.emulate import why_not
-from tests.own.processes import run
+from tests.own.started_processes import run
 
 pytest.importorskip("tensorboard")
 QUICK = ["--seconds", "0.3", "--batches", "1,2", "--engine_batch", "2"]

@@ -6,7 +6,7 @@ import pytest
 
 from benchmark.cost.literal_cases import cases, overlapped_step, ring_all_reduce
 from benchmark.cost.programs.program import Compute, Kind, Start, Wait
-from benchmark.cost.programs.stages import one_forward_one_backward
+from benchmark.cost.programs.stage_split import one_forward_one_backward
 from benchmark.cost.resources import Machine, Transfer, fair_level
 from benchmark.cost.simulate import simulate
 from grader.checks.beyond.cost_model import RING, STEPS

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from cluster.launch import free_port
-from tests.own.processes import run
+from tests.own.started_processes import run
 from tests.own.stopping_ranks import run_ranks, write_program
 
 pytestmark = [pytest.mark.medium, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]

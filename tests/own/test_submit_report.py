@@ -10,7 +10,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
 from handin.gpt2_runs import FIGURES
-from handin.pictures import Pictures
+from handin.report_pictures import Pictures
 from handin.sections import Findings
 from handin.student import make_student, remembered
 from handin.words import read_words, with_fingerprint

@@ -8,12 +8,12 @@ import pytest
 from common.timeline.parts import parts
 from common.timeline.picture import draw
 from common.timeline.trace import write_trace
-from handin.pictures import Pictures
+from handin.report_pictures import Pictures
 from handin.runs import find_runs
 from handin.sections import Findings
 from handin.timelines import timelines
+from tests.own.made_timelines import after_backward
 from tests.own.run_records import change, write_run
-from tests.own.timelines import after_backward
 
 TASK = "task2b_allreduce"
 

@@ -7,7 +7,7 @@ import pytest
 import task4_traffic.compare
 from common.paths import ROOT
 from course.table import load_course
-from handin.pictures import Pictures
+from handin.report_pictures import Pictures
 from handin.sections import Findings
 from handin.write_report import write_markdown
 from tests.own.run_records import write_run

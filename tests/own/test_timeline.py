@@ -21,8 +21,8 @@ from common.timeline.profile_events import Mark, numbered, read_profile
 from common.timeline.spans import duration, merged, within, without
 from common.timeline.trace import read_trace
 from common.timeline.waiting import Blocked, Message, blocked, by_key, delivered, keys, waits
+from tests.own.made_timelines import after_backward, during_backward
 from tests.own.timeline_ranks import LAYERS, SIZE, SLEEP, SLOW
-from tests.own.timelines import after_backward, during_backward
 from tests.own.warm import Script
 
 PARAMETERS = LAYERS * (SIZE * SIZE + SIZE)

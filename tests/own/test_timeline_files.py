@@ -18,7 +18,7 @@ from common.timeline.boxes import Box, Timeline, lanes
 from common.timeline.page import write_page
 from common.timeline.picture import draw
 from common.timeline.trace import read_trace, write_trace
-from tests.own.timelines import after_backward, during_backward
+from tests.own.made_timelines import after_backward, during_backward
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 

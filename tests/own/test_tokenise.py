@@ -16,7 +16,7 @@ from common.data import token_map, tokenise
 from common.data.oscar import load_blocks
 from common.errors import InputError
 from common.paths import ROOT
-from tests.own.token_blocks import TEXTS, WORDS, bpe, documents_of, make
+from tests.own.small_token_blocks import TEXTS, WORDS, bpe, documents_of, make
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ import resource, sys
 from common.data.oscar_text import read_documents
 from common.data.tokenise import tokenise
 from pathlib import Path
-from tests.own.token_blocks import bpe
+from tests.own.small_token_blocks import bpe
 tokenizer = bpe(300)
 for path in map(Path, sys.argv[1:]):
     tokenise(read_documents([path]), [], tokenizer, path.with_suffix(""), size=None, block_size=8, validation=0.05)

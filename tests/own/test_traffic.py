@@ -28,7 +28,7 @@ from task4_traffic.compare import (
 from task4_traffic.counters import HEAD, Counter, Sample, rates, read_counters, read_kernel, volume
 from task4_traffic.dstat import read_dstat, split_runs
 from task4_traffic.traffic import plain
-from tests.own.processes import wait_for
+from tests.own.started_processes import wait_for
 from tests.own.warm import Script
 
 KERNEL_TEXT = """Inter-|   Receive             |  Transmit

@@ -12,7 +12,7 @@ import torch
 from common.paths import ROOT
 from pipeline.pipe import Pipe
 from pipeline.worker import Task, create_workers
-from tests.own.stages import DEADLINE, labelled, mlp, no_worker_is_left, worker_threads
+from tests.own.pipeline_stages import DEADLINE, labelled, mlp, no_worker_is_left, worker_threads
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.arguments import parse
 from benchmark.cost.calibration import EngineTimes
-from benchmark.cost.measuring import compute, transfers
+from benchmark.cost.measuring import compute_parts, transfers
 from benchmark.cost.measuring import engines as measure_engines
 from benchmark.cost.measuring.plan import CalibrationPlan, Turn, read_plan
 from benchmark.settings import Settings
@@ -60,14 +60,14 @@ def measure(
         tables = transfers.measure(plan.link, plan.sizes, share, group, count, worker.rank)
         found["transfers"] += [asdict(table) for table in tables]
     if plan.models:
-        found["small"].append(asdict(compute.small_costs(settings, count, group)))
+        found["small"].append(asdict(compute_parts.small_costs(settings, count, group)))
     for model in plan.models:
         workload = load_workload(replace(settings, model=model))
         for batch in plan.batches:
             worker.pulse.beat()
             here = replace(settings, model=model, batch_size=batch)
             part = share / (len(plan.models) * len(plan.batches))
-            found["profiles"].append(asdict(compute.profile(here, worker, workload, count, part, group)))
+            found["profiles"].append(asdict(compute_parts.profile(here, worker, workload, count, part, group)))
 
 
 def engines(plan: CalibrationPlan, settings: Settings, worker: Worker) -> list[EngineTimes]:

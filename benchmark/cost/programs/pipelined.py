@@ -4,7 +4,13 @@ from benchmark.cost.architecture import BYTES
 from benchmark.cost.cell import Cell
 from benchmark.cost.compute_times import ComputeTimes
 from benchmark.cost.programs.program import Compute, Instruction, Kind, Start, Wait
-from benchmark.cost.programs.stages import elements_of_rank, micro_batches, on_stage, one_forward_one_backward, stage_of
+from benchmark.cost.programs.stage_split import (
+    elements_of_rank,
+    micro_batches,
+    on_stage,
+    one_forward_one_backward,
+    stage_of,
+)
 from benchmark.cost.programs.writer import Writer
 from common.errors import InputError
 from common.timeline.boxes import Phase

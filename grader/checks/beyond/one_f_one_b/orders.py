@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from grader.checks.beyond.one_f_one_b.timeline import Action, carry_out, draw, gpipe
+from grader.checks.beyond.one_f_one_b.ticks import Action, carry_out, draw, gpipe
 from grader.grading import Grade
 from grader.ranks.phrases import short
 

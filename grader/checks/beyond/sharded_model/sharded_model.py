@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from grader.checks import diagnosis, reference
-from grader.checks.beyond.sharded_model import memory
+from grader.checks.beyond.sharded_model import memory_limits
 from grader.checks.beyond.sharded_model.sharded_model_reference import Reference, TrainedStep
 from grader.checks.beyond.sharded_model.sharded_model_settings import BEGIN, ModelSetting
 from grader.grading import Grade
@@ -54,7 +54,7 @@ class ModelRun:
 
     def run(self, attempt: int) -> Result:
         """Make the run; another number makes it again."""
-        deadline = memory.MEASURED_DEADLINE if self.setting.measures else DEADLINE
+        deadline = memory_limits.MEASURED_DEADLINE if self.setting.measures else DEADLINE
         return self.grade.run(
             "grader.probes.beyond.sharded_model:train", self.n, deadline, payloads=not self.setting.measures, seed=None,
             each=[drawn.mine | {"values": self.right.values} for drawn in self.right.drawn],

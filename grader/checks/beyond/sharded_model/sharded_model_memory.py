@@ -1,7 +1,7 @@
 """The memory that a sharded model may have, at the points where its toy measures."""
 
-from grader.checks.beyond.sharded_model import memory
-from grader.checks.beyond.sharded_model.memory import Limit
+from grader.checks.beyond.sharded_model import memory_limits
+from grader.checks.beyond.sharded_model.memory_limits import Limit
 from grader.checks.beyond.sharded_model.sharded_model import ModelRun
 
 RANKS = 4
@@ -52,5 +52,5 @@ def _shard(run: ModelRun) -> int:
 
 
 def _check(run: ModelRun, limits: list[Limit]) -> None:
-    memory.check_seen(run.grade, run.result, limits)
-    memory.check(run.grade, run.run, limits, run.right.bytes(0) // 5)
+    memory_limits.check_seen(run.grade, run.result, limits)
+    memory_limits.check(run.grade, run.run, limits, run.right.bytes(0) // 5)

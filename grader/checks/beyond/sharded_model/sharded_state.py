@@ -2,8 +2,8 @@
 
 import math
 
-from grader.checks.beyond.sharded_model import memory
-from grader.checks.beyond.sharded_model.memory import Limit
+from grader.checks.beyond.sharded_model import memory_limits
+from grader.checks.beyond.sharded_model.memory_limits import Limit
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 
@@ -18,7 +18,7 @@ def check_divided(grade: Grade) -> None:
         return grade.run(
             "grader.probes.beyond.sharded_state:steps",
             RANKS,
-            deadline=memory.MEASURED_DEADLINE,
+            deadline=memory_limits.MEASURED_DEADLINE,
             seed=None,
             shapes=SHAPES,
             steps=STEPS,
@@ -38,4 +38,4 @@ def check_divided(grade: Grade) -> None:
         parts = {"parameters": whole, "state of Adam": 2 * shard}
         advice = "keep optimizer state only for this rank's shards; is there still a reference to the gradients?"
         limits.append(Limit(f"{step} ended", f"after step {step}", parts, advice))
-    memory.check(grade, run, limits, shard)  # what is kept by mistake is a whole model or more
+    memory_limits.check(grade, run, limits, shard)  # what is kept by mistake is a whole model or more

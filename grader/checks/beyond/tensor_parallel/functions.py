@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from grader.checks import diagnosis, reference
-from grader.checks.beyond.tensor_parallel.messages import check_calls, check_payload, phases
-from grader.checks.beyond.tensor_parallel.settings import PROBE, Ranks
+from grader.checks.beyond.tensor_parallel.tensor_messages import check_calls, check_payload, phases
+from grader.checks.beyond.tensor_parallel.tensor_settings import PROBE, Ranks
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Verdict, Wrong

@@ -10,8 +10,8 @@ import numpy as np
 
 from grader.checks import diagnosis, reference
 from grader.checks.beyond.tensor_parallel.functions import WORDS_OF_CRASHES, explain
-from grader.checks.beyond.tensor_parallel.messages import check_calls, check_payload, phases
-from grader.checks.beyond.tensor_parallel.settings import PROBE, Ranks
+from grader.checks.beyond.tensor_parallel.tensor_messages import check_calls, check_payload, phases
+from grader.checks.beyond.tensor_parallel.tensor_settings import PROBE, Ranks
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.wire import drawn

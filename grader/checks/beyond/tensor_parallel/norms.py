@@ -6,7 +6,7 @@ import numpy as np
 
 from grader.checks import diagnosis
 from grader.checks.beyond.sharded_optimizer.sharded_run import students_call
-from grader.checks.beyond.tensor_parallel.settings import PROBE, Ranks
+from grader.checks.beyond.tensor_parallel.tensor_settings import PROBE, Ranks
 from grader.grading import Grade
 from grader.wire import drawn
 from grader.wire.values import Fields

@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 from benchmark.cost.cell import Cell
 from benchmark.cost.compute_times import ComputeTimes
-from benchmark.cost.programs import pipelined, replicated, sharded
+from benchmark.cost.programs import pipelined, sharded, unsharded
 from benchmark.cost.programs.program import Instruction, Kind
 from benchmark.cost.programs.writer import Writer
 from benchmark.names import STRATEGIES
 from common.errors import InputError
 
 SYMMETRIC: dict[str, Callable[[Writer], list[Instruction]]] = {
-    "single": replicated.single,
-    "dp": replicated.single,
-    "ddp": replicated.ddp,
-    "zero0": replicated.zero0,
-    "own_ring": replicated.own_ring,
-    "own_overlap": replicated.own_overlap,
+    "single": unsharded.single,
+    "dp": unsharded.single,
+    "ddp": unsharded.ddp,
+    "zero0": unsharded.zero0,
+    "own_ring": unsharded.own_ring,
+    "own_overlap": unsharded.own_overlap,
     "own_zero1": sharded.own_zero1,
     "own_zero2": sharded.own_zero2,
     "own_zero3": sharded.own_zero3,

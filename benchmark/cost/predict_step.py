@@ -10,11 +10,11 @@ from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import Links, moved
 from benchmark.cost.compute_times import ComputeTimes, Cores
 from benchmark.cost.describe_model import describe
-from benchmark.cost.memory import Memory, check_fit, memory
+from benchmark.cost.predicted_memory import Memory, check_fit, memory
 from benchmark.cost.programs.program import Compute, Kind, Start
 from benchmark.cost.resources import Machine
 from benchmark.cost.simulate import Simulated, simulate
-from benchmark.cost.strategies import programs
+from benchmark.cost.strategy_programs import programs
 
 PARTS = ("forward", "backward", "optimizer", "engine", "other", "communication", "waiting", "bubble")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmark.cost.architecture import BYTES, Architecture
 from benchmark.cost.cell import Cell
-from benchmark.cost.programs.stages import elements_of_rank, micro_batches, on_stage, one_forward_one_backward
+from benchmark.cost.programs.stage_split import elements_of_rank, micro_batches, on_stage, one_forward_one_backward
 from common.errors import InputError
 
 STATES = 4  # parameter, gradient and Adam's two numbers, of 4 bytes each
