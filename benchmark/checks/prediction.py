@@ -146,8 +146,7 @@ def compared(calibration: Calibration, place: Place, measured: Sequence[EngineTi
     if first is None or again is None:
         return None
     pace = pace_of(calibration, first, cell.batch)
-    where = Surroundings(None if place.link == LOOPBACK else place.link)
-    found = predict(calibration, cell, where, pace)
+    found = predict(calibration, cell, Surroundings(None if place.link == LOOPBACK else place.link), first)
     return ComparedCell(place, (first.seconds + again.seconds) / 2, abs(again.seconds / first.seconds - 1), found, pace)
 
 

@@ -63,25 +63,30 @@ class Prediction:
 
 
 def predict(
-    calibration: Calibration, cell: Cell, where: Surroundings = Surroundings(), pace: float | None = None
+    calibration: Calibration, cell: Cell, where: Surroundings = Surroundings(), launch: EngineTimes | None = None
 ) -> Prediction:
     """Return the prediction; raises InputError where there is nothing to predict from.
 
-    pace: computing takes so many times as long as when it was calibrated, see pace_of. None: as the engine lets it.
+    launch: any engine of the launch that is predicted, with its steps without communication: they say how fast its
+    workers compute. None: as when computing was calibrated, or as the engine lets it.
     """
     nearest = nearest_engine(calibration, cell)
-    if pace is None:
-        pace = slowed(nearest) if nearest and nearest.workers == cell.workers else 1.0
+    pace = relative = 1.0  # of this batch; of the launch
+    if launch:
+        pace, relative = pace_of(calibration, launch, cell.batch), mean_pace(calibration, launch)
+    elif nearest and nearest.workers == cell.workers:
+        pace = relative = slowed(nearest)
     architecture = describe(cell.model, cell.length)
     times = ComputeTimes(calibration, architecture, Cores(cell.workers, where.cores), pace)
-    links = Links(calibration, where.rate, where.latency, pace)
+    links = Links(calibration, where.rate, where.latency, relative)
     notes = dict[str, None]()
     programs(cell, times)  # what cannot be run is said before what does not fit
     needed = memory(cell, architecture, times.small.process)
     check_fit(cell, needed, where.memory or calibration.memory, 1 if where.cores else cell.workers)
     overhead = 0.0
     if nearest:
-        overhead = pace * engine_seconds(calibration, nearest, cell, where, notes)
+        there = mean_pace(calibration, nearest)
+        overhead = relative / there * engine_seconds(calibration, nearest, cell, where, notes)
     else:
         notes[f"the engine of {cell.strategy} was not calibrated: its own cost is missing"] = None
     found = run(cell, times, links, where, overhead)
@@ -139,16 +144,16 @@ def engine_seconds(
 ) -> float:
     """Return what the engine costs beyond its program: the measured step of the nearest cell less the predicted one.
 
-    It is work of the computing thread, in seconds with as many workers computing as the prediction has, at the pace of
-    the profiles.
+    It is work of the computing thread, in seconds of the nearest cell's launch, with as many workers computing as the
+    prediction has.
     """
     there = Cell(nearest.strategy, nearest.model, nearest.workers, nearest.batch, nearest.length, cell.bucket_bytes)
     pace = pace_of(calibration, nearest, nearest.batch)
     times = ComputeTimes(calibration, describe(there.model, there.length), Cores(there.workers), pace)
-    links = Links(calibration, pace=pace) if LOOPBACK in calibration.links or there.workers == 1 else None
-    if links is None:
+    if LOOPBACK not in calibration.links and there.workers > 1:
         return 0.0
-    missing = max(0.0, nearest.seconds - run(there, times, links, Surroundings(), 0.0).seconds) / pace
+    links = Links(calibration, pace=mean_pace(calibration, nearest))
+    missing = max(0.0, nearest.seconds - run(there, times, links, Surroundings(), 0.0).seconds)
     if nearest.model != cell.model:
         missing *= len(describe(cell.model, cell.length).weights) / len(times.architecture.weights)
         notes[f"the engine's own cost is that of {nearest.model}, by the number of parameters"] = None
@@ -164,13 +169,24 @@ def pace_of(calibration: Calibration, launch: EngineTimes, batch: float) -> floa
     """
     if not launch.alone:
         return 1.0
-    times = ComputeTimes(calibration, describe(launch.model, launch.length), Cores(launch.workers))
     batches = sorted(launch.alone)
-    paces = []
-    for size in batches:
-        step = times.step(size)
-        paces.append(launch.alone[size] / (step.seconds + (step.spread if launch.workers > 1 else 0.0)))
-    return float(np.interp(batch, batches, paces))
+    near = min(max(batch, batches[0]), batches[-1])
+    took = np.interp(near, batches, [launch.alone[size] for size in batches])
+    return float(took) / profiled(calibration, launch, near)
+
+
+def mean_pace(calibration: Calibration, launch: EngineTimes) -> float:
+    """Return the same for all batches together, for what a profile has no part in: one disturbed part counts less."""
+    if not launch.alone:
+        return 1.0
+    return sum(launch.alone.values()) / sum(profiled(calibration, launch, batch) for batch in launch.alone)
+
+
+def profiled(calibration: Calibration, launch: EngineTimes, batch: float) -> float:
+    """Return the seconds of the slowest worker's step without communication, as profiled."""
+    times = ComputeTimes(calibration, describe(launch.model, launch.length), Cores(launch.workers))
+    step = times.step(batch)
+    return step.seconds + (step.spread if launch.workers > 1 else 0.0)
 
 
 def slowed(launch: EngineTimes) -> float:

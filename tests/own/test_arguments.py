@@ -144,8 +144,14 @@ def test_a_script_that_starts_its_own_workers_has_the_courses_port(monkeypatch):
     assert (config.world_size, config.rank, config.master_port) == (2, 0, 11868)
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize("flags", [["--no_such_flag"], ["--seed", "x"], ["--task_name", "nothing"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(["--no_such_flag"], marks=pytest.mark.proof),
+        pytest.param(["--seed", "x"], marks=pytest.mark.proof),
+        pytest.param(["--task_name", "nothing"], marks=pytest.mark.medium),
+    ],
+)
 def test_the_script_ends_with_one_line_and_code_2(flags, tmp_path):
     log = tmp_path / "log"
 

@@ -46,7 +46,7 @@ def test_the_quick_check_runs_a_region_and_two_commands_and_exits_by_its_goals()
     assert done.returncode == (0 if all(figures["met"].values()) else 1)
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_the_quick_check_of_watch_saves_a_region_twice_and_is_judged_by_its_goal():
     command = [sys.executable, "-m", "benchmark.checks.feedback", "--watch", "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

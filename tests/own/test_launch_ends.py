@@ -77,7 +77,8 @@ def test_ranks_that_ignore_sigterm_and_their_children_are_killed(stub):
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
-ENDS = [pytest.param(number, os.kill, marks=pytest.mark.medium) for number in SIGNALS]
+ENDS = [pytest.param(number, os.kill, marks=pytest.mark.medium) for number in (signal.SIGTERM, signal.SIGKILL)]
+ENDS += [pytest.param(number, os.kill, marks=pytest.mark.proof) for number in (signal.SIGINT, signal.SIGHUP)]
 ENDS += [pytest.param(signal.SIGINT, os.killpg, marks=pytest.mark.medium)]  # Ctrl-C goes to the whole group
 ENDS += [pytest.param(number, os.killpg, marks=pytest.mark.proof) for number in SIGNALS[1:]]
 

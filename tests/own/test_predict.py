@@ -11,7 +11,7 @@ from benchmark.calibrate import parse as parse_calibrate
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import EngineTimes, load, save
 from benchmark.cost.cell import Cell
-from benchmark.cost.compute_times import ComputeTimes, Cores
+from benchmark.cost.compute_times import ComputeTimes, Cores, times
 from benchmark.cost.describe_model import describe
 from benchmark.cost.measuring.compute_parts import mean
 from benchmark.cost.predict_step import Surroundings, pace_of, predict
@@ -125,8 +125,9 @@ def test_the_engines_own_cost_is_what_its_measured_step_took_longer(calibration)
 
 def test_an_engine_that_was_measured_in_a_slow_launch_costs_no_more(calibration):
     """Computing took 1.5 times as long in the engine's launch, and so did the engine's own 40 ms."""
-    step = predict(calibration, cell("fsdp"), pace=1.5).seconds
     alone = {1: 1.5 * 0.038, 4: 1.5 * 0.128}
+    launch = EngineTimes("ddp", "gpt2-tiny", 64, 4, 2, 0.2, 10, alone)
+    step = predict(calibration, cell("fsdp"), launch=launch).seconds
     slow = EngineTimes("fsdp", "gpt2-tiny", 64, 4, 2, step + 1.5 * 0.040, 10, alone)
 
     found = predict(replace(calibration, engines=[slow]), cell("fsdp"))
@@ -135,7 +136,23 @@ def test_an_engine_that_was_measured_in_a_slow_launch_costs_no_more(calibration)
     assert found.parts["forward"] == pytest.approx(0.040)
 
 
-@pytest.mark.parametrize(("batch", "pace"), [(1, 1.0), (2.5, 1.25), (4, 1.5), (8, 1.5)])
+def test_an_engine_costs_the_same_though_the_profile_of_one_batch_was_disturbed(calibration):
+    """Twice the time in the profile of batch 4 alone: steps without communication say that nothing was slow later."""
+    disturbed = [
+        replace(times(one, 2.0), spread=one.spread) if (one.batch, one.workers) == (4, 2) else one
+        for one in calibration.profiles
+    ]
+    alone = {1: 0.038, 4: 0.128}
+    step = predict(calibration, cell("fsdp")).seconds
+    engine = EngineTimes("fsdp", "gpt2-tiny", 64, 4, 2, step + 0.040, 10, alone)
+    known = replace(calibration, profiles=disturbed, engines=[engine])
+
+    found = predict(known, cell("fsdp", batch=1), launch=engine)
+
+    assert found.parts["engine"] == pytest.approx(0.040, rel=0.1)
+
+
+@pytest.mark.parametrize(("batch", "pace"), [(1, 1.0), (2.5, 0.115 / 0.083), (4, 1.5), (8, 1.5)])
 def test_the_pace_of_a_launch_is_that_of_its_steps_without_communication(calibration, batch, pace):
     launch = EngineTimes("ddp", "gpt2-tiny", 64, 4, 2, 0.2, 10, {1: 0.038, 4: 1.5 * 0.128})
 

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,12 +45,12 @@ class Parts:
 
 
 class StampedStep:
-    """A model whose step notes when each of its parts is done."""
+    """A model whose step notes when each of its parts is done. batches: the sizes that `run` is called with."""
 
-    def __init__(self, settings: Settings, worker: Worker, workload: Workload) -> None:
+    def __init__(self, settings: Settings, worker: Worker, workload: Workload, batches: Sequence[int]) -> None:
         alone = replace(settings, strategy="single", world_size=1, rank=0, accumulation=1)
         self.engine = Single(alone, worker, workload.build(alone))
-        self.batches = worker.batches(workload.batches(alone))
+        self.batches = {size: worker.batches(workload.batches(replace(alone, batch_size=size))) for size in batches}
         self.forward: list[tuple[str, float]] = []
         self.backward: list[tuple[str, float]] = []
         self.layers = blocks(self.engine.bare)
@@ -71,9 +71,9 @@ class StampedStep:
     def _ready(self, name: str, _: nn.Parameter) -> None:
         self.backward.append((name, time.perf_counter()))
 
-    def run(self) -> Parts:
-        """Take a step."""
-        batch = next(self.batches)
+    def run(self, size: int) -> Parts:
+        """Take a step with so many examples."""
+        batch = next(self.batches[size])
         self.forward, self.backward = [], []
         begin = time.perf_counter()
         loss = self.engine.forward(batch)
@@ -103,23 +103,36 @@ def threads(count: int) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def profile(
-    settings: Settings, worker: Worker, workload: Workload, workers: int, seconds: float, group: dist.ProcessGroup
-) -> Profile:
-    """Return the parts of a step with `settings.batch_size` examples, as means over the workers. A collective."""
+def profiles(
+    settings: Settings, worker: Worker, workload: Workload, batches: Sequence[int], group: dist.ProcessGroup,
+    workers: int, seconds: float,
+) -> list[Profile]:  # fmt: skip
+    """Return the parts of a step by batch size, as means over the workers. A collective; it takes about `seconds`.
+
+    Batch sizes take turns: what slows the machine down for a while slows all of them down.
+    """
     share = threads_per_command(workers)
+    runs: dict[int, list[Parts]] = {size: [] for size in batches}
     with threads(share):
-        stamped = StampedStep(settings, worker, workload)
-        runs: list[Parts] = []
-        count = LEAST + 1
-        while len(runs) < count:
-            dist.barrier(group)
-            runs.append(stamped.run())
-            if len(runs) == 2:  # the first one makes memory and the optimizer's state
-                took = torch.tensor(runs[1].total)
+        stamped = StampedStep(settings, worker, workload, batches)
+        rounds, number = LEAST + 1, 0
+        while number < rounds:
+            begin = time.perf_counter()
+            for size in batches:
+                worker.pulse.beat()
+                dist.barrier(group)
+                runs[size].append(stamped.run(size))
+            number += 1
+            if number == 2:  # the first round makes memory and the optimizer's state
+                took = torch.tensor(time.perf_counter() - begin)
                 dist.all_reduce(took, op=dist.ReduceOp.MAX, group=group)
-                count = 1 + max(LEAST, min(MOST, int(seconds / float(took))))
-    runs = runs[1:]
+                rounds = 1 + max(LEAST, min(MOST, int(seconds / float(took))))
+    here = {size: replace(settings, batch_size=size) for size in batches}
+    return [profile(here[size], runs[size][1:], workers, share, group) for size in batches]
+
+
+def profile(settings: Settings, runs: list[Parts], workers: int, share: int, group: dist.ProcessGroup) -> Profile:
+    """Return what these steps with `settings.batch_size` examples took, part by part. A collective."""
     totals = [run.total for run in runs]
     usual = statistics.median(totals) / statistics.fmean(totals)  # one run that something else disturbed counts less
     forward = mean([run.forward for run in runs], workers, group, usual)

@@ -62,12 +62,10 @@ def measure(
     if plan.models:
         found["small"].append(asdict(compute_parts.small_costs(settings, count, group)))
     for model in plan.models:
-        workload = load_workload(replace(settings, model=model))
-        for batch in plan.batches:
-            worker.pulse.beat()
-            here = replace(settings, model=model, batch_size=batch)
-            part = share / (len(plan.models) * len(plan.batches))
-            found["profiles"].append(asdict(compute_parts.profile(here, worker, workload, count, part, group)))
+        here = replace(settings, model=model)
+        part = share / len(plan.models)
+        times = compute_parts.profiles(here, worker, load_workload(here), plan.batches, group, count, part)
+        found["profiles"] += map(asdict, times)
 
 
 def engines(plan: CalibrationPlan, settings: Settings, worker: Worker) -> list[EngineTimes]:
