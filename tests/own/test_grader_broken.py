@@ -45,7 +45,9 @@ def test_a_file_that_does_not_load_costs_its_own_points_only(tmp_path, chosen, l
     tests = [f"tests/test_task{task}.py" for task in ("1", "2a", "2b", "3")]
     options = ["-q", "-p", "no:cacheprovider", "--tree", str(tmp_path / "tree"), "--report", str(report)]
 
-    subprocess.run([sys.executable, "-m", "pytest", *options, "-k", chosen, *tests], cwd=ROOT, capture_output=True, timeout=400)
+    subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "-k", chosen, *tests], cwd=ROOT, capture_output=True, timeout=400
+    )
 
     entries = json.loads(report.read_text())["tests"]
     assert len(entries) >= least
