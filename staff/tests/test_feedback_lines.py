@@ -31,7 +31,7 @@ def test_the_line_of_the_cause_is_counted_as_on_a_screen_of_100_columns(lines, f
     assert line_of_the_cause(lines, ["the cause"], width=100) == found
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_a_student_reads_the_cause_of_a_forgotten_division_at_once():
     name = "never divides: the sum instead of the mean"
     entry = next(entry for entry in load_bank() if (entry.bank, entry.name) == ("task2b_glue", name))

@@ -336,7 +336,7 @@ def test_all_caught_by_name_and_all_variants_accepted_is_a_success(course):
     assert "wrong: expected at least 1, got -1" in printed
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_by_default_only_the_named_tests_run_and_with_all_every_one(course):
     _, _, named = course(TOO_SMALL + TOO_LARGE)
     _, _, everything = course(TOO_SMALL + TOO_LARGE, "", "--all")
@@ -372,7 +372,7 @@ def test_a_survivor_fails_the_whole(course):
     assert "not caught by test_x_is_not_too_large" in printed
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_what_is_graded_again_counts_as_the_second_time_and_a_survivor_stays_one(course, monkeypatch):
     real, times = mistakes.judge, []
 
@@ -392,7 +392,7 @@ def test_what_is_graded_again_counts_as_the_second_time_and_a_survivor_stays_one
     assert "mistakes/bank: too large: not caught by test_x_is_not_too_large" in printed.splitlines()[-2]
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_a_mistake_that_only_another_test_catches_fails_the_whole(course):
     code, figures, _ = course(TOO_SMALL.replace("x = -1", "x = 3") + TOO_LARGE, "", "--all")
 

@@ -1,8 +1,11 @@
 """What the stages of a pipeline keep for backward, measured with real processes."""
 
+import pytest
+
 from benchmark.checks.activation_memory import measure
 
 
+@pytest.mark.proof
 def test_1f1b_keeps_as_many_micro_batches_as_stages_follow_and_gpipe_keeps_all():
     rows = {(row.schedule, row.stage): row for row in measure(2, [3])}
 

@@ -58,7 +58,7 @@ def test_a_file_that_does_not_load_costs_its_own_points_only(tmp_path, chosen, l
         assert BROKEN[file][1] in entry["message"], entry
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_a_region_whose_placeholder_was_left_in_is_told_to_delete_it(tmp_path):
     file = "task1_single/run_glue.py"
     shutil.copytree(ROOT / "common", tmp_path / "tree" / "common", ignore=shutil.ignore_patterns("__pycache__"))

@@ -44,7 +44,7 @@ DDP = """
 """
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.proof)])
 def test_distributed_data_parallel_trains_as_one_process_does(play, world_size):
     x = {"x": np.random.default_rng().normal(size=(8, 6))}
 

@@ -108,7 +108,7 @@ def test_hello_joins_sends_and_all_reduces_on_real_workers():
     assert [lines_of(rank, result.stdout)[-1].partition("sum ")[2] for rank in range(2)] == ["[3.0, 30.0]"] * 2
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_hello_is_joined_by_torchrun_too():
     torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
 
@@ -144,7 +144,7 @@ def test_a_failure_on_a_host_is_named_and_ends_the_remote_processes(ssh, stub):
     assert processes_with(script.parent) == []
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_kill_9_of_the_launcher_ends_the_remote_processes(ssh, stub, tmp_path):
     script = stub("stubborn_family")
     with started(*over_ssh(ssh, script)) as process:

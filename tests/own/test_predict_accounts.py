@@ -49,7 +49,7 @@ def check(rows, model):
 
 @pytest.mark.medium
 def test_bytes_and_memory_of_real_runs_are_those_predicted(tmp_path):
-    strategies = ["ddp", "fsdp", "pipeline", "own_ring", "own_zero2", "own_zero3"]
+    strategies = ["ddp", "pipeline", "own_zero3"]  # make bank has all
 
     rows = counted(tmp_path, "gpt2-tiny", [2], strategies)
 

@@ -24,16 +24,22 @@ def calibrate(path, *words):
     return done
 
 
-@pytest.mark.medium
-def test_what_was_calibrated_on_loopback_can_be_predicted(tmp_path):
+@pytest.mark.parametrize(
+    ("workers", "strategies"),
+    [
+        pytest.param((2,), ("ddp",), marks=pytest.mark.medium),
+        pytest.param((1, 2), ("ddp", "own_zero2"), marks=pytest.mark.proof),
+    ],
+)
+def test_what_was_calibrated_on_loopback_can_be_predicted(tmp_path, workers, strategies):
     path = tmp_path / "calibration.json"
 
-    done = calibrate(path, "--workers", "1,2", "--strategies", "ddp,own_zero2")
+    done = calibrate(path, "--workers", ",".join(map(str, workers)), "--strategies", ",".join(strategies))
 
     assert json.loads(done.stdout.splitlines()[-1])["file"] == str(path)
     found = load(path)  # of this machine and these versions
     architecture = describe("gpt2-tiny", 64)
-    assert {(p.batch, p.workers) for p in found.profiles} == {(1, 1), (2, 1), (1, 2), (2, 2)}
+    assert {(p.batch, p.workers) for p in found.profiles} == {(batch, count) for batch in (1, 2) for count in workers}
     for profile in found.profiles:
         assert list(profile.forward) == architecture.units
         assert set(profile.backward) == {weight.name for weight in architecture.weights}
@@ -43,8 +49,8 @@ def test_what_was_calibrated_on_loopback_can_be_predicted(tmp_path):
     assert operations == {(name, 2) for name in ("all_reduce", "all_gather", "all_to_all", "exchange", "hop")}
     assert all(len(t.seconds) == len(t.bytes) and min(t.seconds) > 0 for t in found.transfers)
     engines = {(entry.strategy, entry.workers) for entry in found.engines}
-    assert engines == {("ddp", 1), ("ddp", 2), ("own_zero2", 1), ("own_zero2", 2)}
-    for strategy in ("ddp", "own_zero2", "fsdp"):
+    assert engines == {(strategy, count) for strategy in strategies for count in workers}
+    for strategy in (*strategies, "fsdp"):
         prediction = predict(found, Cell(strategy, "gpt2-tiny", 2, 2))
         assert sum(prediction.parts.values()) == pytest.approx(prediction.seconds)
     weights = {weight.name: weight for weight in architecture.weights}

@@ -81,7 +81,7 @@ def test_the_table_is_printed_once_and_the_conclusion_by_every_rank(tmp_path):
     assert [log.count(stopped.kept["conclusion"]) for log in stopped.logs] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("what", ["sleeps", "computes"])
+@pytest.mark.parametrize("what", [pytest.param("sleeps", marks=pytest.mark.proof), "computes"])
 def test_a_slow_rank_raises_no_alarm(tmp_path, what):
     run = run_ranks(tmp_path, what, 1)
 

@@ -175,6 +175,7 @@ def wait_for(path, words, workers, seconds=120):
         time.sleep(0.1)
 
 
+@pytest.mark.proof
 def test_gpt2_starts_its_own_workers_and_agrees_with_ddp(tmp_path):
     flags = ("--dropout", "0", "--max_steps", "3", "--batch_size", "8")
     own = tmp_path / "own"
