@@ -8,7 +8,11 @@ handin/README.md explains these commands and their messages.
 """
 
 import argparse
+import importlib.util
 from pathlib import Path
+
+if importlib.util.find_spec("tomllib") is None:  # a Python of the system that is older than the course's
+    import common.workers.environment  # noqa: F401 (stops with a message)
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
@@ -25,6 +29,11 @@ def carry(arguments: argparse.Namespace) -> None:
         print(step)
 
 
+def need_the_environment() -> None:
+    """Stop with a message if torch is missing. Only `carry` and --help do without: they need the standard library."""
+    import common.workers.environment  # noqa: F401
+
+
 def check_runs(folder: Path | None) -> None:
     if folder and not folder.is_dir():
         raise InputError(f"--runs: there is no folder {folder}; name the folder that holds the records of your runs")
@@ -33,6 +42,7 @@ def check_runs(folder: Path | None) -> None:
 def report(arguments: argparse.Namespace) -> None:
     if (arguments.netid is None) != (arguments.name is None):
         raise InputError('give both --netid and --name "First Last", or neither')
+    need_the_environment()
     from handin.student import make_student
     from handin.write_report import build_report, summary
 
@@ -42,6 +52,7 @@ def report(arguments: argparse.Namespace) -> None:
 
 
 def pack(arguments: argparse.Namespace) -> None:
+    need_the_environment()
     from handin.pack import pack
     from handin.student import make_student
     from handin.write_report import build_report

@@ -7,6 +7,8 @@ for batch in record.iterations(loader):      # times the wait for data, and the 
     record.loss(loss.item())
 record.evaluation(epoch, metrics)
 record.write()                               # output_dir/rank{r}.json and loss_{r}.txt
+
+What becomes of an earlier run in the same folder: common/workers/run_files.py.
 """
 
 import contextlib
@@ -27,11 +29,12 @@ from tqdm.auto import tqdm
 from common.config import RunConfig
 from common.errors import InputError
 from common.optim import number_of_epochs, total_steps
-from common.paths import ROOT, atomic_write, shown
+from common.paths import atomic_write, shown
 from common.step_profiler import StepProfiler, parameter_table
 from common.timeline.run_timeline import RunTimeline
 from common.workers.process_group import Worker
 from common.workers.rows import STOPPED_FILE
+from common.workers.run_files import set_aside, settle
 
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 
@@ -127,20 +130,24 @@ class Record:
         return sum(seconds) / len(seconds) if seconds else None
 
     def write(self) -> None:
-        """Write rank{r}.json and loss_{r}.txt; rank 0 prints the summary."""
+        """Write loss_{r}.txt and rank{r}.json; rank 0 prints the summary.
+
+        When all ranks have written their record, the run is complete, and the earlier one in its folder can go.
+        """
         rank, folder = self.worker.rank, self.config.output_dir
         if self._profiler:
             self._profiler.close()
         self.collectives.drain()
         timeline = self._timeline.finish() if self._timeline else None
-        with atomic_write(folder / f"rank{rank}.json") as file:
-            json.dump({**self.as_dict(), "timeline": timeline}, file, indent=1)
         with atomic_write(folder / f"loss_{rank}.txt") as file:
             file.writelines(f"{loss}\n" for loss in self.losses)
+        with atomic_write(folder / f"rank{rank}.json") as file:
+            json.dump({**self.as_dict(), "timeline": timeline}, file, indent=1)
         if self.worker.is_first:
             self._print_summary()
         if self._timeline:
             self._timeline.write(folder)
+        settle(folder, rank, self.worker.world_size)
 
     def as_dict(self) -> dict:
         """Return the record as task 1's README describes it, in seconds and bytes."""
@@ -205,44 +212,16 @@ def versions() -> dict[str, str]:
 
 
 def _prepare(config: RunConfig) -> None:
-    """On rank 0, create the folder and remove the record of an earlier run: the files of two runs must not be mixed."""
+    """On rank 0, create the folder and move an earlier run out of the way: the files of two runs must not be mixed."""
     if config.rank != 0:
         return
     folder = config.output_dir
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if folder.parent == ROOT / "runs":
-            _keep_longest(folder)
-        for old in [*_files_of_a_run(folder), *folder.glob(STOPPED_FILE)]:
-            old.unlink()
+        set_aside(folder)
+        (folder / STOPPED_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"--output_dir: cannot write to {folder}: {error.strerror}") from None
-
-
-def _keep_longest(folder: Path) -> None:
-    """Move the earlier run to FOLDER.kept if it is longer than the one there: a quick try must not destroy a record."""
-    kept = folder.with_name(f"{folder.name}.kept")
-    steps = _iterations_in(folder)
-    if steps <= _iterations_in(kept):
-        return
-    kept.mkdir(exist_ok=True)
-    for old in _files_of_a_run(kept):
-        old.unlink()
-    for file in _files_of_a_run(folder):
-        file.replace(kept / file.name)
-    print(f"the earlier run ({steps} iterations) is kept in {shown(kept)}", flush=True)
-
-
-def _files_of_a_run(folder: Path) -> list[Path]:
-    return [*folder.glob("rank*.json"), *folder.glob("loss_*.txt"), *folder.glob("timeline.*")]
-
-
-def _iterations_in(folder: Path) -> int:
-    """Return the number of iterations of the run in a folder; 0 if there is none or its record cannot be read."""
-    try:
-        return len(json.loads((folder / "rank0.json").read_text(encoding="utf-8"))["iterations"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
 
 
 def _plain(value: object) -> object:

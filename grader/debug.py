@@ -38,7 +38,8 @@ from grader.ranks.running import STARTER
 from grader.session import Session
 
 ALREADY = "ignore:Module already imported:pytest.PytestWarning"
-OPTIONS = ("-s", "-p", "no:terminal", "-p", "no:cacheprovider", "-W", ALREADY)
+# A socket that an interrupt has left open is no news to a student.
+OPTIONS = ("-s", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-W", ALREADY)
 NO_DEADLINE = 24 * 3600.0  # seconds; a wait of more than 24 days is refused by the system
 LOAD = "grader.inside.context:load"  # the run that only asks whether a file loads
 OWN_STOP = re.compile(r"\bbreakpoint\(|\bset_trace\(")

@@ -21,6 +21,7 @@ from grader.verdicts import (
     Wrong,
     builds_on,
     not_attempted,
+    part_unwritten,
     placeholder_left,
     verdict_of,
 )
@@ -96,8 +97,14 @@ class Grade:
     def verdict(self, result: Result) -> Verdict | None:
         """Why a run did not return; a crash in the lines of another region says which."""
         verdict = verdict_of(result, self.region)
-        if isinstance(verdict, NotAttempted) and any(block.attempted for block in self.parts()):
-            return placeholder_left(self.region, self.file)
+        parts = self.parts()
+        if isinstance(verdict, NotAttempted) and any(block.attempted for block in parts):
+            unwritten = [block.line for block in parts if not block.attempted]
+            return (
+                part_unwritten(self.region, self.file, unwritten, len(parts))
+                if unwritten
+                else placeholder_left(self.region, self.file)
+            )
         if isinstance(verdict, Crashed) and (other := self.crashed_in(result)) not in ("", self.region):
             return Crashed(f"{verdict}\n  this line belongs to region {other}: fix that region first")
         if verdict and PLACE in str(verdict):

@@ -13,10 +13,11 @@ from grader.report import Entry
 
 SEED = re.compile(r" \(inputs drawn with seed (\d+); use --seed \d+ to repeat them\)")
 NUMBERS = re.compile(r"[-+]?\d[\d.,e+-]*")
+ONE_RANK = re.compile(r"\branks? #(?:, #)* (call|join|wait)s?\b")
 WAITS = re.compile(r"depends on region (\S+), which does not pass yet\. Observed: ", re.DOTALL)
-PRINTED, LINE = 8, 160  # lines of what a rank printed, and characters of one
+PRINTED, ALL_PRINTED, LINE = 8, 200, 160  # lines of what a rank printed: usually, with --prints all; characters of one
 Printed = Mapping[str, Mapping[int, str]]  # test -> rank -> text
-SHORT = 110  # characters of a message that is not the first of its region
+SHORT = 200  # characters of a message that is not the first of its region
 RANKING = ("wrong", "crashed", "deadlocked", "timed out", "skipped", "not attempted")  # the most telling first
 CAUSE = re.compile(
     r"\?|: (append|average|build|call|check|create|did|divide|do|does|each|every|fine-tune|give|is|are|keep|let|limit|"
@@ -59,9 +60,11 @@ def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]
         if rank == 0 or all_ranks:
             said = text.rstrip("\n").split("\n")
             lines.append(f"  rank {rank} printed:")
-            lines += [f"    {line[:LINE]}" for line in said[:PRINTED]]
-            if len(said) > PRINTED:
-                lines.append(f"    ... {len(said) - PRINTED} more lines")
+            most = ALL_PRINTED if all_ranks else PRINTED
+            lines += [f"    {line if len(line) <= LINE else f'{line[:LINE]} ...'}" for line in said[:most]]
+            if len(said) > most:
+                more = "" if all_ranks else "; use --prints all to see more"
+                lines.append(f"    ... {len(said) - most} more lines{more}")
     if by_rank and not all_ranks and set(by_rank) != {0}:
         lines.append("  other ranks also printed; use --prints all to see it")
     return lines
@@ -79,11 +82,22 @@ def of_region(failed: Iterable[Entry]) -> list[str]:
 
 
 def by_reason(failed: Iterable[Entry]) -> list[list[Entry]]:
-    """The failed tests of one region in groups that say the same but for numbers, the most telling group first."""
+    """The failed tests of one region in groups that say the same but for numbers, the most telling group first.
+
+    A message that others repeat beside what they have seen themselves is the cause.
+    """
     groups: dict[str, list[Entry]] = {}
-    for entry in sorted(failed, key=_rank):
-        groups.setdefault(NUMBERS.sub("#", entry.message.partition("\n")[0]), []).append(entry)
+    entries = list(failed)
+    said = {entry.id: waits_for(entry)[1].strip() for entry in entries}
+    repeated = {id: sum(text in other and text != other for other in said.values()) for id, text in said.items()}
+    for entry in sorted(entries, key=lambda entry: (-repeated[entry.id], *_rank(entry))):
+        groups.setdefault(reason(entry), []).append(entry)
     return list(groups.values())
+
+
+def reason(entry: Entry) -> str:
+    """The first line of a message without what differs from run to run: numbers, and how many ranks it is about."""
+    return ONE_RANK.sub(r"rank # \1", NUMBERS.sub("#", entry.message.partition("\n")[0]))
 
 
 def in_full(entry: Entry) -> str:

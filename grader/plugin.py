@@ -294,11 +294,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         files = " ".join(course.tasks[course.regions[region].task].whole)
         if files and config.getoption("--region"):  # with -k nobody asked for all of them
             command = f"run `python -m pytest {files}`"
-            terminalreporter.line(f"{region} has {points} more points, for the whole script: {command}")
+            noun = "point" if points == 1 else "points"
+            terminalreporter.line(f"{region} has {points} more {noun}, for the whole script: {command}")
     tried = {entry.region for entry in entries if entry.status not in ("passed", "not attempted", Skipped.status)}
     asked = {entry.region for entry in entries if entry.status == "not attempted"} if len(tried) == 0 else set()
     failed = [id for id in course.in_order_of_needs() if id in tried]
-    if step := next_step(course, tree, failed, asked):
+    tasks = {entry.task for entry in entries}  # who works on a task goes on there
+    beside = {id for id, row in course.regions.items() if row.task in tasks}
+    if step := next_step(course, tree, failed, asked or beside):
         terminalreporter.line(step)
 
 

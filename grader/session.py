@@ -51,7 +51,7 @@ class Session:
         while len(self.runs) > 1 and sum(run.size for run in self.runs.values()) > MAX_KEPT:
             self.runs.pop(next(iter(self.runs)))
         self.flags += [flag for rank in result.ranks for flag in rank.flags]
-        if result.outcome == "deadline":
+        if result.took_too_long:
             self.timed_out |= {self.region, *(self._region_at(rank.where) for rank in result.ranks)} - {""}
 
     def _built_on(self) -> set[str]:

@@ -1,6 +1,7 @@
 """What a graded test comes to, besides passed: six outcomes, each an exception with the words a student reads."""
 
 import re
+from collections.abc import Sequence
 
 from grader.ranks.calls import SILENTLY_WRONG
 from grader.ranks.outcome import Frame, Result
@@ -62,6 +63,17 @@ def not_attempted(region: str) -> NotAttempted:
     return NotAttempted(f"region {region} is not written yet; run `python -m pytest --hint {region}` for a hint")
 
 
+def part_unwritten(region: str, file: str, lines: Sequence[int], parts: int) -> Crashed:
+    places = ", ".join(f"{file}:{line}" for line in lines)
+    return Crashed(
+        f"region {region} has {parts} parts, and {len(lines)} of them {_is(lines)} not written yet: {places}"
+    )
+
+
+def _is(things: Sequence[object]) -> str:
+    return "is" if len(things) == 1 else "are"
+
+
 def placeholder_left(region: str, file: str) -> Crashed:
     return Crashed(
         f'your lines for region {region} are in {file}, but its line `raise NotImplementedError("TODO {region}: ...")` '
@@ -87,8 +99,8 @@ def missing_region(result: Result) -> str:
 def _details(result: Result) -> str:
     """The student's lines of a crash, and the last it printed."""
     for rank in result.ranks:
-        if rank.error and rank.error.trace:
-            return "\n" + "\n".join(_line(frame) for frame in rank.error.trace[-3:])
+        if rank.error and (told := [frame for frame in rank.error.trace if frame.text]):  # ours have no text
+            return "\n" + "\n".join(_line(frame) for frame in told[-3:])
     for rank in result.ranks:
         if rank.outcome in ("killed", "exited") and rank.stderr.strip():
             return "\n" + last_words(rank.stderr)

@@ -19,7 +19,8 @@ import sys
 import termios
 import threading
 import tty
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from watchfiles import watch as file_changes
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT, cache_dir
-from course.next_step import next_region, written
+from course.next_step import next_region, open_regions, written
 from course.table import Course, load_course
 from grader import ranks
 from grader.plugin import ENTRIES, next_hint
@@ -45,11 +46,14 @@ class OneGrading:
     def __init__(self) -> None:
         self.zygote: ZygoteProcess | None = None
         self.statuses: dict[str, str] = {}  # test -> status
+        self.failed: list[str] = []  # regions, in the order of the course
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """Take the zygote out of the way before the graders' plugin ends it."""
-        self.statuses = {test: entry.status for test, entry in config.stash.get(ENTRIES, {}).items()}
+        entries = config.stash.get(ENTRIES, {})
+        self.statuses = {test: entry.status for test, entry in entries.items()}
+        self.failed = [*dict.fromkeys(entry.region for entry in entries.values() if entry.status != "passed")]
         self.zygote = STARTER.take()
 
 
@@ -70,8 +74,8 @@ class Watch:
                 found[file] = (stat.st_mtime_ns, stat.st_size)
         return found
 
-    def grade(self, *selection: str) -> bool:
-        """Run graders in this process; whether all of them passed."""
+    def grade(self, *selection: str) -> OneGrading:
+        """Run graders in this process; return what they found."""
         run = OneGrading()
         try:
             here = [f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests")]
@@ -80,12 +84,13 @@ class Watch:
             STARTER.put(run.zygote)
         if code == pytest.ExitCode.INTERRUPTED:
             raise KeyboardInterrupt  # pytest has taken Ctrl-C for itself
-        return bool(run.statuses) and set(run.statuses.values()) == {"passed"}
+        return run
 
     def grade_region(self) -> None:
         """Grade the watched region; when it passes, the next open one is watched."""
         print(f"\n--- {self.region} {self.course.regions[self.region].title}", flush=True)
-        if self.grade("--region", self.region):
+        run = self.grade("--region", self.region)
+        if run.statuses and not run.failed:
             task = self.course.regions[self.region].task
             of_task = {id for id, row in self.course.regions.items() if row.task == task}
             following = next_region(self.course, self.tree, of_task)
@@ -102,59 +107,97 @@ class Watch:
             self.region = changed[0]
         self.grade_region()
 
-    def press(self, key: str) -> bool:
-        """What a key asks for; False to quit."""
+    def grade_task(self, task: str) -> list[str]:
+        """Grade all regions of a task; return those that do not pass, in the order of the course."""
+        failed = self.grade("-m", self.course.tasks[task].marker).failed
+        return [region for region in self.course.in_order_of_needs() if region in failed]
+
+    def begin(self, task: str) -> None:
+        """Grade the first region to watch; of a task that is all written, the first one that does not pass."""
+        is_open = self.region in open_regions(self.course, self.tree)
+        if not task or (is_open and self.course.regions[self.region].task == task):
+            return self.grade_region()
+        if failed := self.grade_task(task):
+            self.region = failed[0]
+            print(f"now watching {self.region}", flush=True)
+        else:
+            print(f"all regions of task {task} pass; watching {self.region}", flush=True)
+
+    def press(self, key: str) -> None:
+        """Do what a key asks for."""
         if key == "h":
             print(next_hint(self.course, self.region, cache_dir("hints") / "shown.json"), flush=True)
         elif key == "a":
-            self.grade("-m", self.course.tasks[self.course.regions[self.region].task].marker)
-        return key != "q"
+            self.grade_task(self.course.regions[self.region].task)
 
-    def run(self) -> None:
-        """Until q, Ctrl-C or the end of the terminal."""
-        self.grade_region()
+    def run(self, task: str = "") -> None:
+        """Until q, Ctrl-C or the end of the terminal. task: the one to begin with."""
         folders = sorted({self.tree / row.file.partition("/")[0] for row in self.course.regions.values()})
         there = [folder for folder in folders if folder.is_dir()]
         with keys() as pressed:
-            print(KEYS if sys.stdin.isatty() else "watching; press Ctrl-C to stop", flush=True)
+            has_keys = sys.stdin.isatty()
+            if has_keys:
+                print(KEYS, flush=True)  # they work from now on
+            self.begin(task)
+            if not has_keys:
+                print("watching; press Ctrl-C to stop", flush=True)
             for changes in file_changes(*there, debounce=50, step=20, rust_timeout=LOOK, yield_on_timeout=True):
                 stamps = self.stamps_now()
                 others = any(Path(file).suffix == ".py" for _, file in changes)  # what regions import, for instance
                 if others or stamps != self.stamps:
                     self.stamps = stamps
                     self.saved()
-                if (key := pressed()) and not self.press(key):
-                    return
+                while key := pressed():
+                    self.press(key)
 
 
 @contextlib.contextmanager
-def keys() -> Iterator:
-    """A function that returns the key that was pressed, or "". The terminal is as before when this ends."""
+def keys() -> Iterator[Callable[[], str]]:
+    """A function that returns the next key that was pressed, or "". The terminal is as before when this ends.
+
+    A thread reads the keys, so that q ends a grading that takes long: it is the same as Ctrl-C.
+    """
     if not sys.stdin.isatty():
         yield lambda: ""
         return
-    before = termios.tcgetattr(sys.stdin)
+    fd = os.dup(sys.stdin.fileno())  # pytest puts something else in its place while it runs
+    before = termios.tcgetattr(fd)
+    waiting: deque[str] = deque()
+    ended = threading.Event()
 
-    def pressed() -> str:
-        ready, _, _ = select.select([sys.stdin], [], [], 0)
-        return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else ""
+    def read() -> None:
+        while not ended.is_set():
+            if select.select([fd], [], [], LOOK / 1000)[0]:
+                key = os.read(fd, 1).decode(errors="replace")
+                if key in ("q", ""):
+                    return os.kill(os.getpid(), signal.SIGINT)
+                waiting.append(key)
 
+    reader = threading.Thread(target=read, daemon=True)
     try:
-        tty.setcbreak(sys.stdin)
-        yield pressed
+        tty.setcbreak(fd)
+        reader.start()
+        yield lambda: waiting.popleft() if waiting else ""
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        ended.set()
+        reader.join()
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        os.close(fd)
 
 
-def first_region(course: Course, tree: Path, wanted: str) -> str:
-    """The region to begin with. Raises InputError for a name that is neither a region nor a task."""
+def first_region(course: Course, tree: Path, wanted: str) -> tuple[str, str]:
+    """The region to begin with, and the task that was asked for, "" if none was.
+
+    Raises:
+        InputError: the name is neither a region's nor a task's.
+    """
     if wanted in course.regions:
-        return wanted
+        return wanted, ""
     tasks = [task for task in course.tasks.values() if wanted in (task.id, task.marker, task.folder)]
     if wanted and not tasks:
         raise InputError(f"expected a region or a task, such as 2a.3 or task2a; got {wanted!r}")
     among = [id for id, row in course.regions.items() if not tasks or row.task == tasks[0].id]
-    return next_region(course, tree, among if tasks else ()) or among[0]
+    return next_region(course, tree, among if tasks else ()) or among[0], tasks[0].id if tasks else ""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -165,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tree", type=Path, default=ROOT, help="the folder of your files (default: this repository)")
     arguments = parser.parse_args(argv)
     course, tree = load_course(), arguments.tree.resolve()
-    region = first_region(course, tree, arguments.what)
+    region, task = first_region(course, tree, arguments.what)
     interrupted = threading.Event()
 
     def interrupt(*_: object) -> None:
@@ -175,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGINT, interrupt)
     ranks.start()
     try:
-        Watch(course, tree, region).run()
+        Watch(course, tree, region).run(task)
     except BaseException:  # what pytest makes of an interrupt depends on where it comes
         if not interrupted.is_set():
             raise

@@ -20,7 +20,14 @@ class Time:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.4f}\u00a0±\u00a0{self.error:.4f}"  # no line break inside
+        return with_deviation(self.mean, self.error if self.count > 1 else None, digits=4)
+
+
+def with_deviation(mean: float, deviation: float | None, digits: int) -> str:
+    """Return a table's cell, such as "0.1000 ± 0.0002"; one value has no deviation, and its cell shows none."""
+    if deviation is None:
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f}\u00a0±\u00a0{deviation:.{digits}f}"  # no line break inside
 
 
 def iteration_time(run: Run) -> Time | None:

@@ -1,7 +1,8 @@
 """Packs the hand-in: code of each task under the course's folder names, the report and its figures, and the points.
 
 The same files give the same archive, byte for byte: order, times and modes are fixed. Only what the course lets a
-student change is taken, so data, caches and weights stay behind; what is left out is named.
+student change is taken, so data, caches and weights stay behind; what is left out is named. Files of the handout
+itself, such as the pictures in the READMEs, need no line.
 """
 
 import json
@@ -11,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +83,11 @@ def collect(tree: Path, course: Course, report: Report, points: dict[str, Any] |
     files: dict[str, bytes] = {}
     left_out: list[str] = []
     missing = [what for what, _ in report.findings.missing]
+    given = _given_out(tree)
     for source, name in _code_files(tree, course):
         if reason := _why_not(source):
-            left_out.append(f"{source.relative_to(tree)} ({reason})")
+            if not _is_given(source, given.get(source.relative_to(tree).as_posix())):
+                left_out.append(f"{source.relative_to(tree)} ({reason})")
         else:
             files[name] = source.read_bytes()
     for file in sorted({region.file for region in course.regions.values()}):
@@ -116,6 +120,19 @@ def _code_files(tree: Path, course: Course) -> Iterable[tuple[Path, str]]:
             ours = course.may_student_change(name) and "__pycache__" not in path.parts
             if ours and (path.is_symlink() or path.is_file()):
                 yield path, archive_name(name, course)
+
+
+def _given_out(tree: Path) -> dict[str, str]:
+    """File -> digest of what the handout contains; empty in the source that the handout is built from."""
+    try:
+        return dict(json.loads((tree / ".handout.json").read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _is_given(path: Path, digest: str | None) -> bool:
+    """Return whether the file is an unchanged one of the handout."""
+    return digest is not None and not path.is_symlink() and sha256(path.read_bytes()).hexdigest() == digest
 
 
 def _why_not(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Finds the records of runs and says what is wrong with each: nothing is guessed, a bad record is named and left out.
 
-A run is a folder with rank{r}.json of every worker (task 1's README has the keys).
+A run is a folder with rank{r}.json of every worker (task 1's README has the keys). The earlier run of a folder may be
+below it: see common/workers/run_files.py.
 """
 
 import json
@@ -11,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from common.workers.run_files import EARLIER, standing
 from handin.schema import GLUE, GPT2, RECORD, is_gpt2, misfit
 
 # What a report is made of: name -> (the record's task, which of the task's two scripts).
@@ -94,21 +96,28 @@ def differences(run: Run, other: Run, but: Iterable[str] = ()) -> list[str]:
 
 
 def find_runs(root: Path, folder: Path) -> tuple[list[Run], list[str]]:
-    """Return every run in `folder` and one level below, and what is there that cannot be used."""
+    """Return every run in `folder` and two levels below, and what is there that cannot be used."""
     runs, unusable = [], []
-    below = sorted(path for path in folder.glob("*") if path.is_dir())
-    deeper = sorted(path for path in folder.glob("*/*") if path.is_dir())
-    for path in [folder, *below, *deeper]:
+    levels = ("*", "*/*", f"*/*/{EARLIER}")
+    below = [path for level in levels for path in sorted(folder.glob(level)) if path.is_dir()]
+    for path in [folder, *below]:
+        if path.name == EARLIER and standing(path.parent) >= standing(path):
+            continue  # the newest run replaces it
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
         files = sorted(path.glob("rank*.json"), key=lambda file: (len(file.name), file.name))
         expected = path.name in {task for task, _ in SLOTS.values()} | {"task2b_allreduce_gpt2", "task3_ddp_gpt2"}
         if not files and expected and path.parent == folder:
-            unusable.append(f"{name}: no record in it (the run was interrupted or is still running)")
+            instead = f"; the report uses the run before it, {name}/{EARLIER}" if _has_earlier(path) else ""
+            unusable.append(f"{name}: no record in it (the run was interrupted or is still running){instead}")
         if files:
             run = read_run(path, name, files)
             unusable += [f"{name}: {problem}" for problem in run.problems if not run.records]
             runs += [run] if run.records else []
     return runs, unusable
+
+
+def _has_earlier(path: Path) -> bool:
+    return standing(path / EARLIER).iterations > 0
 
 
 def read_run(path: Path, name: str, files: Iterable[Path]) -> Run:

@@ -11,7 +11,15 @@ from common.workers.rows import STOPPED_FILE
 from course.table import Course
 from course.todo import find_blocks
 from handin.gpt2_runs import Gpt2
-from handin.measures import Time, compare_losses, iteration_time, not_comparable, speedup
+from handin.measures import (
+    ITERATIONS,
+    Time,
+    compare_losses,
+    iteration_time,
+    not_comparable,
+    speedup,
+    with_deviation,
+)
 from handin.runs import Run
 
 NAMES = {"task1": "1 one worker", "task2a": "2a gather + scatter", "task2b": "2b all_reduce", "task3": "3 DDP"}
@@ -69,6 +77,16 @@ def metrics(run: Run | None) -> str:
 
 def _number(value: object) -> str:
     return f"{value:.4f}" if isinstance(value, int | float) else "–"
+
+
+def counted(runs: Sequence[Run]) -> str:
+    """Return which iterations the mean times are of, such as "2 to 40" or "2 to 40 in 2b and 3, 2 to 10 in 2a"."""
+    tasks: dict[int, list[str]] = {}  # the last iteration that is counted -> the runs' tasks
+    for run in runs:
+        tasks.setdefault(min(len(run.first["iterations"]), ITERATIONS), []).append(NAMES[run.slot].split()[0])
+    tasks.pop(1, None)  # only the first, which is a warm-up
+    parts = [f"2 to {last} in {' and '.join(names)}" for last, names in sorted(tasks.items(), reverse=True)]
+    return parts[0].partition(" in ")[0] if len(parts) == 1 else ", ".join(parts)
 
 
 def times(runs: Sequence[Run], findings: Findings) -> str:
@@ -171,10 +189,9 @@ def gpt2_tables(gpt2: Gpt2, findings: Findings) -> str:
 
 
 def _times_and_speeds(row: dict) -> list[str]:
-    return [
-        f"{row['training_time']:.3f}\u00a0±\u00a0{row['training_time_std']:.3f}",
-        f"{row['tokens_per_second']:.0f}\u00a0±\u00a0{row['tokens_per_second_std']:.0f}",
-    ]
+    """The two cells of a row, with deviations if there was more than one epoch; its file has 0 for a single one."""
+    cells = (("training_time", 3), ("tokens_per_second", 0))
+    return [with_deviation(row[name], row[f"{name}_std"] or None, digits) for name, digits in cells]
 
 
 def where_from(runs: Sequence[Run], used: Sequence[Run]) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
+from common.workers.run_files import EARLIER
 from handin.measures import iteration_time
 from handin.report_pictures import Pictures
 from handin.runs import Run, differences
@@ -27,7 +28,6 @@ _RUNS = [
 ]
 _BYTES = ["batch", "dtype", "expected (MB)", "with framing (MB)", "observed (MB)", "x payload", "x with framing", "run"]
 _BATCHES = (64, 32, 16)  # of all workers together, what the course asks for
-_SCRIPT = "python -m cluster.launch --workers 4 -- task4_traffic/run_glue.py --num_train_epochs 1"
 _TOLERANCE = 0.05  # of observed over expected with framing
 
 
@@ -51,12 +51,24 @@ def traffic(tree: Path, runs: Sequence[Run], folder: Path, findings: Findings, p
     text = (
         "Sent by rank 0 in an epoch. S: bytes of all tensors of one iteration; expected: payload by the algorithm; "
         "framing was calibrated separately; x: observed over expected, for the payload alone and with framing. "
-        "Predicted: seconds of communication in an iteration, from the payload and `--link_rate`.\n\n"
+        "Predicted: seconds of communication in an iteration, from the payload and `--link_rate`. Iterations: of an "
+        f"epoch.{_extrapolated(runs)}\n\n"
     )
     if not rows:
         return "\n".join([NOT_MEASURED, "".join(plots)])
     of_runs, of_bytes = zip(*rows, strict=True)
     return "\n".join([text + table(_RUNS, of_runs), table(_BYTES, of_bytes), "".join(plots)])
+
+
+def _extrapolated(runs: Sequence[Run]) -> str:
+    """Return which runs did not train a whole epoch, so that their bytes of an epoch are computed; "" if all did."""
+    short = [run for run in runs if not run.whole_epochs]
+    if not short:
+        return ""
+    said = ", ".join(
+        f"{len(run.first['iterations'])} of {run.first['steps_per_epoch']} in `{run.name}`" for run in short
+    )
+    return f" Extrapolated to an epoch from fewer iterations: {said}."
 
 
 def _missing(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -67,11 +79,25 @@ def _missing(runs: Sequence[Run]) -> list[tuple[str, str]]:
         of_a_worker = " ".join(str(batch // 4) for batch in absent)
         folder = "--per_gpu_train_batch_size $b --output_dir runs/task4_$((4 * b))"
         what = f"task 4 with total batch {', '.join(map(str, absent))}"
-        missing.append((what, f"for b in {of_a_worker}; do {_SCRIPT} {folder}; done"))
+        missing.append((what, f"for b in {of_a_worker}; do {_script()} {folder}; done"))
     if not any(_dtype(run) == "bf16" for run in runs):
         flags = "--per_gpu_train_batch_size 16 --grad_dtype bf16 --output_dir runs/task4_bf16"
-        missing.append(("task 4 with --grad_dtype bf16", f"{_SCRIPT} {flags}"))
+        missing.append(("task 4 with --grad_dtype bf16", f"{_script()} {flags}"))
     return missing
+
+
+def _again(run: Run) -> str:
+    """Return how to run it again, to be put behind these words; a run that was moved aside can only be deleted."""
+    if run.name.endswith((".kept", f"/{EARLIER}")):
+        return ", or delete this folder"
+    flags = f"--per_gpu_train_batch_size {run.first['config']['per_gpu_train_batch_size']}"
+    if _dtype(run) != "fp32":
+        flags += f" --grad_dtype {_dtype(run)}"
+    return f": `{_script(run.workers)} {flags} --output_dir {run.name} --overwrite_output_dir`"
+
+
+def _script(workers: int = 4) -> str:
+    return f"python -m cluster.launch --workers {workers} -- task4_traffic/run_glue.py --num_train_epochs 1"
 
 
 def _dtype(run: Run) -> str:
@@ -92,7 +118,8 @@ def _row(tree: Path, run: Run, findings: Findings) -> tuple[list[str], list[str]
         expected, framing, observed = (x.sent * steps / 1e6 for x in (kept.expected, kept.framing, kept.observed))
         ratio = observed / (expected + framing)
     except InputError as error:
-        findings.doubt([str(error)])
+        said = str(error).replace(str(tree / run.name), run.name)
+        findings.doubt([said + (_again(run) if said.endswith("run it again") else "")])
         return None
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.paths import atomic_write
+from common.workers.run_files import EARLIER, standing
 from course.table import Course
 from handin import sections
 from handin.choice import Chosen, choose, missing_runs
@@ -191,8 +192,10 @@ def _task1(chosen: Chosen, findings: Findings, pictures: Pictures, words: str) -
 
 def _times(chosen: Chosen, findings: Findings, pictures: Pictures) -> str:
     runs = ([chosen.one] if chosen.one else []) + list(chosen.timed)
+    counted = sections.counted(chosen.timed)
     parts = [
-        "Iterations 2 to 40 on rank 0: mean ± standard error. `time / DDP` is the time divided by task 3's. Calls are "
+        (f"Iterations {counted} on rank 0: mean ± standard error. " if counted else "")
+        + "`time / DDP` is the time divided by task 3's. Calls are "
         "those of collectives in one iteration; megabytes are the tensors that rank 0 passed to these calls.\n",
         sections.times(chosen.timed, findings),
         pictures.times("times.png", "Mean time per iteration; error bars show two standard errors", chosen.timed),
@@ -204,8 +207,10 @@ def _times(chosen: Chosen, findings: Findings, pictures: Pictures) -> str:
 
 
 def _communication(chosen: Chosen, words: str) -> str:
-    text = "Mean over iterations 2 to 40, as each rank measured it.\n\n"
-    return text + shares([run for run in chosen.timed if run.slot != "task3"]) + "\n" + words
+    runs = [run for run in chosen.timed if run.slot != "task3"]
+    counted = sections.counted(runs)
+    text = f"Mean over iterations {counted}, as each rank measured it.\n\n" if counted else ""
+    return text + shares(runs) + "\n" + words
 
 
 def _beyond(found: Sequence[Run], words: str) -> str:
@@ -232,9 +237,18 @@ def _gpt2(tree: Path, runs: Path, found: Sequence[Run], findings: Findings, pict
     source = tree / "submit_figures"
     shown = pictures.of_gpt2(source, findings)
     pairs = ["".join(shown[i : i + 2]) for i in range(0, len(shown), 2)]  # one paragraph: side by side in the PDF
-    trace = pictures.copied(runs / "pipeline/trace.png", "One step: each partition over time", "pipeline_trace.png")
+    trace = pictures.copied(
+        _pipeline_run(runs) / "trace.png", "One step: each partition over time", "pipeline_trace.png"
+    )
     on_cpu = not any(run.slot == "pipeline" and run.setting["device"] == "cuda" for run in found)
     return "\n".join([sections.gpt2_tables(read_gpt2(source, on_cpu), findings), *pairs, trace, words])
+
+
+def _pipeline_run(runs: Path) -> Path:
+    """Return the folder with the newest whole run of the pipeline that has a trace: not of a run that crashed."""
+    folders = [runs / "pipeline", runs / "pipeline" / EARLIER, runs / "pipeline.kept"]
+    whole = (path for path in folders if (path / "trace.png").is_file() and standing(path).iterations)
+    return next(whole, folders[0])
 
 
 def summary(report: Report, tree: Path) -> Sequence[str]:

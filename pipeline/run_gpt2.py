@@ -31,6 +31,7 @@ from common.record import Record
 from common.workers.process_group import process_group
 from pipeline.mode_comparison import compare_modes, epoch_metrics
 from pipeline.timeline import Trace, traced_blocks
+from pipeline.who_waits import explain
 
 
 def choose_devices(config):
@@ -126,6 +127,7 @@ def main():
             processes = PipelinedProcesses(model, config.schedule, config.n_chunk, worker.device)
             train(config, worker, model, data, record, processes)
         else:
+            worker.pulse.explain = explain  # where each partition's thread is, if the run hangs (--hang_seconds)
             spread(config, worker, model)
             train(config, worker, model, data, record)
             show_a_step(config, worker, model, data)

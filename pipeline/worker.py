@@ -15,7 +15,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,30 +59,45 @@ class InQueue:
         self.tasks.put(task)
 
 
-def create_workers(devices: Sequence[torch.device]) -> tuple[list[InQueue], list[SimpleQueue]]:
+class OutQueue(SimpleQueue):
+    """The queue of results of one worker."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """As in SimpleQueue. This frame of Python shows who_waits.py for which queue a thread waits."""
+        return super().get(block, timeout)
+
+
+class Queues(NamedTuple):
+    """The two queues of a running worker."""
+
+    tasks: SimpleQueue
+    results: weakref.ref[OutQueue]
+
+
+def create_workers(devices: Sequence[torch.device]) -> tuple[list[InQueue], list[OutQueue]]:
     """Start one worker thread per device of the list and return their (in_queues, out_queues).
 
     An out-queue returns results in the order of the tasks: (True, (task, batch)), or (False, exc_info) if the task
     raised. exc_info is as in sys.exc_info(): `raise exc_info[1]` raises the same exception, with its traceback.
     """
     in_queues: list[InQueue] = []
-    out_queues: list[SimpleQueue] = []
+    out_queues: list[OutQueue] = []
     # The workers on CPUs share the cores: otherwise each would start as many threads as there are cores.
     on_cpu = max(1, sum(device.type == "cpu" for device in devices))
     num_threads = max(1, torch.get_num_threads() // on_cpu)
     for partition, device in enumerate(devices):
         in_queue = InQueue()
-        results: SimpleQueue = SimpleQueue()
+        results = OutQueue()
         arguments = (device, num_threads, in_queue.tasks, weakref.ref(results))
         thread = Thread(target=_work, args=arguments, name=f"partition {partition} ({device})", daemon=True)
         thread.start()
-        _running[thread] = in_queue.tasks
+        _running[thread] = Queues(in_queue.tasks, weakref.ref(results))
         in_queues.append(in_queue)
         out_queues.append(results)
     return in_queues, out_queues
 
 
-def _work(device: torch.device, num_threads: int, tasks: SimpleQueue, out_queue: weakref.ref[SimpleQueue]) -> None:
+def _work(device: torch.device, num_threads: int, tasks: SimpleQueue, out_queue: weakref.ref[OutQueue]) -> None:
     """Take a task, compute it, put its result into the out-queue, and repeat until None arrives.
 
     The out-queue belongs to the pipe. If the worker held a reference to it, an exception left in the queue would keep
@@ -100,14 +116,29 @@ def _work(device: torch.device, num_threads: int, tasks: SimpleQueue, out_queue:
         del task, result, results  # an idle worker must not keep a micro-batch alive
 
 
-_running: weakref.WeakKeyDictionary[Thread, SimpleQueue] = weakref.WeakKeyDictionary()
+_running: weakref.WeakKeyDictionary[Thread, Queues] = weakref.WeakKeyDictionary()
+
+
+def running_workers() -> dict[Thread, Queues]:
+    """Return the workers that have not ended, of all pipes, in the order in which they were started."""
+    return {thread: queues for thread, queues in list(_running.items()) if thread.is_alive()}
+
+
+def waits_for_task(frame: FrameType | None) -> bool:
+    """Return whether a worker waits for its next task; `frame` is its innermost one."""
+    return frame is not None and frame.f_code is _work.__code__
+
+
+def awaited_queue(frame: FrameType | None) -> OutQueue | None:
+    """Return the out-queue for whose next result a thread waits; `frame` is its innermost one."""
+    return frame.f_locals["self"] if frame is not None and frame.f_code is OutQueue.get.__code__ else None
 
 
 @atexit.register
 def _end_all_workers() -> None:
     """Wait for each worker: a thread that still computes while the interpreter shuts down would crash it."""
     workers = list(_running.items())
-    for _, tasks in workers:
-        tasks.put(None)
+    for _, queues in workers:
+        queues.tasks.put(None)
     for thread, _ in workers:
         thread.join()

@@ -45,6 +45,7 @@ class TrafficRun:
     observed: Traffic
     epoch: Traffic  # expected payload of a whole epoch
     steps_per_epoch: int
+    counted: int  # iterations that were observed
     predicted: float | None  # seconds of communication in an iteration, from the payload and --link_rate
     communication: float | None  # the same, measured
 
@@ -80,6 +81,7 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Traf
         observed=Traffic(*(sum(w[way] for w in traffic["windows"]) / iterations for way in ("sent", "received"))),
         epoch=traffic_per_epoch(expected, examples, batch, n),
         steps_per_epoch=record["steps_per_epoch"],
+        counted=iterations,
         predicted=seconds(payload(algorithm, size, n, rank), rate)
         if (rate := record["config"].get("link_rate"))
         else None,
@@ -101,10 +103,16 @@ def mean_communication(record: dict[str, Any]) -> float | None:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """Return a file of a run. Raises InputError if it is not there or damaged."""
     try:
         return json.loads((folder / name).read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: expected {name} of a run of task4_traffic/run_glue.py ({error})") from None
+    except FileNotFoundError:
+        reason = "no such file" if folder.is_dir() else "no such folder"
+    except OSError as error:
+        reason = str(error.strerror)
+    except ValueError:
+        reason = "a damaged file"
+    raise InputError(f"{folder}: expected {name} of a run of task4_traffic/run_glue.py, got {reason}; run it again")
 
 
 def table(runs: list[TrafficRun]) -> str:
@@ -119,6 +127,15 @@ def table(runs: list[TrafficRun]) -> str:
             f" {run.framing.sent * steps:>12,.0f} {run.observed.sent * steps:>15,.0f} {plain:>9.4f} {framed:>14.4f}"
         )
     return "\n".join(lines)
+
+
+def extrapolations(runs: list[TrafficRun]) -> str:
+    """Return a line for each run that observed less than an epoch: its bytes of an epoch are computed."""
+    return "\n".join(
+        f"batch {run.batch}: extrapolated to an epoch of {run.steps_per_epoch} iterations, {run.counted} were observed"
+        for run in runs
+        if run.counted < run.steps_per_epoch
+    )
 
 
 def predictions(runs: list[TrafficRun]) -> str:
@@ -224,8 +241,9 @@ def main() -> None:
     check_comparable(runs)
     print(f"bytes that rank {arguments.rank} of {runs[0].world_size} sends; S: bytes of all tensors of an iteration\n")
     print(table(runs))
-    if lines := predictions(runs):
-        print(f"\n{lines}")
+    for lines in (extrapolations(runs), predictions(runs)):
+        if lines:
+            print(f"\n{lines}")
     if arguments.dstat:
         print(observed_by_dstat(arguments.dstat, arguments.interface, arguments.runs[0], arguments.rank))
     over_time, epochs = arguments.output / "traffic_over_time.png", arguments.output / "traffic_per_epoch.png"

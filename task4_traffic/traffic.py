@@ -2,7 +2,8 @@
 
     record.sent                  list of the tensors of this iteration; sync_gradients appends to it
     traffic_{r}.json             tensors by iteration, windows, framing
-    counters_{r}.csv             the interface's counters, ten times a second and at every iteration
+    counters_{r}.csv             the interface's counters, ten times a second and at every iteration;
+                                 counters_{r}.csv.part while the run lasts, and after a crash
 
 A window is one epoch's training on all workers, between two barriers: what happens outside it (downloads, loading,
 joining, evaluation) is not counted.
@@ -55,7 +56,9 @@ class TrafficRecord(Record):
         self._windows: list[dict[str, float]] = []
         self.dtype = DTYPES[config.grad_dtype]
         self.interface = config.interface or interface_towards(config.master_ip) or "lo"
-        self._counter = Counter(self.interface, config.output_dir / f"counters_{worker.rank}.csv")
+        # Renamed at the end: until then, the file of an earlier run may have this name.
+        self._counters = config.output_dir / f"counters_{worker.rank}.csv"
+        self._counter = Counter(self.interface, self._counters.with_name(f"{self._counters.name}.part"))
 
     def iterations(self, loader: Iterable) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the batches of one epoch; the window opens before the first and closes after the last."""
@@ -85,10 +88,9 @@ class TrafficRecord(Record):
         self._windows.append({"iterations": iterations, **between(self._begun, end)})
 
     def write(self) -> None:
-        """Calibrate the framing, then write all files of this rank."""
+        """Calibrate the framing, then write all files of this rank, the record last: it says that all are there."""
         framing = self._calibrate()
         self._counter.stop()
-        super().write()
         traffic = {
             "rank": self.worker.rank,
             "world_size": self.worker.world_size,
@@ -100,6 +102,8 @@ class TrafficRecord(Record):
         }
         with atomic_write(self.config.output_dir / f"traffic_{self.worker.rank}.json") as file:
             json.dump(traffic, file, indent=1)
+        self._counters.with_name(f"{self._counters.name}.part").replace(self._counters)
+        super().write()
 
     def _calibrate(self) -> dict[str, float]:
         """Measure the bytes that one iteration moves in addition to its payload, separately from training.

@@ -32,6 +32,8 @@ def conclude(rows: Sequence[Row]) -> str:
     # A rank that dies without an error of its own may have died of the difference: gloo aborts on unequal sizes.
     found = [*_failed(rows), *_difference(rows), *_died(rows)]
     if not found:
+        found = [row.conclusion for row in rows if row.conclusion]
+    if not found:
         found = _waited_for(rows)
     return "; ".join(found) or "the ranks called the same collectives: their connection was lost"
 

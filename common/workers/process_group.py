@@ -6,7 +6,7 @@
 Before `join`, it chooses the network interface that leads to the master, and the workers announce themselves. So a
 worker that was started twice, runs another task or has another --world_size is reported at once, and a missing worker
 after --join_seconds. After `join`, a worker whose peer dies, or that cannot make progress, compares itself with the
-others, reports who waits where, and exits with code 3.
+others, reports who waits where, and exits with code 3. A worker on its own that cannot make progress does the same.
 """
 
 import contextlib
@@ -45,12 +45,17 @@ class Worker:
 
     def batches(self, loader: Iterable) -> Iterator:
         """Yield the batches of a loader on this worker's device; each shows the watchdog that the worker is alive."""
-        for batch in loader:
+        self.pulse.beat()
+        try:
+            for batch in loader:
+                self.pulse.beat()
+                if isinstance(batch, dict):
+                    yield {name: tensor.to(self.device) for name, tensor in batch.items()}
+                else:
+                    yield batch.to(self.device)
+        finally:
             self.pulse.beat()
-            if isinstance(batch, dict):
-                yield {name: tensor.to(self.device) for name, tensor in batch.items()}
-            else:
-                yield batch.to(self.device)
+            self.pulse.rests = True
 
 
 @contextlib.contextmanager
@@ -63,7 +68,11 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
     if join is None:
         if config.world_size > 1:
             raise InputError(f"--world_size: this script runs on one worker, got {config.world_size}; see task 2a")
-        yield worker
+        watchdog = Watchdog(config, worker.pulse, worker.collectives, in_group=False)
+        try:
+            yield worker
+        finally:
+            watchdog.close()
         return
     turn_on_recorder()
     share_cores(config)

@@ -1,6 +1,6 @@
 """Records when this worker last made progress, and whether its main thread waits.
 
-The watchdog finds out for which rank. A step pays only for two assignments; the watchdog's thread does the rest.
+The watchdog finds out for which rank. A step pays only for a few assignments; the watchdog's thread does the rest.
 """
 
 import contextlib
@@ -11,13 +11,18 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType, TracebackType
+
+from common.workers.rows import Explanation
 
 ACKNOWLEDGED_AND_RECEIVED = 120  # offset of tcpi_bytes_acked and tcpi_bytes_received in Linux' struct tcp_info
 POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")  # the flight recorder has only collectives
 STANDS_STILL = 0.002  # seconds of CPU: less than this between two looks, and a thread has only waited
+STATE_SECONDS = 0.1  # between two looks at a thread: it computes if it used the CPU in between
+LONGEST_TICK = 5.0  # seconds between two looks of the watchdog that count; it may have been stopped for longer
+DEBUGGERS = ("bdb.py", "pdb.py", "debugpy", "pydevd")  # in the path of a frame
 
 
 class Pulse:
@@ -26,9 +31,12 @@ class Pulse:
     def __init__(self) -> None:
         self.last = time.monotonic()
         self.phase = ""  # forward, backward, ...: the block of Record.phase in which the worker is
+        self.rests = True  # no step is due: before training, between epochs, and after the last one
+        self.explain: Callable[[Thread], Explanation] | None = None  # of a worker that computes in several threads
 
     def beat(self) -> None:
         self.last = time.monotonic()
+        self.rests = False
 
     @property
     def age(self) -> float:
@@ -36,8 +44,33 @@ class Pulse:
         return time.monotonic() - self.last
 
 
+class Silence:
+    """For how long a pulse has not beaten, as far as the watchdog's thread has seen it.
+
+    The time in which the process itself was stopped (Ctrl-Z, a debugger attached from outside) does not count: it
+    could not compute, and must not be ended when it continues. `may_rest`: nor does the time in which no step is due.
+    """
+
+    def __init__(self, pulse: Pulse, may_rest: bool, now: float) -> None:
+        self.seconds = 0.0
+        self._pulse, self._may_rest = pulse, may_rest
+        self._beat, self._looked = pulse.last, now
+
+    def look(self, now: float) -> float:
+        """Return the seconds of silence; call this at every tick, with the time."""
+        since, self._looked = min(now - self._looked, LONGEST_TICK), now
+        if self._pulse.last != self._beat or (self._may_rest and self._pulse.rests):
+            self._beat, self.seconds = self._pulse.last, 0.0
+        else:
+            self.seconds += since
+        return self.seconds
+
+    def begin_again(self) -> None:
+        self.seconds = 0.0
+
+
 class Thread:
-    """The thread that trains, seen from another one."""
+    """A thread, seen from another one; by default the one that creates this object."""
 
     def __init__(self, ident: int | None = None) -> None:
         self._ident = ident or threading.get_ident()
@@ -49,9 +82,26 @@ class Thread:
     def cpu_seconds(self) -> float | None:
         return time.clock_gettime(self._clock) if self._clock is not None else None
 
+    @property
+    def frame(self) -> FrameType | None:
+        """The innermost Python frame; None once the thread has ended."""
+        return sys._current_frames().get(self._ident)
+
     def frames(self) -> list[tuple[str, int, str]]:
         """(file, line, function) of every Python frame, innermost first."""
-        return frames_of(sys._current_frames().get(self._ident))
+        return frames_of(self.frame)
+
+    def is_in_debugger(self) -> bool:
+        return any(name in file for file, _, _ in self.frames() for name in DEBUGGERS)
+
+
+def which_compute(threads: Iterable[Thread]) -> list[bool]:
+    """Return for each thread whether it uses the CPU now: all are watched for the same tenth of a second."""
+    watched = list(threads)
+    before = [thread.cpu_seconds for thread in watched]
+    time.sleep(STATE_SECONDS)
+    after = [thread.cpu_seconds for thread in watched]
+    return [old is None or new is None or new - old > STANDS_STILL for old, new in zip(before, after, strict=True)]
 
 
 def frames_of(start: FrameType | TracebackType | None) -> list[tuple[str, int, str]]:
@@ -74,8 +124,13 @@ def place(frames: Iterable[tuple[str, int, str]]) -> str:
 
 
 def torch_function(frames: Iterable[tuple[str, int, str]]) -> str:
-    """Return the function of torch.distributed that is the innermost frame, "" for any other."""
+    """Return the function of torch.distributed that is the innermost frame, "" for any other.
+
+    For torch's pipeline schedules, which send and receive before they wait, it is batch_isend_irecv.
+    """
     file, _, function = next(iter(frames), ("", 0, ""))
+    if os.path.join("torch", "distributed", "pipelining") in file:
+        return "batch_isend_irecv"
     return function if file.endswith(os.path.join("torch", "distributed", "distributed_c10d.py")) else ""
 
 

@@ -42,19 +42,31 @@ class Calls:
 
 
 @dataclass(frozen=True)
+class Explanation:
+    """What the threads of one rank do, if several compute together, as the code that has started them sees it."""
+
+    threads: list[str]  # a line for each, under the row of the rank
+    conclusion: str = ""  # what they show together, "" if nothing
+    waits_for: str = ""  # what the main thread waits for, "" if it does not wait for one of them
+    place: str = ""  # file:line where it does
+
+
+@dataclass(frozen=True)
 class Row:
     """The state of one rank, as it reports it or as another rank found out."""
 
     rank: int
     state: str  # one of the words above
     place: str = ""  # file:line
-    call: str = ""  # the collective in which it waits; else the last one
+    call: str = ""  # the collective (or the thread's result) for which it waits; else the last collective
     number: int | None = None  # of that collective; None: a send or recv, or nothing
     iteration: int = 0  # from 1; 0: before the first
     phase: str = ""
     note: str = ""  # why it failed, or how it died
     calls: Calls = field(default_factory=Calls)
     takes_part: bool = False  # it compares, prints, and then stops
+    threads: list[str] = field(default_factory=list)  # of an Explanation, and what it concludes
+    conclusion: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -75,6 +87,10 @@ class Row:
         where = ", ".join(part for part in (self.note, call, self.place, time, self.phase) if part)
         return {"rank": str(self.rank), "state": self.state, "where": where, "calls": counts}
 
+    def display_all(self) -> list[dict[str, str]]:
+        """The same, and below it the cells of its threads, for the report."""
+        return [self.display(), *({"rank": "", "state": "", "where": text, "calls": ""} for text in self.threads)]
+
 
 def signature(name: str, tensors: str) -> str:
     """Return what must agree between ranks: the collective and, where all pass the same shapes, these."""
@@ -83,14 +99,15 @@ def signature(name: str, tensors: str) -> str:
 
 def table(rows: Iterable[Row]) -> list[str]:
     """Return the rows as aligned lines for a terminal, under a header."""
+    rows = list(rows)
     cells = [row.display() for row in rows]
     wide = {key: max([len(cell[key]) for cell in cells], default=0) for key in ("rank", "state")}
-    lines = [
-        f"  rank {cell['rank']:>{wide['rank']}}  {cell['state']:{wide['state']}}  {cell['where']}"
-        + (f"; {cell['calls']}" if cell["calls"] else "")
-        for cell in cells
-    ]
-    return [HEADER, *lines]
+    lines = [HEADER]
+    for row, cell in zip(rows, cells, strict=True):
+        calls = f"; {cell['calls']}" if cell["calls"] else ""
+        lines.append(f"  rank {cell['rank']:>{wide['rank']}}  {cell['state']:{wide['state']}}  {cell['where']}{calls}")
+        lines += [f"    {thread}" for thread in row.threads]
+    return lines
 
 
 def names(ranks: Sequence[int]) -> str:

@@ -5,6 +5,8 @@ trouble if
     - a connection to another rank was lost, or
     - all ranks wait or have finished, not all in the same collective, and no byte moves: nobody can continue, or
     - one rank has made no progress for --hang_seconds.
+A worker on its own is watched only while a step is due: nobody waits for it while it downloads, draws or is debugged.
+
 The rank that notices tells the others through the store. Then every rank writes its row there, the lowest rank prints
 them, and all exit. Without this, a forgotten collective ends after 30 minutes, in Gloo's own time-out, which does not
 say where.
@@ -23,7 +25,16 @@ from common.paths import atomic_write
 from common.workers.collectives import CollectiveLog, recorded
 from common.workers.comparison import conclude
 from common.workers.exchange import Exchange
-from common.workers.pulse import POINT_TO_POINT, STANDS_STILL, Pulse, Thread, frames_of, place, torch_function
+from common.workers.pulse import (
+    POINT_TO_POINT,
+    Pulse,
+    Silence,
+    Thread,
+    frames_of,
+    place,
+    torch_function,
+    which_compute,
+)
 from common.workers.rows import (
     COMPARING,
     COMPUTES,
@@ -33,6 +44,7 @@ from common.workers.rows import (
     STOPPED_FILE,
     WAITS,
     Calls,
+    Explanation,
     Row,
     signature,
     table,
@@ -71,9 +83,12 @@ class Deadline:
 
 
 class Watchdog:
-    """The thread of one rank that watches the main thread and the other ranks' watchdogs."""
+    """The thread of one rank that watches the main thread and the other ranks' watchdogs.
 
-    def __init__(self, config: RunConfig, pulse: Pulse, collectives: CollectiveLog):
+    in_group: the rank has joined a process group, if only its own. Then it is watched from here to the end.
+    """
+
+    def __init__(self, config: RunConfig, pulse: Pulse, collectives: CollectiveLog, in_group: bool = True):
         self._config = config
         self._pulse = pulse
         self._collectives = collectives
@@ -86,11 +101,13 @@ class Watchdog:
         self._ticks_without_store = 0
         rank, world_size = config.rank, config.world_size
         self._standstill = Standstill(self._exchange, self._main, rank, world_size, lambda: self._row(self._state()))
-        pulse.beat()
+        if in_group:
+            pulse.beat()
+        self._silence = Silence(pulse, not in_group, time.monotonic())
         self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
         self._thread.start()
-        self._last_resort = threading.Thread(target=self._end_if_watch_hangs, daemon=True, name="last resort")
-        self._last_resort.start()
+        if world_size > 1:  # without other ranks there is no store that could hang
+            threading.Thread(target=self._end_if_watch_hangs, daemon=True, name="last resort").start()
 
     @property
     def thread_ident(self) -> int | None:
@@ -133,7 +150,10 @@ class Watchdog:
                     self._stop_run("lost contact with rank 0")
                 if self._standstill.look(self._has_finished):
                     self._stop_run("no rank can continue: each waits for another one")
-            if self._pulse.age > self._config.hang_seconds and not self._has_finished:
+            if self._silence.look(time.monotonic()) > self._config.hang_seconds and not self._has_finished:
+                if self._config.world_size == 1 and self._main.is_in_debugger():
+                    self._silence.begin_again()
+                    continue
                 self._stop_run(f"no progress for {self._config.hang_seconds:g} s (--hang_seconds)")
 
     def _main_store_is_gone(self) -> bool:
@@ -157,15 +177,13 @@ class Watchdog:
         """Return what the main thread does right now."""
         if self._has_finished:
             return FINISHED
-        before = self._main.cpu_seconds
-        time.sleep(0.1)
-        cpu = self._main.cpu_seconds
-        if before is None or cpu is None or cpu - before > STANDS_STILL:
+        if which_compute([self._main])[0]:
             return COMPUTES
         waits = torch_function(self._main.frames()) in POINT_TO_POINT or any(entry.is_pending for entry in recorded())
         return WAITS if waits else IDLE
 
     def _row(self, state: str, traceback: TracebackType | None = None, note: str = "", takes_part: bool = False) -> Row:
+        explained = self._pulse.explain(self._main) if self._pulse.explain else Explanation([])
         entries = recorded()
         self._collectives.drain(entries)
         frames: list[tuple[str, int, str]] = []  # of a rank that has finished: none
@@ -178,6 +196,8 @@ class Watchdog:
         call, number = (str(shown[0]), shown[0].number) if shown else ("", None)
         if state == WAITS and (function := torch_function(frames)) in POINT_TO_POINT:
             call, number = function, None
+        if explained.waits_for:
+            state, call, number = WAITS, explained.waits_for, None
         starts: dict[int, int] = {}
         for entry in entries:
             starts.setdefault(self._collectives.iteration_at(entry.created_ns), entry.number)
@@ -191,7 +211,7 @@ class Watchdog:
         return Row(
             rank=self._config.rank,
             state=state,
-            place="" if state == FINISHED else place(frames),
+            place="" if state == FINISHED else explained.place or place(frames),
             call=call,
             number=number,
             iteration=len(self._collectives.begun),
@@ -199,6 +219,8 @@ class Watchdog:
             note=note,
             calls=calls,
             takes_part=takes_part,
+            threads=explained.threads,
+            conclusion=explained.conclusion,
         )
 
     def _stop_run(self, reason: str) -> None:
@@ -206,11 +228,11 @@ class Watchdog:
         if not self._comparing.acquire(blocking=False):
             threading.Event().wait()
         if reason:
-            self._say(f"{reason}; {COMPARING}")
+            self._say(f"{reason}; {COMPARING}" if self._config.world_size > 1 else reason)
             self._exchange.set("trouble", str(self._config.rank), is_last=True)
         row = self._row(WAITS if self._lost else self._state(), self._lost, takes_part=True)
         self._exchange.set(f"end/{self._config.rank}", row.to_json(), is_last=True)
-        rows = self._exchange.collect(COLLECT_SECONDS)
+        rows = self._exchange.collect(COLLECT_SECONDS) if self._config.world_size > 1 else [row]
         if self._closed.is_set():
             return  # this rank has failed meanwhile, and its own error says more
         stays = [row.rank for row in rows if row.takes_part]
@@ -225,7 +247,8 @@ class Watchdog:
         conclusion = conclude(rows)
         self._print([*table(rows), conclusion])
         with contextlib.suppress(OSError), atomic_write(self._config.output_dir / STOPPED_FILE) as file:
-            json.dump({"conclusion": conclusion, "rows": [row.display() for row in rows]}, file, indent=1)
+            cells = [cell for row in rows for cell in row.display_all()]
+            json.dump({"conclusion": conclusion, "rows": cells}, file, indent=1)
         self._exchange.set("conclusion", conclusion, is_last=True)
         deadline = time.monotonic() + 2
         while self._exchange.count("read", 0) < others and time.monotonic() < deadline:

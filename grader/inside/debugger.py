@@ -47,6 +47,7 @@ class Debugger(pdb.Pdb):
     def interaction(self, *arguments: Any, **keywords: Any) -> None:
         self.note(STOPPED)
         super().interaction(*arguments, **keywords)
+        self.curframe_locals = {}  # pdb keeps them, and with them the pipe whose end p.4's test waits for
 
     def do_quit(self, arg: str) -> bool:
         """q(uit): end this rank, and with it the run."""

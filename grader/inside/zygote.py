@@ -19,6 +19,7 @@ import socket
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import NoReturn
 
 from grader.inside import audit, preload
@@ -32,6 +33,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 UNKNOWN = -1  # number of processes
 COUNT_PAUSE = 0.02  # seconds between two looks at the processes that ranks have started
 LATER_PAUSE = 0.2  # the same once there are as many as wanted: there may be more
+MOST_MEMORY = 1 << 30  # bytes that a rank may take for itself; a right solution needs a tenth
 NUMBERS = 1 << 31  # what a process is told fits into a C int
 
 
@@ -136,6 +138,7 @@ class Zygote:
                 mine = fds[PER_RANK * rank : PER_RANK * (rank + 1)]
                 if request["measures"]:
                     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # nothing is hidden in files: they hold no byte
+                limit_memory()
                 terminal = request["terminals"].get(str(rank), "")
                 become_rank(rank, folder, request["probe"], self.before, self.compiled, terminal, *mine)
             self.ranks[pid] = rank
@@ -226,6 +229,14 @@ class Zygote:
     def left(self) -> set[int]:
         self.reap()
         return descendants(os.getpid(), set(self.ranks))
+
+
+def limit_memory() -> None:
+    """Let a loop that fills memory end with a MemoryError in its own line, before the machine has none left."""
+    if sys.platform == "linux":
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        most = int(status["VmData"].split()[0]) * 1024 + MOST_MEMORY
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def become_rank(

@@ -185,8 +185,27 @@ class GivenPartitions:
         self.shares.append([float(size) for size in islice(sizes, MORE_THAN_ANY)])
         return self
 
-    def use(self, partition: int) -> Subset:
-        return Subset(self.data, self.given[partition])
+    def use(self, partition: int) -> "GivenPartition":
+        return GivenPartition(self.data, self.given[partition])
+
+
+class GivenPartition(Subset):
+    """Stands for the student's Partition, with the same two attributes: `data`, and `index`, which may be replaced."""
+
+    def __init__(self, data: Any, index: list[int]) -> None:
+        super().__init__(data, list(index))
+
+    @property
+    def data(self) -> Any:
+        return self.dataset
+
+    @property
+    def index(self) -> Any:
+        return self.indices
+
+    @index.setter
+    def index(self, index: Any) -> None:
+        self.indices = index
 
 
 def loader(context: Context) -> Fields:

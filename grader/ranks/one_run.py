@@ -16,13 +16,13 @@ from typing import Any
 
 from grader.ranks.broker import Broker
 from grader.ranks.endings import failure, rank_result
-from grader.ranks.outcome import Failure, Result
+from grader.ranks.outcome import ENDLESS, Failure, Result
 from grader.ranks.peer import Output, Peer
 from grader.ranks.zygote_process import ZygoteProcess
 from grader.tampering import Flag
 from grader.wire import values
 from grader.wire.signatures import ENDING
-from grader.wire.values import MessageError
+from grader.wire.values import MessageError, TooMuchError
 
 MAX_KEPT = 192 << 20  # bytes that one run keeps of what its ranks send, tensors and objects made of their JSON
 MAX_UNREAD = 256 << 20  # bytes of answers that a rank does not take
@@ -203,6 +203,9 @@ class RankRun:
             return False
         except ConnectionError:  # it has ended without reading all we sent
             data = b""
+        except TooMuchError as error:
+            self._end_endless(peer, error)
+            data = b""
         except MessageError as error:
             self._disbelieve(peer, error)
             data = b""
@@ -210,6 +213,15 @@ class RankRun:
             peer.listening = False
             self.selector.unregister(peer.line)
         return bool(data)
+
+    def _end_endless(self, peer: Peer, error: TooMuchError) -> None:
+        """Nobody's tampering: a loop that never ends, at the line of its last call."""
+        events = self.broker.events[peer.rank]
+        peer.ending, peer.value, peer.code = "raised", None, 1
+        peer.error = Failure(
+            ENDLESS, f"{error}: does a loop in your code never end?", last_call=events[-1].where if events else ""
+        )
+        self.broker.finish(peer.rank)
 
     def _disbelieve(self, peer: Peer, error: MessageError) -> None:
         """Not what our own code in the rank sends: somebody else has written to the line. Believe nothing more."""
@@ -223,7 +235,7 @@ class RankRun:
         header, body = peer.frames.sizes
         self.kept += OBJECTS * header + body
         if self.kept - self.broker.forgotten > MAX_KEPT or len(peer.outgoing) > MAX_UNREAD:
-            raise MessageError(f"the ranks send more than {MAX_KEPT >> 20} MiB, the limit of a run")
+            raise TooMuchError(f"sent more than {MAX_KEPT >> 20} MiB, the limit of a run")
 
     def _take(self, peer: Peer, message: Any) -> None:
         try:

@@ -12,6 +12,7 @@ from grader.ranks.calls import Call, Event
 from grader.ranks.phrases import Phrase, sentence
 from grader.tampering import Flag
 
+ENDLESS = "EndlessLoop"  # the type of a failure that is no exception: a rank that has sent too much
 CAUSES = ("raised", "killed", "exited")  # the ends of a rank that can bring the others to a halt
 
 
@@ -33,13 +34,16 @@ class Failure:
     during: str = ""
     trace: list[Frame] = field(default_factory=list)
     code: int | None = None  # exit code, of a SystemExit
+    last_call: str = ""  # file:line, where there is no trace
 
     @property
     def where(self) -> str:
-        return f"{self.trace[-1].file}:{self.trace[-1].line}" if self.trace else ""
+        return f"{self.trace[-1].file}:{self.trace[-1].line}" if self.trace else self.last_call
 
     def __str__(self) -> str:
         text = " ".join(self.message.split())
+        if self.type == "MemoryError" and not text:
+            text = "more than 1 GB was used: does a loop in your code never end?"
         return f"{self.type}: {text[:300]}" + (f" while {self.during}" if self.during else "")
 
 
@@ -79,6 +83,8 @@ class RankResult:
             verb, rest = "waits", f"in {self.call.name} #{self.call.number}{peer}{self.call.in_group}"
         elif self.outcome == "returned":
             verb, rest = "has", "already returned"
+        elif self.error and self.error.type == ENDLESS:
+            verb, _, rest = self.error.message.partition(" ")
         elif self.outcome == "raised":
             verb, rest = "raised", str(self.error)
         elif self.outcome == "killed":
@@ -127,6 +133,11 @@ class Result:
         return "deadline" if "deadline" in outcomes else "returned"
 
     @property
+    def took_too_long(self) -> bool:
+        """Whether a rank was still running when the time was up, or would have run for ever."""
+        return self.outcome == "deadline" or any(rank.error and rank.error.type == ENDLESS for rank in self.ranks)
+
+    @property
     def values(self) -> list[Any]:
         """What the probe returned on each rank. Raises RunError unless every rank returned."""
         if self.outcome != "returned":
@@ -145,5 +156,7 @@ class Result:
         told += [rank for rank in self.ranks if rank.outcome == "returned" and self.fault]
         text = sentence(rank.phrase() for rank in told)
         if outcome == "deadline":
-            return f"the deadline of {self.deadline:g} s has passed: {text}"
+            computes = any(rank.where and not rank.call for rank in told)
+            question = ": does a loop there never end?" if computes and not any(rank.call for rank in told) else ""
+            return f"the deadline of {self.deadline:g} s has passed: {text}{question}"
         return f"deadlock: {text}" if outcome == "deadlock" else text

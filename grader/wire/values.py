@@ -51,6 +51,10 @@ class MessageError(ValueError):
     """Bytes that are no message, or a value that cannot be one."""
 
 
+class TooMuchError(MessageError):
+    """More messages than a run may send: most likely, a student's loop never ends."""
+
+
 def pack(value: object) -> bytes:
     """The bytes of one message. Raises MessageError for a type that is not listed above, or for too many bytes."""
     body = bytearray()

@@ -17,7 +17,7 @@ from pathlib import Path
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 
-NOT_CODE = ("tests", "banks", "files", "hidden")  # folders whose lines are not counted
+NOT_CODE = ("tests", "banks", "files", "hidden", "dist", "runs")  # folders whose lines are not counted
 SHARED_NAMES = {"__init__", "__main__", "conftest", "run_glue", "run_gpt2"}
 OURS = re.compile(r"\bCOS598D_[A-Z_]+\b")
 

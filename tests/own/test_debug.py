@@ -1,6 +1,7 @@
 """grader.debug in a real pseudo-terminal: where it stops, what can be asked there, and that nothing runs on."""
 
 import os
+import pdb
 import pty
 import re
 import select
@@ -9,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 
 from common.paths import ROOT
 from grader import debug
+from grader.inside.debugger import Debugger
 from grader.wire.processes import descendants
 from tests.own.inline_student import wait_until
 
@@ -162,3 +165,20 @@ def test_each_part_of_a_region_has_one_stop_at_its_first_statement(tmp_path):
 
     (tmp_path / "f.py").write_text("def f():\n" + part.format("breakpoint()"))
     assert debug.first_lines(tmp_path, "f.py", "9.1") == []
+
+
+def test_the_debugger_keeps_nothing_of_a_function_that_it_has_stopped_in(monkeypatch):
+    class Pipe:
+        """What a test waits to see deleted."""
+
+    pipes = [Pipe()]
+    left = weakref.ref(pipes[0])
+    stops_in = {"self": pipes[0]}
+    monkeypatch.setattr(pdb.Pdb, "interaction", lambda self, frame: setattr(self, "curframe_locals", stops_in.copy()))
+    debugger = Debugger(0, lambda words: None)
+
+    debugger.interaction(None)
+    pipes.clear()
+    stops_in.clear()
+
+    assert left() is None

@@ -1,6 +1,7 @@
 """What one hand-in may cost its graders: memory, time, and texts that cannot be shown."""
 
 import json
+import sys
 
 import pytest
 
@@ -144,3 +145,28 @@ def test_a_deadlock_is_named_once():
 def test_a_message_of_values_is_json_whatever_it_holds():
     assert json.dumps(values.clip("\ud800" * 20_000))
     values.clip("\ud800").encode()
+
+
+def test_a_loop_that_never_ends_is_named_with_its_line_and_is_no_tampering(play, monkeypatch):
+    monkeypatch.setattr("grader.ranks.broker.MAX_EVENTS", 100)
+    source = """
+        def go(context):
+            context.spy(torch, "numel", "note")
+            while True:
+                torch.numel(torch.ones(1))
+    """
+
+    result = play(source)
+
+    assert result.took_too_long  # the region's other tests wait for 2 s
+    assert "rank 0 made more than 100 calls that the grader records: does a loop in your code never end?" in (
+        result.explain()
+    )
+    assert result.ranks[0].flags == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit data alone")
+def test_a_loop_that_fills_memory_ends_before_the_machine_has_none_left(play):
+    result = play("def go(context):\n    kept = []\n    while True:\n        kept += [0] * 1_000_000\n")
+
+    assert "MemoryError: more than 1 GB was used: does a loop in your code never end?" in result.explain()

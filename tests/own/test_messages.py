@@ -51,7 +51,7 @@ def test_only_the_first_message_of_a_region_is_long():
     lines = messages([entry("test_a", long + "a"), entry("test_b", "other words, " + long)], COURSE)
 
     assert len(lines[1]) > 300
-    assert max(map(len, lines[2:])) < 150
+    assert max(map(len, lines[2:])) < 250
 
 
 def test_nothing_is_said_of_regions_that_nobody_has_begun():
@@ -117,8 +117,36 @@ def test_what_rank_0_printed_is_below_the_message_and_other_ranks_on_request():
     assert everybody[3:] == ["  rank 0 printed:", "    a", "    b", "  rank 2 printed:", "    c"]
 
 
+def test_with_all_prints_two_hundred_lines_are_shown_and_a_long_one_says_that_it_is_cut():
+    printed = {"tests/test_task2b.py::test_mean": {0: "x" * 1000 + "\nline" * 1000}}
+
+    lines = messages([entry("test_mean", "wrong")], COURSE, printed, all_ranks=True)
+
+    assert sum(line == "    line" for line in lines) == 199
+    assert lines[-1] == "    ... 801 more lines"
+    assert any(line.endswith("xxx ...") for line in lines)
+
+
+def test_ranks_that_say_the_same_are_one_cause_however_many_they_are():
+    one = "rank 0 waits in gather #1 (:8); rank 1 waits in scatter #2 (:9)"
+    more = "rank 0 waits in gather #1 (:8); ranks 1-2 wait in scatter #2 (:9)"
+
+    lines = messages([entry("test_a", one), entry("test_b", more)], COURSE)
+
+    assert lines[2:] == ["    same cause: test_b"]
+
+
+def test_a_message_that_others_repeat_comes_first():
+    cause = "two tasks took the same micro-batch: bind the loop variables"
+    seen = [entry("test_a", "partition 0 never ran: does every task run?"), entry("test_b", f"only [2] ran. {cause}")]
+
+    lines = messages([*seen, entry("test_c", cause)], COURSE)
+
+    assert lines[1] == f"  wrong: {cause}"
+
+
 def test_of_many_lines_the_first_are_shown_and_the_others_counted():
     lines = messages([entry("test_mean", "wrong")], COURSE, {"tests/test_task2b.py::test_mean": {0: "line\n" * 1000}})
 
-    assert lines[-1] == "    ... 992 more lines"
+    assert lines[-1] == "    ... 992 more lines; use --prints all to see more"
     assert len(lines) < 15

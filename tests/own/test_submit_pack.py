@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,21 @@ def test_data_and_weights_are_left_out_and_named(tree, name, text, why):
     assert archive_name(name, COURSE) not in contents.files
     assert len(contents.left_out) == 1
     assert contents.left_out[0].startswith(f"{name} ({why}")
+
+
+def test_a_picture_of_the_handout_is_left_out_without_a_line_but_not_one_that_was_changed(tree):
+    folder = tree[0]
+    ours, changed = (write(folder, f"task3_ddp/{name}.png", "a picture") for name in ("timeline", "changed"))
+    files = {path.relative_to(folder).as_posix(): sha256(b"a picture").hexdigest() for path in (ours, changed)}
+    manifest = write(folder, ".handout.json", json.dumps({"format": 1, "files": files}))
+    changed.write_text("another picture")
+
+    contents = collect(*_with_report(tree))
+    for path in (ours, changed, manifest):
+        path.unlink()
+
+    assert contents.left_out == ["task3_ddp/changed.png (not code)"]
+    assert "task3/timeline.png" not in contents.files
 
 
 def test_a_link_is_left_out_and_named(tree, tmp_path):

@@ -117,6 +117,50 @@ def test_the_mean_leaves_the_first_iteration_out_and_takes_forty(tree):
     assert "| 3 DDP | 4 | 39 | 2.0000" in read(tree)[0]
 
 
+@pytest.mark.parametrize(
+    "steps, said",
+    [
+        ({"task2a_gather_scatter": 40, "task2b_allreduce": 40, "task3_ddp": 200}, "2 to 40"),
+        ({"task2a_gather_scatter": 10, "task2b_allreduce": 10, "task3_ddp": 10}, "2 to 10"),
+        ({"task2a_gather_scatter": 10, "task2b_allreduce": 40, "task3_ddp": 40}, "2 to 40 in 2b and 3, 2 to 10 in 2a"),
+    ],
+)
+def test_the_iterations_that_were_counted_are_named(tree, steps, said):
+    for task, count in steps.items():
+        write_run(tree / "runs" / task, task, 4, steps=count)
+
+    text, _ = read(tree)
+
+    assert f"\nIterations {said} on rank 0:" in text
+    both = said.replace(" in 2b and 3", " in 2b")
+    assert f"\nMean over iterations {both}, as each rank" in text
+
+
+def test_one_value_has_no_deviation(tree):
+    write_gpt2(tree / "submit_figures", training_time_std=0.0, tokens_per_second_std=0.0)
+    write_run(tree / "runs/task3_ddp", "task3_ddp", 4, steps=2)
+
+    text, _ = read(tree)
+
+    assert "| 2 | 128 | 1.100 | 1800 |" in text
+    assert "| 1 | 64 | 2.000\u00a0±\u00a00.010 | 1000\u00a0±\u00a010 |" in text
+    assert "| 3 DDP | 4 | 1 | 0.1010 |" in text
+    assert "±\u00a00.000 " not in text and "inf" not in section(text, "Scalability")
+
+
+def test_the_trace_of_the_pipeline_is_of_a_run_that_has_a_record(tree):
+    write_pipeline(tree / "runs/pipeline/earlier", "pipeline_parallel", 4, 0.2)
+    for folder in ("runs/pipeline/earlier", "runs/pipeline"):
+        Image.effect_noise((60, 40), 50).save(tree / folder / "trace.png")
+    pictures = Pictures(tree / "report/figures")
+
+    write_markdown(tree, COURSE, ADA, tree / "runs", {}, Findings(), pictures)
+    pictures.draw()
+
+    shown = (tree / "report/figures/pipeline_trace.png").read_bytes()
+    assert shown == (tree / "runs/pipeline/earlier/trace.png").read_bytes()
+
+
 def test_without_any_run_everything_is_missing_and_nothing_is_invented(tmp_path):
     text, findings, said = build(tmp_path)
 

@@ -89,8 +89,43 @@ def test_traffic_that_cannot_be_expected_yet_is_named(tree, monkeypatch):
     assert "runs/task4_64: the expected traffic cannot be computed (NotImplementedError: TODO 4.2)" in doubts
 
 
-def test_a_run_without_its_traffic_file_is_named(tree):
-    assert "traffic_0.json" in read(tree)[1]
+def test_a_run_without_its_traffic_file_is_named_with_the_command_that_makes_it(tree):
+    write_run(tree / "runs/task4_bf16", "task4_traffic", 2, per_gpu_train_batch_size=8, grad_dtype="bf16")
+
+    doubts = read(tree)[1].splitlines()
+
+    said = "expected traffic_0.json of a run of task4_traffic/run_glue.py, got no such file; run it again"
+    script = "task4_traffic/run_glue.py --num_train_epochs 1 --per_gpu_train_batch_size"
+    assert (
+        f"runs/task4_64: {said}: `python -m cluster.launch --workers 4 -- {script} 16 "
+        "--output_dir runs/task4_64 --overwrite_output_dir`"
+    ) in doubts
+    assert (
+        f"runs/task4_bf16: {said}: `python -m cluster.launch --workers 2 -- {script} 8 --grad_dtype bf16 "
+        "--output_dir runs/task4_bf16 --overwrite_output_dir`"
+    ) in doubts
+
+
+def test_a_kept_run_without_its_traffic_file_can_be_deleted(tmp_path):
+    write_run(tmp_path / "runs/task4_traffic.kept", "task4_traffic", 4, per_gpu_train_batch_size=4)
+
+    _, doubts = read(tmp_path)
+
+    assert doubts.startswith("runs/task4_traffic.kept: expected traffic_0.json")
+    assert "got no such file; run it again, or delete this folder" in doubts
+    assert str(tmp_path) not in doubts
+
+
+def test_an_epoch_that_was_extrapolated_is_named_in_the_caption(tree, measured):
+    write_run(tree / "runs/task4_16", "task4_traffic", 4, per_gpu_train_batch_size=4, steps=20, per_epoch=40)
+
+    text, _ = read(tree)
+
+    assert "Extrapolated to an epoch from fewer iterations: 20 of 40 in `runs/task4_16`.\n\n|" in text
+
+
+def test_whole_epochs_are_not_extrapolated(tree, measured):
+    assert "Extrapolated" not in read(tree)[0]
 
 
 def test_without_task_4_its_runs_are_missing_and_nothing_is_doubted(tmp_path):

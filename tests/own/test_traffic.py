@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from common.flags import link_rate
 from common.paths import ROOT
 from task4_traffic.compare import (
     check_comparable,
+    extrapolations,
     observed_by_dstat,
     plot_epochs,
     plot_over_time,
@@ -258,6 +260,7 @@ def test_a_run_keeps_its_tensors_its_window_and_its_framing(folders):
     assert len(traffic["sent"][0]["tensors"]) == traffic["framing"]["messages"] == 41
     header = (folders["fp32"] / "counters_1.csv").read_text().splitlines()[0]
     assert tuple(header.split(",")) == HEAD
+    assert not list(folders["fp32"].glob("*.part"))
 
 
 @pytest.mark.medium
@@ -324,6 +327,16 @@ def test_dstat_is_compared_with_the_kernel_in_the_same_window(folders, tmp_path)
 
     seconds = window["end"] - window["begin"]
     assert f"{10 * seconds:,.0f} bytes sent and {100 * seconds:,.0f} received" in words
+
+
+@pytest.mark.medium
+def test_a_table_of_epochs_says_what_was_extrapolated(folders):
+    run = read_run(folders["fp32"])
+
+    assert extrapolations([run]) == (
+        f"batch 16: extrapolated to an epoch of {run.steps_per_epoch} iterations, 4 were observed"
+    )
+    assert extrapolations([replace(run, steps_per_epoch=4)]) == ""
 
 
 def test_runs_of_different_world_sizes_are_not_compared():

@@ -1,19 +1,21 @@
 """grader.watch as a student uses it: files are saved, and what is printed says what became of them."""
 
 import os
+import pty
 import queue
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from common.paths import ROOT
 from course.table import load_course
-from grader.watch import first_region
+from grader.watch import Watch, first_region, keys
 from tests.own.inline_student import wait_until
 
 COURSE = load_course()
@@ -103,8 +105,51 @@ def _parent(pid):
         return 0
 
 
+class Graded:
+    """Stands for a grading in which these regions have not passed."""
+
+    def __init__(self, *failed):
+        self.failed, self.statuses = list(failed), {"a test": "passed"}
+
+
+def test_of_a_task_that_is_written_the_first_region_that_fails_is_watched(monkeypatch, capsys):
+    watch = Watch(COURSE, ROOT, "4.1")  # where the first open region would be
+    monkeypatch.setattr(watch, "grade", lambda *selection: Graded("2b.7", "2b.3"))
+
+    watch.begin("2b")
+
+    assert (watch.region, capsys.readouterr().out) == ("2b.3", "now watching 2b.3\n")
+
+
+def test_a_task_that_passes_says_so(monkeypatch, capsys):
+    watch = Watch(COURSE, ROOT, "4.1")
+    monkeypatch.setattr(watch, "grade", lambda *selection: Graded())
+
+    watch.begin("2b")
+
+    assert capsys.readouterr().out == "all regions of task 2b pass; watching 4.1\n"
+
+
+def grade_for_ever(terminal):
+    """A grading that reads nothing: only the thread that reads the keys can end it."""
+    with keys() as pressed:
+        os.write(terminal, b"h")
+        wait_until(lambda: pressed() == "h")
+        os.write(terminal, b"q")
+        while True:
+            time.sleep(0.01)
+
+
+def test_q_ends_a_grading_that_takes_long_and_other_keys_wait(monkeypatch):
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "r") as stdin, os.fdopen(master, "r"):
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(KeyboardInterrupt):
+            grade_for_ever(master)
+
+
 def test_it_begins_with_the_region_or_the_task_that_was_asked_for(tmp_path):
-    assert first_region(COURSE, tmp_path, "2a.3") == "2a.3"
-    assert first_region(COURSE, tmp_path, "task2b") == "2b.1"
+    assert first_region(COURSE, tmp_path, "2a.3") == ("2a.3", "")
+    assert first_region(COURSE, tmp_path, "task2b") == ("2b.1", "2b")
     with pytest.raises(ValueError, match=r"expected a region or a task, such as 2a\.3"):
         first_region(COURSE, tmp_path, "9.9")

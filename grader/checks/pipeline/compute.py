@@ -148,10 +148,11 @@ def check_same_time(grade: Grade) -> None:
     result = run_on(grade, [[*batches]], cycles, cpus(WORKERS), meet=True, referee=referee)
     must_meet(grade, result, lambda alone: _why_alone(alone, cycles[alone.micro_batch >= WORKERS]))
     must_end(grade, result, pairs)
-    worked = {tuple(enter["place"])[1] for enter in _enters(result)}
-    if idle := sorted({j for _, j in pairs} - worked):
+    places = [enter["place"] for enter in _enters(result)]
+    if idle := sorted({j for _, j in pairs} - {partition for _, partition in places}):
         grade.fail(
-            f"partition {idle[0]} has a task in the cycle {cycles[0]} but never ran: put the task into its in-queue"
+            late_binding(places[:WORKERS], cycles[0])
+            or f"partition {idle[0]} has a task in the cycle {cycles[0]} but never ran: put the task into its in-queue"
         )
     given = {(0, i, j): batches[i] for i, j in pairs}
     must_have_permits(grade, result, given, {place: (place[2] + 2) * x for place, x in given.items()})

@@ -86,7 +86,9 @@ def _check_evaluation(training: Training, trace: RankTrace, epoch: int, evaluati
     if kinds := [kind for kind in told["kinds"] if kind]:
         fail(f"{when} passes a {kinds[0]} to record.evaluation, expected the epoch number and plain numbers")
     if told["epoch"] != epoch:
-        fail(f"{when} is recorded for epoch {told['epoch']}, expected {epoch} (the record counts from 0)")
+        fail(
+            f"{when} is recorded for epoch {told['epoch']}, expected {epoch}: pass epoch as the loop counts it, from 0"
+        )
     right = _metrics(
         training,
         reference.logits(training.before(0, after), training.setting.ids[0][dev]),

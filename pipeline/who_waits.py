@@ -1,0 +1,113 @@
+"""Explains a pipeline that hangs (--hang_seconds): what the main thread waits for, and what each worker does.
+
+Everything is read from the threads' frames and from their queues when a run has already stopped. A step pays nothing.
+"""
+
+import time
+from dataclasses import dataclass
+
+from common.workers.pulse import Thread, frames_of, place, which_compute
+from common.workers.rows import COMPUTES, IDLE, WAITS, Explanation
+from pipeline.backward import Run
+from pipeline.worker import OutQueue, awaited_queue, running_workers, waits_for_task
+
+SETTLE_SECONDS = 0.05  # a worker that takes a task out of its queue is not seen in it yet
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What one worker does."""
+
+    name: str  # partition 0 (cpu:0)
+    state: str  # waits, computes or is idle
+    place: str  # folder/file:line; "" while it waits for a task
+    for_gradient: bool  # in the backward pass, from the worker of a later partition
+    results: int  # in its out-queue: nobody has taken them
+    is_awaited: bool  # the main thread waits for its next result
+
+    @property
+    def partition(self) -> str:
+        return self.name.partition(" (")[0]
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.state != WAITS
+
+    def __str__(self) -> str:
+        if self.for_gradient:
+            what = f"{WAITS} for the gradient of a later partition"
+        else:
+            what = (
+                f"{WAITS} for a task" if self.state == WAITS else f"{self.state} at {self.place or 'an unknown line'}"
+            )
+        left = f"; {_count(self.results)} in its out-queue" if self.results else ""
+        return f"{self.name}  {what}{left}"
+
+
+def explain(main: Thread) -> Explanation:
+    """Return what the workers of this process do while `main`, the thread that calls the pipe, does not continue."""
+    time.sleep(SETTLE_SECONDS)
+    frame = main.frame
+    queue = awaited_queue(frame)
+    workers = _workers(queue)
+    where = place(frames_of(frame.f_back)) if frame is not None and queue is not None else ""
+    waits_for = ""
+    if queue is not None:
+        awaited = next((worker for worker in workers if worker.is_awaited), None)
+        waits_for = f"for a result of {awaited.partition}" if awaited else "for a result of a worker that has ended"
+    return Explanation([str(worker) for worker in workers], _conclude(workers, waits_for, where), waits_for, where)
+
+
+def _workers(queue: OutQueue | None) -> list[Doing]:
+    running = running_workers()
+    threads = {thread: Thread(thread.ident) for thread in running}
+    computing = dict(zip(threads, which_compute(threads.values()), strict=True))
+    found = []
+    for thread, (_, results) in running.items():
+        frame, out_queue = threads[thread].frame, results()
+        frames = frames_of(frame)
+        for_task, for_gradient = waits_for_task(frame), _waits_for_gradient(frames)
+        found.append(
+            Doing(
+                thread.name,
+                WAITS if for_task or for_gradient else COMPUTES if computing[thread] else IDLE,
+                "" if for_task else place(frames),
+                for_gradient,
+                out_queue.qsize() if out_queue is not None else 0,
+                is_awaited=queue is not None and out_queue is queue,
+            )
+        )
+    return found
+
+
+def _waits_for_gradient(frames: list[tuple[str, int, str]]) -> bool:
+    """Return whether a semaphore of a Cut keeps the worker in Run._backward_of."""
+    here = Run._backward_of.__code__
+    own = [(file, function) for file, _, function in frames if not file.endswith("threading.py")]
+    return len(own) < len(frames) and own[:1] == [(here.co_filename, here.co_name)]
+
+
+def _conclude(workers: list[Doing], waits_for: str, where: str) -> str:
+    """Return what is wrong in one sentence; "" if the workers' lines are all that is known."""
+    main = f"the main thread waits {waits_for} at {where}"
+    awaited = [worker for worker in workers if worker.is_awaited]
+    at_work = [worker for worker in workers if worker.is_at_work]
+    if not waits_for:
+        return ""  # the main thread computes or sleeps elsewhere, and its own row says where
+    if not awaited:
+        return main
+    if any(worker.is_at_work or worker.for_gradient for worker in awaited):
+        busy = [worker for worker in awaited if worker.is_at_work] or at_work
+        return f"{main}; " + (
+            ", ".join(f"{one.partition} {one.state} at {one.place}" for one in busy) or "no worker can"
+        )
+    others = "every worker waits for a task" if not at_work else f"{awaited[0].partition} waits for a task"
+    left = [worker for worker in workers if worker.results]
+    if left:
+        not_taken = ", ".join(f"{_count(worker.results)} in the out-queue of {worker.partition}" for worker in left)
+        return f"{others}, and {main}, but there is {not_taken}: take each result from the out-queue of its partition"
+    return f"{others}, and {main}: a result is taken before its task was put, or twice"
+
+
+def _count(results: int) -> str:
+    return "1 result" if results == 1 else f"{results} results"

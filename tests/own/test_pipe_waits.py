@@ -1,0 +1,225 @@
+"""A pipeline that hangs: what is said about the main thread and about each worker, and that the run ends."""
+
+import contextlib
+import re
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from cluster.launch import free_port
+from common.workers.pulse import Thread
+from pipeline.pipe import Pipe
+from pipeline.who_waits import explain
+from pipeline.worker import Task, awaited_queue, running_workers, waits_for_task
+from tests.own.hanging_runs import Hanging
+from tests.own.pipeline_stages import DEADLINE, labelled, mlp, no_worker_is_left
+
+__all__ = ["no_worker_is_left"]  # a fixture for every test here
+HERE = r"own/test_pipe_waits\.py:\d+"
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads the CPU time of threads")
+
+
+def until(is_so):
+    deadline = time.monotonic() + DEADLINE
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def number_of_waiting_workers():
+    return sum(waits_for_task(Thread(thread.ident).frame) for thread in running_workers())
+
+
+@contextlib.contextmanager
+def caller(work):
+    """A thread that calls the pipe, as the main thread of a run does; the block ends when it does."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield Thread(thread.ident)
+    finally:
+        thread.join(DEADLINE)
+    assert not thread.is_alive()
+
+
+class Wait(nn.Module):
+    """A layer whose forward or backward waits until a test lets it go on."""
+
+    def __init__(self, phase):
+        super().__init__()
+        self.phase, self.reached, self.may_go_on = phase, threading.Event(), threading.Event()
+
+    def forward(self, x):
+        y = x * 1
+        if self.phase == "forward":
+            self.stay()
+        else:
+            y.register_hook(lambda _: self.stay())
+        return y
+
+    def stay(self):
+        self.reached.set()
+        self.may_go_on.wait(DEADLINE)
+
+
+def test_a_result_that_is_taken_before_its_task_was_put_is_named():
+    piped = Pipe(labelled(*mlp()), 2)
+
+    with caller(lambda: piped.out_queues[1].get()) as main:
+        until(lambda: awaited_queue(main.frame) is piped.out_queues[1] and number_of_waiting_workers() == 3)
+        found = explain(main)
+        piped.out_queues[1].put(None)
+
+    assert found.threads == [f"partition {j} (cpu:{j})  waits for a task" for j in range(3)]
+    assert found.waits_for == "for a result of partition 1"
+    assert re.fullmatch(HERE, found.place)
+    assert found.conclusion == (
+        f"every worker waits for a task, and the main thread waits for a result of partition 1 at {found.place}: "
+        "a result is taken before its task was put, or twice"
+    )
+
+
+def test_a_result_in_another_out_queue_is_named():
+    piped = Pipe(labelled(*mlp()), 2)
+    piped.in_queues[0].put(Task(lambda: torch.ones(1)))
+
+    with caller(lambda: piped.out_queues[1].get()) as main:
+        until(lambda: piped.out_queues[0].qsize() == 1 and number_of_waiting_workers() == 3)
+        until(lambda: awaited_queue(main.frame) is piped.out_queues[1])
+        found = explain(main)
+        piped.out_queues[1].put(None)
+
+    assert found.threads[0] == "partition 0 (cpu:0)  waits for a task; 1 result in its out-queue"
+    assert "but there is 1 result in the out-queue of partition 0" in found.conclusion
+
+
+@linux
+def test_a_layer_that_does_not_return_is_named_with_its_line():
+    layer = Wait("forward")
+    piped = Pipe(labelled(nn.Identity(), layer), 2)
+
+    with caller(lambda: piped(torch.ones(2, 3))) as main:
+        until(lambda: layer.reached.is_set() and awaited_queue(main.frame) is piped.out_queues[1])
+        found = explain(main)
+        layer.may_go_on.set()
+
+    assert found.threads[0] == "partition 0 (cpu:0)  waits for a task"
+    assert re.fullmatch(rf"partition 1 \(cpu:1\)  is idle at {HERE}", found.threads[1])
+    assert re.fullmatch(
+        rf"the main thread waits for a result of partition 1 at pipeline/pipe\.py:\d+; partition 1 is idle at {HERE}",
+        found.conclusion,
+    )
+
+
+@linux
+def test_in_the_backward_pass_the_worker_for_whose_gradient_another_one_waits_is_named():
+    layer = Wait("backward")
+    piped = Pipe(labelled(nn.Linear(3, 3), layer), 2)
+
+    with caller(lambda: piped(torch.ones(2, 3)).sum().backward()) as main:
+        until(lambda: layer.reached.is_set() and awaited_queue(main.frame) is not None)
+        until(lambda: number_of_waiting_workers() == 0)  # partition 0 has its task
+        first = next(iter(running_workers()))
+        until(lambda: any(function == "acquire" for _, _, function in Thread(first.ident).frames()))
+        found = explain(main)
+        layer.may_go_on.set()
+
+    assert found.threads[0] == "partition 0 (cpu:0)  waits for the gradient of a later partition"
+    assert re.search(rf"; partition 1 is idle at {HERE}$", found.conclusion)
+
+
+def test_nothing_is_concluded_while_the_main_thread_is_elsewhere():
+    piped, end = Pipe(labelled(*mlp()), 2), threading.Event()
+
+    with caller(lambda: end.wait(DEADLINE)) as main:
+        until(lambda: number_of_waiting_workers() == len(piped.partitions))
+        found = explain(main)
+        end.set()
+
+    assert (found.waits_for, found.place, found.conclusion) == ("", "", "")
+
+
+TAKES_FIRST = """
+from pipeline.pipe import Pipe
+from pipeline.worker import awaited_queue
+
+
+def compute(self, batches, schedule):
+    for micro_batch, j in schedule:
+        success, result = self.out_queues[j].get()
+
+
+Pipe.compute = compute
+lose_patience_when(lambda: awaited_queue(main.frame) is not None)
+go_on_as("pipeline/run_gpt2.py")
+"""
+SMALL = ("--max_steps", 3, "--batch_size", 8, "--model_max_length", 16)
+
+
+@pytest.mark.medium
+def test_a_run_whose_pipe_hangs_ends_with_code_3_and_a_line_per_partition(tmp_path):
+    run = Hanging(tmp_path, TAKES_FIRST, ["--model_parallel_mode", "pipeline_parallel", *SMALL])
+
+    code = run.end()
+
+    log = run.log.read_text()
+    assert code == 3, log
+    assert "(--hang_seconds)\n" in log
+    assert re.search(
+        r"^  rank 0  waits  for a result of partition 0, .*/hangs\.py:\d+, iteration 1, forward$", log, re.M
+    )
+    for j in range(2):
+        assert f"\n    partition {j} (cpu:{j})  waits for a task\n" in log
+    assert run.kept["conclusion"].endswith(": a result is taken before its task was put, or twice")
+    assert log.rstrip().endswith(run.kept["conclusion"])
+    assert [row["where"] for row in run.kept["rows"]][1:] == [
+        f"partition {j} (cpu:{j})  waits for a task" for j in range(2)
+    ]
+
+
+# The 2nd rank hangs in its 2nd step; the watchdog of the 1st waits until its main thread has stayed at one instruction.
+LAST_STAGE_HANGS = """
+from pathlib import Path
+from pipeline.distributed import PipelinedProcesses
+
+step, steps, hung, seen = PipelinedProcesses.forward_backward, [], Path(__file__).with_name("hung"), []
+
+
+def forward_backward(self, tokens):
+    steps.append(1)
+    if self.rank == 1 and len(steps) == 2:
+        hung.touch()
+        threading.Event().wait()
+    return step(self, tokens)
+
+
+def first_stage_waits():
+    seen.append((main.frames()[:1], main.cpu_seconds))
+    return hung.exists() and len(seen) > 50 and len(set(map(str, seen[-50:]))) == 1
+
+
+PipelinedProcesses.forward_backward = forward_backward
+if "--local_rank=0" in sys.argv:
+    lose_patience_when(first_stage_waits)
+go_on_as("pipeline/run_gpt2.py")
+"""
+
+
+@linux
+@pytest.mark.medium
+def test_over_processes_the_stage_that_waits_in_the_schedule_names_the_one_it_waits_for(tmp_path):
+    common = ["--schedule", "gpipe", *SMALL, "--master_ip", "127.0.0.1", "--master_port", free_port()]
+    ranks = [
+        Hanging(tmp_path, LAST_STAGE_HANGS, [*common, "--world_size", 2, f"--local_rank={rank}"], rank)
+        for rank in range(2)
+    ]
+
+    codes = [rank.end() for rank in ranks]
+
+    log = ranks[0].log.read_text()
+    assert codes == [3, 3], log
+    assert re.search(r"^rank 0 waits for rank 1: rank 1 is idle at .*hangs\.py:\d+$", log, re.M), log
