@@ -6,6 +6,7 @@ Everything is read from the threads' frames and from their queues when a run has
 import time
 from dataclasses import dataclass
 
+from common.workers.frames import name_in_stack
 from common.workers.pulse import Thread, frames_of, place, which_compute
 from common.workers.rows import COMPUTES, IDLE, WAITS, Explanation
 from pipeline.backward import Run
@@ -50,7 +51,7 @@ def explain(main: Thread) -> Explanation:
     frame = main.frame
     queue = awaited_queue(frame)
     workers = _workers(queue)
-    where = place(frames_of(frame.f_back)) if frame is not None and queue is not None else ""
+    where = place(frames_of(frame)[1:]) if queue is not None else ""  # [0] is the queue's own
     waits_for = ""
     if queue is not None:
         awaited = next((worker for worker in workers if worker.is_awaited), None)
@@ -82,9 +83,8 @@ def _workers(queue: OutQueue | None) -> list[Doing]:
 
 def _waits_for_gradient(frames: list[tuple[str, int, str]]) -> bool:
     """Return whether a semaphore of a Cut keeps the worker in Run._backward_of."""
-    here = Run._backward_of.__code__
     own = [(file, function) for file, _, function in frames if not file.endswith("threading.py")]
-    return len(own) < len(frames) and own[:1] == [(here.co_filename, here.co_name)]
+    return len(own) < len(frames) and own[:1] == [name_in_stack(Run._backward_of)]
 
 
 def _conclude(workers: list[Doing], waits_for: str, where: str) -> str:

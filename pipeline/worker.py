@@ -15,10 +15,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+
+from common.workers.frames import Frame, runs, self_of
 
 
 class Task:
@@ -124,14 +125,15 @@ def running_workers() -> dict[Thread, Queues]:
     return {thread: queues for thread, queues in list(_running.items()) if thread.is_alive()}
 
 
-def waits_for_task(frame: FrameType | None) -> bool:
+def waits_for_task(frame: Frame) -> bool:
     """Return whether a worker waits for its next task; `frame` is its innermost one."""
-    return frame is not None and frame.f_code is _work.__code__
+    return runs(frame, _work)
 
 
-def awaited_queue(frame: FrameType | None) -> OutQueue | None:
+def awaited_queue(frame: Frame) -> OutQueue | None:
     """Return the out-queue for whose next result a thread waits; `frame` is its innermost one."""
-    return frame.f_locals["self"] if frame is not None and frame.f_code is OutQueue.get.__code__ else None
+    queue = self_of(frame) if frame is not None and runs(frame, OutQueue.get) else None
+    return queue if isinstance(queue, OutQueue) else None
 
 
 @atexit.register
