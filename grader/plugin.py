@@ -299,7 +299,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     tried = {entry.region for entry in entries if entry.status not in ("passed", "not attempted", Skipped.status)}
     asked = {entry.region for entry in entries if entry.status == "not attempted"} if len(tried) == 0 else set()
     failed = [id for id in course.in_order_of_needs() if id in tried]
-    tasks = {entry.task for entry in entries}  # who works on a task goes on there
+    tasks = {entry.task for entry in entries}  # a student who works on a task stays in it
     beside = {id for id, row in course.regions.items() if row.task in tasks}
     if step := next_step(course, tree, failed, asked or beside):
         terminalreporter.line(step)
