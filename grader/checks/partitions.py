@@ -214,8 +214,11 @@ def check_seed(grade: Grade) -> None:
             "shuffle with a generator of your own, random.Random(seed)"
         )
     if one["partitions"] == other:
+        in_order = all(part == list(range(part[0], part[0] + len(part))) for part in other if part)
+        blocks = ", blocks in the order of the data" if in_order else ""
         grade.fail(
-            f"the seeds {seeds[0]} and {seeds[1]} give the same partitions: shuffle with a generator made from seed"
+            f"the seeds {seeds[0]} and {seeds[1]} give the same partitions{blocks}: shuffle the indices with a "
+            "generator made from seed"
         )
     refuse_changes(grade, one["changed"], "DataPartitioner()")
     for parts in (one["partitions"], other):

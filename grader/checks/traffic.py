@@ -116,18 +116,18 @@ def _compare_entries(grade: Grade, where: str, entries: list[dict], calls: list[
             grade.fail(f"{where}: all {len(entries)} entries are the same dict object: create a new one for each")
         if wrong:
             grade.fail(
-                f"{where}: entry {number} says {wrong} {entry.get(wrong)!r}, but the tensor passed to all_reduce "
-                f"has {right[wrong]!r}{_entry_hint(wrong, entry, right)}"
+                f"{where}: entry {number}: {_entry_hint(wrong, entry, right)}{wrong} is {entry.get(wrong)!r}, but the "
+                f"tensor passed to all_reduce has {right[wrong]!r}"
             )
 
 
 def _entry_hint(name: str, entry: dict, right: dict) -> str:
     if name == "bytes" and entry["bytes"] == right["elements"]:
-        return ": an element takes more than one byte, see element_size()"
+        return "an element takes more than one byte, see element_size(); "
     if name == "bytes" and entry["bytes"] == 8 * right["bytes"]:
-        return ": those are bits"
+        return "those are bits; "
     if name in ("dtype", "bytes") and right["dtype"] != "float32":
-        return ": record the tensor that is sent, not the gradient it was made from"
+        return "record the tensor that is sent, not the gradient it was made from; "
     return ""
 
 

@@ -112,7 +112,7 @@ def check_sizes(grade: Grade) -> None:
             cause = f"{size - sum(got)} examples are in no micro-batch"
         else:
             cause = "every micro-batch but the last has split_size examples"
-        grade.fail(f"{call.words}: expected micro-batches of {expected} examples, got {short(got)}: {cause}")
+        grade.fail(f"{cause}: {call.words}: expected micro-batches of {expected} examples, got {short(got)}")
 
 
 def _check_rows(grade: Grade, call: Call) -> None:

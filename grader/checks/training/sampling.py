@@ -114,6 +114,8 @@ def check_whole_batch(training: Training, count: int, batch: int, seed: int) -> 
             parts = [mine[epoch][number] for mine in of_ranks if number < len(mine[epoch])]
             got = sorted(itertools.chain(*parts))
             if got != right:
+                if epoch > 0:  # where the first epoch was right, a forgotten set_epoch is the likely cause
+                    _must_be_new_order(training, of_ranks)
                 training.grade.fail(
                     f"epoch {epoch + 1}: batch {number + 1} of the {len(of_ranks)} workers together has the examples "
                     f"{got}, one worker's batch {number + 1} has {right}: seed the sampler with config.seed, pass it "
@@ -124,15 +126,22 @@ def check_whole_batch(training: Training, count: int, batch: int, seed: int) -> 
 
 def check_orders_differ(training: Training, count: int) -> None:
     """Another order in every epoch."""
-    for rank, epochs in enumerate(epochs_of(training, count)):
-        orders = [[example for batch in batches for example in batch] for batches in epochs]
+    of_ranks = epochs_of(training, count)
+    _must_be_new_order(training, of_ranks)
+    for rank, epochs in enumerate(of_ranks):
+        first = list(itertools.chain(*epochs[0]))
+        if first == sorted(first):
+            training.grade.fail(f"rank {rank} sees the examples in the order of the file: shuffle them")
+    check_trained_on(training)
+
+
+def _must_be_new_order(training: Training, of_ranks: list[Epochs]) -> None:
+    for rank, epochs in enumerate(of_ranks):
+        orders = [list(itertools.chain(*batches)) for batches in epochs]
         if any(order == orders[0] for order in orders[1:]):
             training.grade.fail(
                 f"rank {rank} sees the same examples in the same order in every epoch: call set_epoch(epoch)"
             )
-        if orders[0] == sorted(orders[0]):
-            training.grade.fail(f"rank {rank} sees the examples in the order of the file: shuffle them")
-    check_trained_on(training)
 
 
 def check_order_follows_seed(first: Training, other_seed: Training, again: Training, count: int) -> None:
