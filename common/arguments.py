@@ -15,10 +15,10 @@ from common.config import BeyondConfig, GlueConfig, Gpt2Config, Grid, RunConfig,
 from common.errors import InputError
 from common.flags import Parser, check_at_least, link_rate, or_default, true_or_false, whole_number
 from common.paths import ROOT
-from common.timeline.capture import STEPS
 from common.workers.place import COURSE_PORT, PORT, Place, place_starter, place_worker
 from common.workers.rows import STOPPED_FILE
 
+TIMELINE_STEPS = 3  # if --timeline names no number
 GLUE_TASKS = ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli", "mnli-mm", "qnli", "rte", "wnli")
 Config = TypeVar("Config", bound=RunConfig)
 Glue = TypeVar("Glue", bound=GlueConfig)
@@ -267,8 +267,8 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
 def _add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", action="store_true", help="trace a few steps and list the parameters by size")
     parser.add_argument(
-        "--timeline", type=whole_number, nargs="?", const=STEPS, default=0, metavar="STEPS",
-        help=f"show what all ranks do in a few steps ({STEPS})",
+        "--timeline", type=whole_number, nargs="?", const=TIMELINE_STEPS, default=0, metavar="STEPS",
+        help=f"show what all ranks do in a few steps ({TIMELINE_STEPS})",
     )  # fmt: skip
 
 

@@ -31,7 +31,6 @@ from common.errors import InputError
 from common.optim import number_of_epochs, total_steps
 from common.paths import atomic_write, shown
 from common.step_profiler import StepProfiler, parameter_table
-from common.timeline.run_timeline import RunTimeline
 from common.workers.process_group import Worker
 from common.workers.rows import STOPPED_FILE
 from common.workers.run_files import set_aside, settle
@@ -55,7 +54,11 @@ class Record:
         self._phases: dict[str, float] = {}
         _prepare(config)
         self._profiler = StepProfiler(config.output_dir, worker.rank) if config.profile else None
-        self._timeline = RunTimeline(config, worker) if config.timeline else None
+        self._timeline = None
+        if config.timeline:
+            from common.timeline.run_timeline import RunTimeline  # here: 15 modules that most runs do not need
+
+            self._timeline = RunTimeline(config, worker)
 
     def describe(self, model: nn.Module, train: int, dev: int) -> None:
         """Record the size of the model and of the data."""

@@ -75,7 +75,7 @@ def test_gather_and_scatter_leave_the_mean_whatever_the_size_and_type(grade):
 
 @graded("2a.3", points=1)
 def test_gather_and_scatter_leave_out_what_has_no_gradient(grade):
-    averages.check_mean(grade, "sync_gradients", averages.ODD, by=averages.GATHER_AND_SCATTER)
+    averages.check_mean(grade, "sync_gradients", averages.ODD, averages.ODD_SIZES, by=averages.GATHER_AND_SCATTER)
 
 
 @graded("2a.3", points=1)

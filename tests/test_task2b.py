@@ -22,7 +22,7 @@ def test_all_reduce_leaves_the_mean_whatever_the_size_and_type(grade):
 
 @graded("2b.1", points=1)
 def test_all_reduce_leaves_out_what_has_no_gradient(grade):
-    averages.check_mean(grade, "sync_gradients", averages.ODD)
+    averages.check_mean(grade, "sync_gradients", averages.ODD, averages.ODD_SIZES)
 
 
 @graded("2b.1", points=1)
@@ -111,7 +111,7 @@ def test_average_gradients_leaves_the_mean_on_every_worker(grade):
 
 @graded("2b.7", points=1)
 def test_average_gradients_handles_tied_and_missing_gradients(grade):
-    averages.check_mean(grade, "average_gradients", averages.ODD)
+    averages.check_mean(grade, "average_gradients", averages.ODD, averages.ODD_SIZES)
     averages.check_reduced_once(grade, "average_gradients", averages.ODD)
 
 

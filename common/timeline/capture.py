@@ -21,7 +21,6 @@ from common.timeline.spans import Span
 from common.timeline.waiting import Blocked, Message, blocked
 from common.workers.collectives import recorded
 
-STEPS = 3  # if --timeline names no number
 SKIPPED = 2  # steps at the beginning: they warm up the caches, so their times are not typical
 MARKS = 5  # on each side of the steps, of which the most exact counts
 
