@@ -204,21 +204,43 @@ def _fingerprint(tokenizer) -> str:
 
 def glue_metrics(task: GlueTask, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Return the task's official metrics. `outputs`: (N, classes) scores, or (N, 1) for a regression task."""
-    from scipy.stats import pearsonr, spearmanr  # slow to import
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
     predictions = outputs[:, 0] if task.is_regression else outputs.argmax(axis=1)
-    compute = {
-        "acc": accuracy_score,
-        "f1": f1_score,
-        "mcc": matthews_corrcoef,
-        "pearson": lambda y, p: pearsonr(y, p).statistic,
-        "spearmanr": lambda y, p: spearmanr(y, p).statistic,
-    }
     if task.is_regression and (np.ptp(labels) == 0 or np.ptp(predictions) == 0):
         metrics = dict.fromkeys(task.metrics, 0.0)  # no correlation: a model that learns nothing scores nothing
     else:
-        metrics = {name: float(compute[name](labels, predictions)) for name in task.metrics}
+        metrics = {name: _METRICS[name](labels, predictions) for name in task.metrics}
     if task.is_regression:
         metrics["corr"] = sum(metrics.values()) / 2  # the GLUE leaderboard ranks STS-B by this number
     return metrics
+
+
+def _accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Without scikit-learn, which takes a second to import: most tasks have no other metric."""
+    return float((labels == predictions).mean())
+
+
+def _f1(labels: np.ndarray, predictions: np.ndarray) -> float:
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predictions))
+
+
+def _mcc(labels: np.ndarray, predictions: np.ndarray) -> float:
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(labels, predictions))
+
+
+def _pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
+    from scipy.stats import pearsonr
+
+    return float(pearsonr(labels, predictions).statistic)
+
+
+def _spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(labels, predictions).statistic)
+
+
+_METRICS = {"acc": _accuracy, "f1": _f1, "mcc": _mcc, "pearson": _pearson, "spearmanr": _spearman}

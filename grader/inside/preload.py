@@ -28,7 +28,7 @@ GROUPS = {
         "tqdm.auto",
         "zstandard",
     ),
-    # What evaluating imports. A rank could not: it may not import ctypes, which scipy does.
+    # What correlations and F1 import. A rank could not: it may not import ctypes, which scipy does. 1.5 s.
     "metrics": ("scipy.stats", "sklearn.metrics"),
     # What building a model and reading its files import: 2 s more.
     "models": (
@@ -40,9 +40,11 @@ GROUPS = {
         "transformers.models.auto.tokenization_auto",
     ),
 }
+MODELS = ("scripts", "steps", "models")
 # Beside the first group, by module or function; a probe that is not here needs all.
 PROBES: dict[str, tuple[str, ...]] = {
     "grader.inside.context:call": (),
+    "grader.probes.bert": MODELS,
     "grader.probes.beyond.overlap": (),
     "grader.probes.beyond.ring": (),
     "grader.probes.beyond.sharded_model:block": (),
@@ -52,14 +54,17 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes.data": (),
     "grader.probes.pipeline.split": (),
     "grader.probes.pipeline.forward": ("steps",),
+    "grader.probes.pipeline.gpt2": MODELS,
     "grader.probes.pipeline.pipe": ("steps",),
     "grader.probes.moved_bytes": (),
+    "grader.probes.start": MODELS,
     "grader.probes.sync": ("scripts",),
     "grader.probes.sync:average": (),  # what its file needs is there when that has been loaded
     "grader.probes.sync:wrap": ("scripts", "steps"),  # DistributedDataParallel imports it
     "grader.probes.traffic": ("scripts",),
     "grader.probes.train": ("scripts", "steps"),
-    "grader.probes.train:glue": ("scripts", "steps", "metrics"),
+    "grader.probes.trusted": MODELS,
+    "grader.probes.train:glue_with_correlations": ("scripts", "steps", "metrics"),
 }
 # What loading a file needs; one that is not here is a script, whose load_model imports the model class.
 FILES: dict[str, tuple[str, ...]] = {
@@ -72,7 +77,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "common/schedule.py": (),
     "pipeline/partition.py": (),
     "pipeline/pipe.py": (),
-    "pipeline/model_parallel.py": tuple(GROUPS),
+    "pipeline/model_parallel.py": MODELS,
 }
 
 

@@ -289,3 +289,4 @@ def main(descriptor: int) -> None:
     if CONFINE in os.environ:
         _prctl(PR_SET_DUMPABLE, 0)  # ranks are not to look into this memory, in which graders' secrets may be
     Zygote(socket.socket(fileno=descriptor)).serve()
+    os._exit(0)  # without taking apart what torch and transformers have made, which takes half a second

@@ -73,6 +73,11 @@ def glue(context: Context) -> None:
     task.train(config, worker, wrapped(context, task, model, worker), data, record)
 
 
+def glue_with_correlations(context: Context) -> None:
+    """The same for a task whose metrics need scipy, which the zygote loads for the ranks of this probe alone."""
+    glue(context)
+
+
 def gpt2(context: Context) -> None:
     """train() of a run_gpt2.py.
 

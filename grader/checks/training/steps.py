@@ -175,8 +175,9 @@ def glue(
         each.append({"ids": ids, "labels": labels, "weights": weights})
     config = {"per_gpu_train_batch_size": batch, "learning_rate": RATE, "do_eval": False, "task_name": task} | config
     arguments: Fields = {"train": train, "dev": dev, "joined": joined, "synced": synced, "right": right}
+    probe = "glue_with_correlations" if task == "sts-b" else "glue"
     result = grade.run(
-        "grader.probes.train:glue", world_size, payloads=True, seed=None, each=each, config=config, **arguments
+        f"grader.probes.train:{probe}", world_size, payloads=True, seed=None, each=each, config=config, **arguments
     )
     tokens, answers = ([mine[name] for mine in each] for name in ("ids", "labels"))
     setting = Setting("classifier", weights, tokens, answers, train, -(-share // batch), *_schedule(config), task)
