@@ -8,6 +8,7 @@ from common.errors import InputError
 from course.table import Course
 from course.todo import find_blocks
 from grader import ranks
+from grader.given_files import GivenCommon
 from grader.ranks.one_run import OURS, PRIVATE
 from grader.ranks.outcome import Result
 from grader.tampering import Flag
@@ -23,6 +24,7 @@ class Session:
 
     def __init__(self, tree: Path, course: Course, seed: int | None = None) -> None:
         self.tree, self.course = tree, course
+        self.common = GivenCommon(tree, course)
         self.seed = int.from_bytes(os.urandom(4), "big") >> (32 - SEED_BITS) if seed is None else seed
         self.slowness = float(os.environ.get("COS598D_SLOWNESS", "1"))  # a factor for the deadlines
         self.runs: dict[str, Result] = {}
@@ -40,7 +42,13 @@ class Session:
         if key not in self.runs:
             limit = min(deadline, AFTER_A_TIMEOUT) if self.timed_out & self._built_on() else deadline
             result = ranks.run(
-                probe, world_size, arguments, deadline=limit * self.slowness, tree=self.tree, keep_payloads=payloads
+                probe,
+                world_size,
+                arguments,
+                deadline=limit * self.slowness,
+                tree=self.tree,
+                keep_payloads=payloads,
+                given=self.common.now(),
             )
             self._remember(key, result)
         return self.runs[key]

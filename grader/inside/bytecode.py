@@ -41,6 +41,14 @@ class CompiledFiles:
                 if path.relative_to(self.root).as_posix() not in self.pieces:
                     yield path
 
+    def read(self, file: str) -> bytes:
+        """Return a file of `root`, or for a name that ends in .pyc its bytecode; OSError if that was not made."""
+        if not file.endswith(".pyc"):
+            return Path(self.root, file).read_bytes()
+        if (source := file.removesuffix("c")) not in self.pieces:
+            raise FileNotFoundError(file)
+        return self.pieces[source]
+
     def serve(self, tree: str) -> None:
         """From now on, imports from `tree` in this process use the bytecode of files that are equal."""
         pieces = {importlib.util.cache_from_source(f"{tree}/{name}"): piece for name, piece in self.pieces.items()}

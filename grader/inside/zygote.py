@@ -25,9 +25,11 @@ from typing import NoReturn
 from grader.inside import audit, preload
 from grader.inside.bytecode import IMPORTED, LESSONS, CompiledFiles
 from grader.inside.find import ROOT, find_function
+from grader.inside.given_modules import GivenModules
 from grader.inside.printing import Stream
 from grader.wire import values
 from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kill_all, memory
+from grader.wire.values import Fields
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 UNKNOWN = -1  # number of processes
@@ -86,6 +88,7 @@ class Zygote:
         self.probe_modules: set[str] = set()
         self.before = audit.before()
         self.compiled = CompiledFiles(ROOT)
+        self.given = GivenModules(self.compiled.read)
         self.wakeup, sleeper = socket.socketpair()  # readable when a child has ended
         for end in (self.wakeup, sleeper):
             end.setblocking(False)
@@ -124,7 +127,7 @@ class Zygote:
         """Fork the ranks. Each gets a temporary folder and its descriptors, which came along with the request."""
         size = request["world_size"]
         _, fds, _, _ = socket.recv_fds(self.control, 1, PER_RANK * size)
-        self._load(request["probe"], request["file"])
+        self._load(request["probe"], request["file"], request["given"])
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
         if request["measures"]:
@@ -139,6 +142,8 @@ class Zygote:
                 if request["measures"]:
                     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # nothing is hidden in files: they hold no byte
                 limit_memory()
+                if not self.given.fit(request["given"]):
+                    self.given.forget()
                 terminal = request["terminals"].get(str(rank), "")
                 become_rank(rank, folder, request["probe"], self.before, self.compiled, terminal, *mine)
             self.ranks[pid] = rank
@@ -162,7 +167,7 @@ class Zygote:
             self.numbers[pid] = 1 + secrets.randbelow(NUMBERS - 1)
             _tell(pid, self.numbers[pid])
 
-    def _load(self, probe: str, file: str) -> None:
+    def _load(self, probe: str, file: str, given: Fields | None) -> None:
         """Load what ranks with this probe and this file need, if it is not loaded."""
         module = probe.partition(":")[0]
         groups = [group for group in preload.needs(probe, file) if group not in self.loaded]
@@ -174,6 +179,9 @@ class Zygote:
             self.compiled.compile([folder])
         if module.startswith("grader."):
             find_function(probe)
+        assert self.given.names or "common" not in sys.modules, "a probe's module must not import the tree at its top"
+        if "scripts" in preload.needs(probe, file):
+            self.given.load(given)
         if groups or module not in self.probe_modules:
             self.loaded.update(groups)
             self.probe_modules.add(module)

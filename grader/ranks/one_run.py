@@ -22,7 +22,7 @@ from grader.ranks.zygote_process import ZygoteProcess
 from grader.tampering import Flag
 from grader.wire import values
 from grader.wire.signatures import ENDING
-from grader.wire.values import MessageError, TooMuchError
+from grader.wire.values import Fields, MessageError, TooMuchError
 
 MAX_KEPT = 192 << 20  # bytes that one run keeps of what its ranks send, tensors and objects made of their JSON
 MAX_UNREAD = 256 << 20  # bytes of answers that a rank does not take
@@ -57,6 +57,7 @@ class RankRun:
         world_size: int,
         deadline: float,
         keep_payloads: bool,
+        given: Fields | None = None,
         debug: Debug | None = None,
     ) -> None:
         self.zygote, self.deadline, self.tree = zygote, deadline, job["tree"]
@@ -76,7 +77,7 @@ class RankRun:
         request = {"probe": job["probe"], "file": str(told.get("file", "")), "children": told.get("children", 0)}
         request["measures"] = bool(told.get("measures"))  # its ranks write no files, see measure in the zygote
         terminals = {str(debug.rank): debug.terminal} if debug else {}
-        zygote.request(kind="run", world_size=world_size, terminals=terminals, **request)
+        zygote.request(kind="run", world_size=world_size, terminals=terminals, given=given, **request)
         socket.send_fds(zygote.control, [b"."], [fd for peer in self.peers for fd in peer.their_fds])
         self.folder = zygote.receive()["folder"]
         self.selector.register(zygote.control, selectors.EVENT_READ, self._hear_zygote)

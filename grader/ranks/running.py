@@ -76,12 +76,14 @@ class Starter:
         deadline: float = 30.0,
         tree: str | Path = ROOT,
         keep_payloads: bool = False,
+        given: Fields | None = None,
         debug: Debug | None = None,
     ) -> Result:
         """Run `probe` ("module:function", see grader/inside/context.py) on ranks 0 to world_size - 1, and wait for all.
 
         `arguments` are numbers, strings, lists, dicts and arrays; `tree` holds the student's files; `deadline` is in
-        seconds from the fork. When this returns, every process of the ranks is gone. Whatever the student's code does
+        seconds from the fork. With `given` the tree's common/ is as it was given out, and ranks start with it, see
+        grader/given_files.py. When this returns, every process of the ranks is gone. Whatever the student's code does
         is in the result; an exception from here is a mistake of the grader's.
         """
         if not 1 <= world_size <= MAX_RANKS:
@@ -91,7 +93,9 @@ class Starter:
         assert self.zygote is not None
         self.zygote.wait_until_ready()
         try:
-            with contextlib.closing(RankRun(self.zygote, job, world_size, deadline, keep_payloads, debug)) as current:
+            with contextlib.closing(
+                RankRun(self.zygote, job, world_size, deadline, keep_payloads, given, debug)
+            ) as current:
                 return current.result()
         except BaseException:
             self.stop()  # whatever state the zygote was in, its end takes all ranks with it

@@ -1,0 +1,57 @@
+"""Which files of a tree are as the course gave them out."""
+
+import json
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from common.paths import ROOT
+from course.table import Course
+from grader.wire.values import Fields
+
+
+def is_given(tree: Path, file: str) -> bool:
+    """Return whether a file of the tree is as it was given out: as ours is, or as the handout's manifest says."""
+    content = (tree / file).read_bytes()
+    if tree.resolve() != ROOT:
+        return (ROOT / file).is_file() and (ROOT / file).read_bytes() == content
+    given_out = _manifest(ROOT / ".handout.json")
+    return not given_out or given_out.get(file) == sha256(content).hexdigest()
+
+
+@cache
+def _manifest(path: Path) -> dict[str, str]:
+    """File -> digest of what was given out; empty in the source that the handout is built from."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+class GivenCommon:
+    """Looks, before each run, whether common/ of a tree is as it was given out: then ranks need not import it anew.
+
+    Files are read again only when one has another time or size. The zygote executes our copies of them and never the
+    tree's, so that a change which hides from this look has no effect.
+    """
+
+    def __init__(self, tree: Path, course: Course) -> None:
+        self.tree = tree.resolve()
+        paths = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "common").rglob("*.py"))
+        self.files = [file for file in paths if not course.may_student_change(file)]
+        self._stamps: list[tuple[int, int]] = []
+        self._all_given = False
+        self._changes = 0
+
+    def now(self) -> Fields | None:
+        """Return what the zygote needs to import them; None if one of them is missing or changed."""
+        try:
+            stamps = [(stat.st_mtime_ns, stat.st_size) for stat in map(Path.stat, map(self.tree.joinpath, self.files))]
+            if stamps != self._stamps:
+                self._stamps, self._changes = stamps, self._changes + 1
+                self._all_given = all(is_given(self.tree, file) for file in self.files)
+        except OSError:
+            return None
+        if not self._all_given:
+            return None
+        return {"tree": str(self.tree), "files": self.files, "version": self._changes}
