@@ -40,18 +40,16 @@ class GivenCommon:
         paths = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "common").rglob("*.py"))
         self.files = [file for file in paths if not course.may_student_change(file)]
         self._stamps: list[tuple[int, int]] = []
-        self._all_given = False
-        self._changes = 0
+        self._digest = ""  # of all contents; "" where one is not as it was given out
 
     def now(self) -> Fields | None:
         """Return what the zygote needs to import them; None if one of them is missing or changed."""
         try:
             stamps = [(stat.st_mtime_ns, stat.st_size) for stat in map(Path.stat, map(self.tree.joinpath, self.files))]
             if stamps != self._stamps:
-                self._stamps, self._changes = stamps, self._changes + 1
-                self._all_given = all(is_given(self.tree, file) for file in self.files)
+                all_given = all(is_given(self.tree, file) for file in self.files)
+                contents = b"\0".join((self.tree / file).read_bytes() for file in self.files)
+                self._stamps, self._digest = stamps, sha256(contents).hexdigest() if all_given else ""
         except OSError:
             return None
-        if not self._all_given:
-            return None
-        return {"tree": str(self.tree), "files": self.files, "version": self._changes}
+        return {"tree": str(self.tree), "files": self.files, "digest": self._digest} if self._digest else None

@@ -13,16 +13,14 @@ import argparse
 import json
 import random
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 from course.table import load_course
 from staff.handout.assemble import assemble
-from staff.proofs.grading_pool import Test, collect_all, grade_report, worker_processes
+from staff.proofs.grading_pool import Test, collect_all, grade_report, tree_folder, worker_processes
 
 COURSE = load_course()
 
@@ -80,12 +78,12 @@ class Graded:
 
 def graded(solved: set[str], seed: int) -> Graded:
     """Grade the handout with these regions solved."""
-    with tempfile.TemporaryDirectory(prefix="cos598d-sides-") as folder:
+    with tree_folder() as tree:
         for name, content in assemble(ROOT, solved=solved).files.items():
-            path = Path(folder, name)
+            path = tree / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        tests = {test["id"].rpartition("::")[2]: test for test in grade_report(Path(folder), seed)}
+        tests = {test["id"].rpartition("::")[2]: test for test in grade_report(tree, seed)}
     return Graded(
         {name: test["status"] for name, test in tests.items()},
         {name: str(test.get("message", "")) for name, test in tests.items()},

@@ -21,18 +21,16 @@ import os
 import random
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
 from course.table import load_course
 from staff.proofs.bank import Entry, apply, copy_tree, load_bank
 from staff.proofs.cover import cover
-from staff.proofs.grading_pool import Seen, Test, collect, grade, worker_processes
+from staff.proofs.grading_pool import Seen, Test, collect, grade, tree_folder, worker_processes
 
 LINE = re.compile(r":\d+(?=\b)")
 STUDENTS = re.compile(r"(wrong|crashed|deadlocked|timed out|not attempted): (?!internal grader error)")
@@ -80,11 +78,11 @@ def judge(entry: Entry, tests: Tests, everything: bool, seeds: Iterable[int]) ->
     names: Iterable[str] = tests
     if not everything:
         names = entry.fails or [name for name, test in tests.items() if test.file in ("", entry.file)]
-    with tempfile.TemporaryDirectory(prefix="cos598d-mistake-") as folder:
-        copy_tree(Path(folder))
-        apply(entry, Path(folder))
+    with tree_folder() as tree:
+        copy_tree(tree)
+        apply(entry, tree)
         for seed in seeds:
-            verdict = Verdict(entry, grade(Path(folder), [tests[name].id for name in names], seed), seed)
+            verdict = Verdict(entry, grade(tree, [tests[name].id for name in names], seed), seed)
             if verdict.complaint:
                 break
         return verdict

@@ -10,6 +10,7 @@ import io
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -111,6 +112,21 @@ def die_with_parent() -> None:
     """A worker whose parent is killed would wait for work for ever; with it ends its zygote."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def tree_folder() -> Iterator[Path]:
+    """An empty folder for one tree at a time; in one process it has the same name each time, if it can. So the zygote
+    has to import common/ once for all trees, see grader/given_files.py."""
+    folder = Path(tempfile.gettempdir(), f"cos598d-tree-{os.getpid()}")
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        folder = Path(tempfile.mkdtemp(prefix="cos598d-tree-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 def collect(task: str) -> dict[str, Test]:
