@@ -7,7 +7,6 @@ ctypes must be here, since ranks may not.
 import contextlib
 import gc
 import importlib
-import sys
 from collections.abc import Iterable
 
 FIRST = "torch"
@@ -28,8 +27,8 @@ GROUPS = {
         "tqdm.auto",
         "zstandard",
     ),
-    # What correlations and F1 import. A rank could not: it may not import ctypes, which scipy does. 1.5 s.
-    "metrics": ("scipy.stats", "sklearn.metrics"),
+    # What the metrics of STS-B import. A rank could not: it may not import ctypes, which scipy does. 1 s.
+    "correlations": ("scipy.stats",),
     # What building a model and reading its files import: 2 s more.
     "models": (
         "transformers.models.bert.modeling_bert",
@@ -64,7 +63,7 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes.traffic": ("scripts",),
     "grader.probes.train": ("scripts", "steps"),
     "grader.probes.trusted": MODELS,
-    "grader.probes.train:glue_with_correlations": ("scripts", "steps", "metrics"),
+    "grader.probes.train:glue_with_correlations": ("scripts", "steps", "correlations"),
 }
 # What loading a file needs; one that is not here is a script, whose load_model imports the model class.
 FILES: dict[str, tuple[str, ...]] = {
@@ -103,10 +102,8 @@ def _record_something() -> None:
 
 def load(group: str) -> None:
     """Import what a group names, and keep the collector from copying it in every rank."""
-    sys.modules["pandas"] = None  # type: ignore[assignment]  # sklearn would import it: 60 MiB and a thread of arrow's
     for name in GROUPS[group]:
         importlib.import_module(name)
-    del sys.modules["pandas"]
     if group == "steps":
         _record_something()
     if group == "models":
