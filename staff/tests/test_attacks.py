@@ -29,6 +29,8 @@ from staff.proofs.attack_runs import Gain, attempt, surroundings, zip_attempt
 from staff.proofs.undefended import SWITCHES
 from staff.sandbox.graded_run import CONFINING
 
+pytestmark = pytest.mark.medium
+
 OTHERS = {"files", "seed", "environment", "watch", "unpack", *class_switches.SWITCHES}
 BANK = {attack.name: attack for attack in attack_bank.load()}
 

@@ -8,6 +8,8 @@ import pytest
 from common.paths import ROOT
 from staff.proofs.code_measures import cycles, main, measure
 
+pytestmark = pytest.mark.medium
+
 MOST_FILES = 16  # .py files directly in one package
 SIDES = ("grader/checks/", "grader/probes/")  # a check, a probe and what they grade have one name
 FIXED = {

@@ -25,6 +25,8 @@ from staff.gradescope.results import VISIBILITIES, late_days, results, unfinishe
 from staff.handout.regions import find_regions
 from staff.proofs import attack_bank, attack_runs
 
+pytestmark = pytest.mark.medium
+
 COURSE = load_course()
 FORMATS = {"text", "html", "simple_format", "md", "ansi"}
 TOP: dict[str, Any] = {

@@ -21,6 +21,8 @@ from staff.handout.leaks import solution_lines
 from staff.handout.regions import regions_of_tree
 from staff.tests.handouts import open_handout
 
+pytestmark = pytest.mark.medium
+
 COURSE = """
 total = 10
 may_change = ["task1_single/*", "common/lesson.py"]

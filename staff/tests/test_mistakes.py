@@ -20,6 +20,8 @@ from staff.proofs.bank import Entry, apply, copy_tree, hunks, load_bank
 from staff.proofs.cover import cover
 from staff.proofs.grading_pool import Seen
 
+pytestmark = pytest.mark.medium
+
 BANK = load_bank()
 
 

@@ -23,6 +23,8 @@ from staff.sandbox import graded_run, kernel, seccomp, supervisor
 from staff.sandbox.confine import Policy, build
 from staff.sandbox.graded_run import probe, run_graded
 
+pytestmark = pytest.mark.medium
+
 TEST = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"
 PTRACE = {"x86_64": 101, "aarch64": 117}
 

@@ -10,6 +10,8 @@ import pytest
 from benchmark.engines.bucket_size import Costs, bucket_bytes
 from common.paths import ROOT
 
+pytestmark = pytest.mark.medium
+
 MB = 10**6
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from common.paths import ROOT
 
+pytestmark = pytest.mark.medium
+
 RANK = """
 import importlib.machinery, sys
 from grader.inside.bytecode import CompiledFiles, LESSONS

@@ -25,6 +25,8 @@ from common.models.load import KINDS, load_tokenizer, model_path
 from common.paths import ROOT
 from tests.own.warm import Script
 
+pytestmark = pytest.mark.medium
+
 PROOF = pytest.mark.proof
 
 

@@ -20,6 +20,8 @@ from grader.inside.debugger import Debugger
 from grader.wire.processes import descendants
 from tests.own.inline_student import wait_until
 
+pytestmark = pytest.mark.medium
+
 FILE = "task2a_gather_scatter/run_glue.py"
 SECONDS = 60  # for the graders to load torch on a busy machine
 

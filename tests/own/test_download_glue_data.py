@@ -16,6 +16,8 @@ import pytest
 import download_glue_data
 from tests.own.glue_server import COMPLETE, PAIRS, Server, command, names, refused, rte, run, running_server, tsv
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:

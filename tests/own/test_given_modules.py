@@ -9,6 +9,8 @@ from course.table import load_course
 from grader import ranks
 from grader.given_files import GivenCommon
 
+pytestmark = pytest.mark.medium
+
 COURSE = load_course()
 SCRIPT = """
 import sys

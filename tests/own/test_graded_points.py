@@ -17,6 +17,8 @@ from grader.report import Entry
 from grader.verdicts import STATUSES, Crashed, TimedOut
 from tests.own.started_processes import run
 
+pytestmark = pytest.mark.medium
+
 COURSE = load_course()
 GRADED_FILES = [f"tests/test_{name}.py" for name in ("task1", "task2a", "task2b", "task3", "pipeline")]
 GRADED_FILES += [f"tests/test_beyond_{name}.py" for name in ("ring", "overlap", "sharded_optimizer", "sharded_model")]

@@ -8,6 +8,8 @@ import pytest
 
 from common.paths import ROOT
 
+pytestmark = pytest.mark.medium
+
 RANK_SIDE = {"inside", "probes", "wire"}
 PROBES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -5,6 +5,8 @@ import pytest
 
 from tests.own.inline_student import player
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def play(tmp_path):

@@ -11,6 +11,8 @@ from grader import imports
 from grader.tampering import look_at
 from staff.proofs.bank import apply, copy_tree, load_bank
 
+pytestmark = pytest.mark.medium
+
 COURSE = load_course()
 
 

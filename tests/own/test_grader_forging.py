@@ -18,6 +18,8 @@ from grader.wire import signatures
 from grader.wire.values import MessageError
 from tests.own.inline_student import player
 
+pytestmark = pytest.mark.medium
+
 COURSE = load_course()
 STAGES = """
 stages = [next(part for part in p.modules() if hasattr(part, 'watch')) for p in self.partitions]

@@ -15,6 +15,8 @@ from grader.verdicts import Deadlocked, verdict_of
 from grader.wire import values
 from tests.own.inline_student import player
 
+pytestmark = pytest.mark.medium
+
 COURSE = load_course()
 
 

@@ -10,6 +10,8 @@ from grader import ranks
 from grader.ranks.peer import MAX_OUTPUT
 from tests.own.inline_student import player
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def play(tmp_path):

@@ -12,6 +12,8 @@ from grader import ranks
 from grader.inside import preload
 from grader.selection import files_to_open
 
+pytestmark = pytest.mark.medium
+
 COURSE = load_course()
 
 

@@ -9,6 +9,8 @@ from grader.ranks.endings import NOTES_LOST, innermost
 from grader.wire import values
 from tests.own.inline_student import player
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def play(tmp_path):

@@ -6,6 +6,8 @@ import pytest
 from grader.wire import values
 from tests.own.inline_student import player
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def play(tmp_path):

@@ -18,7 +18,7 @@ from tests.own.rank_stubs import launch, lines_of
 from tests.own.started_processes import run, started
 
 stub = rank_stubs.stub  # a fixture
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"), pytest.mark.medium]
 
 
 # -------------------------------------------------------------------------------------------- flags

@@ -12,7 +12,7 @@ from tests.own.rank_stubs import launch, lines_of
 from tests.own.started_processes import processes_with, run, started, wait_for
 
 stub, ssh = rank_stubs.stub, ssh_server.ssh  # fixtures
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"), pytest.mark.medium]
 
 
 # ----------------------------------------------------------------------------------------- failures

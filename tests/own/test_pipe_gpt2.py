@@ -10,6 +10,8 @@ from common.errors import InputError
 from pipeline.model_parallel import GPT2LMHeadModelParallel
 from tests.own.pipeline_stages import no_worker_is_left
 
+pytestmark = pytest.mark.medium
+
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
 
 

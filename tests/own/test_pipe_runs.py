@@ -14,6 +14,8 @@ from pipeline.timeline import Trace
 from tests.own.pipeline_stages import no_worker_is_left
 from tests.own.warm import Script
 
+pytestmark = pytest.mark.medium
+
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
 
 

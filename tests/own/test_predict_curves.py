@@ -24,6 +24,8 @@ from common.timeline.trace import read_trace
 from tests.own.made_up_calibration import made_up_calibration
 from tests.own.started_processes import run
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture(scope="module")
 def calibration():

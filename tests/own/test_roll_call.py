@@ -14,6 +14,8 @@ from common.arguments import parse_glue_arguments
 from common.errors import InputError
 from common.workers.roll_call import call_the_roll
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def config():

@@ -9,6 +9,8 @@ from PIL import Image
 
 from handin.pdf import _new_pages, _Writer, markdown_to_pdf
 
+pytestmark = pytest.mark.medium
+
 EVERYTHING = """# Title
 
 Some *emphasis*, **strong**, ***both***, `code`, a [link](https://example.org) and <b>HTML</b>.

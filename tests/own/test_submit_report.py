@@ -17,6 +17,8 @@ from handin.words import read_words, with_fingerprint
 from handin.write_report import ASKS, build_report, summary, write_markdown
 from tests.own.run_records import change, write_ladder, write_run
 
+pytestmark = pytest.mark.medium
+
 COURSE = load_course()
 ADA = make_student("ab1234", "First Last")
 

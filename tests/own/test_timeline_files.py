@@ -20,6 +20,8 @@ from common.timeline.picture import draw
 from common.timeline.trace import read_trace, write_trace
 from tests.own.made_timelines import after_backward, during_backward
 
+pytestmark = pytest.mark.medium
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

@@ -18,6 +18,8 @@ from course.table import load_course
 from grader.watch import Watch, first_region, keys
 from tests.own.inline_student import wait_until
 
+pytestmark = pytest.mark.medium
+
 COURSE = load_course()
 FILE = "common/data_partition.py"
 TODO = "        # TODO(cos598d) 2b.2: do it\n        {0}\n        # END TODO 2b.2"

@@ -14,6 +14,8 @@ from pipeline.pipe import Pipe
 from pipeline.worker import Task, create_workers
 from tests.own.pipeline_stages import DEADLINE, labelled, mlp, no_worker_is_left, worker_threads
 
+pytestmark = pytest.mark.medium
+
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
 
 
