@@ -26,6 +26,7 @@ from grader.inside import audit, preload
 from grader.inside.bytecode import IMPORTED, LESSONS, CompiledFiles
 from grader.inside.find import ROOT, find_function
 from grader.inside.given_modules import GivenModules
+from grader.inside.huge_pages import HugePages
 from grader.inside.printing import Stream
 from grader.wire import values
 from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kill_all, memory
@@ -89,6 +90,7 @@ class Zygote:
         self.before = audit.before()
         self.compiled = CompiledFiles(ROOT)
         self.given = GivenModules(self.compiled.read)
+        self.huge_pages = HugePages()
         self.wakeup, sleeper = socket.socketpair()  # readable when a child has ended
         for end in (self.wakeup, sleeper):
             end.setblocking(False)
@@ -100,14 +102,19 @@ class Zygote:
     def serve(self) -> None:
         """Until the grader closes its end."""
         self.report(kind="ready")
+        self.huge_pages.look()
         try:
             while True:
                 pause = None
                 if self.wanted and self.ranks:
                     pause = COUNT_PAUSE if self.most < self.wanted else LATER_PAUSE
+                elif self.huge_pages.left and not self.ranks:
+                    pause = 0.0
                 readable, _, _ = select.select([self.control, self.wakeup], [], [], pause)
-                if pause and not readable:
+                if not readable and self.ranks:
                     self.count()
+                elif not readable:
+                    self.huge_pages.collapse_one()
                 if self.wakeup in readable:
                     self.wakeup.recv(4096)
                     self.reap()
@@ -186,6 +193,7 @@ class Zygote:
             self.loaded.update(groups)
             self.probe_modules.add(module)
             self.before = audit.before()
+            self.huge_pages.look()
 
     def stacks(self, _request: dict) -> None:
         """Each rank that lives writes its Python stack to its stack descriptor, even in an endless loop or a sleep."""

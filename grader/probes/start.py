@@ -32,7 +32,7 @@ from grader.wire import drawn
 from grader.wire.values import Fields
 
 COUNTED = signal.SIGUSR2  # from the zygote, when it has counted as many processes as the run asks for
-WORK_TIME = 0.3  # seconds a worker still has to do when it has seen the others
+WORK_TIME = 0.3  # seconds a worker still has to do when it has seen the others, unless somebody waits for it
 STEPS = 3
 BLOCKS = 24  # all of them in every step, so that a step's mean loss is the same for every partition of the data
 
@@ -131,13 +131,13 @@ def workers(context: Context) -> Fields:
             if len(list(Path().glob("started.*"))) >= a["children"]:
                 mine = number(limit - time.monotonic())
                 Path(f"together.{rank}").touch()
-                time.sleep(WORK_TIME * (1 + 2 * (rank == a["slowest"])))
+                _work_until_waited_for(WORK_TIME * (1 + 2 * (rank == a["slowest"])))
                 break
             time.sleep(0.01)
         Path(f"given.{rank}.{mine}").write_text(str(getattr(config, "world_size", type(config).__name__)))
 
     work.__module__, work.__qualname__ = task.__name__, "work"  # pickled by name, as the student's is
-    _impatient_joins()
+    _watch_joins()
     start_as_the_script_does(task, lambda: setattr(task, "work", work))
     setattr(task, "work", work)  # noqa: B010 (mypy: a module has no such attribute)
     config = SimpleNamespace(world_size=a["children"])
@@ -209,14 +209,24 @@ class _Blocks(list):
         return super().__iter__()
 
 
-def _impatient_joins() -> None:
-    """A join with a time limit waits for a moment only: real workers take longer than any limit."""
+def _watch_joins() -> None:
+    """A join without a limit tells the worker that it is waited for. One with a limit waits for a moment only: real
+    workers take longer than any limit."""
     join = multiprocessing.process.BaseProcess.join
 
-    def limited(self: Any, timeout: float | None = None) -> None:
+    def watched(self: Any, timeout: float | None = None) -> None:
+        if timeout is None and self.pid:
+            Path(f"waited_for.{self.pid}").touch()
         join(self, None if timeout is None else min(timeout, 0.05))
 
-    setattr(multiprocessing.process.BaseProcess, "join", limited)  # noqa: B010
+    setattr(multiprocessing.process.BaseProcess, "join", watched)  # noqa: B010
+
+
+def _work_until_waited_for(seconds: float) -> None:
+    """Be busy for so long. Whoever waits for this process has done what is asked of it, and need not wait on."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and not Path(f"waited_for.{os.getpid()}").exists():
+        time.sleep(0.01)
 
 
 def _meet_at_a_free_port(joined: Callable[[], None]) -> None:
