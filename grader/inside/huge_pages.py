@@ -1,7 +1,7 @@
 """Puts a process's memory into pages of 2 MB, so that forking it costs a quarter.
 
-A fork copies one entry for every page of 4 KB, 70,000 of them once torch and transformers are loaded, and the end of the
-child frees them: 20 ms for a rank that does nothing. With huge pages it is 5 ms, and what a rank then writes to is
+A fork copies one entry for every page of 4 KB, 70,000 of them once torch and transformers are loaded, and the end of
+the child frees them: 20 ms for a rank that does nothing. With huge pages it is 5 ms, and what a rank then writes to is
 still copied by 4 KB. Moving 230 MB takes 0.2 to 0.6 s, so it is done page by page while nobody waits.
 """
 
