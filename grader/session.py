@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 from common.errors import InputError
@@ -14,7 +15,7 @@ from grader.ranks.outcome import Result
 from grader.tampering import Flag
 
 DEADLINE = 15.0  # seconds for one run, which takes well under one; more under a slow autograder
-AFTER_A_TIMEOUT = 2.0  # seconds, in a region where a run has met its deadline already
+AFTER_TIMEOUTS = (2.0, 1.0)  # seconds, in a region where one run, or more than one, has met its deadline already
 MAX_KEPT = 384 << 20  # bytes of all runs that are remembered
 SEED_BITS = 30
 
@@ -29,7 +30,7 @@ class Session:
         self.slowness = float(os.environ.get("COS598D_SLOWNESS", "1"))  # a factor for the deadlines
         self.runs: dict[str, Result] = {}
         self.region = ""  # of the test that runs now
-        self.timed_out: set[str] = set()  # regions
+        self.timeouts: Counter[str] = Counter()  # runs that met their deadline, by region
         self.flags: list[Flag] = []  # of runs since somebody last took them
 
     def run(
@@ -40,12 +41,11 @@ class Session:
         }  # they follow from the seed
         key = json.dumps([probe, world_size, payloads, told], sort_keys=True)
         if key not in self.runs:
-            limit = min(deadline, AFTER_A_TIMEOUT) if self.timed_out & self._built_on() else deadline
             result = ranks.run(
                 probe,
                 world_size,
                 arguments,
-                deadline=limit * self.slowness,
+                deadline=self._limit(deadline) * self.slowness,
                 tree=self.tree,
                 keep_payloads=payloads,
                 given=self.common.now(),
@@ -60,10 +60,13 @@ class Session:
             self.runs.pop(next(iter(self.runs)))
         self.flags += [flag for rank in result.ranks for flag in rank.flags]
         if result.took_too_long:
-            self.timed_out |= {self.region, *(self._region_at(rank.where) for rank in result.ranks)} - {""}
+            self.timeouts.update({self.region, *(self._region_at(rank.where) for rank in result.ranks)} - {""})
 
-    def _built_on(self) -> set[str]:
-        return {self.region, *self.course.all_needs(self.region)} if self.region else set()
+    def _limit(self, deadline: float) -> float:
+        """Seconds for a run: few where this region, or one that it needs, has timed out before."""
+        built_on = {self.region, *self.course.all_needs(self.region)} if self.region else set()
+        before = max((self.timeouts[region] for region in built_on), default=0)
+        return min(deadline, AFTER_TIMEOUTS[min(before, len(AFTER_TIMEOUTS)) - 1]) if before else deadline
 
     def _region_at(self, where: str) -> str:
         """The region that file:line is in."""

@@ -130,8 +130,8 @@ def test_a_region_that_timed_out_once_is_not_waited_for_again(tmp_path, monkeypa
     for region in ("1.2", "1.2", "1.3", "1.4", "2a.1"):
         Grade(graded, region, "test").session.run("grader.probes.train:glue", 1, {"number": len(limits)})
 
-    assert limits == [45.0, 6.0, 6.0, 6.0, 45.0][: len(limits)] or "1.3" not in COURSE.all_needs("1.4")
-    assert graded.timed_out >= {"1.2", "1.3"}, "the region of the test, and that of the line which never ended"
+    assert limits == [45.0, 6.0, 3.0, 3.0, 45.0], "1.4 needs 1.2 and 1.3, 2a.1 needs neither"
+    assert set(graded.timeouts) >= {"1.2", "1.3"}, "the region of the test, and that of the line which never ended"
 
 
 def test_a_deadlock_is_named_once():
@@ -160,7 +160,7 @@ def test_a_loop_that_never_ends_is_named_with_its_line_and_is_no_tampering(play,
 
     result = play(source)
 
-    assert result.took_too_long  # the region's other tests wait for 2 s
+    assert result.took_too_long  # the region's other tests wait for 2 s at most
     assert "rank 0 made more than 100 calls that the grader records: does a loop in your code never end?" in (
         result.explain()
     )
