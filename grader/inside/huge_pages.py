@@ -2,7 +2,8 @@
 
 A fork copies one entry for every page of 4 KB, 70,000 of them once torch and transformers are loaded, and the end of
 the child frees them: 20 ms for a rank that does nothing. With huge pages it is 5 ms, and what a rank then writes to is
-still copied by 4 KB. Moving 230 MB takes 0.2 to 0.6 s, so it is done page by page while nobody waits.
+still copied by 4 KB. Moving 230 MB takes 0.2 to 0.6 s, so it is done page by page while nobody waits, and not for a
+few ranks.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 MADV_COLLAPSE = 25  # Linux 6.1; needs no setting of the system's, and changes nothing for memory taken later
+WORTH_FROM = 24  # ranks: whoever has forked so many will probably fork as many again
 SIZE = 2 << 20  # bytes of a huge page: one takes some milliseconds
 
 

@@ -26,7 +26,7 @@ from grader.inside import audit, preload
 from grader.inside.bytecode import IMPORTED, LESSONS, CompiledFiles
 from grader.inside.find import ROOT, find_function
 from grader.inside.given_modules import GivenModules
-from grader.inside.huge_pages import HugePages
+from grader.inside.huge_pages import WORTH_FROM, HugePages
 from grader.inside.printing import Stream
 from grader.wire import values
 from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kill_all, memory
@@ -81,6 +81,7 @@ class Zygote:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
+        self.forked = 0  # ranks, so far
         self.folder = ""
         self.forked_with = 0  # bytes of memory that a rank has when it is forked
         self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once, and how many were seen
@@ -108,7 +109,7 @@ class Zygote:
                 pause = None
                 if self.wanted and self.ranks:
                     pause = COUNT_PAUSE if self.most < self.wanted else LATER_PAUSE
-                elif self.huge_pages.left and not self.ranks:
+                elif self.huge_pages.left and not self.ranks and self.forked >= WORTH_FROM:
                     pause = 0.0
                 readable, _, _ = select.select([self.control, self.wakeup], [], [], pause)
                 if not readable and self.ranks:
@@ -154,6 +155,7 @@ class Zygote:
                 terminal = request["terminals"].get(str(rank), "")
                 become_rank(rank, folder, request["probe"], self.before, self.compiled, terminal, *mine)
             self.ranks[pid] = rank
+        self.forked += size
         for fd in fds:
             os.close(fd)
         self.wanted, self.most, self.numbers = request["children"], UNKNOWN, {}
