@@ -6,6 +6,7 @@ alive as long as the worker.
 
 import contextlib
 import ctypes
+import gc
 import io
 import json
 import multiprocessing
@@ -170,6 +171,8 @@ def _pytest(arguments: list[str]) -> OneRun:
     finally:
         signal.alarm(0)
         STARTER.put(watch.zygote)
+        if not gc.get_freeze_count():
+            gc.freeze()  # torch and pytest stay as they are: pytest ends each run with two collections of what is left
     return watch
 
 
