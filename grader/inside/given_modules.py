@@ -5,7 +5,6 @@ runs here is the grader's own copy under the name that the file has in the tree.
 zygote.
 """
 
-import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from grader.inside.preload import without_collections
 from grader.wire.values import Fields
 
 # With all that they import; none of them imports a file with a region.
@@ -48,8 +48,9 @@ class GivenModules:
         sys.meta_path.insert(0, finder)
         sys.dont_write_bytecode = True
         try:
-            for name in MODULES:
-                importlib.import_module(name)
+            with without_collections():
+                for name in MODULES:
+                    importlib.import_module(name)
         except Exception:
             self.names = [name for name in sys.modules if name not in before and _is_common(name)]
             self.forget()
@@ -59,8 +60,6 @@ class GivenModules:
         self.names = [name for name in sys.modules if _is_common(name)]
         for name in self.names:
             _forget_loader(sys.modules[name])
-        gc.collect()
-        gc.freeze()  # as in preload.load
 
     def fit(self, given: Fields | None) -> bool:
         """Return whether the modules are those of this tree, as it is now."""
