@@ -24,7 +24,7 @@ watch: setup
 	$(RUN) -m grader.watch
 
 # Two test processes, each file in one of them; files that start many processes first, so that neither waits at the end.
-TWICE := -n 2 --dist loadfile --no-loadscope-reorder -p staff.tests.long_files_first
+TWICE := -n 2 --dist loadfile --no-loadscope-reorder -p staff.tests.thousands_of_tests
 
 check: setup
 	$(RUN) -m ruff format --check .
