@@ -1,4 +1,4 @@
-"""Start a task script from a process that has loaded torch and transformers: six seconds of a core less for each.
+"""Start a task script from a process that has loaded torch and transformers: five seconds of a core less for each.
 
 For tests of what scripts do together, not of how one starts: every script is a process of its own, with its own command
 line, folder and output, but it is forked from a fork server, which has imported all and computed nothing.
@@ -19,7 +19,6 @@ LOADED = [
     "torch._dynamo",  # any optimizer imports it at its first step
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
-    "sklearn.metrics",
 ]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
