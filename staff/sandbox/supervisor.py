@@ -34,7 +34,7 @@ from staff.sandbox.graded_run import CONFINING, free_uid, make_interpreter_reach
 from staff.sandbox.process_memory import below, bound_mb, pss_mb
 
 LOOK = 0.5  # seconds between two looks at the memory
-RECORD = 2.0  # seconds between two measurements for the record: each takes 70 ms of a processor
+RECORD = 2.0  # at most as many seconds between two measurements for the record: each takes 70 ms of a processor
 MOST_OUTPUT = 20_000
 GRADERS_MEMORY = 1536  # MiB of address space for the graders' own process, which needs 200
 SPARE_FILES = 20_000  # in all ranks' folders, where these have no file systems of their own
@@ -62,7 +62,8 @@ class Supervisor:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.peak, self.next_record = 0.0, 0.0
+        self.begin = self.next_record = time.monotonic()
+        self.peak = 0.0
         self.timed_out = False
         self.swept: set[int] = set()
         self.uid = free_uid()
@@ -125,8 +126,8 @@ class Supervisor:
         processes = {pid, *below(os.getpid())}
         ranks = processes - self._trusted(pid)
         may_be_too_much = sum(map(bound_mb, ranks)) > policy.memory
-        if may_be_too_much or time.monotonic() > self.next_record:
-            self.next_record = time.monotonic() + RECORD
+        if may_be_too_much or time.monotonic() > self.next_record - LOOK / 2:
+            self.next_record = time.monotonic() + until_next_record(time.monotonic() - self.begin)
             sizes = {process: pss_mb(process) for process in processes}
             self.peak = max(self.peak, sum(sizes.values()))
             may_be_too_much = sum(sizes[process] for process in ranks) > policy.memory
@@ -155,6 +156,11 @@ class Supervisor:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, 0):
                 pass
+
+
+def until_next_record(age: float) -> float:
+    """The seconds to the next measurement, in a run of this age: however short it is, its second half is measured."""
+    return min(RECORD, max(LOOK, age))
 
 
 class ChildEnded:

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import itertools
 import json
 import os
 import resource
@@ -243,6 +244,17 @@ def test_a_solved_task_passes_behind_all_walls(tree, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["score"] == 2
     assert outcome.peak_pss_mb > 50
     assert outcome.sandbox["level"]
+
+
+@pytest.mark.parametrize("length", [0.6, 1.0, 1.9, 3.9, 5.0, 60.0])
+def test_a_short_run_too_has_its_memory_measured_in_its_second_half(length):
+    ages = [0.0]
+    while (age := ages[-1] + supervisor.until_next_record(ages[-1])) < length:
+        ages.append(age)
+
+    assert ages[-1] >= length / 2 or ages[-1] + 0.5 >= length
+    assert all(later - age <= 2 for age, later in itertools.pairwise(ages))
+    assert len(ages) <= length / 2 + 3  # it costs something
 
 
 @pytest.mark.medium
