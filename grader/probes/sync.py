@@ -28,6 +28,7 @@ def average(context: Context) -> list[Fields]:
     dtype = getattr(torch, a["dtype"])
     model = nn.ModuleList([nn.Module(), nn.Module()])
     parameters, mine = [], drawn.weight(context.rank)
+    context.scatter()
     for number, shape in enumerate(a["shapes"]):
         parameter = nn.Parameter(torch.full(shape, mine, dtype=dtype), requires_grad=number not in a["frozen"])
         model[2 * number // len(a["shapes"])].register_parameter(f"p{number}", parameter)

@@ -195,6 +195,20 @@ def test_ranks_differ_where_separate_processes_differ(play):
     assert len({value[1] for value in got}) == 1  # torch starts from the same seed in every process
 
 
+def test_parameters_lie_elsewhere_on_every_rank_though_all_free_the_same_memory_after_loading(play):
+    source = """
+        filled = [torch.nn.Parameter(torch.ones(1)) for _ in range(3000)]
+
+        def go(context):
+            filled.clear()
+            context.scatter()
+            parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(16)]
+            return [next(i for i, p in enumerate(parameters) if p is q) for q in set(parameters)]
+    """
+
+    assert len({str(order) for order in play(source, 4).values}) == 4
+
+
 def test_eight_ranks_run_and_nine_are_refused(play):
     assert play("def go(context):\n    return context.rank\n", 8).values == list(range(8))
     with pytest.raises(ValueError, match="from 1 to 8, got 9"):
