@@ -172,7 +172,7 @@ def _pytest(arguments: list[str]) -> OneRun:
         signal.alarm(0)
         STARTER.put(watch.zygote)
         if not gc.get_freeze_count():
-            gc.freeze()  # torch and pytest stay as they are: pytest ends each run with two collections of what is left
+            gc.freeze()  # torch and pytest stay: pytest ends each run with two collections, which skip them now
     return watch
 
 

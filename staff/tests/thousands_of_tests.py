@@ -1,8 +1,8 @@
-"""pytest -p staff.tests.thousands_of_tests: what `make test` needs beside the tests, so that nobody waits for long.
+"""A pytest plugin that shortens `make test`, with its thousands of tests: `pytest -p staff.tests.thousands_of_tests`.
 
-Files that start many processes run first: both workers end together. And the garbage collector is paused while tests
-are collected, and later leaves alone what was made then: torch, transformers and thousands of tests. It takes four of
-ten seconds of each worker otherwise.
+Files that start many processes run first, so that both workers end at the same time. The garbage collector is paused
+while tests are collected, and afterwards skips what was made then: torch, transformers and the tests. Without the pause
+it takes four of the ten seconds that each worker needs to collect them.
 """
 
 import gc
