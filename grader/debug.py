@@ -73,7 +73,7 @@ class DebugSession(Session):
         if not wanted:
             return result
         mine = result.ranks[self.rank]
-        self.stopped = any(flag.what.endswith(STOPPED) for flag in mine.flags)
+        self.stopped = any(event.name == STOPPED for event in mine.events)
         self.quit = bool(mine.error and mine.error.type == "BdbQuit")
         if self.quit:
             pytest.exit("quit", returncode=0)

@@ -19,7 +19,7 @@ import random
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,14 +28,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from grader.inside import audit, join_group
+from grader.inside import guard, join_group
 from grader.inside.bytecode import CompiledFiles
 from grader.inside.find import find_function
 from grader.wire import values
 from grader.wire.call_sites import Sites
 from grader.wire.connection import Wire
-from grader.wire.signatures import Signer, end_of_notes, signer
-from grader.wire.values import Fields
+from grader.wire.values import Fields, MessageError
 
 PARAMETERS = 400  # several times as many as a tested model has
 TORCH = str(Path(torch.__file__).parent)
@@ -68,10 +67,9 @@ class Context:
         self.tree = Path(job["tree"])
         self.during = ""  # what is going on, for the message if it fails
         self.event = teller(wire)
-        self.ask, self.own = asker(wire), owner(wire)
+        self.ask = asker(wire)
         self.later = giver(wire)
         self.measure = measurer(wire, self.world_size)
-        self.changed: Callable[..., None] = lambda double, attribute, does="": None  # see audit.changes_to
         self._loaded = 0
         self._scattered: list[Any] = []
 
@@ -129,17 +127,6 @@ def asker(wire: Wire) -> Callable[..., Any]:
     return ask
 
 
-def owner(wire: Wire) -> Callable[[type], Any]:
-    """own(kind): objects of this class are the grader's. For one that is made in a rank, before a student's file runs;
-    the others are known, see audit.identities."""
-
-    def own(kind: type) -> type:
-        wire.send({"kind": "own", "type": kind})
-        return kind
-
-    return own
-
-
 def giver(wire: Wire) -> Callable[[str], Any]:
     """later(key): one piece of the argument `later`, from the grader, which puts down when it was given."""
 
@@ -191,83 +178,33 @@ def load(context: Context) -> None:
     context.load(context.arguments["file"])
 
 
-def run_probe(connection: socket.socket, notes: int, before: audit.Before, compiled: CompiledFiles) -> None:
-    """The whole life of a rank: take the job from the grader, run the probe, send back its value or its failure.
-
-    `notes` is the pipe for what audit sees, `before` what it compares with.
-    """
+def run_probe(connection: socket.socket, compiled: CompiledFiles) -> None:
+    """The whole life of a rank: take the job from the grader, run the probe, send back its value or its failure."""
     job = values.receive(connection, values.to_tensor)
     probe = find_function(job["probe"])
     _unlike_other_ranks()
     sys.path.insert(0, job["tree"])
     compiled.serve(job["tree"])
-    note, trust = audit.notes_to(notes), audit.trusted_files()
-    debug = debugging(job, note)
-    rank = Rank(connection, job, note, before, notes)
-    rank.context.changed = audit.changes_to(note, trust)
-    audit.close_signals(note, trust)
-    audit.forget_ourselves(before.ours)
-    if debug:  # nothing is graded, and a debugger asks for frames
-        debug()
+    sites = Sites(job["tree"], TORCH)
+    wire = Wire(connection, sites)
+    join_group.install(wire, job["rank"], job["world_size"])
+    context = Context(wire, job)
+    guard.forget_graders()
+    if "stops" in job:  # a run of grader.debug
+        from grader.inside.debugger import prepare
+
+        prepare(job["rank"], job["stops"], context.event)
     else:
-        sys.breakpointhook = audit.refuse_debugger
-        audit.watch(note, trust)
-    look = functools.partial(audit.note_patched, before.libraries, trust, note)
-    # What can send a value stands on this frame's stack while the probe runs, and in no variable: code that gets hold
-    # of the frame finds the context and nothing that would end the run.
-    rank.last_word(look).send(rank.live(probe))
-
-
-def debugging(job: dict, note: audit.Note) -> Callable[[], None] | None:
-    """What prepares a rank of a run of grader.debug; None for a graded run, which need not load pdb."""
-    if "stops" not in job:
-        return None
-    from grader.inside.debugger import prepare
-
-    return functools.partial(prepare, job["rank"], job["stops"], note)
-
-
-class Rank:
-    """One rank: its line to the grader, and the context of its probe."""
-
-    def __init__(
-        self, connection: socket.socket, job: dict, note: audit.Note, before: audit.Before, notes: int
-    ) -> None:
-        self.sites = Sites(job["tree"], TORCH)
-        line, ending = (bytes.fromhex(key) for key in job.pop("keys"))
-        told = self.sites, before.replaced, note, before.identities
-        self.wire = Wire(connection, signer(connection.sendall, line, *told).send)
-        self._end = [signer(connection.sendall, ending, *told)]
-        self._end_notes = [functools.partial(audit.end_notes, notes, end_of_notes(ending))]
-        join_group.install(self.wire, job["rank"], job["world_size"])
-        self.context = Context(self.wire, job)
-
-    def last_word(self, look: Callable[[], Any]) -> Generator[None, dict, None]:
-        """A primed generator: what it is sent goes to the grader as this rank's last message. Made only once."""
-        word = self._last_word(self._end.pop(), look, self._end_notes.pop())
-        next(word)
-        return word
-
-    def _last_word(
-        self, end: Signer, look: Callable[[], Any], end_notes: Callable[[], Any]
-    ) -> Generator[None, dict, None]:
-        message = yield
-        look()
-        end_notes()
-        if error := end.send(message):  # a value that cannot be sent
-            end.send(self.failed(error))
-        yield
-
-    def live(self, probe: Callable[[Context], Any]) -> dict:
-        """Run the probe; what it came to, as the last message."""
-        try:
-            return {"kind": "returned", "value": probe(self.context), "never_waited": list(self.wire.pending)}
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too
-            return self.failed(error)
-
-    def failed(self, error: BaseException) -> dict:
-        failure = describe_error(error, self.sites, self.context.during)
-        return {"kind": "raised", "error": failure, "never_waited": list(self.wire.pending)}
+        sys.breakpointhook = guard.refuse_debugger
+    try:
+        message = {"kind": "returned", "value": probe(context)}
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too
+        message = {"kind": "raised", "error": describe_error(error, sites, context.during)}
+    never_waited = {"never_waited": list(wire.pending)}
+    try:
+        wire.send(message | never_waited)
+    except MessageError as error:  # a value that cannot be sent
+        wire.send({"kind": "raised", "error": describe_error(error, sites, context.during)} | never_waited)
 
 
 def _unlike_other_ranks() -> None:

@@ -2,18 +2,20 @@
 
 import pdb
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
+
+from grader.inside.context import Tell
 
 STOPPED = "stopped in the debugger"
 
 
-def prepare(rank: int, stops: Iterable[tuple[str, int]] | None, note: Callable[[str], None]) -> None:
+def prepare(rank: int, stops: Iterable[tuple[str, int]] | None, tell: Tell) -> None:
     """Let breakpoint() and pdb.set_trace() stop in the debugged rank, and do nothing in the others: no `stops`."""
     if stops is None:
         sys.breakpointhook = pdb.set_trace = _run_on
     else:
-        debugger = Debugger(rank, note)
+        debugger = Debugger(rank, tell)
         sys.breakpointhook = pdb.set_trace = debugger.hook
         debugger.stop_at((file, line) for file, line in stops)
 
@@ -25,10 +27,10 @@ def _run_on(*_arguments: object, **_keywords: object) -> None:
 class Debugger(pdb.Pdb):
     """pdb that says once that it has stopped, and whose q ends the rank without asking."""
 
-    def __init__(self, rank: int, note: Callable[[str], None]) -> None:
+    def __init__(self, rank: int, tell: Tell) -> None:
         super().__init__(nosigint=True)
         self.prompt = f"(Pdb, rank {rank}) "
-        self.note = note
+        self.tell = tell
 
     def stop_at(self, lines: Iterable[tuple[str, int]]) -> None:
         """Stop the first time when each of these lines (file, number) is reached; the code up to there runs on."""
@@ -45,7 +47,7 @@ class Debugger(pdb.Pdb):
         self.set_trace(sys._getframe(1))
 
     def interaction(self, *arguments: Any, **keywords: Any) -> None:
-        self.note(STOPPED)
+        self.tell(STOPPED)
         super().interaction(*arguments, **keywords)
         self.curframe_locals = {}  # pdb keeps them, and with them the pipe whose end p.4's test waits for
 

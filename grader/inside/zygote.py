@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from grader.inside import audit, preload
+from grader.inside import preload
 from grader.inside.bytecode import IMPORTED, LESSONS, CompiledFiles
 from grader.inside.find import ROOT, find_function
 from grader.inside.given_modules import GivenModules
@@ -87,8 +87,6 @@ class Zygote:
         self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once, and how many were seen
         self.numbers: dict[int, int] = {}  # pid of such a process -> what it was told
         self.loaded = {preload.FIRST}
-        self.probe_modules: set[str] = set()
-        self.before = audit.before()
         self.compiled = CompiledFiles(ROOT)
         self.given = GivenModules(self.compiled.read)
         self.huge_pages = HugePages()
@@ -153,7 +151,7 @@ class Zygote:
                 if not self.given.fit(request["given"]):
                     self.given.forget()
                 terminal = request["terminals"].get(str(rank), "")
-                become_rank(rank, folder, request["probe"], self.before, self.compiled, terminal, *mine)
+                become_rank(rank, folder, request["probe"], self.compiled, terminal, *mine)
             self.ranks[pid] = rank
         self.forked += size
         for fd in fds:
@@ -191,10 +189,8 @@ class Zygote:
         assert self.given.names or "common" not in sys.modules, "a probe's module must not import the tree at its top"
         if "scripts" in preload.needs(probe, file):
             self.given.load(given)
-        if groups or module not in self.probe_modules:
+        if groups:
             self.loaded.update(groups)
-            self.probe_modules.add(module)
-            self.before = audit.before()
             self.huge_pages.look()
 
     def stacks(self, _request: dict) -> None:
@@ -258,8 +254,8 @@ def limit_memory() -> None:
 
 
 def become_rank(
-    rank: int, folder: str, probe: str, before: audit.Before, compiled: CompiledFiles, terminal: str,
-    line: int, stdout: int, stderr: int, stack: int, notes: int,
+    rank: int, folder: str, probe: str, compiled: CompiledFiles, terminal: str,
+    line: int, stdout: int, stderr: int, stack: int,
 ) -> NoReturn:  # fmt: skip
     """The forked child: nothing of the zygote's is left open, and it never returns into the zygote's loop.
 
@@ -277,7 +273,7 @@ def become_rank(
         for number, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, number)
         for fd in range(3, 256):
-            if fd not in (line, stack, notes):
+            if fd not in (line, stack):
                 with contextlib.suppress(OSError):
                     os.close(fd)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open for the life of the process)
@@ -287,7 +283,7 @@ def become_rank(
         confine(rank, folder, probe)
         from grader.inside.context import run_probe
 
-        run_probe(socket.socket(fileno=line), notes, before, compiled)
+        run_probe(socket.socket(fileno=line), compiled)
         sys.stdout.flush()
         sys.stderr.flush()
         code = 0

@@ -134,7 +134,6 @@ def _replace_surroundings(context: Context) -> None:
     def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
-    @context.own
     class Record(record.Record):
         def __init__(self, config: Any, worker: Any) -> None:
             super().__init__(config, worker)

@@ -141,7 +141,6 @@ def watch_library(context: Context) -> Callable[[Any, torch.nn.Module], torch.op
 
     current: list[torch.optim.Optimizer] = []
 
-    @context.own
     class Sgd(torch.optim.SGD):
         """Counts its steps where AdamW keeps its moments: who clears them clears the count."""
 
@@ -160,7 +159,6 @@ def watch_library(context: Context) -> Callable[[Any, torch.nn.Module], torch.op
             event("stepped", params=snapshot(self, "data"))
             return result
 
-    @context.own
     class Schedule(LambdaLR):
         def step(self, epoch: int | None = None) -> None:
             super().step(epoch)

@@ -1,4 +1,4 @@
-"""How a rank has ended, from its last word, its exit code and what its guard has noted."""
+"""How a rank has ended, from its last word and its exit code."""
 
 import re
 
@@ -7,10 +7,8 @@ from grader.ranks.outcome import Failure, Frame, RankResult
 from grader.ranks.peer import Peer
 from grader.tampering import Flag
 from grader.wire.call_sites import student_file
-from grader.wire.signatures import ENDING, end_of_notes
 
 LEFT_EARLY = "exits with code {} before its run has ended"
-NOTES_LOST = "in a run: closed or filled the pipe to which the guard reports"
 NOT_OURS = 70  # the exit code of a rank that could not even start
 FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')  # a name ends at its quote: no text takes more than linear time
 MAX_MESSAGE = 4000  # characters of an exception's message
@@ -23,10 +21,7 @@ def rank_result(peer: Peer, broker: Broker, tree: str, unfinished: bool, in_time
     result = RankResult(peer.rank, "stopped", stdout=peer.stdout.text(), stderr=peer.stderr.text())
     result.dropped = peer.stdout.dropped + peer.stderr.dropped
     result.events = broker.events[peer.rank]
-    notes, last = peer.notes.text().splitlines(), end_of_notes(peer.keys[ENDING])
-    result.flags = [*peer.flags, *noted([note for note in notes if note != last], tree)]
-    if peer.signed_off and last not in notes:
-        result.flags.append(Flag("", 0, NOTES_LOST))
+    result.flags = list(peer.flags)
     for call in result.calls:
         call.waited = call.identity not in peer.never_waited
     if fault and peer.rank in fault.stuck:
@@ -47,16 +42,6 @@ def rank_result(peer: Peer, broker: Broker, tree: str, unfinished: bool, in_time
     if result.call:
         result.where = result.call.where
     return result
-
-
-def noted(notes: list[str], tree: str) -> list[Flag]:
-    """What the guard in a rank has written."""
-    flags = []
-    for row in notes:
-        where, _, what = row.rpartition("\t")
-        file, _, line = where.rpartition(":")
-        flags.append(Flag(student_file(tree, file), int(line) if line.isdecimal() else 0, f"in a run: {what}"))
-    return flags
 
 
 def failure(error: dict | None) -> Failure | None:

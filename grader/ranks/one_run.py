@@ -21,7 +21,6 @@ from grader.ranks.peer import Output, Peer
 from grader.ranks.zygote_process import ZygoteProcess
 from grader.tampering import Flag
 from grader.wire import values
-from grader.wire.signatures import ENDING
 from grader.wire.values import Fields, MessageError, TooMuchError
 
 MAX_KEPT = 192 << 20  # bytes that one run keeps of what its ranks send, tensors and objects made of their JSON
@@ -89,7 +88,7 @@ class RankRun:
             told = rank_job(job, peer.rank)
             peer.mine = told["arguments"].pop("mine", None)
             peer.later = told["arguments"].pop("later", {})
-            told |= {"world_size": world_size, "keys": [key.hex() for key in peer.keys]}
+            told["world_size"] = world_size
             if debug:
                 told["stops"] = list(debug.stops) if debug.rank == peer.rank else None
             peer.outgoing += values.pack(told)
@@ -244,8 +243,6 @@ class RankRun:
             match message["kind"]:
                 case kind if peer.ending and kind in ("returned", "raised"):
                     raise MessageError("a message after the last one")
-                case kind if (kind in ("returned", "raised")) != (peer.frames.signed_by == ENDING):
-                    raise MessageError(f"a message of the kind {kind} with the signature of another")
                 case _ if peer.ending:
                     pass  # a worker thread was still at it when the main thread ended: too late to count
                 case "call":
@@ -262,7 +259,7 @@ class RankRun:
                 case "returned" | "raised" as ending:
                     peer.never_waited = list(message["never_waited"])
                     peer.value, peer.error = message.get("value"), failure(message.get("error"))
-                    peer.ending, peer.signed_off = ending, True
+                    peer.ending = ending
                     self.broker.finish(peer.rank)
                 case other:
                     raise MessageError(f"a message of the kind {other}")

@@ -8,7 +8,6 @@ from grader.ranks.outcome import Failure
 from grader.tampering import Flag
 from grader.wire import values
 from grader.wire.processes import PER_RANK
-from grader.wire.signatures import Verifier, new_keys
 from grader.wire.values import Fields
 
 MAX_OUTPUT = 100_000  # bytes kept of each rank's stdout, and as many of its stderr
@@ -44,16 +43,14 @@ class Peer:
         self.line, self.theirs = socket.socketpair()
         self.line.setblocking(False)
         pipes = [os.pipe() for _ in range(PER_RANK - 1)]
-        self.stdout, self.stderr, self.stack, self.notes = (Output(read) for read, _ in pipes)
+        self.stdout, self.stderr, self.stack = (Output(read) for read, _ in pipes)
         self.their_fds = [self.theirs.fileno(), *(write for _, write in pipes)]
-        self.keys = new_keys()
-        self.frames = values.Frames(check=Verifier(self.keys).open)
+        self.frames = values.Frames()
         self.mine: Any = None  # what only this rank starts with, for when it asks
         self.later: Fields = {}  # what it is given one by one; when it asked is noted among its events
         self.outgoing = bytearray()
         self.listening = True
         self.ending = ""  # its last word: "returned" or "raised"
-        self.signed_off = False  # the last word came with the signature of one
         self.value: Any = None
         self.error: Failure | None = None
         self.never_waited: list[int] = []
@@ -62,7 +59,7 @@ class Peer:
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        return self.stdout, self.stderr, self.stack, self.notes
+        return self.stdout, self.stderr, self.stack
 
     def give_away(self) -> None:
         """Their ends now belong to the zygote."""

@@ -2,10 +2,11 @@
 
 import os
 import sysconfig
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import FrameType
 
-from grader.wire.signatures import GRADER
+GRADER = str(Path(__file__).resolve().parents[1]) + os.sep
+OWN_METHOD = "a process group's own method"  # where torch.distributed's functions were not called
 
 # Between a student's dist.all_reduce(...) and the backend stand only these files: such a call is the student's own.
 PLUMBING = ("distributed_c10d", "c10d_logger")
@@ -25,9 +26,7 @@ class Sites:
         self.tree = tree
         self._names: dict[str, str] = {}
         self._plumbing = tuple(os.path.join(torch, "distributed", f"{name}.py") for name in PLUMBING)
-        self._names_of_collectives = COLLECTIVES
         self._parallel = os.path.join(torch, "nn", "parallel", "")
-        self._modules = os.path.join(torch, "nn", "modules", "module.py")
         self._autograd = os.path.join(torch, "autograd", "")
         self._ours = tuple(os.path.join(os.path.dirname(GRADER.rstrip(os.sep)), name, "") for name in sorted(OURS))
         self._libraries = (os.path.join(os.path.dirname(torch), ""), sysconfig.get_path("stdlib") + os.sep)
@@ -56,14 +55,15 @@ class Sites:
         folder = next((folder for folder in self._libraries if file.startswith(folder)), "")
         return file.removeprefix(folder).removesuffix(".py").replace(os.sep, ".") if folder else file
 
-    def is_collective(self, frame: FrameType) -> bool:
-        """Whether this is dist.all_reduce or the like. Another frame that calls a process group does so by hand, or
-        through C++ code, which leaves no frame: the reducer of DistributedDataParallel needs no line of Python."""
-        return frame.f_code.co_filename == self._plumbing[0] and frame.f_code.co_name in self._names_of_collectives
-
-    def calls_modules(self, filename: str) -> bool:
-        """Whether this is where torch calls a module's forward and its hooks."""
-        return filename == self._modules
+    def of_call(self, frame: FrameType | None) -> tuple[str, str]:
+        """The same of a call of a process group; OWN_METHOD where no function of torch.distributed made it: a call by
+        hand, or through C++ code, which leaves no frame, such as the reducer of DistributedDataParallel."""
+        where, inside = self(frame)
+        while frame and frame.f_code.co_filename.startswith(GRADER):
+            frame = frame.f_back
+        code = frame.f_code if frame else None
+        public = code and code.co_filename == self._plumbing[0] and code.co_name in COLLECTIVES
+        return where, inside if inside or public else OWN_METHOD
 
     def students(self, filename: str) -> str:
         """As the function below, remembered: it is asked for every frame of every call."""

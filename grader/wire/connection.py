@@ -2,11 +2,12 @@
 
 import os
 import socket
+import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from grader.wire import values
+from grader.wire.call_sites import Sites
 
 
 class CollectiveError(RuntimeError):
@@ -16,9 +17,9 @@ class CollectiveError(RuntimeError):
 class Wire:
     """The rank's end of its socket pair, shared by every process group, spy and probe in the rank."""
 
-    def __init__(self, connection: socket.socket, put: Callable[[dict], Exception | None]) -> None:
+    def __init__(self, connection: socket.socket, sites: Sites) -> None:
         self.pid = os.getpid()
-        self._connection, self._put = connection, put
+        self._connection, self._sites = connection, sites
         self._writing, self._arrived = threading.Lock(), threading.Condition()
         self._reader = False  # whether a thread blocks in `receive` for all of them
         self._answers: dict[int, dict] = {}
@@ -27,19 +28,22 @@ class Wire:
         self.pending: dict[int, Any] = {}  # handles of calls nobody has waited for, oldest first
 
     def send(self, message: dict) -> None:
-        """Sign and send; see signatures. Raises what it refuses."""
+        """Raises MessageError for a value that cannot be sent."""
+        data = values.pack(message)
         with self._writing:
-            error = self._put(message)
-        if error:
-            raise error
+            self._connection.sendall(data)
 
     def event(self, name: str, data: dict) -> None:
-        self.send({"kind": "event", "name": name, "data": data})
+        where, inside = self._sites(sys._getframe(1))
+        self.send({"kind": "event", "name": name, "data": data, "where": where, "inside": inside})
 
     def post(self, name: str, fields: dict, waits: bool) -> int:
         """Tell the grader of a call, return its number. `waits` says that this thread does nothing before `answer`."""
         number = self._next()
-        self.send({"kind": "call", "id": number, "name": name} | fields | self._waiter(waits))
+        joins = name == "init_process_group"  # called by the grader's double of it, and not by torch
+        where, inside = (self._sites if joins else self._sites.of_call)(sys._getframe(1))
+        message = {"kind": "call", "id": number, "name": name, "where": where, "inside": inside}
+        self.send(message | fields | self._waiter(waits))
         return number
 
     def inputs(self, key: str | None = None) -> Any:
@@ -54,7 +58,9 @@ class Wire:
     def ask(self, what: str, data: dict) -> Any:
         """What the run's referee answers; this thread does nothing before. See referee."""
         number = self._next()
-        self.send({"kind": "ask", "id": number, "what": what} | data)
+        thread = threading.current_thread()
+        name = 0 if thread is threading.main_thread() else thread.native_id  # no later thread has this number
+        self.send({"kind": "ask", "id": number, "what": what, "thread": name} | data)
         return self.answer(number, announced=True)
 
     def _next(self) -> int:

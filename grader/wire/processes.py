@@ -9,7 +9,7 @@ from pathlib import Path
 
 CONFINE = "COS598D_CONFINE"  # "package.module:function policy": builds the walls of every rank, see inside/zygote.py
 KILL_TIME = 5  # seconds a killed process may take to be gone: one that the kernel holds must not hold us
-PER_RANK = 5  # descriptors: the connection to the grader, stdout, stderr, stack, notes of audit
+PER_RANK = 4  # descriptors: the connection to the grader, stdout, stderr, stack
 
 
 def kill_all(find: Callable[[], Iterable[int]]) -> set[int]:

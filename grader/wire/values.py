@@ -23,7 +23,6 @@ MAX_HEADER = 2 << 20  # bytes of JSON; as objects of Python they take up to 25 t
 MAX_BODY = 64 << 20  # bytes of all tensors of one message
 MAX_TEXT = 10_000  # characters of one text, the rest is left out: it may be matched, formatted and shown
 MAX_STREAM = 1 << 30  # bytes of all messages that one rank may send in a run
-SIGNATURE = 16  # bytes before each message of a rank, see signatures
 ALIGNMENT = 16  # torch.frombuffer wants its offset to be a multiple of the item size
 LENGTHS = struct.Struct("!II")
 
@@ -186,11 +185,8 @@ def clip(text: str) -> str:
 class Frames:
     """Cuts a stream of bytes into messages, whatever the pieces are in which it comes."""
 
-    def __init__(self, make: MakeArray = to_array, check: Callable[[bytes, bytes], Any] | None = None) -> None:
-        """With `check`, each message has a signature in front: check(signature, message) refuses it, or says whose."""
-        self._make, self._check = make, check
-        self._start = SIGNATURE if check else 0
-        self.signed_by: Any = None  # what `check` said of the message that was yielded last
+    def __init__(self, make: MakeArray = to_array) -> None:
+        self._make = make
         self._buffer = bytearray()
         self._total = 0
         self.sizes = (0, 0)  # of the message that was yielded last: bytes of its header, of its body
@@ -206,19 +202,17 @@ class Frames:
         self._total += len(data)
         if self._total > MAX_STREAM:
             raise MessageError(f"more than {MAX_STREAM >> 20} MiB were sent")
-        start = self._start
-        while len(self._buffer) >= start + LENGTHS.size:
-            header, body = LENGTHS.unpack_from(self._buffer, start)
+        first = LENGTHS.size
+        while len(self._buffer) >= first:
+            header, body = LENGTHS.unpack_from(self._buffer)
             if header > MAX_HEADER or body > MAX_BODY:
                 raise MessageError(f"a message of {header} + {body} bytes is announced")
-            end = start + LENGTHS.size + header + body
+            end = first + header + body
             if len(self._buffer) < end:
                 return
-            signature, message = bytes(self._buffer[:start]), bytes(self._buffer[start:end])
+            message = bytes(self._buffer[:end])
             del self._buffer[:end]
-            if self._check:
-                self.signed_by = self._check(signature, message)
-            first, self.sizes = LENGTHS.size, (header, body)
+            self.sizes = (header, body)
             yield unpack(message[first : first + header], memoryview(message)[first + header :], self._make)
 
 

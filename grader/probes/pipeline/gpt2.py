@@ -176,7 +176,7 @@ def spread(context: Context) -> Fields:
     if not a["run"]:
         return described
     permits = Permits(context.ask) if context.world_size > 1 else None
-    watch = Watch(context.event, a["patience"], permits=permits, note=context.changed)
+    watch = Watch(context.event, a["patience"], permits=permits)
     begin: Callable[[int], None] = lambda step: None  # noqa: E731
     if permits:
         begin = Gate(watch, blocks, computed, a).begin

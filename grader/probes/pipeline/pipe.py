@@ -66,7 +66,7 @@ def compute(context: Context) -> Fields:
     """
     a = context.arguments
     module = context.load(a["file"])
-    watch = Watch(context.event, a["patience"], a["slow"], Permits(context.ask) if a["meet"] else None, context.changed)
+    watch = Watch(context.event, a["patience"], a["slow"], Permits(context.ask) if a["meet"] else None)
     stages: list[nn.Module] = [
         WatchedStage(watch, j, work_of(watch, _stage_function(j, a["reshape"]))) for j in range(len(a["devices"]))
     ]
@@ -157,9 +157,7 @@ def pipe(context: Context) -> list[Any] | Fields:
     mine = a["mine"]
     layers = [_Layer(weight, bias) for weight, bias in zip(mine["weights"], mine["biases"], strict=True)]
     layers[-1].sums = a["head"]
-    watch = Watch(
-        context.event, a["patience"], permits=Permits(context.ask) if a["meet"] else None, note=context.changed
-    )
+    watch = Watch(context.event, a["patience"], permits=Permits(context.ask) if a["meet"] else None)
     works = [work_of(watch, layer.computes(), _scaled_but_marks) for layer in layers]
     stages = [WatchedStage(watch, j, *of_stage) for j, of_stage in enumerate(zip(works, layers, strict=True))]
     labelled = nn.Sequential(*(WithDevice(stage, f"cpu:{j}") for j, stage in enumerate(stages)))

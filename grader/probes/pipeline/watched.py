@@ -17,10 +17,9 @@ import torch
 from torch import nn
 
 from grader.inside.context import Tell
-from grader.probes.pipeline.permits import Permits, is_plain, mode_stacks
+from grader.probes.pipeline.permits import Permits
 
 Place = tuple[int, int]  # (micro-batch, partition)
-Note = Callable[..., Any]  # (which double, attribute), see audit.changes_to
 REFUSALS = 25  # how often a slow partition's result is not there yet, for a caller that does not wait
 POLLS = 50  # failed looks into the queues, with no progress in between, after which the caller counts as waiting
 ENDLESS = 1000  # failed looks after which they will never end, once all tasks are finished
@@ -67,12 +66,9 @@ class Progress:
 
 
 class Watch:
-    """Everything watched in one pipe. slow: a result is never there at the first look; permits: see referee; note: is
-    told where a student's line sets an attribute, see audit.changes_to."""
+    """Everything watched in one pipe. slow: a result is never there at the first look; permits: see referee."""
 
-    def __init__(
-        self, tell: Tell, patience: float, slow: bool = False, permits: Permits | None = None, note: Note | None = None
-    ) -> None:
+    def __init__(self, tell: Tell, patience: float, slow: bool = False, permits: Permits | None = None) -> None:
         self.tell, self.patience, self.slow, self.permits = tell, patience, slow, permits
         self.changed = threading.Condition()
         self.progress = Progress()
@@ -83,12 +79,6 @@ class Watch:
         self.queue_of: dict[int, int] = {}  # thread -> the queue whose task it computes
         self.asked: set[Place] = set()  # (queue, number of the result)
         self.refused: Counter[Place] = Counter()  # the same -> looks in vain
-        self.note: Note = note or (lambda double, name, does="": None)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if "note" in self.__dict__:
-            self.note("watch", name)
-        super().__setattr__(name, value)
 
     def expect(self, *groups: Sequence[Sequence[int]]) -> None:
         """The places of each group must be computed at the same time."""
@@ -187,7 +177,7 @@ class Watch:
 class WatchedStage(nn.Module):
     """A partition's only layer, reported when it is entered. Column 0 of x has the examples' numbers.
 
-    `layer` has the parameters, if there are any; the computation is kept in a closure, see `work_of`.
+    `layer` has the parameters, if there are any; `work` computes, see `work_of`.
     """
 
     def __init__(
@@ -201,18 +191,6 @@ class WatchedStage(nn.Module):
         self.watch, self.partition, self.work, self.layer = watch, partition, work, layer
         self.error: BaseException | None = None  # what is raised instead of computing
         self.calls = 0
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name in ("watch", "work"):  # which are no layer's that a Pipe knows
-            watch = found if name == "watch" else super().__getattribute__("watch")
-            watch.note("stage", name, "reads")
-        return found
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if "watch" in self.__dict__:
-            super().__getattribute__("watch").note("stage", name)
-        super().__setattr__(name, value)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         marks = [-1] if x.device.type == "meta" else [int(mark) for mark in x.detach().flatten(1)[:, 0]]
@@ -236,20 +214,16 @@ def work_of(
     compute: Callable[[torch.Tensor], torch.Tensor],
     scaled: Callable[[torch.Tensor, float], torch.Tensor] = torch.mul,
 ) -> Callable[[Place, torch.Tensor], torch.Tensor]:
-    """What a stage does: compute(x), and with a referee its permit for that, by which the result is scaled.
-
-    The referee gives the permit to the thread that has made the right thing. So all of this stands in closures: with
-    another `compute` in the stage, threads that compute nothing would get permits.
-    """
-    if not watch.permits:
+    """Return what a stage does: compute(x), scaled by its permit if the run has a referee."""
+    permits = watch.permits
+    if not permits:
         return lambda place, x: compute(x)
-    stacks, ask, plain = mode_stacks(), watch.permits.ask, is_plain
 
     def work(place: Place, x: torch.Tensor) -> torch.Tensor:
         result = compute(x)
-        if place not in watch.met or not plain(x, stacks):
-            return result  # the others of its group are not there, or somebody else may have computed
-        return scaled(result, ask(place, x, result))
+        if place not in watch.met:
+            return result  # the others of its group are not there
+        return scaled(result, permits.ask(place, x, result))
 
     return work
 

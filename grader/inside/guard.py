@@ -1,0 +1,35 @@
+"""What a rank refuses to a student's code, with words that help: importing the graders, and a debugger.
+
+No wall: student code shares this process and can take all of it apart. Walls are the kernel's (staff/sandbox), and
+judges believe nothing that a rank says about itself; see docs/grading_limits.md.
+"""
+
+import importlib.abc
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+
+NO_DEBUGGER = (
+    "a debugger cannot use the terminal while the graders run; use `python -m grader.debug REGION --rank RANK` instead"
+)
+
+
+class NoGraders(importlib.abc.MetaPathFinder):
+    """Refuses `import grader`, which works where a student runs the graders and not where they give points."""
+
+    def find_spec(self, fullname: str, _path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] == "grader":
+            raise ImportError(f"{fullname} is not for graded code")
+        return None
+
+
+def forget_graders() -> None:
+    """From now on `import grader` fails; modules that are loaded keep what they have imported."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "grader"]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, NoGraders())
+
+
+def refuse_debugger(*_arguments: object, **_keywords: object) -> None:
+    """Stands for breakpoint() and pdb.set_trace(): a rank has no terminal, so pdb would quit without a word."""
+    raise RuntimeError(NO_DEBUGGER)
