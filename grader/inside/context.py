@@ -29,7 +29,6 @@ import torch
 import torch.distributed as dist
 
 from grader.inside import guard, join_group
-from grader.inside.bytecode import CompiledFiles
 from grader.inside.find import find_function
 from grader.wire import values
 from grader.wire.call_sites import Sites
@@ -178,13 +177,12 @@ def load(context: Context) -> None:
     context.load(context.arguments["file"])
 
 
-def run_probe(connection: socket.socket, compiled: CompiledFiles) -> None:
+def run_probe(connection: socket.socket) -> None:
     """The whole life of a rank: take the job from the grader, run the probe, send back its value or its failure."""
     job = values.receive(connection, values.to_tensor)
     probe = find_function(job["probe"])
     _unlike_other_ranks()
     sys.path.insert(0, job["tree"])
-    compiled.serve(job["tree"])
     sites = Sites(job["tree"], TORCH)
     wire = Wire(connection, sites)
     join_group.install(wire, job["rank"], job["world_size"])

@@ -10,10 +10,11 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from grader.inside.find import ROOT
 from grader.inside.preload import without_collections
 from grader.wire.values import Fields
 
@@ -30,10 +31,9 @@ MODULES = (
 
 
 class GivenModules:
-    """The modules of one tree that are loaded already. `read` returns a file of our own tree, or its bytecode."""
+    """The modules of one tree that are loaded already."""
 
-    def __init__(self, read: Callable[[str], bytes]) -> None:
-        self.read = read
+    def __init__(self) -> None:
         self.tried: Fields | None = None
         self.names: list[str] = []
 
@@ -44,7 +44,7 @@ class GivenModules:
             return
         self.tried = given
         before, write = set(sys.modules), sys.dont_write_bytecode
-        finder = _Finder(given["tree"], given["files"], self.read)
+        finder = _Finder(given["tree"], given["files"])
         sys.meta_path.insert(0, finder)
         sys.dont_write_bytecode = True
         try:
@@ -87,8 +87,8 @@ def _forget_loader(module: ModuleType) -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds `files` of `tree` as modules."""
 
-    def __init__(self, tree: str, files: Sequence[str], read: Callable[[str], bytes]) -> None:
-        self.tree, self.files, self.read = Path(tree), set(files), read
+    def __init__(self, tree: str, files: Sequence[str]) -> None:
+        self.tree, self.files = Path(tree), set(files)
 
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
@@ -96,7 +96,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         place = fullname.replace(".", "/")
         for file, folder in ((f"{place}.py", None), (f"{place}/__init__.py", place)):
             if file in self.files:
-                loader = _Loader(fullname, str(self.tree / file), file, self.read)
+                loader = _Loader(fullname, str(self.tree / file), file)
                 inside = [str(self.tree / folder)] if folder else None
                 return importlib.util.spec_from_file_location(
                     fullname, loader.path, loader=loader, submodule_search_locations=inside
@@ -107,10 +107,12 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _Loader(importlib.machinery.SourceFileLoader):
     """Executes our copy of a file, which seems to lie in the tree."""
 
-    def __init__(self, name: str, path: str, file: str, read: Callable[[str], bytes]) -> None:
+    def __init__(self, name: str, path: str, file: str) -> None:
         super().__init__(name, path)
-        self.file, self.read = file, read
+        self.file = file
 
     def get_data(self, path: str) -> bytes:
-        """Our source for the tree's; for its bytecode ours, which the caller compares with that source."""
-        return self.read(self.file if path == self.path else f"{self.file}c")
+        """Return our source for the tree's; there is no bytecode."""
+        if path != self.path:
+            raise FileNotFoundError(path)
+        return Path(ROOT, self.file).read_bytes()

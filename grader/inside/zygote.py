@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from grader.inside import preload
-from grader.inside.bytecode import IMPORTED, LESSONS, CompiledFiles
 from grader.inside.find import ROOT, find_function
 from grader.inside.given_modules import GivenModules
 from grader.inside.huge_pages import WORTH_FROM, HugePages
@@ -87,8 +86,7 @@ class Zygote:
         self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once, and how many were seen
         self.numbers: dict[int, int] = {}  # pid of such a process -> what it was told
         self.loaded = {preload.FIRST}
-        self.compiled = CompiledFiles(ROOT)
-        self.given = GivenModules(self.compiled.read)
+        self.given = GivenModules()
         self.huge_pages = HugePages()
         self.wakeup, sleeper = socket.socketpair()  # readable when a child has ended
         for end in (self.wakeup, sleeper):
@@ -151,7 +149,7 @@ class Zygote:
                 if not self.given.fit(request["given"]):
                     self.given.forget()
                 terminal = request["terminals"].get(str(rank), "")
-                become_rank(rank, folder, request["probe"], self.compiled, terminal, *mine)
+                become_rank(rank, folder, request["probe"], terminal, *mine)
             self.ranks[pid] = rank
         self.forked += size
         for fd in fds:
@@ -176,15 +174,10 @@ class Zygote:
 
     def _load(self, probe: str, file: str, given: Fields | None) -> None:
         """Load what ranks with this probe and this file need, if it is not loaded."""
-        module = probe.partition(":")[0]
         groups = [group for group in preload.needs(probe, file) if group not in self.loaded]
         for group in groups:
             preload.load(group)
-        if "scripts" in groups:
-            self.compiled.compile(IMPORTED)
-        if (folder := file.partition("/")[0]) in LESSONS:
-            self.compiled.compile([folder])
-        if module.startswith("grader."):
+        if probe.startswith("grader."):
             find_function(probe)
         assert self.given.names or "common" not in sys.modules, "a probe's module must not import the tree at its top"
         if "scripts" in preload.needs(probe, file):
@@ -254,8 +247,7 @@ def limit_memory() -> None:
 
 
 def become_rank(
-    rank: int, folder: str, probe: str, compiled: CompiledFiles, terminal: str,
-    line: int, stdout: int, stderr: int, stack: int,
+    rank: int, folder: str, probe: str, terminal: str, line: int, stdout: int, stderr: int, stack: int
 ) -> NoReturn:  # fmt: skip
     """The forked child: nothing of the zygote's is left open, and it never returns into the zygote's loop.
 
@@ -283,7 +275,7 @@ def become_rank(
         confine(rank, folder, probe)
         from grader.inside.context import run_probe
 
-        run_probe(socket.socket(fileno=line), compiled)
+        run_probe(socket.socket(fileno=line))
         sys.stdout.flush()
         sys.stderr.flush()
         code = 0
