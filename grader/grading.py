@@ -42,6 +42,10 @@ class Grade:
         self.draw = np.random.default_rng([self.seed, *test.encode()])
         self.last: Result | None = None  # the run that the test has just looked at
 
+    def number(self, name: str, below: int) -> int:
+        """Return a drawn number that ranks may be given: from the seed itself they could compute all other inputs."""
+        return int(np.random.default_rng([self.seed, *name.encode()]).integers(below))
+
     def check_attempted(self) -> None:
         """Raises NotAttempted where the placeholder of the handout still stands alone."""
         mine = self.parts()
@@ -73,7 +77,7 @@ class Grade:
         With `payloads` the result keeps what each rank handed to its collectives. Raises the verdict at once if the
         file does not even load.
         """
-        arguments = {"file": self.file, "seed": self.seed} | arguments
+        arguments = {"file": self.file} | arguments
         self.must_load(str(arguments["file"]))
         self.last = self.session.run(probe, world_size, arguments, deadline, payloads)
         return self.last

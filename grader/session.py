@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from grader.tampering import Flag
 DEADLINE = 15.0  # seconds for one run, which takes well under one; more under a slow autograder
 AFTER_TIMEOUTS = (2.0, 1.0)  # seconds, in a region where one run, or more than one, has met its deadline already
 MAX_KEPT = 384 << 20  # bytes of all runs that are remembered
-SEED_BITS = 30
+SEED_BITS = 48  # so many that no code can try all of them
 
 
 class Session:
@@ -26,7 +27,7 @@ class Session:
     def __init__(self, tree: Path, course: Course, seed: int | None = None) -> None:
         self.tree, self.course = tree, course
         self.common = GivenCommon(tree, course)
-        self.seed = int.from_bytes(os.urandom(4), "big") >> (32 - SEED_BITS) if seed is None else seed
+        self.seed = secrets.randbits(SEED_BITS) if seed is None else seed
         self.slowness = float(os.environ.get("COS598D_SLOWNESS", "1"))  # a factor for the deadlines
         self.runs: dict[str, Result] = {}
         self.region = ""  # of the test that runs now

@@ -40,9 +40,7 @@ WORDS_OF_CRASHES = {
 def averaged(grade: Grade, function: str, world_size: int, setting: dict) -> Result:
     """One run of the student's function. Raises the verdict if it did not return on every rank."""
     each = inputs(grade, world_size, setting)
-    result = grade.run(
-        "grader.probes.sync:average", world_size, payloads=True, function=function, seed=None, each=each, **setting
-    )
+    result = grade.run("grader.probes.sync:average", world_size, payloads=True, function=function, each=each, **setting)
     if verdict := grade.verdict(result):
         raise _explained(verdict)
     return result

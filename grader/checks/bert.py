@@ -51,7 +51,7 @@ def _loaded(grade: Grade, task: str) -> list[Fields]:
         "vocabulary": VOCABULARY,
     }
     each = [_inputs(grade, VOCABULARY)]
-    (found,) = grade.values("grader.probes.bert:load_model", 1, seed=None, each=each, **arguments)
+    (found,) = grade.values("grader.probes.bert:load_model", 1, each=each, **arguments)
     return [value | {"asked": settings} for value in found]
 
 

@@ -43,7 +43,7 @@ class Counted:
         draw = np.random.default_rng([grade.seed, COUNTED])
         each = draw.normal(size=(COUNTED, UNIT * int(draw.integers(1, 5))))
         self.size = each[0].nbytes
-        result = grade.session.run("grader.probes.moved_bytes:moves", COUNTED, {"seed": grade.seed, "each": list(each)})
+        result = grade.session.run("grader.probes.moved_bytes:moves", COUNTED, {"each": list(each)})
         totals: dict[tuple[str, int, int], list[int]] = defaultdict(lambda: [0, 0])
         for rank, sums in zip(result.ranks, result.values, strict=True):
             exchanges = itertools.product(range(max(2, rank.rank + 1), COUNTED + 1), ("ring", "star"))

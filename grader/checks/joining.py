@@ -33,7 +33,7 @@ def check_join(grade: Grade) -> None:
 
 def run_join(grade: Grade, probe: str, world_size: int, **arguments: Any) -> Result:
     """A probe that joins and then sums a number of each rank over the group."""
-    return grade.run(probe, world_size, payloads=True, seed=None, each=_numbers(grade, world_size), **arguments)
+    return grade.run(probe, world_size, payloads=True, each=_numbers(grade, world_size), **arguments)
 
 
 def _numbers(grade: Grade, world_size: int) -> list[np.ndarray]:

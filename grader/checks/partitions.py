@@ -27,7 +27,7 @@ def texts(grade: Grade, count: int) -> list[str]:
 def on_data(grade: Grade, probe: str, world_size: int, length: int, more: int = 0, **arguments: object) -> list[Any]:
     """What a probe of probes.data returns on each rank, on `length` texts that a rank gets after it has loaded."""
     each = [texts(grade, length + more)] * world_size
-    return grade.values(f"grader.probes.data:{probe}", world_size, seed=None, each=each, length=length, **arguments)
+    return grade.values(f"grader.probes.data:{probe}", world_size, each=each, length=length, **arguments)
 
 
 def numbered(grade: Grade, length: int, told: object) -> Any:
@@ -96,7 +96,7 @@ def check_partition(grade: Grade) -> None:
 def check_use(grade: Grade) -> None:
     """use(k) gives the examples of partitions[k], in their order, each time it is called."""
     for length, sizes in draw_settings(grade, 3)[-5:]:
-        (value,) = on_data(grade, "use", 1, length, sizes=sizes, partition_seed=grade.seed % 1000)
+        (value,) = on_data(grade, "use", 1, length, sizes=sizes, partition_seed=grade.number("partitions", 1000))
         must_be_indices(grade, value["before"])
         if not any(value["before"]):
             grade.fail(f"the partitions of {length} examples are all empty, so use() has nothing to give")

@@ -75,7 +75,7 @@ def check_started(grade: Grade) -> None:
     for world_size, slowest in ((3, 0), (2, 1), (1, 0)):
         patience = PATIENCE * grade.session.slowness
         setting = {"children": world_size, "slowest": slowest, "patience": patience}
-        result = grade.run("grader.probes.start:workers", 1, seed=None, **setting)
+        result = grade.run("grader.probes.start:workers", 1, **setting)
         grade.must_return(result)
         _check_processes(grade, world_size, result.values[0])
         check_counted(grade, result, world_size)
@@ -139,7 +139,7 @@ def check_script(grade: Grade) -> None:
     """The whole script: two workers train as one worker would with the same examples."""
     grade.check_written(grade.file, "common/data_partition.py")  # the start alone takes many seconds
     slowness = grade.session.slowness
-    told = {"seed": None, "drawn": int(grade.draw.integers(1 << 30)), "slowness": slowness}
+    told = {"drawn": int(grade.draw.integers(1 << 30)), "slowness": slowness}
     waits = {"children": WORKERS, "patience": PATIENCE * slowness}
     result = grade.run("grader.probes.start:script", 1, deadline=60.0, **told, **waits)
     stderr = result.ranks[0].stderr

@@ -36,9 +36,7 @@ def inputs(grade: Grade, world_size: int, setting: dict) -> list[list[list[np.nd
 
 def synced(grade: Grade, world_size: int, dtype: str, setting: dict = SETTING) -> Result:
     each = inputs(grade, world_size, setting)
-    result = grade.run(
-        "grader.probes.traffic:sync", world_size, payloads=True, seed=None, each=each, dtype=dtype, **setting
-    )
+    result = grade.run("grader.probes.traffic:sync", world_size, payloads=True, each=each, dtype=dtype, **setting)
     grade.must_return(result)
     return result
 

@@ -38,12 +38,12 @@ class Script:
     """One run of main() on `n` ranks."""
 
     def __init__(self, grade: Grade, n: int) -> None:
-        self.grade, self.n, self.seed = grade, n, grade.seed % 1000
+        self.grade, self.n, self.seed = grade, n, grade.number("script", 1000)
         self.mine = [_drawn(grade.seed, rank) for rank in range(n)]
         common = {"checkpoint_seed": checkpoint_seed(grade), "vocabulary": VOCABULARY, "rate": RATE}
         self.common = common
         result = grade.run(
-            "grader.probes.bert:script", n, seed=None, each=self.mine, train=TRAIN, batch=BATCH // n, epochs=EPOCHS,
+            "grader.probes.bert:script", n, each=self.mine, train=TRAIN, batch=BATCH // n, epochs=EPOCHS,
             config_seed=self.seed, **common,
         )  # fmt: skip
         _must_return(grade, result)

@@ -58,7 +58,6 @@ def _run(grade: Grade, half: str, world_size: int, cases: Cases, tensors: list[A
         f"grader.probes.beyond.ring:{half}",
         world_size,
         payloads=True,
-        seed=None,
         each=each,
         cases=list(map(list, cases)),
     )

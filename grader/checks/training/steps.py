@@ -176,9 +176,7 @@ def glue(
     config = {"per_gpu_train_batch_size": batch, "learning_rate": RATE, "do_eval": False, "task_name": task} | config
     arguments: Fields = {"train": train, "dev": dev, "joined": joined, "synced": synced, "right": right}
     probe = "glue_with_correlations" if task == "sts-b" else "glue"
-    result = grade.run(
-        f"grader.probes.train:{probe}", world_size, payloads=True, seed=None, each=each, config=config, **arguments
-    )
+    result = grade.run(f"grader.probes.train:{probe}", world_size, payloads=True, each=each, config=config, **arguments)
     tokens, answers = ([mine[name] for mine in each] for name in ("ids", "labels"))
     setting = Setting("classifier", weights, tokens, answers, train, -(-share // batch), *_schedule(config), task)
     return Training(grade, result, setting)
@@ -203,7 +201,7 @@ def gpt2(
         ids.append(known)
     config = {"batch_size": batch * world_size, "learning_rate": RATE} | config
     arguments: Fields = {"train": train, "dev": dev, "joined": loaded, "loaded": loaded, "config": config}
-    result = grade.run("grader.probes.train:gpt2", world_size, payloads=True, seed=None, each=each, **arguments)
+    result = grade.run("grader.probes.train:gpt2", world_size, payloads=True, each=each, **arguments)
     setting = Setting("language model", weights, ids, [], total, math.ceil(train / batch), *_schedule(config))
     return Training(grade, result, setting)
 

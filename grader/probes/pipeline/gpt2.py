@@ -235,7 +235,7 @@ def _watch_blocks(event: Tell, blocks: list[Any]) -> None:
 
 def chunks(context: Context) -> list[Any]:
     """The Pipe that run_gpt2.py's spread() makes of a GPT-2. Arguments: file, settings (batch size, n_chunk), blocks,
-    vocabulary, seed. What is returned for each: [split_size], or [] if there is no Pipe."""
+    vocabulary. What is returned for each: [split_size], or [] if there is no Pipe."""
     a = context.arguments
     module = context.load(a["file"])
     from pipeline.model_parallel import GPT2LMHeadModelParallel  # the tree's own, which the script imports in main()

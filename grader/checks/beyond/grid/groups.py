@@ -46,7 +46,7 @@ def words(sizes: Sizes) -> str:
 
 
 def check_members(grade: Grade) -> None:
-    (found,) = grade.values("grader.probes.beyond.stages:members", 1, seed=None, grids=[list(sizes) for sizes in GRIDS])
+    (found,) = grade.values("grader.probes.beyond.stages:members", 1, grids=[list(sizes) for sizes in GRIDS])
     for (sizes, right), told in zip(GRIDS.items(), found, strict=True):
         where = f"members of a grid with {words(sizes)}"
         if sorted(told["kinds"]) != sorted(KINDS):
@@ -84,7 +84,7 @@ def check_groups(grade: Grade) -> None:
         n = int(np.prod(sizes))
         numbers = [_numbers(grade, sizes, rank) for rank in range(n)]
         probe, grid = "grader.probes.beyond.stages:groups", dict(zip(KINDS, sizes, strict=True))
-        result = grade.run(probe, n, payloads=True, seed=None, each=numbers, grid=grid)
+        result = grade.run(probe, n, payloads=True, each=numbers, grid=grid)
         where = f"make_groups of a grid with {words(sizes)}"
         verdict = grade.verdict(result)
         differ = _differ(result)

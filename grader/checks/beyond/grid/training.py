@@ -31,7 +31,7 @@ def check(grade: Grade, sizes: tuple[int, int, int]) -> None:
         parts.append(Part(stage, pipeline, t if tensor > 1 else None))
         each.append(model.mine(parts[-1], rank, slice(d * rows, (d + 1) * rows)))
     result = grade.run(
-        "grader.probes.beyond.stages:train", len(parts), seed=None, each=each, limits=LIMITS,
+        "grader.probes.beyond.stages:train", len(parts), each=each, limits=LIMITS,
         grid=dict(zip(KINDS, sizes, strict=True)), micro_batches=MICRO_BATCHES if pipeline > 1 else 1,
         **model.told(), **model.options,
     )  # fmt: skip

@@ -45,7 +45,7 @@ def check(grade: Grade, setting: PipelineSetting) -> None:
     parts = [Part(stage, n) for stage in range(n)]
     each = [model.mine(part, rank) for rank, part in enumerate(parts)]
     probe = "grader.probes.beyond.stages:stages"
-    result = grade.run(probe, n, seed=None, each=each, micro_batches=m, examples=setting.examples, **model.told())
+    result = grade.run(probe, n, each=each, micro_batches=m, examples=setting.examples, **model.told())
     verdict = grade.verdict(result)
     if isinstance(verdict, Crashed) and "KeyError" in str(verdict):
         raise Crashed(f"{where}: a backward comes before its forward, or comes twice\n{verdict}")

@@ -36,7 +36,7 @@ def cases(grade: Grade) -> list[Case]:
 def check_buckets(grade: Grade) -> None:
     """Every parameter is in one bucket, in order; a bucket has one dtype and as many as it may hold."""
     given = cases(grade)
-    (made,) = grade.values("grader.probes.beyond.overlap:buckets", 1, seed=None, each=[given])
+    (made,) = grade.values("grader.probes.beyond.overlap:buckets", 1, each=[given])
     for case, buckets in zip(given, made, strict=True):
         nbytes = [size * BYTES[dtype] for size, dtype in zip(case["sizes"], case["dtypes"], strict=True)]
         kinds = case["dtypes"] if len(set(case["dtypes"])) > 1 else case["dtypes"][:1]
@@ -80,7 +80,7 @@ def check_order(grade: Grade) -> None:
     for world_size in (3, 2, 4, 1):
         draw = drawn.generator(grade.seed, 13, world_size)
         each = [_ready(draw, rank) for rank in range(world_size)]
-        got = grade.values("grader.probes.beyond.overlap:order", world_size, seed=None, each=each)
+        got = grade.values("grader.probes.beyond.overlap:order", world_size, each=each)
         for i, first in enumerate(each[0]):
             for rank in range(world_size):
                 if words := _wrong_order(got[rank][i], got[0][i], first, each[rank][i]["ready"], rank):

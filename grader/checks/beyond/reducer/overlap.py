@@ -60,7 +60,7 @@ class Reduced:
         told |= {"dtypes": [setting.dtype(k) for k in range(len(setting.shapes))], "buckets": None}
         told |= {"micros": [len(micros) for micros in setting.uses], "late": setting.late or [None] * len(setting.uses)}
         self.result: Result = grade.run(
-            "grader.probes.beyond.overlap:reduce", world_size, payloads=True, seed=None, each=list(each),
+            "grader.probes.beyond.overlap:reduce", world_size, payloads=True, each=list(each),
             later=list(later), **told,
         )  # fmt: skip
         if verdict := grade.verdict(self.result):

@@ -40,7 +40,7 @@ class Gathered:
         ]
         self.moves = [self._moves(draws.generator(grade.seed, 32, world_size, rank)) for rank in range(world_size)]
         self.result: Result = grade.run(
-            "grader.probes.beyond.sharded_model:block", world_size, payloads=True, seed=None, cases=list(cases),
+            "grader.probes.beyond.sharded_model:block", world_size, payloads=True, cases=list(cases),
             late=late, each=[{"moves": moves, "values": self.values} for moves in self.moves],
         )  # fmt: skip
         verdict = grade.verdict(self.result)

@@ -56,7 +56,7 @@ class ModelRun:
         """Make the run; another number makes it again."""
         deadline = memory_limits.MEASURED_DEADLINE if self.setting.measures else DEADLINE
         return self.grade.run(
-            "grader.probes.beyond.sharded_model:train", self.n, deadline, payloads=not self.setting.measures, seed=None,
+            "grader.probes.beyond.sharded_model:train", self.n, deadline, payloads=not self.setting.measures,
             each=[drawn.mine | {"values": self.right.values} for drawn in self.right.drawn],
             later=[drawn.permits for drawn in self.right.drawn], attempt=attempt, **self._told,
         )  # fmt: skip

@@ -19,7 +19,6 @@ def check_divided(grade: Grade) -> None:
             "grader.probes.beyond.sharded_state:steps",
             RANKS,
             deadline=memory_limits.MEASURED_DEADLINE,
-            seed=None,
             shapes=SHAPES,
             steps=STEPS,
             measures=True,

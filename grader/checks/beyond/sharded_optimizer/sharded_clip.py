@@ -26,7 +26,7 @@ def check_clip(grade: Grade) -> None:
         limits = [float(norms[0] / 4), LARGE_LIMIT, float(norms[2] * 1.5)]
         each = [{"values": values, "shards": mine} for mine in shards]
         told = described(setting) | {"limits": limits}
-        result = grade.run(f"{PROBE}:clip", n, seed=None, each=each, **told)
+        result = grade.run(f"{PROBE}:clip", n, each=each, **told)
         grade.must_return(result)
         for rank, cases in enumerate(result.values):
             for c, case in enumerate(cases):

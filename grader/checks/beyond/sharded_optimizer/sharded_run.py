@@ -90,7 +90,7 @@ class OptimizerRun:
         each, later = zip(*(self._drawn(rank) for rank in range(world_size)), strict=True)
         told = described(setting) | {"micros": [len(micros) for micros in setting.uses]}
         self.result: Result = grade.run(
-            f"{PROBE}:{probe}", world_size, payloads=True, seed=None, each=list(each), later=list(later), **told
+            f"{PROBE}:{probe}", world_size, payloads=True, each=list(each), later=list(later), **told
         )
         if verdict := grade.verdict(self.result):
             raise self._explained(verdict)

@@ -47,7 +47,7 @@ Arrays = dict[str, np.ndarray]
 def check_columns(grade: Grade) -> None:
     """attention_columns of cases whose answer is written down."""
     cases = [[width, heads, head_dim] for width, heads, head_dim, _ in LITERAL]
-    (found,) = grade.values(f"{PROBE}:columns", 1, seed=None, cases=cases)
+    (found,) = grade.values(f"{PROBE}:columns", 1, cases=cases)
     for (width, heads, head_dim, right), told in zip(LITERAL, found, strict=True):
         call = f"attention_columns({width}, tensor({heads}), {head_dim})"
         if told["value"] is None or "int" not in told["kind"] or np.ndim(told["value"]) != 1:
@@ -83,11 +83,11 @@ class BlockRun:
         self.inputs = {group: self._inputs(group) for group in map(ranks.among, range(ranks.count))}
         self.right: dict[tuple[int, ...], Fields] = {}
         for group, mine in self.inputs.items():
-            alone = told | {"group": [ranks.count, *group], "seed": grade.seed, "each": [mine]}
+            alone = told | {"group": [ranks.count, *group], "each": [mine]}
             self.right[group] = grade.session.run(f"{PROBE}:whole_block", 1, alone).values[0]
         self.given = [self._given(rank) for rank in range(ranks.count)]
         self.result: Result = grade.run(
-            f"{PROBE}:block", ranks.count, payloads=True, seed=None, each=self.given,
+            f"{PROBE}:block", ranks.count, payloads=True, each=self.given,
             groups=list(map(list, ranks.groups)), **told,
         )  # fmt: skip
         if verdict := grade.verdict(self.result):

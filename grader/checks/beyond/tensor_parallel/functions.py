@@ -53,7 +53,7 @@ class FunctionsRun:
         self.twice: list[Given] = [[_draw(draw, ("float32", "plain"), (2, 3)) for _ in range(2)] for draw in draws]
         each = [{"cases": one, "twice": two} for one, two in zip(self.given, self.twice, strict=True)]
         self.result: Result = grade.run(
-            f"{PROBE}:functions", ranks.count, payloads=True, seed=None, each=each, cases=list(map(list, cases)),
+            f"{PROBE}:functions", ranks.count, payloads=True, each=each, cases=list(map(list, cases)),
             groups=list(map(list, ranks.groups)),
         )  # fmt: skip
         if verdict := grade.verdict(self.result):

@@ -86,7 +86,7 @@ class LayersRun:
         }
         self.given = [[self._given(rank, case) for case in range(len(DTYPES))] for rank in self.all()]
         self.result: Result = grade.run(
-            f"{PROBE}:layers", ranks.count, payloads=True, seed=None, each=self.given, dtypes=list(DTYPES),
+            f"{PROBE}:layers", ranks.count, payloads=True, each=self.given, dtypes=list(DTYPES),
             groups=list(map(list, ranks.groups)), passes=passes,
         )  # fmt: skip
         if verdict := grade.verdict(self.result):

@@ -27,7 +27,7 @@ def check(grade: Grade, ranks: Ranks) -> None:
     given = [[_gradients(grade, ranks, rank, case) for case in range(len(DTYPES))] for rank in range(ranks.count)]
     each = [{"indices": _indices(ranks, rank), "cases": given[rank]} for rank in range(ranks.count)]
     result = grade.run(
-        f"{PROBE}:norms", ranks.count, payloads=True, seed=None, each=each, inside=INSIDE, outside=OUTSIDE,
+        f"{PROBE}:norms", ranks.count, payloads=True, each=each, inside=INSIDE, outside=OUTSIDE,
         groups=list(map(list, ranks.groups)), dtypes=list(DTYPES),
     )  # fmt: skip
     grade.must_return(result)
