@@ -2,10 +2,11 @@
 
     python -m staff.attacks [--jobs N] [--mode root|user] [NAME...]
 
-An attack that fails even without its defence proves nothing and is reported. Defences are switched off in the
-supervisor's job, which submissions cannot reach. Default mode: both when run as root, otherwise user.
-staff/banks/attacks/README.md describes the entries. Exit code 0 only if every attack fails with all defences and
-succeeds without its own.
+An attack that fails even without its defence proves nothing and is reported. What a rank is still believed is a row of
+docs/grading_limits.md: an attack of such a row gains its points with all defences, and one that gains nothing shows
+that the row can go. Default mode: both when run as root, otherwise user.
+staff/banks/attacks/README.md describes the entries. Exit code 0 only if every attack that is no row's fails with all
+defences and succeeds without its own, and every row's gains points and does no harm.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -31,12 +32,17 @@ Row = tuple[Attack, Gain, Gain]
 
 
 def try_both(attack: Attack) -> Row:
-    """What an attack gains with all defences, and without its own."""
+    """What an attack gains with all defences, and without its own; that of a row has no defence to be without."""
     run = zip_attempt if attack.entries else class_attempt if attack.named else attempt
-    return attack, run(attack, ()), run(attack, attack.off)
+    defended = run(attack, ())
+    return attack, defended, defended if attack.row else run(attack, attack.off)
 
 
 def show(mode: str, attack: Attack, defended: Gain, undefended: Gain) -> None:
+    if attack.row:
+        stale = "" if defended.points else f"   <-- GAINS NOTHING: row {attack.row} can go"
+        print(f"{mode} {attack.name}: {attack.what}{stale}\n     row {attack.row}: {defended}", flush=True)
+        return
     complaint = "" if not defended else "   <-- SUCCEEDS DESPITE ALL DEFENCES"
     complaint += "" if undefended.has(attack.wants) else "   <-- FAILS EVEN WITHOUT ITS DEFENCE: proves nothing"
     print(f"{mode} {attack.name}: {attack.what}{complaint}")
@@ -60,11 +66,13 @@ def run_mode(mode: str, attacks: Sequence[Attack], jobs: int) -> dict[str, int]:
 
 
 def figures(rows: Iterable[Row]) -> dict[str, int]:
-    """The totals: gained, leaked and left_running count attacks that had success with all defences."""
+    """The totals: gained, leaked and left_running count attacks that had success with all defences; the points of
+    believed ones are counted apart, in `rows`."""
     rows = list(rows)
     return {
         "attacks": len(rows),
-        "gained": sum(bool(defended.points or defended.harm) for _, defended, _ in rows),
+        "rows": sum(bool(attack.row and defended.points) for attack, defended, _ in rows),
+        "gained": sum(bool(defended.harm or (defended.points and not attack.row)) for attack, defended, _ in rows),
         "leaked": sum(bool(defended.secret) for _, defended, _ in rows),
         "left_running": sum(bool(defended.running) for _, defended, _ in rows),
         "unproven": sum(not undefended.has(attack.wants) for attack, _, undefended in rows),

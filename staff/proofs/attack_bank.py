@@ -36,7 +36,7 @@ class Partition:
 class Attack:
     """One attack: what it does, the defences it is made for, what it is after, and what is handed in.
 
-    `code` stands at the end of `file`: an unsolved Partition, or the clean or (`solved`) the solved file of that name.
+    `row` is a row of docs/grading_limits.md: an attack that gains points with all defences. `code` stands at the end of `file`: an unsolved Partition, or the clean or (`solved`) the solved file of that name.
     `files` lie beside it. `named` are the names of hand-ins of a class, all with this content. `entries` are those of a
     zip (or, with `folder`, of a folder) for staff/grade/unpack.py. `most_memory` is how many MiB graders and ranks may
     take together; `limits` are fields of confine.Policy.
@@ -46,6 +46,7 @@ class Attack:
     what: str
     off: tuple[str, ...]
     wants: str
+    row: str = ""
     code: str = ""
     file: str = PARTITION
     test: str = TARGET
@@ -85,9 +86,11 @@ def _read(path: Path) -> list[Attack]:
 
 def _attack(name: str, row: dict[str, Any]) -> Attack:
     entries = tuple((str(a), str(b), str(c)) for a, b, c in row.pop("entries", ()))
-    attack = Attack(name, off=tuple(row.pop("off")), entries=entries, named=tuple(row.pop("named", ())), **row)
+    attack = Attack(name, off=tuple(row.pop("off", ())), entries=entries, named=tuple(row.pop("named", ())), **row)
     if attack.wants not in WANTS or not (attack.code or attack.files or attack.entries):
         raise KeyError(f"{name}: wants one of {', '.join(WANTS)}, and code, files or entries")
+    if bool(attack.off) == bool(attack.row):
+        raise KeyError(f"{name}: either off, the defences that stop it, or row, a row of docs/grading_limits.md")
     return attack
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from common.errors import InputError
 from common.paths import ROOT
 from staff.grade.unpack import unpack
-from staff.proofs import attack_bank, forging, undefended
+from staff.proofs import attack_bank, undefended
 from staff.proofs.attack_bank import VICTIM, Attack
 from staff.sandbox.graded_run import Outcome, run_graded
 
@@ -84,9 +84,8 @@ class Surroundings:
         return {
             "ROOT": str(ROOT), "STAFF": STAFF_FILE, "SECRET": str(self.other / "run_glue.py"), "PORT": port,
             "REPORT": str(self.other / "report.json"), "OPEN": str(self.open), "NAME": self.name, "KEY": str(self.key),
-            "WORD": self.word, "TAKEN": self.taken, "WORK": str(self.work), "FORGE": forging.CODE,
+            "WORD": self.word, "TAKEN": self.taken, "WORK": str(self.work),
             "DROW": self.word[::-1],
-            "SIGNATURE": str(forging.SIGNATURE),
         }  # fmt: skip
 
     def _listen(self) -> list[socket.socket]:

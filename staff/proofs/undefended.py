@@ -32,7 +32,7 @@ from grader.checks.training import ddp, sampling, steps
 from grader.inside import zygote
 from grader.ranks import broker, one_run, peer, referee, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
-from grader.wire import signatures, values
+from grader.wire import values
 
 
 def switch_off(names: Sequence[str]) -> None:
@@ -155,12 +155,6 @@ def _no_sweep() -> None:
     replace(zygote_process.ZygoteProcess, "kill_marked", lambda _: 0)
 
 
-def _no_guard() -> None:
-    """A student's lines may ask the interpreter for everything."""
-    names = ("watch", "close_signals", "forget_ourselves")
-    _in_the_zygote("grader.inside.audit", dict.fromkeys(names, "lambda *_: None"))
-
-
 def _in_the_zygote(module: str, changes: Mapping[str, str]) -> None:
     """Replace these names of a module, by code, in the process that starts the ranks, before it begins."""
     popen, code = subprocess.Popen, f"import {module}; "
@@ -172,15 +166,6 @@ def _in_the_zygote(module: str, changes: Mapping[str, str]) -> None:
         return popen(command, **options)
 
     replace(zygote_process.subprocess, "Popen", start)
-
-
-def _no_signatures() -> None:
-    """Whoever writes to a rank's line is believed."""
-
-    def believe(_opener: object, _tag: bytes, data: bytes) -> int:
-        return signatures.ENDING if b'"kind": "returned"' in data or b'"kind": "raised"' in data else signatures.LINE
-
-    replace(signatures.Verifier, "open", believe)
 
 
 def _nan_is_small() -> None:
@@ -209,11 +194,6 @@ def _no_workers() -> None:
         return [(message["id"], float(self.permits[place]))]
 
     replace(referee.PermitReferee, "ask", ask)
-
-
-def _any_caller() -> None:
-    """The grader's code in a rank sends messages for whoever calls it."""
-    _in_the_zygote("grader.wire.signatures", {"strange_frame": "lambda *_: None", "asks_by_hand": "lambda *_: False"})
 
 
 def _import_statements_only() -> None:
@@ -285,12 +265,9 @@ SWITCHES = {
     "deadlines": _no_deadlines,
     "messages": _no_limits_of_messages,
     "sweep": _no_sweep,
-    "guard": _no_guard,
-    "seal": _no_signatures,
     "finite": _nan_is_small,
     "referee": _no_referee,
     "workers": _no_workers,
-    "callers": _any_caller,
     "imports": _import_statements_only,
     "evidence": _ranks_are_believed,
     "measure": _not_measured,
