@@ -16,7 +16,7 @@ WORDS = frozenset({
     "grader", "staff", "importlib", "runpy", "pkgutil", "imp", "marshal", "subprocess", "pty", "__import__",
     "meta_path", "path_hooks", "__loader__", "__spec__", "get_data",
     # memory and the interpreter
-    "ctypes", "_ctypes", "cffi", "mmap", "gc", "dis", "inspect", "faulthandler", "_thread", "posix", "_signal",
+    "ctypes", "_ctypes", "cffi", "mmap", "gc", "dis", "inspect", "faulthandler", "posix", "_signal",
     "currentframe", "_getframe", "_current_frames", "walk_stack", "walk_tb", "settrace", "setprofile", "addaudithook",
     "f_back", "f_locals", "f_globals", "f_builtins", "f_code", "tb_frame", "gi_frame", "cr_frame", "ag_frame",
     "__globals__", "__closure__", "cell_contents", "__code__", "__subclasses__", "__bases__", "__base__", "__mro__",
@@ -26,7 +26,7 @@ WORDS = frozenset({
     "fork", "forkpty", "posix_spawn", "execv", "execve", "_exit", "abort", "killpg", "signal", "setsid", "dup2",
     "flock",
     # torch below its documented interface
-    "_put", "Reducer", "_C", "__torch_function__", "TorchDispatchMode", "TorchFunctionMode",
+    "_put", "Reducer", "__torch_function__",
     # texts that may be code
     "base64", "zlib", "codecs", "fromhex", "unhexlify",
 })  # fmt: skip
@@ -106,7 +106,9 @@ def _suspects(module: ast.Module) -> Iterator[tuple[int, str]]:
             case ast.Constant(value=str(text)) if id(node) not in docstrings:
                 names = "".join(c if c.isalnum() or c == "_" else " " for c in text).split()
             case ast.Call(func=ast.Name(id="getattr" | "setattr" | "delattr" as called)) if len(node.args) > 1:
-                if not isinstance(node.args[1], ast.Constant | ast.JoinedStr):
+                if not isinstance(node.args[1], ast.Constant | ast.JoinedStr) and _root(node.args[0]) in imported - {
+                    "torch"
+                }:
                     yield line, f"{called} with a computed name"
             case ast.Assign():
                 for target in node.targets:

@@ -33,7 +33,7 @@ from grader.inside.find import find_function
 from grader.wire import values
 from grader.wire.call_sites import Sites
 from grader.wire.connection import Wire
-from grader.wire.values import Fields, MessageError
+from grader.wire.values import Fields
 
 PARAMETERS = 400  # several times as many as a tested model has
 TORCH = str(Path(torch.__file__).parent)
@@ -201,7 +201,7 @@ def run_probe(connection: socket.socket) -> None:
     never_waited = {"never_waited": list(wire.pending)}
     try:
         wire.send(message | never_waited)
-    except MessageError as error:  # a value that cannot be sent
+    except Exception as error:  # a value that cannot be sent
         wire.send({"kind": "raised", "error": describe_error(error, sites, context.during)} | never_waited)
 
 

@@ -23,51 +23,28 @@ def flags(tmp_path, source):
 
 
 SUSPECT = {
-    "the names in a module": "import torch\nnames = vars(torch)\nnames['equal'] = print",
-    "names of a module, changed at once": "import torch\nvars(torch)['equal'] = print",
-    "the attributes of an object": "def f(layer):\n    vars(layer)['forward'] = print",
-    "the dictionary of an object": "def f(layer):\n    layer.__dict__['forward'] = print",
-    "the dictionary of an object, updated": "def f(layer):\n    layer.__dict__.update(forward=print)",
-    "an attribute of an object, deleted": "def f(layer):\n    del vars(layer)['forward']",
-    "an object that is not initialised": "pipe = Pipe.__new__(Pipe)",
     "frames": "import sys\nsys._getframe(1).f_locals",
-    "an alias": "import sys as s\ns.modules['x']",
-    "from": "from sys import modules",
+    "loaded modules": "import sys\nsys.modules['x']",
     "inspect": "import inspect\ninspect.stack()",
     "traceback": "try:\n    x\nexcept NameError as e:\n    e.__traceback__.tb_frame",
     "gc": "def f():\n    import gc",
     "ctypes": "import ctypes.util",
     "exit": "import os\nos._exit(0)",
     "from exit": "from os import _exit as leave",
+    "fork": "import os\nos.fork()",
     "the grader": "import grader.wire.connection",
-    "string": "getattr(x, 'f_back')",
-    "joined": "getattr(x, 'f_' + 'back')",
-    "backwards": "getattr(x, 'kcab_f'[::-1])",
-    "list": "getattr(x, ''.join(['f_', 'back']))",
-    "format": "getattr(x, f'f_{\"back\"}')",
-    "a percent sign": "getattr(x, '%sself%s' % ('__', '__'))",
-    "pieces under names": "SIDES = ('__', '__')\nNAME = '%sself%s' % SIDES",
-    "a loop": "for name in ('f_back', 'f_code'):\n    getattr(x, name)",
-    "numbers": "getattr(x, chr(102) + '_back')",
-    "a name from elsewhere": "def f(name):\n    return getattr(x, name)",
-    "a pattern": "match x:\n    case object(__self__=owner):\n        pass",
-    "an import by hand": "__builtins__['__import__']('sys')",
-    "logging": "import logging\nlogging.currentframe()",
-    "members": "import inspect\ninspect.getmembers(x)",
+    "a word in a text": "getattr(x, 'f_back')",
     "inside a text": "'{0.f_back.f_locals}'.format(frame)",
-    "attrgetter": "from operator import attrgetter\nattrgetter(name)(x)",
-    "run-time": "import sys\ngetattr(sys, name)",
+    "a computed name": "import os\ndef f(name):\n    return getattr(os, name)",
+    "a module from another module": "import typing\ntyping.sys",
+    "a machine for imports": "import torch\ntorch.importlib.machinery",
+    "DDP's reducer": "import torch.distributed as dist\ndist.Reducer",
     "dunder walk": "().__class__.__bases__[0].__subclasses__()",
     "globals": "f.__globals__['values']",
     "closure": "f.__closure__[0].cell_contents",
     "code": "exec('x = 1')",
     "hidden exec": "run = eval",
-    "torch": "import torch\ntorch.equal = lambda *_: True",
-    "under another name": "import torch.distributed as dist\ndist.all_reduce = print",
-    "a method": "from torch import Tensor\nTensor.backward = print",
-    "setattr": "import torch\nsetattr(torch, 'equal', print)",
-    "ours": "from common import glue\nglue.load = print",
-    "descriptor": "import socket\nsocket.socket(fileno=5)",
+    "a function of torch": "import torch\ntorch.equal = lambda *_: True",
     "memory": "open('/proc/self/mem')",
     "path": "open('/course/grader/reference.py')",
 }
@@ -103,11 +80,11 @@ def test_ordinary_code_is_not_flagged(tmp_path, name):
     assert flags(tmp_path, PLAIN[name]) == []
 
 
-def test_names_made_of_each_other_take_no_longer_than_other_names(tmp_path):
-    """Ten names a line, each of all the names before: followed to the end these are 10 ** 20 expressions."""
-    lines = [f"n{i} = {' + '.join([f'n{i - 1}'] * 10)}" for i in range(1, 20)]
+def test_a_word_that_stands_in_many_lines_is_one_flag_and_hides_no_other(tmp_path):
+    found = flags(tmp_path, "import gc\n" * 60 + "import ctypes\n")
 
-    assert flags(tmp_path, "n0 = 'a'\n" + "\n".join(lines)) == []
+    assert [line for line, _ in found] == [61, 1]
+    assert found[1][1].endswith("and 54 more)")
 
 
 def test_compiled_code_is_flagged(tmp_path):

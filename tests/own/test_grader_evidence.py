@@ -1,4 +1,4 @@
-"""Forging with the grader's own objects: methods with another `self`, C code in between, permits asked by hand."""
+"""Evidence: what a rank says of its threads, processes and values counts only beside what the grader knows itself."""
 
 import shutil
 import sys
@@ -10,11 +10,10 @@ import pytest
 from common.paths import ROOT
 from course.table import load_course
 from grader.checks import partition_loaders, start
-from grader.checks.pipeline import compute, forward, gpt2, waits, whole
+from grader.checks.pipeline import compute, forward, gpt2, waits
 from grader.grading import Grade, Session
 from grader.ranks.referee import MAIN, NO_PERMIT, PermitReferee
 from grader.verdicts import Verdict, Wrong
-from grader.wire import signatures
 from grader.wire.values import MessageError
 from tests.own.inline_student import player
 
@@ -35,77 +34,6 @@ def play(tmp_path):
     return player(tmp_path, 1)
 
 
-def flags_of(result):
-    return [flag.what for rank in result.ranks for flag in rank.flags]
-
-
-def forged(result):
-    return any(signatures.FORGED in what for what in flags_of(result))
-
-
-# --- who calls --------------------------------------------------------------------------------------------------------
-
-
-FAKE = """
-    import functools
-
-    class Fake(dict):
-        pass
-
-    def go(context):
-        fake = Fake()
-        fake._wire = context.arguments._wire
-        get = type(context.arguments).__missing__
-        return {call}
-"""
-
-
-@pytest.mark.parametrize("call", [
-    "get(fake, 'mine')",
-    "functools.partial(get, fake)('mine')",
-    "next(map(get, [fake], ['mine']))",
-    "type('Bait', (Fake,), {'it': property(functools.partial(get, name='mine')), '_wire': fake._wire})().it",
-])  # fmt: skip
-def test_a_method_of_the_graders_with_another_self_sends_nothing_and_is_flagged(play, call):
-    result = play(FAKE.format(call=call), each=[1])
-
-    assert result.outcome == "raised"
-    assert forged(result)
-
-
-def test_the_same_method_with_its_own_self_is_answered(play):
-    result = play(FAKE.format(call="get(context.arguments, 'mine')"), each=[1])
-
-    assert result.values == [1]
-    assert flags_of(result) == []
-
-
-C_CALLERS = {
-    "an error whose text is asked for": """
-        import functools
-
-        class Lies(Exception):
-            pass
-
-        def go(context):
-            Lies.__str__ = functools.partial(context.event, "step")
-            raise Lies
-    """,
-    "a step that is looped over": """
-        def go(context):
-            list(map(context.event, ["step"]))
-    """,
-}
-
-
-@pytest.mark.parametrize("name", C_CALLERS)
-def test_an_event_that_c_code_sends_is_not_believed_and_flagged(play, name):
-    result = play(C_CALLERS[name])
-
-    assert [event.name for event in result.ranks[0].events] == []
-    assert forged(result)
-
-
 def test_a_spied_function_and_a_probe_still_tell_events(play):
     source = """
         def go(context):
@@ -116,7 +44,6 @@ def test_a_spied_function_and_a_probe_still_tell_events(play):
     result = play(source)
 
     assert [event.name for event in result.ranks[0].events] == ["made"]
-    assert flags_of(result) == []
 
 
 # --- the referee ------------------------------------------------------------------------------------------------------
@@ -199,60 +126,6 @@ def grade(tmp_path):
     return make
 
 
-COMPUTES = {
-    "one thread that asks for one permit after the other": STAGES + """
-for i, j in schedule:
-    batches[i] = real(j, batches[i]) * by_hand(i, j)
-""",
-    "a thread for each permit, and one that computes": STAGES + """
-import threading
-given = {}
-def take(i, j):
-    given[j] = by_hand(i, j)
-threads = [threading.Thread(target=take, args=pair) for pair in schedule]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-for i, j in schedule:
-    batches[i] = real(j, batches[i]) * given[j]
-""",
-    "threads that are started on the grader's method": STAGES + """
-import concurrent.futures
-with concurrent.futures.ThreadPoolExecutor() as pool:
-    permits = pool.map(lambda pair: by_hand(*pair), schedule)
-    for (i, j), permit in zip(schedule, permits):
-        batches[i] = real(j, batches[i]) * permit
-""",
-    "a module of its own around the grader's method": STAGES + """
-for i, j in schedule:
-    module = torch.nn.Module()
-    module.forward = stages[j].watch.permits.ask
-    batches[i] = real(j, batches[i]) * module((int(batches[i][0, 0]), j), batches[i], real(j, batches[i]))
-""",
-    "a stage with watches of its own": STAGES + """
-from types import SimpleNamespace
-for i, j in schedule:
-    watch = SimpleNamespace(**vars(stages[j].watch))
-    watch.enter, watch.leave = (lambda _: None), (lambda _: None)
-    fake = SimpleNamespace(partition=j, calls=0, error=None, work=stages[j].work, watch=watch)
-    batches[i] = type(stages[j]).forward(fake, batches[i])
-""",
-}  # fmt: skip
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("name", COMPUTES)
-def test_permits_that_are_asked_by_hand_give_no_point_and_a_flag(grade, name):
-    view = grade("pipeline/pipe.py", "p.4", COMPUTES[name])
-
-    for check in (compute.check_same_time, whole.check_same_time):
-        with pytest.raises(Verdict):
-            check(view)
-
-    assert {signatures.FORGED, signatures.ASKS_BY_HAND} & {
-        flag.what.removeprefix("in a run: ") for flag in view.session.flags
-    }
-
-
 IN_THREADS = (
     STAGES
     + """
@@ -321,17 +194,6 @@ def test_threads_that_call_partitions_without_computing_them_give_no_point(grade
 
     with pytest.raises(Wrong, match=r"did not compute|did not get|in several threads|does not hold"):
         compute.check_same_time(view)
-
-
-@pytest.mark.medium
-def test_an_attribute_that_is_set_on_a_stage_of_the_graders_is_flagged_with_its_line(grade):
-    view = grade("pipeline/pipe.py", "p.4", NO_WORK["attributes of the stage are replaced"])
-
-    with pytest.raises(Verdict):
-        compute.check_same_time(view)
-
-    for what in ("sets work of the grader's stage", "reads watch of the grader's stage"):
-        assert "pipeline/pipe.py" in [flag.file for flag in view.session.flags if what in flag.what]
 
 
 GPT2S = {
@@ -427,24 +289,6 @@ def test_a_forward_without_calls_of_compute_fails_every_test_whatever_it_finds_i
     for check in (forward.check_sizes, forward.check_clocks, forward.check_output):
         with pytest.raises(Verdict):
             check(view)
-
-
-def test_the_stand_in_that_is_asked_by_hand_answers_nothing_and_flags(grade):
-    body = """
-batches = list(x.split(self.split_size))
-ask = self.compute.__self__._ask
-for j in range(len(self.partitions)):
-    pairs = [[i, j] for i in range(len(batches))]
-    sizes = [len(batch) for batch in batches]
-    batches = list(ask("compute", pairs=pairs, nested=False, sizes=sizes, given=batches, inputs=batches))
-return torch.cat(batches)
-"""
-    view = grade("pipeline/pipe.py", "p.3", body)
-
-    with pytest.raises(Verdict):
-        forward.check_sizes(view)
-
-    assert signatures.FORGED in {flag.what.removeprefix("in a run: ") for flag in view.session.flags}
 
 
 SHARES = {
