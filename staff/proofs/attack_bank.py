@@ -36,10 +36,11 @@ class Partition:
 class Attack:
     """One attack: what it does, the defences it is made for, what it is after, and what is handed in.
 
-    `row` is a row of docs/grading_limits.md: an attack that gains points with all defences. `code` stands at the end of `file`: an unsolved Partition, or the clean or (`solved`) the solved file of that name.
-    `files` lie beside it. `named` are the names of hand-ins of a class, all with this content. `entries` are those of a
-    zip (or, with `folder`, of a folder) for staff/grade/unpack.py. `most_memory` is how many MiB graders and ranks may
-    take together; `limits` are fields of confine.Policy.
+    `row` is a row of docs/grading_limits.md, in place of defences: such an attack gains points with all of them. `code`
+    stands at the end of `file`: an unsolved Partition, or the clean or (`solved`) the solved file of that name. `files`
+    lie beside it. `named` are the names of hand-ins of a class, all with this content. `entries` are those of a zip
+    (or, with `folder`, of a folder) for staff/grade/unpack.py. `most_memory` is how many MiB graders and ranks may take
+    together; `limits` are fields of confine.Policy.
     """
 
     name: str

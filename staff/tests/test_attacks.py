@@ -4,26 +4,18 @@ import importlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from common import data_partition
 from common.errors import InputError
 from common.paths import ROOT
-from grader.inside.context import Context
-from grader.probes import data
-from grader.wire import values
-from grader.wire.connection import Wire
 from staff import attacks
-from staff.proofs import attack_bank, class_switches, forging, undefended
+from staff.proofs import attack_bank, class_switches, undefended
 from staff.proofs.attack_bank import Attack
 from staff.proofs.attack_runs import Gain, attempt, surroundings, zip_attempt
 from staff.proofs.undefended import SWITCHES
@@ -40,8 +32,8 @@ def test_the_bank_holds_at_least_forty_attacks():
 
 
 @pytest.mark.parametrize("attack", BANK.values(), ids=BANK)
-def test_an_attack_names_defences_that_can_be_switched_off(attack):
-    assert attack.off
+def test_an_attack_names_defences_that_can_be_switched_off_or_a_row(attack):
+    assert bool(attack.off) != bool(attack.row)
     assert set(attack.off) <= {*SWITCHES, *CONFINING, *OTHERS}
 
 
@@ -99,29 +91,6 @@ def test_what_a_defence_is_switched_off_by_replacing_is_there(defence, monkeypat
     assert replaced
 
 
-def test_forging_finds_the_line_of_a_context():
-    here, there = socket.socketpair()
-    with here, there:
-        forger: dict = {}
-        exec(forging.CODE, forger)
-        context = Context(Wire(here, lambda _: None), {"rank": 0, "world_size": 1, "arguments": {}, "tree": "."})
-
-        assert forger["line"](context) is here
-
-
-def test_a_forged_message_is_what_a_right_partition_would_send():
-    forger: dict = {}
-    exec(forging.CODE, forger)
-    told: dict[str, Any] = {"file": "", "kind": "list", "index": [2, 0], "mine": ["a", "b", "c"]}
-    context: Any = SimpleNamespace(arguments=told, load=lambda _: data_partition)
-    examples: Any = data.Data(told["mine"])
-    partition = data_partition.Partition(examples, told["index"])
-
-    (message,) = values.Frames(check=lambda tag, _: tag).feed(forger["message"](partition))
-
-    assert message == {"kind": "returned", "value": data.partition(context), "never_waited": []}
-
-
 @pytest.mark.parametrize("attack", [a for a in BANK.values() if a.entries], ids=[n for n in BANK if BANK[n].entries])
 def test_an_attack_on_unpacking_needs_the_defence_to_be_off(attack):
     assert not zip_attempt(attack, ())
@@ -150,7 +119,18 @@ def test_figures_count_success_with_defences_and_failure_without():
         (attack, Gain(harm="x"), Gain(secret="another thing")),
     ]
 
-    assert attacks.figures(rows) == {"attacks": 4, "gained": 1, "leaked": 1, "left_running": 1, "unproven": 1}
+    assert attacks.figures(rows) == {
+        "attacks": 4, "rows": 0, "gained": 1, "leaked": 1, "left_running": 1, "unproven": 1
+    }  # fmt: skip
+
+
+def test_points_of_a_row_are_not_gained_and_a_row_without_points_proves_nothing():
+    attack = Attack("a", "what", (), "points", row="p.4", code="x")
+    believed, stale, harmful = Gain(points=2), Gain(), Gain(points=2, harm="x")
+
+    figures = attacks.figures((attack, gain, gain) for gain in (believed, stale, harmful))
+
+    assert figures == {"attacks": 3, "rows": 2, "gained": 1, "leaked": 0, "left_running": 0, "unproven": 1}
 
 
 def test_a_process_that_was_left_is_found_and_killed(tmp_path):

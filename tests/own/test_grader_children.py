@@ -58,22 +58,5 @@ def test_nobody_counts_unless_a_run_asks(tmp_path):
     assert counted(tmp_path, [], 0, 0).children == -1
 
 
-TAKES = """
-import signal
-from functools import partial
-from multiprocessing.pool import ThreadPool
-def go(context):
-    wait = partial(signal.sigtimedwait, {signal.SIGUSR2}, 0)
-    return context.arguments["through"] and ThreadPool(1).apply(wait) or wait()
-"""
 
 
-@pytest.mark.parametrize("through", [False, True])
-def test_the_number_of_a_process_is_not_for_a_students_lines(tmp_path, through):
-    (tmp_path / "run.py").write_text(TAKES)
-    arguments = {"file": "run.py", "function": "go", "through": through}
-
-    result = ranks.run("grader.inside.context:call", 1, arguments, tree=tmp_path)
-
-    assert "signal.sigtimedwait is refused" in result.explain()
-    assert "in a run: signal.sigtimedwait" in [flag.what for flag in result.ranks[0].flags]
