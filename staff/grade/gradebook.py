@@ -10,12 +10,12 @@ from typing import Any
 
 from common.paths import atomic_write
 from course.table import Course
+from staff.grade.texts import cell
 
 MOST_MISTAKES = 20
 NOT_MISTAKES = ("passed", "not attempted", "skipped")
 SEED = re.compile(r" \(inputs drawn with seed \d{1,20}; [^()]{0,100}\)")
 NUMBERS = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run a cell that begins so
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,16 @@ def write_csv(path: Path, rows: Iterable[Row], course: Course) -> None:
     with atomic_write(path) as file:
         table = csv.writer(file)
         table.writerow(head)
-        for row in rows:
-            points = [row.points("task", task) for task in course.tasks]
-            points += [row.points("region", region) for region in course.regions]
-            figures = [_cell(look_at(row)), row.run.get("wall_s", ""), row.run.get("peak_pss_mb", "")]
-            score = [row.report["score"], row.report["max_score"]]
-            score += [row.report.get("bonus", 0), row.report.get("max_bonus", 0)]
-            table.writerow([_cell(row.name), *score, *points, *figures, _cell("; ".join(row.run.get("notes", [])))])
+        table.writerows(line(row, course) for row in rows)
+
+
+def line(row: Row, course: Course) -> list[str | int | float]:
+    """The cells of one submission."""
+    points = [row.points("task", task) for task in course.tasks]
+    points += [row.points("region", region) for region in course.regions]
+    figures = [cell(look_at(row)), row.run.get("wall_s", ""), row.run.get("peak_pss_mb", "")]
+    score = [row.report["score"], row.report["max_score"], row.report.get("bonus", 0), row.report.get("max_bonus", 0)]
+    return [cell(row.name), *score, *points, *figures, cell("; ".join(row.run.get("notes", [])))]
 
 
 def look_at(row: Row) -> str:
@@ -92,10 +95,6 @@ def place_of(flag: dict[str, Any]) -> str:
     """Return "common/schedule.py:3". Some flags belong to no line, and those of a run to no file."""
     place = flag["file"] or "while running"
     return f"{place}:{flag['line']}" if flag["line"] else place
-
-
-def _cell(text: str) -> str:
-    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def regions(rows: Sequence[Row], course: Course) -> list[RegionShare]:

@@ -23,12 +23,12 @@ from typing import Any
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import Course, files_matching, load_course, score_in_words, score_of
-from staff.grade import read_report, result_store
+from staff.grade import read_report, result_store, texts
 from staff.grade.gradebook import Row
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.own_texts import Opened, digest, open_into, page, unreadable
 from staff.grade.read_report import Tests
-from staff.grade.submissions import Submission, clean_files, printable
+from staff.grade.submissions import Submission, clean_files
 from staff.sandbox.graded_run import probe, run_graded
 
 DEADLINE = 600.0  # seconds for the graders of one submission; single tests have shorter ones of their own
@@ -147,7 +147,7 @@ class Grading:
             notes.append(f"the graders were stopped after {self.deadline:g} s, before the last test")
         elif outcome.exit_code not in (0, 1):
             notes.append(f"the graders did not finish (exit code {outcome.exit_code})")
-            run["graders_said"] = printable(outcome.output[-2000:])
+            run["graders_said"] = texts.printable(outcome.output[-2000:])
         run |= {"peak_pss_mb": outcome.peak_pss_mb, "swept": outcome.swept, "sandbox": outcome.sandbox}
         run |= {"notes": notes, "output": told["output"], "flags": told["flags"]}
         seen = {test["id"]: test for test in told["tests"]}
@@ -164,6 +164,7 @@ class Grading:
         return result_store.read(self.out, name)
 
     def _keep(self, submission: Submission, tests: Tests, run: dict[str, Any]) -> None:
+        run["notes"] = texts.notes(run["notes"])
         report = {
             "submission": submission.name,
             **score_of(tests, self.course.bonus_tasks),

@@ -3,6 +3,7 @@
 What students wrote and printed stands in them, so everything is escaped, and the pages forbid scripts themselves.
 """
 
+import functools
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from grader.report import Entry
 from staff.grade import gradebook
 from staff.grade.gradebook import Row
 from staff.grade.measurements import shared
-from staff.grade.submissions import printable
+from staff.grade.texts import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -195,6 +196,7 @@ def class_page(rows: Sequence[Row], course: Course, footer: str, missing: Sequen
     )
 
 
+@functools.cache
 def _template(name: str) -> jinja2.Template:
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(

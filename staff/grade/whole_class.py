@@ -10,6 +10,7 @@ ends.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -46,7 +47,8 @@ def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) ->
                     print(f"{name}: not graded: {type(error).__name__}: {error}", file=sys.stderr)
                     continue
                 done[name] = future.result()
-                tell(grading, name, done[name], f"{len(done)}/{len(submissions)}")
+                with contextlib.suppress(Exception):  # to tell of it must not cost the others anything
+                    tell(grading, name, done[name], f"{len(done)}/{len(submissions)}")
         except BaseException:
             grading.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)

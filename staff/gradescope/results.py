@@ -17,7 +17,7 @@ from grader import messages
 from grader.report import Entry
 from staff.grade.gradebook import Row
 from staff.grade.pages import entries, ranks_alike, sentence
-from staff.grade.read_report import clip
+from staff.grade.texts import clip
 
 VISIBILITIES = ("visible", "hidden", "after_due_date", "after_published")
 LONGEST_TEST = 4000  # characters of one test's output

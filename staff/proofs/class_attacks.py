@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.errors import exit_on_input_error
 from common.paths import ROOT
 from staff.grade import result_store, whole_class
 from staff.grade.submissions import clean_files
@@ -110,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exit_on_input_error(main)
