@@ -22,7 +22,7 @@ from typing import Any
 
 from common.errors import InputError
 from common.paths import ROOT
-from course.table import Course, files_matching, load_course, score_in_words, score_of
+from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, score_in_words, score_of
 from staff.grade import read_report, result_store, texts
 from staff.grade.gradebook import Row
 from staff.grade.own_process import Unfinished, run_apart
@@ -195,10 +195,17 @@ def collect(scratch: Path, files: Sequence[str]) -> Tests:
     """
     path = scratch / "catalogue.json"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "--report", str(path)]
+    command += [] if probe()["network"] else ["--no-network"]
     done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True)
     if done.returncode or not path.exists():
         raise InputError(f"the graders cannot be loaded: {done.stdout[-500:]}{done.stderr[-500:]}")
     return json.loads(path.read_text(encoding="utf-8"))["tests"]
+
+
+def not_graded_here(tests: Tests) -> list[str]:
+    """A line for each test that this machine cannot grade, for the instructor."""
+    lost = [test for test in tests if test["status"] == NOT_GRADED_HERE]
+    return [f"{NOT_GRADED_HERE}: {test['id']} ({test['region']}, points: {test['max_points']})" for test in lost]
 
 
 def environment() -> dict[str, Any]:

@@ -189,6 +189,7 @@ def _become_other() -> None:
 
 def _mount_scratch() -> None:
     kernel.own_namespaces(kernel.NEW_MOUNTS)
+    kernel.only_read()
     kernel.mount("scratch", tempfile.gettempdir(), "tmpfs", 0, "size=1m")
 
 
@@ -249,6 +250,15 @@ def protect() -> list[str]:
     return closed
 
 
+def tests_not_graded_here() -> list[str]:
+    """The tests that need a network of their own, where there is none, each with its points."""
+    from staff.grade import hand_ins  # which runs what is above
+
+    with tempfile.TemporaryDirectory() as scratch:
+        tests = [] if probe()["network"] else hand_ins.collect(Path(scratch), hand_ins.grader_files())
+    return hand_ins.not_graded_here(tests)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m staff.sandbox", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -261,10 +271,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.protect:
         for name in protect():
             print(f"closed to other users: {name}")
-    held = probe()
+    held = probe() | {"not_graded_here": tests_not_graded_here()}
     for name in ("user", "landlock", "seccomp", "network", "scratch", "limits", "memory"):
         print(f"{name:10} {'active' if held[name] else 'NOT AVAILABLE HERE'}")
     if held["files"] == "open":
         print(f"submissions could read: {', '.join(open_secrets()[:5])}; run --protect as root to prevent this")
+    for line in held["not_graded_here"]:
+        print(line)
     print(held["level"])
     print(json.dumps(held))

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -21,6 +22,7 @@ from staff.grade import gradebook, result_store, texts, whole_class
 from staff.grade.class_files import write_class
 from staff.grade.gradebook import Row
 from staff.grade.hand_ins import Grading
+from staff.grade.own_process import run_apart
 from staff.grade.result_store import at_work
 from staff.grade.submissions import Submission, Taken, choose, clean_files, name_all, open_submission, write_tree
 from staff.sandbox.graded_run import Outcome
@@ -363,6 +365,10 @@ def test_a_grade_book_with_the_longest_notes_can_be_read_by_a_spreadsheet(tmp_pa
     assert len(gradebook_notes(tmp_path / "out", "in")) == 20
 
 
+def affinity() -> list[str]:
+    return [str(processor) for processor in os.sched_getaffinity(0)]
+
+
 def gradebook_notes(out: Path, name: str) -> list[str]:
     return result_store.read(out, name).run["notes"]
 
@@ -411,6 +417,39 @@ def test_what_cannot_be_told_or_shown_of_one_hand_in_costs_the_others_nothing(tm
 
     assert done == {"bad": False, "good": False}
     assert [row["name"] for row in rows] == ["good"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3, 8])
+def test_the_processors_are_divided_among_the_jobs(jobs):
+    shares = whole_class.processors_of_jobs(range(8), jobs)
+
+    assert sorted(processor for share in shares for processor in share) == list(range(8))
+
+
+def test_more_jobs_than_processors_share_them_evenly():
+    assert whole_class.processors_of_jobs([4, 6], 5) == [{4}, {6}, {4}, {6}, {4}]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_two_hand_ins_that_are_graded_at_once_have_no_processor_in_common(tmp_path, monkeypatch):
+    both_run, seen = threading.Barrier(2, timeout=60), []
+
+    def run_graded(*_: object, **__: object) -> Outcome:
+        both_run.wait()
+        asked = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
+        seen.append({*subprocess.check_output(asked, text=True).split(), *run_apart(affinity, seconds=60)})
+        return NOT_RUN
+
+    monkeypatch.setattr("staff.grade.hand_ins.run_graded", run_graded)
+    for name in ("a", "b"):
+        hand_in(tmp_path / name, HOME)
+    with at_work(tmp_path / "out") as scratch:
+        grading = Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=1, deadline=1)
+
+        whole_class.grade_all(grading, [Submission(name, tmp_path / name) for name in ("a", "b")], 2)
+
+    first, second = seen
+    assert first and second and not first & second
 
 
 def test_a_submission_that_is_not_there_is_said_before_anything_is_graded(tmp_path):
