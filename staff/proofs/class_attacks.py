@@ -33,7 +33,7 @@ def class_attempt(attack: Attack, off: Sequence[str]) -> Gain:
         _honest(hand_ins / HONEST)
         for number, name in enumerate(attack.named):
             attack_bank.hand_in(attack, around.work / f"files{number}", around.places)
-            _as_handed_in(around.work / f"files{number}", hand_ins / name)
+            as_handed_in(around.work / f"files{number}", hand_ins / name)
         command = [sys.executable, "-m", "staff.proofs.class_attacks", "--off", ",".join(off), "--"]
         command += [*map(str, sorted(hand_ins.iterdir())), "--out", str(out), "--jobs", str(1 + len(attack.named))]
         command += ["--deadline", str(attack.deadline), "--tests", TARGET, VICTIM]
@@ -97,7 +97,7 @@ def _honest(folder: Path) -> None:
         (folder / file).write_bytes((ROOT / file).read_bytes())
 
 
-def _as_handed_in(files: Path, target: Path) -> None:
+def as_handed_in(files: Path, target: Path) -> None:
     """A zip or a folder, as its name says."""
     if target.suffix != ".zip":
         files.rename(target)

@@ -20,6 +20,7 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT
+from course.table import load_course
 from staff.proofs.bank import copy_tree
 from staff.sandbox import graded_run, kernel, seccomp, supervisor
 from staff.sandbox.confine import Policy, build
@@ -93,6 +94,18 @@ def test_no_grader_can_be_read_nor_listed(mine):
     for file in sorted((ROOT / "grader").rglob("*.py")):
         assert "PermissionError" in behind(mine, ("landlock",), file.read_text), file
     assert "PermissionError" in behind(mine, ("landlock",), lambda: os.listdir(ROOT / "grader"))
+
+
+def test_every_file_with_a_solution_can_be_closed_to_other_users():
+    secrets = graded_run.secrets()
+    folders = [folder for folder in ROOT.iterdir() if folder.is_dir() and folder.name[0] not in "._"]
+    regions = [
+        path for folder in folders for path in folder.rglob("*.py") if b"\n    # BEGIN SOLUTION" in path.read_bytes()
+    ]
+    closed = [path for path in regions if any(path.is_relative_to(ROOT / name) for name in secrets)]
+
+    assert {region.file for region in load_course().regions.values()} <= set(secrets)
+    assert ROOT / "cluster/hello.py" in closed and closed == regions
 
 
 def test_python_can_be_read_and_started(mine):
