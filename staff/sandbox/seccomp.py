@@ -47,9 +47,10 @@ NOTICES = [1024, 1026, 1031]  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
 BUFFERS = [7, 8, 32, 33]  # SO_SNDBUF, SO_RCVBUF and both with FORCE
 NAMESPACES = 0x7E020080  # the CLONE_NEW... bits
 AF_INET, AF_INET6, AF_NETLINK = 2, 10, 16
+KIND, DATAGRAM = 0xF, 2  # of the second argument of socket(2)
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of classic BPF
+LOAD, EQUAL, AT_LEAST, ANY_BIT, AND, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06  # of classic BPF
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 NUMBER, MACHINE, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32  # offsets in what the filter sees; of arguments the lower half
 X32 = 0x40000000  # a second set of numbers on x86_64
@@ -90,7 +91,8 @@ def program(sockets: bool, signals_to: int | None) -> list[Line]:
     lines += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]  # libc then uses clone
     lines += _on(CLONE[column], FIRST, [(ANY_BIT, 0, 1, NAMESPACES), refuse])
     families = [AF_INET, AF_INET6, AF_NETLINK] if sockets else []  # netlink: getaddrinfo asks it
-    lines += _on(SOCKET[column], FIRST, _one_of(families))
+    no_datagrams = [(LOAD, 0, 0, SECOND), (AND, 0, 0, KIND), *_none_of([DATAGRAM])]  # unread ones fill 25 MiB a process
+    lines += _on(SOCKET[column], FIRST, [*_one_of(families), *no_datagrams])
     lines += _on(FCNTL[column], SECOND, _none_of([*LOCKS, *NOTICES]))
     lines += _on(SETSOCKOPT[column], THIRD, _none_of(BUFFERS))
     for numbers in ONLY_MYSELF.values():

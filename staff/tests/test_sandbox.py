@@ -178,7 +178,18 @@ def watch() -> None:
     kernel.checked(libc.inotify_add_watch(libc.inotify_init(), b"/", 1), "inotify_add_watch")
 
 
-@pytest.mark.parametrize("take", [socket.socketpair, lambda: os.memfd_create("x"), larger_pipe, larger_buffer, watch])
+def datagrams() -> None:
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+
+
+def nameless_file() -> None:
+    os.memfd_create("x")
+
+
+KERNEL_MEMORY = [socket.socketpair, datagrams, nameless_file, larger_pipe, larger_buffer, watch]
+
+
+@pytest.mark.parametrize("take", KERNEL_MEMORY)
 def test_a_rank_cannot_take_memory_that_only_the_kernel_counts(mine, take):
     assert "[Errno 1]" in behind(mine, ("seccomp",), take, sockets=True)
     assert "Error" not in behind(mine, (), take)
