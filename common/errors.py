@@ -1,6 +1,7 @@
 """The errors that are meant for the user: one helpful line and exit code 2."""
 
 import contextlib
+import io
 import os
 import re
 import sys
@@ -29,6 +30,8 @@ def exit_on_input_error(main: Callable[..., None], *arguments: object) -> None:
     The code is 2 for the user's input (an InputError, or an OSError on a path of the command line), and 1 for an
     unsolved region. Every other error is shown with its traceback.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that this terminal cannot show is no reason to end
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main(*arguments)
     except NotImplementedError as error:

@@ -15,6 +15,7 @@ from common.paths import ROOT
 
 STEPS_OF_A_HINT = 3
 CARRIED = ("warning", "points")
+NOT_GRADED_HERE = "not graded here"  # status of a test that needs what this machine does not have
 
 
 @dataclass(frozen=True)
@@ -239,19 +240,23 @@ def _check(course: Course, where: str) -> None:
 
 
 def score_of(tests: Iterable[Mapping[str, Any]], bonus_tasks: Collection[str]) -> dict[str, int]:
-    """Return the sums of graded tests: score and max_score, and with bonus tests also bonus and max_bonus."""
+    """Return the sums of graded tests: score and max_score, with bonus tests also bonus and max_bonus, and the points
+    that could not be graded on this machine, if there are any, as not_graded_here."""
     found = {"score": 0, "max_score": 0}
     for test in tests:
         got, most = ("bonus", "max_bonus") if test["task"] in bonus_tasks else ("score", "max_score")
         found[got] = found.get(got, 0) + test["points"]
         found[most] = found.get(most, 0) + test["max_points"]
+        if test.get("status") == NOT_GRADED_HERE:
+            found["not_graded_here"] = found.get("not_graded_here", 0) + test["max_points"]
     return found
 
 
 def score_in_words(report: Mapping[str, Any]) -> str:
-    """Return "96 of 100 points", and the bonus points apart from them."""
+    """Return "96 of 100 points", the bonus points apart from them, and how many points were not graded here."""
     bonus = f" and {report['bonus']} of {report['max_bonus']} bonus points" if report.get("max_bonus") else ""
-    return f"{report['score']} of {report['max_score']} points{bonus}"
+    missing = f", {report['not_graded_here']} not graded here" if report.get("not_graded_here") else ""
+    return f"{report['score']} of {report['max_score']} points{bonus}{missing}"
 
 
 def files_matching(root: Path, patterns: Iterable[str]) -> list[str]:

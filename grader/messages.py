@@ -18,7 +18,15 @@ WAITS = re.compile(r"depends on region (\S+), which does not pass yet\. Observed
 PRINTED, ALL_PRINTED, LINE = 8, 200, 160  # lines of what a rank printed: usually, with --prints all; characters of one
 Printed = Mapping[str, Mapping[int, str]]  # test -> rank -> text
 SHORT = 200  # characters of a message that is not the first of its region
-RANKING = ("wrong", "crashed", "deadlocked", "timed out", "skipped", "not attempted")  # the most telling first
+RANKING = (
+    "wrong",
+    "crashed",
+    "deadlocked",
+    "timed out",
+    "skipped",
+    "not graded here",
+    "not attempted",
+)  # the most telling first
 CAUSE = re.compile(
     r"\?|: (append|average|build|call|check|create|did|divide|do|does|each|every|fine-tune|give|is|are|keep|let|limit|"
     r"only|partition the|pass|put|record|remove|return|seed|send|set|shuffle|start|store|take|train|use|wait)\b"

@@ -24,7 +24,7 @@ from course.table import STEPS_OF_A_HINT, Course, load_course
 from grader import messages, ranks, report, tampering
 from grader.grading import Grade, Session
 from grader.report import Entry
-from grader.verdicts import Skipped, Verdict
+from grader.verdicts import NotGradedHere, Skipped, Verdict
 
 pytest_plugins = ["grader.selection"]
 SESSION = pytest.StashKey[Session]()
@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="first",
         help="whose output to show: rank 0's (first) or every rank's (all)",
     )
+    group.addoption("--no-network", action="store_true", help="skip tests that need a network; they give no points")
     group.addoption("--seed", metavar="N", type=int, help="seed of the inputs, to repeat an earlier run")
 
 
@@ -57,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     config.addinivalue_line(
         "markers",
-        "graded(region, points, needs=[], absence=False): a test that gives points for a region of course.toml",
+        "graded(region, points, needs=[], absence=False, network=False): a test that gives points for a region",
     )
     if config.getoption("verbose", None) == 0:  # grader.debug has no terminal plugin, and so no such option
         config.option.verbose = -1  # like -q: pytest's header and lists of files would stand before the cause
@@ -121,6 +122,13 @@ def shows_absence(item: pytest.Item) -> bool:
     return bool(mark and mark.kwargs.get("absence"))
 
 
+def not_graded_here(item: pytest.Item) -> NotGradedHere | None:
+    """The verdict of a test that needs a network, where its ranks would have that of the machine."""
+    mark = item.get_closest_marker("graded")
+    needs = bool(mark and mark.kwargs.get("network"))
+    return NotGradedHere() if needs and item.config.getoption("--no-network") else None
+
+
 def region_of(item: pytest.Item) -> str:
     """The region that a test grades, "" for a test that grades none."""
     mark = mark_of(item)
@@ -162,12 +170,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Torch is loaded by the process that starts the ranks while the first test begins."""
-    marks = {item.nodeid: mark for item in session.items if (mark := mark_of(item))}
+    marks = [(item, *mark) for item in session.items if (mark := mark_of(item))]
     regions = session.config.stash[SESSION].course.regions
-    session.config.stash[WRITTEN].expect(
-        Entry(id, regions[region].task, region, report.PENDING, 0, points, report.NOT_REACHED)
-        for id, (region, points) in marks.items()
-    )
+    to_come = []
+    for item, region, points in marks:
+        verdict = not_graded_here(item)
+        status, message = (verdict.status, str(verdict)) if verdict else (report.PENDING, report.NOT_REACHED)
+        to_come.append(Entry(item.nodeid, regions[region].task, region, status, 0, points, message))
+    session.config.stash[WRITTEN].expect(to_come)
     if session.items and all(mark_of(item) or item.get_closest_marker("carried") for item in session.items):
         _leave_out_pytests_list(session.config)
     if marks and not session.config.option.collectonly:
@@ -208,6 +218,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
     if not isinstance(grade, Grade):
         return (yield)
     grade.check_attempted()
+    if verdict := not_graded_here(pyfuncitem):
+        raise verdict
     with np.errstate(all="ignore"), warnings.catch_warnings():  # a student's numbers may overflow in our arithmetic
         warnings.simplefilter("ignore", RuntimeWarning)
         return (yield)
@@ -223,7 +235,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
         ran = grade.last if isinstance(grade, Grade) else None
         item.config.stash[WRITTEN].flag(item.config.stash[SESSION].take_flags(), item.nodeid)
         item.config.stash[WRITTEN].add(item.config.stash[ENTRIES][item.nodeid], ran)
-        if item.config.stash[ENTRIES][item.nodeid].status == "skipped":
+        if item.config.stash[ENTRIES][item.nodeid].status in (Skipped.status, NotGradedHere.status):
             result.outcome, result.longrepr = "skipped", (str(item.path), item.location[1] or 0, str(result.longrepr))
     return result
 
@@ -239,7 +251,7 @@ def _judge(item: pytest.Item, region: str, points: int, call: pytest.CallInfo) -
         status, message = "crashed", f"internal grader error (please report it): {type(error).__name__}: {error}"
     message = clip(message)
     missing = unpassed(course, region, needs_of(item), entries)
-    if status not in ("passed", "not attempted", Skipped.status) and missing:
+    if status not in ("passed", "not attempted", Skipped.status, NotGradedHere.status) and missing:
         message = f"depends on region {missing}, which does not pass yet. Observed: {message}"
         status = Skipped.status
     if status == "passed" and shows_absence(item) and (others := open_tests(region, entries)):
@@ -266,7 +278,7 @@ def open_tests(region: str, entries: dict[str, Entry]) -> list[str]:
     return [
         entry.id.rpartition("::")[2]
         for entry in entries.values()
-        if entry.region == region and entry.status != "passed"
+        if entry.region == region and entry.status not in ("passed", NotGradedHere.status)
     ]
 
 
@@ -277,7 +289,7 @@ def not_counted(region: str, others: list[str]) -> str:
 
 def unpassed(course: Course, region: str, more: tuple[str, ...], entries: dict[str, Entry]) -> str:
     """A region that this one, or one of `more`, builds on and of which a test has not passed; "" if there is none."""
-    failed = {entry.region for entry in entries.values() if entry.status != "passed"}
+    failed = {entry.region for entry in entries.values() if entry.status not in ("passed", NotGradedHere.status)}
     return next((need for need in course.all_needs(region, *more) if need in failed - {region}), "")
 
 
@@ -296,7 +308,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             command = f"run `python -m pytest {files}`"
             noun = "point" if points == 1 else "points"
             terminalreporter.line(f"{region} has {points} more {noun}, for the whole script: {command}")
-    tried = {entry.region for entry in entries if entry.status not in ("passed", "not attempted", Skipped.status)}
+    open_ones = ("passed", "not attempted", Skipped.status, NotGradedHere.status)
+    tried = {entry.region for entry in entries if entry.status not in open_ones}
     asked = {entry.region for entry in entries if entry.status == "not attempted"} if len(tried) == 0 else set()
     failed = [id for id in course.in_order_of_needs() if id in tried]
     tasks = {entry.task for entry in entries}  # a student who works on a task stays in it

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from course.table import NOT_GRADED_HERE
 from grader.ranks.calls import SILENTLY_WRONG
 from grader.ranks.outcome import Frame, Result
 
@@ -39,6 +40,16 @@ class TimedOut(Verdict):
 
 class Skipped(Verdict):
     status = "skipped"
+
+
+class NotGradedHere(Verdict):
+    status = NOT_GRADED_HERE
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this test needs a network that contains nothing else, and this machine cannot create one, so it was not "
+            "run; ask the course staff where its points are graded"
+        )
 
 
 STATUSES = ("passed", *(kind.status for kind in Verdict.__subclasses__()))

@@ -126,7 +126,7 @@ def test_every_worker_is_started_and_waited_for(grade):
     start.check_started(grade)
 
 
-@graded("2b.9", points=1)
+@graded("2b.9", points=1, network=True)
 def test_the_script_trains_on_two_workers(grade):
     start.check_script(grade)
 

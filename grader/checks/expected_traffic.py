@@ -168,13 +168,20 @@ def _compare(grade: Grade, what: str, got: list, right: tuple[float, float], cau
             grade.fail(f"{what}: expected {expected:.0f} bytes {way}, got {mine:.0f}{cause}")
 
 
-def smallest(examples: int, batch: int, workers: int) -> int:
-    """The smallest number of iterations that takes all examples."""
-    return next(count for count in itertools.count(1) if all_fit(count, examples, batch, workers))
+def _wrong_count(got: float, examples: int, batch: int, workers: int) -> str:
+    """What is wrong with a number of iterations: they must hold all examples, and one less must not."""
+    place = batch * workers
+    if got * place < examples:
+        return f"{got:g} iterations hold at most {got * place:g} of the {examples} examples"
+    if not float(got).is_integer():
+        return f"got {got:g} iterations: the number of iterations must be whole"
+    if (got - 1) * place >= examples:
+        return f"got {got:g} iterations, but fewer hold all {examples} examples, too"
+    return ""
 
 
-def all_fit(count: float, examples: int, batch: int, workers: int) -> bool:
-    return examples <= count * batch * workers
+def _words(examples: int, batch: int, workers: int) -> str:
+    return f"{examples} examples on {workers} workers, {batch} in a worker's batch"
 
 
 def check_iterations(grade: Grade) -> None:
@@ -183,27 +190,38 @@ def check_iterations(grade: Grade) -> None:
     cases = [*map(list, ITERATIONS), *drawn]
     counts = grade.values("grader.probes.traffic:iterations", 1, cases=cases)[0]
     for (examples, batch, n), got in zip(cases, counts, strict=True):
-        right, causes = smallest(examples, batch, n), ITERATIONS.get((examples, batch, n), {})
-        if got != right:
+        if complaint := _wrong_count(got, examples, batch, n):
+            causes = ITERATIONS.get((examples, batch, n), {})
             cause = next((f": {words}" for value, words in causes.items() if abs(value - got) < 0.01), "")
-            what = f"{examples} examples on {n} workers, {batch} in a worker's batch"
-            grade.fail(f"{what}: expected {right} iterations, got {got:g}{cause}")
+            grade.fail(f"{_words(examples, batch, n)}: {complaint}{cause}")
 
 
 def check_epoch(grade: Grade) -> None:
     """An iteration's traffic as often as there are iterations."""
-    sent, received = (float(n) for n in grade.draw.integers(10_000, 90_000, size=2))
+    each = [float(n) for n in grade.draw.integers(10_000, 90_000, size=2)]
     drawn = [tuple(int(grade.draw.integers(*span)) for span in ((100, 900), (2, 20), (2, 9))) for _ in range(3)]
     cases = [(2490, 16, 4), (2490, 8, 4), (2490, 4, 4), (22, 7, 3), *drawn]
-    values = grade.values("grader.probes.traffic:epoch", 1, cases=[[[sent, received], *case] for case in cases])[0]
-    for (examples, batch, n), got in zip(cases, values, strict=True):
-        right = smallest(examples, batch, n)
-        causes = {
-            "that is one iteration": sent,
-            "that is the sum over all workers": sent * right * n,
-            "bytes of an iteration do not depend on the batch size: gradients have the size of the model": sent
-            * right
-            * batch,
-            "bytes of an iteration do not depend on the number of examples": sent * examples,
-        }
-        _compare(grade, f"an epoch of {right} iterations", got, (sent * right, received * right), causes)
+    values = grade.values("grader.probes.traffic:epoch", 1, cases=[[each, *case] for case in cases])[0]
+    for case, got in zip(cases, values, strict=True):
+        for way, iteration, moved in zip(("sent", "received"), each, got, strict=True):
+            count = moved / iteration
+            if math.isfinite(count) and math.isclose(count, round(count), rel_tol=1e-6):
+                count = round(count)
+            if complaint := _wrong_count(count, *case):
+                grade.fail(
+                    f"an epoch of {_words(*case)}: {iteration:.0f} bytes {way} in each iteration, got {moved:.0f} in "
+                    f"the epoch: {_cause_in_epoch(count, *case) or complaint}"
+                )
+
+
+def _cause_in_epoch(count: float, examples: int, batch: int, workers: int) -> str:
+    """The mistake that moves an iteration's bytes so often."""
+    causes = {
+        "that is one iteration": count == 1,
+        "that is the sum over all workers": not _wrong_count(count / workers, examples, batch, workers),
+        "bytes of an iteration do not depend on the batch size: gradients have the size of the model": (
+            not _wrong_count(count / batch, examples, batch, workers)
+        ),
+        "bytes of an iteration do not depend on the number of examples": count == examples,
+    }
+    return next((words for words, fits in causes.items() if fits), "")

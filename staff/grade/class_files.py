@@ -18,7 +18,7 @@ def write_class(out: Path, names: Sequence[str], course: Course, footer: str) ->
     Parts of a class may call it at the same time: one after the other writes.
     """
     with locked(out / ".gradebook"):
-        rows = [row for name in names for row in _graded(out, name)]
+        rows = [row for name in names for row in _graded(out, name, course)]
         missing = sorted(set(names) - {row.name for row in rows})
         gradebook.write_csv(out / "gradebook.csv", rows, course)
         if rows:
@@ -27,11 +27,13 @@ def write_class(out: Path, names: Sequence[str], course: Course, footer: str) ->
     return [figures_of(row) for row in rows]
 
 
-def _graded(out: Path, name: str) -> list[Row]:
-    """One row, or none where the hand-in is not graded yet or its files are damaged."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+def _graded(out: Path, name: str, course: Course) -> list[Row]:
+    """One row, or none where the hand-in is not graded yet or its files are damaged, however they are."""
+    with contextlib.suppress(Exception):
         row = result_store.read(out, name)
         figures_of(row)
+        pages.class_page([row], course, "")
+        gradebook.line(row, course)
         return [row]
     return []
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from common.paths import atomic_write
-from course.table import Course
+from course.table import NOT_GRADED_HERE, Course
+from staff.grade.texts import cell
 
 MOST_MISTAKES = 20
-NOT_MISTAKES = ("passed", "not attempted", "skipped")
+NOT_MISTAKES = ("passed", "not attempted", "skipped", NOT_GRADED_HERE)
 SEED = re.compile(r" \(inputs drawn with seed \d{1,20}; [^()]{0,100}\)")
 NUMBERS = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run a cell that begins so
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,25 @@ def write_csv(path: Path, rows: Iterable[Row], course: Course) -> None:
     """One line for each submission: score, bonus, points of each task and region, time, memory, notes."""
     head = ["submission", "score", "max_score", "bonus", "max_bonus"]
     head += [f"task {task}" for task in course.tasks] + list(course.regions)
-    head += ["needs manual review", "seconds", "peak_pss_mb", "notes"]
+    head += ["not graded here", "needs manual review", "seconds", "peak_pss_mb", "notes"]
     with atomic_write(path) as file:
         table = csv.writer(file)
         table.writerow(head)
-        for row in rows:
-            points = [row.points("task", task) for task in course.tasks]
-            points += [row.points("region", region) for region in course.regions]
-            figures = [_cell(look_at(row)), row.run.get("wall_s", ""), row.run.get("peak_pss_mb", "")]
-            score = [row.report["score"], row.report["max_score"]]
-            score += [row.report.get("bonus", 0), row.report.get("max_bonus", 0)]
-            table.writerow([_cell(row.name), *score, *points, *figures, _cell("; ".join(row.run.get("notes", [])))])
+        table.writerows(line(row, course) for row in rows)
+
+
+def line(row: Row, course: Course) -> list[str | int | float]:
+    """The cells of one submission."""
+    points = [row.points("task", task) for task in course.tasks]
+    points += [row.points("region", region) for region in course.regions]
+    figures = [
+        row.report.get("not_graded_here", 0),
+        cell(look_at(row)),
+        row.run.get("wall_s", ""),
+        row.run.get("peak_pss_mb", ""),
+    ]
+    score = [row.report["score"], row.report["max_score"], row.report.get("bonus", 0), row.report.get("max_bonus", 0)]
+    return [cell(row.name), *score, *points, *figures, cell("; ".join(row.run.get("notes", [])))]
 
 
 def look_at(row: Row) -> str:
@@ -94,15 +102,12 @@ def place_of(flag: dict[str, Any]) -> str:
     return f"{place}:{flag['line']}" if flag["line"] else place
 
 
-def _cell(text: str) -> str:
-    return f"'{text}" if text.startswith(FORMULA) else text
-
-
 def regions(rows: Sequence[Row], course: Course) -> list[RegionShare]:
     """Each region that was graded, in the order of course.toml."""
     shares = []
     for region in course.regions.values():
-        of_all = [[test for test in row.tests if test["region"] == region.id] for row in rows]
+        here = [[test for test in row.tests if test["status"] != NOT_GRADED_HERE] for row in rows]
+        of_all = [[test for test in tests if test["region"] == region.id] for tests in here]
         tests = [tests for tests in of_all if tests]
         if not tests:
             continue

@@ -22,13 +22,13 @@ from typing import Any
 
 from common.errors import InputError
 from common.paths import ROOT
-from course.table import Course, files_matching, load_course, score_in_words, score_of
-from staff.grade import read_report, result_store
+from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, score_in_words, score_of
+from staff.grade import read_report, result_store, texts
 from staff.grade.gradebook import Row
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.own_texts import Opened, digest, open_into, page, unreadable
 from staff.grade.read_report import Tests
-from staff.grade.submissions import Submission, clean_files, printable
+from staff.grade.submissions import Submission, clean_files
 from staff.sandbox.graded_run import probe, run_graded
 
 DEADLINE = 600.0  # seconds for the graders of one submission; single tests have shorter ones of their own
@@ -147,7 +147,7 @@ class Grading:
             notes.append(f"the graders were stopped after {self.deadline:g} s, before the last test")
         elif outcome.exit_code not in (0, 1):
             notes.append(f"the graders did not finish (exit code {outcome.exit_code})")
-            run["graders_said"] = printable(outcome.output[-2000:])
+            run["graders_said"] = texts.printable(outcome.output[-2000:])
         run |= {"peak_pss_mb": outcome.peak_pss_mb, "swept": outcome.swept, "sandbox": outcome.sandbox}
         run |= {"notes": notes, "output": told["output"], "flags": told["flags"]}
         seen = {test["id"]: test for test in told["tests"]}
@@ -164,6 +164,7 @@ class Grading:
         return result_store.read(self.out, name)
 
     def _keep(self, submission: Submission, tests: Tests, run: dict[str, Any]) -> None:
+        run["notes"] = texts.notes(run["notes"])
         report = {
             "submission": submission.name,
             **score_of(tests, self.course.bonus_tasks),
@@ -194,10 +195,17 @@ def collect(scratch: Path, files: Sequence[str]) -> Tests:
     """
     path = scratch / "catalogue.json"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "--report", str(path)]
+    command += [] if probe()["network"] else ["--no-network"]
     done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True)
     if done.returncode or not path.exists():
         raise InputError(f"the graders cannot be loaded: {done.stdout[-500:]}{done.stderr[-500:]}")
     return json.loads(path.read_text(encoding="utf-8"))["tests"]
+
+
+def not_graded_here(tests: Tests) -> list[str]:
+    """A line for each test that this machine cannot grade, for the instructor."""
+    lost = [test for test in tests if test["status"] == NOT_GRADED_HERE]
+    return [f"{NOT_GRADED_HERE}: {test['id']} ({test['region']}, points: {test['max_points']})" for test in lost]
 
 
 def environment() -> dict[str, Any]:

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import multiprocessing.connection
+import os
 import resource
 import signal
 import sys
@@ -37,7 +38,9 @@ def run_apart(step: Callable[..., Any], *arguments: object, seconds: float) -> A
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     reading, writing = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(writing, step, arguments), daemon=True)
+    linux = sys.platform == "linux"
+    processors = os.sched_getaffinity(0) if linux else set()  # of this thread: the server has those of who came first
+    process = context.Process(target=_run, args=(writing, step, arguments, processors), daemon=True)
     with reading:
         process.start()
         writing.close()
@@ -56,9 +59,12 @@ def run_apart(step: Callable[..., Any], *arguments: object, seconds: float) -> A
     return value
 
 
-def _run(answer: multiprocessing.connection.Connection, step: Callable[..., Any], arguments: tuple) -> None:
+def _run(
+    answer: multiprocessing.connection.Connection, step: Callable[..., Any], arguments: tuple, processors: set[int]
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our parent decides
     if sys.platform == "linux":
+        os.sched_setaffinity(0, processors)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     result: tuple[Exception | None, Any]
     try:

@@ -9,9 +9,8 @@ from course.table import Course
 from staff.grade import pages
 from staff.grade.gradebook import Row
 from staff.grade.measurements import measured
-from staff.grade.submissions import open_submission, printable, write_tree
-
-LONGEST_REASON = 500
+from staff.grade.submissions import open_submission, write_tree
+from staff.grade.texts import LONGEST_NOTE, clip
 
 
 class Opened(NamedTuple):
@@ -44,7 +43,7 @@ def reason(error: Exception) -> str:
     words = str(error) if isinstance(error, InputError) else type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         words += f": {error.strerror}"
-    return printable(" ".join(words[: 4 * LONGEST_REASON].split()))[:LONGEST_REASON]
+    return clip(" ".join(words[: 4 * LONGEST_NOTE].split()), LONGEST_NOTE)
 
 
 def digest(*parts: bytes) -> str:

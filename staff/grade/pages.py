@@ -3,6 +3,7 @@
 What students wrote and printed stands in them, so everything is escaped, and the pages forbid scripts themselves.
 """
 
+import functools
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,13 @@ from typing import Any
 
 import jinja2
 
-from course.table import Course
+from course.table import Course, score_in_words
 from grader import messages
 from grader.report import Entry
 from staff.grade import gradebook
 from staff.grade.gradebook import Row
 from staff.grade.measurements import shared
-from staff.grade.submissions import printable
+from staff.grade.texts import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -119,11 +120,16 @@ def _numbers(ranks: Sequence[int]) -> str:
 def student_page(row: Row, course: Course) -> str:
     """The page of one submission."""
     tasks = [task for id in course.tasks if (task := _task(row, course, id))["regions"]]
-    tried = {test["region"] for test in row.tests if test["status"] not in ("passed", "skipped", "not attempted")}
+    tried = {test["region"] for test in row.tests if test["status"] not in gradebook.NOT_MISTAKES}
     first = next((id for id in course.in_order_of_needs() if id in tried), "")
     look = next((region for task in tasks for region in task["regions"] if region["id"] == first), None)
     return _template("student.html").render(
-        report=row.report, run=row.run, tasks=tasks, first=look, seed=messages.seed_line(entries(row))
+        score=score_in_words(row.report),
+        report=row.report,
+        run=row.run,
+        tasks=tasks,
+        first=look,
+        seed=messages.seed_line(entries(row)),
     )
 
 
@@ -177,6 +183,7 @@ def class_page(rows: Sequence[Row], course: Course, footer: str, missing: Sequen
     readable = [row for row in rows if not row.run["unreadable"]]
     mistakes = [vars(mistake) | {"sentence": sentence(mistake.test)} for mistake in gradebook.mistakes(readable)]
     return _template("class.html").render(
+        in_words=score_in_words,
         rows=rows,
         missing=missing,
         shared=shared({row.name: row.run.get("measured", ()) for row in rows}),
@@ -195,6 +202,7 @@ def class_page(rows: Sequence[Row], course: Course, footer: str, missing: Sequen
     )
 
 
+@functools.cache
 def _template(name: str) -> jinja2.Template:
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(

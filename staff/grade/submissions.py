@@ -111,7 +111,7 @@ def open_submission(path: Path, scratch: Path, course: Course) -> Taken:
     if not taken.files:
         wanted = ", ".join(f"{task.submitted_as} or {task.folder}" for task in list(course.tasks.values())[:2])
         raise InputError(f"expected the folders of the course ({wanted}, ...), got none; put them into the zip")
-    return Taken(taken.files, [printable(note) for note in notes + taken.notes])
+    return Taken(taken.files, notes + taken.notes)
 
 
 def choose(folder: Path, course: Course) -> Taken:
@@ -155,10 +155,3 @@ def write_tree(clean: dict[str, bytes], taken: Taken, tree: Path) -> None:
             path.write_bytes(content)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             raise InputError(f"{name}: expected a file of the course, got a folder; see the handout's tree") from error
-
-
-def printable(text: str) -> str:
-    """The text with what a terminal, a table or a page could trip over written as an escape."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "replace").decode() for c in text
-    )

@@ -10,6 +10,7 @@ ends.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from grader.wire.processes import descendants, kill_all
 from staff.grade.class_files import summary, write_class
-from staff.grade.hand_ins import DEADLINE, Grading, grader_files, hidden_files
+from staff.grade.hand_ins import DEADLINE, Grading, grader_files, hidden_files, not_graded_here
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.result_store import at_work
 from staff.grade.submissions import Submission, name_all
@@ -37,7 +38,12 @@ def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) ->
     A submission that our own graders fail on is left out; stderr says so.
     """
     done: dict[str, bool] = {}
-    with ThreadPoolExecutor(jobs) as pool:
+    shares = iter(processors_of_jobs(sorted(os.sched_getaffinity(0)), jobs))
+
+    def begin() -> None:
+        os.sched_setaffinity(0, next(shares))  # of this thread, and of all that it starts
+
+    with ThreadPoolExecutor(jobs, initializer=begin) as pool:
         futures = {pool.submit(grading.grade, submission): submission for submission in submissions}
         try:
             for future in as_completed(futures):
@@ -46,13 +52,21 @@ def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) ->
                     print(f"{name}: not graded: {type(error).__name__}: {error}", file=sys.stderr)
                     continue
                 done[name] = future.result()
-                tell(grading, name, done[name], f"{len(done)}/{len(submissions)}")
+                with contextlib.suppress(Exception):  # to tell of it must not cost the others anything
+                    tell(grading, name, done[name], f"{len(done)}/{len(submissions)}")
         except BaseException:
             grading.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             kill_all(lambda: descendants(os.getpid(), set()))  # or Ctrl-C would wait for every deadline
             raise
     return done
+
+
+def processors_of_jobs(processors: Sequence[int], jobs: int) -> list[set[int]]:
+    """The processors of each job, so that none slows down the others; where there are more jobs, several share one."""
+    if jobs > len(processors):
+        return [{processors[job % len(processors)]} for job in range(jobs)]
+    return [set(processors[job::jobs]) for job in range(jobs)]
 
 
 def tell(grading: Grading, name: str, now: bool, count: str) -> None:
@@ -87,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with at_work(options.out, options.part.replace("/", "-of-")) as scratch:
         tests = options.tests or grader_files() + (hidden_files() if options.hidden else [])
         grading = Grading.prepare(options.out, scratch, tests, seed=options.seed, deadline=options.deadline)
+        print("".join(f"{line}\n" for line in not_graded_here(grading.catalogue)), end="", flush=True)
         done = grade_all(grading, mine, options.jobs)
         failed = {submission.name for submission in mine} - set(done)
         names = [submission.name for submission in submissions if submission.name not in failed]

@@ -13,6 +13,7 @@ from typing import Any
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
+from course.table import NOT_GRADED_HERE
 from staff.grade.gradebook import Row
 from staff.grade.pages import sentence
 from staff.gradescope.grade_submission import grade_one
@@ -45,7 +46,7 @@ def result(row: Row, environment: Mapping[str, str], now: datetime) -> dict[str,
         raise InputError(f"SUBMISSION_TAG: expected a tag that begins with submit, got {texts['submission']!r}")
     tests = [
         {
-            "test-name": f"{test['region']} {sentence(test['id'])}",
+            "test-name": f"{test['region']} {sentence(test['id'])}{not_here(test)}",
             "passed": test["status"] == "passed",
             "score": test["points"],
             "max-score": test["max_points"],
@@ -55,6 +56,10 @@ def result(row: Row, environment: Mapping[str, str], now: datetime) -> dict[str,
     score = {"score": row.report["score"], "max-score": row.report["max_score"]}
     time = {"datetime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
     return {"schema": "classroom50/result/v1", **texts, **time, **score, "tests": tests}
+
+
+def not_here(test: Mapping[str, Any]) -> str:
+    return f" ({NOT_GRADED_HERE})" if test["status"] == NOT_GRADED_HERE else ""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

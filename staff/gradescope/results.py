@@ -12,12 +12,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from course.table import Course, score_in_words
+from course.table import NOT_GRADED_HERE, Course, score_in_words
 from grader import messages
 from grader.report import Entry
 from staff.grade.gradebook import Row
 from staff.grade.pages import entries, ranks_alike, sentence
-from staff.grade.read_report import clip
+from staff.grade.texts import clip
 
 VISIBILITIES = ("visible", "hidden", "after_due_date", "after_published")
 LONGEST_TEST = 4000  # characters of one test's output
@@ -69,7 +69,7 @@ def _of_region(tests: list[Entry], hint: str, output: Mapping[str, Any]) -> Iter
         if rest:
             text += f"\n\nThe same: {'; '.join(sentence(test.id) for test in rest)}"
         if not number:
-            text += f"\n\nHint: {hint}" if first.status != "skipped" else ""
+            text += f"\n\nHint: {hint}" if first.status not in ("skipped", NOT_GRADED_HERE) else ""
             text += _printed(next(filter(None, (output.get(test.id) for test in (first, *rest))), []))
         yield first, clip(text, LONGEST_TEST)
         yield from ((test, f'{test.status}, for the same reason as "{sentence(first.id)}"') for test in rest)

@@ -77,6 +77,10 @@ def load(names: Iterable[str] = (), folder: Path = BANKS / "attacks") -> list[At
     return [attack for attack in found if not wanted or attack.name in wanted]
 
 
+def names_in(file: str, folder: Path = BANKS / "attacks") -> list[str]:
+    return list(tomllib.loads((folder / file).read_text(encoding="utf-8")))
+
+
 def _read(path: Path) -> list[Attack]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))

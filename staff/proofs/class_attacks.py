@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.errors import exit_on_input_error
 from common.paths import ROOT
 from staff.grade import result_store, whole_class
 from staff.grade.submissions import clean_files
@@ -18,6 +19,8 @@ from staff.proofs.attack_runs import Gain, Surroundings, surroundings
 from staff.proofs.class_of_submissions import as_zip
 
 LONG = "\U00020000" * 100  # 400 bytes, in a zip only: no file system takes such a name
+MANY = 400  # files in place of one
+LONGEST_CELL = 32_767  # characters that a spreadsheet takes
 HONEST, POINTS = "honest", 4  # its name, and its points in the two tests that are graded
 STEPS = 150  # seconds for all steps but the graders
 SLOWNESS = "3"  # of the deadlines of single runs: several attacks run at once
@@ -30,11 +33,11 @@ def class_attempt(attack: Attack, off: Sequence[str]) -> Gain:
         _honest(hand_ins / HONEST)
         for number, name in enumerate(attack.named):
             attack_bank.hand_in(attack, around.work / f"files{number}", around.places)
-            _as_handed_in(around.work / f"files{number}", hand_ins / name)
+            as_handed_in(around.work / f"files{number}", hand_ins / name)
         command = [sys.executable, "-m", "staff.proofs.class_attacks", "--off", ",".join(off), "--"]
         command += [*map(str, sorted(hand_ins.iterdir())), "--out", str(out), "--jobs", str(1 + len(attack.named))]
         command += ["--deadline", str(attack.deadline), "--tests", TARGET, VICTIM]
-        environment = os.environ | {"COS598D_SLOWNESS": SLOWNESS}
+        environment = os.environ | {"COS598D_SLOWNESS": SLOWNESS, "PYTHONIOENCODING": "latin-1"}
         process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -51,6 +54,7 @@ def class_attempt(attack: Attack, off: Sequence[str]) -> Gain:
             process.kill()
             process.communicate()
         harm = [said] * bool(said) + complaints(out, len(attack.named) + 1)
+        harm += ["took more than it may have"] * _is_in(out, around.taken)
         return Gain(_points(out, HONEST), _secret(out, around), around.left_running(), "; ".join(harm))
 
 
@@ -58,9 +62,11 @@ def complaints(out: Path, count: int) -> list[str]:
     """What is not as it must be in the files of a class of `count`, of which one is honest."""
     try:
         rows = list(csv.DictReader((out / "gradebook.csv").read_text(encoding="utf-8").splitlines()))
-    except OSError as error:
-        return [f"no grade book ({type(error).__name__})"]
-    found = [] if len(rows) == count else [f"{len(rows)} rows in the grade book, expected {count}"]
+    except (OSError, csv.Error) as error:
+        return [f"no grade book that can be read ({type(error).__name__})"]
+    long = any(len(cell) > LONGEST_CELL for row in rows for cell in row.values())
+    found = ["a cell that no spreadsheet reads"] * long
+    found += [] if len(rows) == count else [f"{len(rows)} rows in the grade book, expected {count}"]
     found += [] if (out / "index.html").is_file() else ["no overview"]
     score = next((row["score"] for row in rows if row["submission"] == HONEST), "nothing")
     return found + ([] if score == str(POINTS) else [f"the honest hand-in has {score} of {POINTS} points"])
@@ -77,9 +83,12 @@ def _points(out: Path, honest: str) -> int:
 
 def _secret(out: Path, around: Surroundings) -> str:
     """Another's word, or where our scratch folder is."""
+    return "in the results" if _is_in(out, around.word) or _is_in(out, result_store.PREFIX) else ""
+
+
+def _is_in(out: Path, word: str) -> bool:
     files = (path for path in out.rglob("*") if path.is_file() and not path.name.startswith("."))
-    texts = (path.read_text(errors="replace") for path in files)
-    return "in the results" if any(around.word in text or result_store.PREFIX in text for text in texts) else ""
+    return any(word in path.read_text(errors="replace") for path in files)
 
 
 def _honest(folder: Path) -> None:
@@ -88,13 +97,15 @@ def _honest(folder: Path) -> None:
         (folder / file).write_bytes((ROOT / file).read_bytes())
 
 
-def _as_handed_in(files: Path, target: Path) -> None:
+def as_handed_in(files: Path, target: Path) -> None:
     """A zip or a folder, as its name says."""
     if target.suffix != ".zip":
         files.rename(target)
         return
     packed = {path.relative_to(files).as_posix(): path.read_bytes() for path in files.rglob("*") if path.is_file()}
-    target.write_bytes(as_zip({name.replace("LONG", LONG): content for name, content in packed.items()}))
+    named = {name.replace("LONG", LONG): content for name, content in packed.items()}
+    many = {name.replace("MANY", str(number)): named[name] for name in named for number in range(MANY)}
+    target.write_bytes(as_zip(many))
 
 
 def main() -> None:
@@ -110,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exit_on_input_error(main)

@@ -65,14 +65,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     try:
         made = json.loads((options.made / "class.json").read_text(encoding="utf-8"))
-        reports = {name: json.loads((folder_of(options.graded, name) / "report.json").read_text()) for name in made}
     except OSError as error:
         raise InputError(f"{error.filename} is missing; run class_of_submissions and staff.grade first") from None
     course, right = load_course(), 0
     for name, row in made.items():
-        found = complaints(row, reports[name], course)
+        try:
+            report = json.loads((folder_of(options.graded, name) / "report.json").read_text())
+        except (OSError, ValueError) as error:
+            print(f"{name}  not graded: {type(error).__name__}")
+            continue
+        found = complaints(row, report, course)
         right += not found
-        score = f"{reports[name]['score']:3} of {reports[name]['max_score']}"
+        score = f"{report['score']:3} of {report['max_score']}"
         print(f"{name}  {score}  {row['kind']:11} {'as expected' if not found else '; '.join(found)}")
     print(json.dumps({"submissions": len(made), "as_expected": right}))
     sys.exit(0 if right == len(made) else 1)

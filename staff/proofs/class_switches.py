@@ -1,13 +1,16 @@
 """Switches off, one by one, what keeps hand-ins of a class from each other: see staff/proofs/undefended.py."""
 
+import contextlib
 import functools
+import sys
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from common.errors import InputError
-from staff.grade import hand_ins, own_texts, result_store, submissions, unpack, whole_class
+from staff.grade import gradebook, hand_ins, own_texts, result_store, submissions, texts, unpack, whole_class
 from staff.grade.submissions import Submission
 
 
@@ -61,8 +64,26 @@ def _long_names() -> None:
     _put(own_texts, "reason", str)
 
 
+def _any_processor() -> None:
+    _put(whole_class, "processors_of_jobs", lambda processors, jobs: [set(processors)] * jobs)
+
+
+def _texts_of_any_length() -> None:
+    for name in ("notes", "cell"):
+        _put(texts, name, lambda text: text)
+    _put(gradebook, "cell", str)
+
+
+def _what_is_told_may_end_the_run() -> None:
+    sys.stdout.reconfigure(errors="strict")  # type: ignore[union-attr]
+    _put(whole_class, "contextlib", SimpleNamespace(suppress=lambda *_: contextlib.nullcontext()))
+
+
 SWITCHES: dict[str, Callable[[], None]] = {
     "hand_ins": _one_folder,
     "names": _names_as_cleaned,
     "long_names": _long_names,
+    "processors": _any_processor,
+    "texts": _texts_of_any_length,
+    "terminal": _what_is_told_may_end_the_run,
 }

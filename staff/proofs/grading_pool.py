@@ -143,7 +143,7 @@ def grader_files() -> list[str]:
 
 def grade(tree: Path, tests: Sequence[str], seed: int) -> dict[str, Seen]:
     """Run these tests (node ids) on the student's files in `tree`, with inputs drawn from `seed`."""
-    return _pytest(["--tree", str(tree), "--seed", str(seed), *tests]).seen
+    return _pytest([f"--tree={tree}", "--seed", str(seed), *tests]).seen
 
 
 def collect_all() -> dict[str, Test]:
@@ -155,7 +155,7 @@ def grade_report(tree: Path, seed: int) -> list[dict[str, Any]]:
     """Run every grader on the student's files in `tree`; the tests of report.json, with status and points."""
     with tempfile.TemporaryDirectory(prefix="cos598d-report-") as folder:
         report = Path(folder, "report.json")
-        _pytest(["--tree", str(tree), "--seed", str(seed), "--report", str(report), *grader_files()])
+        _pytest([f"--tree={tree}", "--seed", str(seed), "--report", str(report), *grader_files()])
         return json.loads(report.read_text())["tests"]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from grader.inside.find import find_function
 from staff.sandbox import kernel, landlock, seccomp
 
-LOOPBACK = {"grader.probes.start:script"}  # starts processes that meet over gloo: needs internet sockets
+LOOPBACK = {"grader.probes.start:script"}  # starts processes that meet over gloo: no other rank gets a socket
 MIB = 1 << 20
 SHARED_MEMORY = Path("/dev/shm")
 READABLE = (
@@ -34,13 +34,13 @@ class Policy:
     walls: tuple[str, ...]  # the layers, of staff.sandbox.graded_run.CONFINING
     uid: int  # whom a rank becomes if the layer "user" is active
     tree: str
-    sockets: bool = False  # internet sockets may be made, though there is no network of the rank's own
+    sockets: bool = False  # internet sockets may be made
     memory: int = 2048  # address space a rank may take beyond what it is forked with
     file: int = 32  # the largest file it may write
     scratch: int = 64  # all its files, where it has a file system of its own
-    processes: int = 128  # of this user, threads included
+    processes: int = 64  # of this user, threads included; a right solution has 18
     cpu: int = 300
-    files: int = 512  # open at once
+    files: int = 128  # open at once; a right solution has 33
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -50,22 +50,26 @@ def confine(rank: int, folder: str, probe: str, written: str) -> None:
     """Isolate this process by a written policy. Raises OSError if a layer is not available."""
     policy = Policy(**json.loads(written))
     find_function(probe)  # with all it imports: once isolated, this process can read no grader file
-    build(replace(policy, sockets=policy.sockets or probe in LOOPBACK), folder)
+    own_network = "network" in policy.walls and probe in LOOPBACK
+    build(replace(policy, sockets=policy.sockets or own_network), folder)
 
 
 def build(policy: Policy, folder: str) -> None:
     """Apply the layers from the outermost to the innermost: each needs calls that a later one refuses."""
-    walls, sockets = policy.walls, policy.sockets or "network" in policy.walls
+    walls, sockets = policy.walls, policy.sockets
     if "network" in walls or "scratch" in walls:
         namespaces = kernel.NEW_NETWORK * ("network" in walls) | kernel.NEW_MOUNTS * ("scratch" in walls)
         kernel.own_namespaces(namespaces)
-    if "scratch" in walls:
-        _own_scratch(policy, folder)
+    if "network" in walls:
+        _small_buffers()
     if "user" in walls:
         os.chmod(os.path.dirname(folder), 0o711)
         os.chown(folder, policy.uid, policy.uid)
     if "limits" in walls:
         set_limits(policy)
+    if "scratch" in walls:
+        kernel.only_read()
+        _own_scratch(policy, folder)
     _drop_rights(policy)
     os.environ["HOME"] = folder
     kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # a change of the user has cleared it
@@ -80,6 +84,13 @@ def build(policy: Policy, folder: str) -> None:
         scoped = "landlock" in walls and landlock.version() >= 6
         mine = "user" in walls or scoped  # others' processes are out of reach already
         seccomp.install(sockets, None if mine else os.getpid())
+
+
+def _small_buffers() -> None:
+    """Bound what the kernel keeps for a connection, which may grow to 10 MiB and is in no process's memory."""
+    with contextlib.suppress(OSError):  # where this may not be set, the number of sockets is the bound
+        for name in ("tcp_rmem", "tcp_wmem"):
+            Path("/proc/sys/net/ipv4", name).write_text("4096 65536 131072")
 
 
 def _own_scratch(policy: Policy, folder: str) -> None:
@@ -103,6 +114,7 @@ def set_limits(policy: Policy) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 8 * MIB,
         resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 1000 + policy.processes,
     }
     for kind, limit in limits.items():
         _, hard = resource.getrlimit(kind)

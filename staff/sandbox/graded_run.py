@@ -37,10 +37,11 @@ from typing import Any
 
 from common.errors import InputError
 from common.paths import ROOT, cache_dir
+from course.table import load_course
 from staff.sandbox import kernel, landlock, seccomp
 
 CONFINING = ("user", "landlock", "seccomp", "network", "scratch", "limits", "memory")
-SECRETS = ("staff", "docs", "task*", "pipeline", "common/data_partition.py", "common/schedule.py", ".git")
+OF_STAFF = ("staff", "docs", "tests/own", ".git")  # beside the files that hold solutions
 END_TIME = 60  # seconds beyond the deadline in which the supervisor must have swept and answered
 UIDS = range(20_000, 60_000)  # where a container maps only 65,536 users, these are among them
 
@@ -189,6 +190,7 @@ def _become_other() -> None:
 
 def _mount_scratch() -> None:
     kernel.own_namespaces(kernel.NEW_MOUNTS)
+    kernel.only_read()
     kernel.mount("scratch", tempfile.gettempdir(), "tmpfs", 0, "size=1m")
 
 
@@ -235,9 +237,17 @@ def closed_folders() -> list[Path]:
 
 def open_secrets() -> list[str]:
     """What holds solutions or hidden tests and can be read by every user of the machine."""
-    found = [path for pattern in SECRETS for path in ROOT.glob(pattern)]
     passable = all(folder.stat().st_mode & 0o001 for folder in (ROOT, *ROOT.parents))
-    return [str(path.relative_to(ROOT)) for path in found if passable and path.stat().st_mode & 0o004]
+    return [name for name in secrets() if passable and (ROOT / name).stat().st_mode & 0o004]
+
+
+def secrets() -> list[str]:
+    """What no submission may read: all that is for staff, and of what ships each file whose solution is cut out."""
+    course = load_course()
+    found = {path for pattern in OF_STAFF for path in ROOT.glob(pattern)}
+    for pattern in (*course.handout.ships, *course.may_change):
+        found |= {path for path in ROOT.glob(pattern) if path.is_file() and b"# BEGIN SOLUTION" in path.read_bytes()}
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
 def protect() -> list[str]:
@@ -247,6 +257,15 @@ def protect() -> list[str]:
         path = ROOT / name
         path.chmod(path.stat().st_mode & ~0o007)
     return closed
+
+
+def tests_not_graded_here() -> list[str]:
+    """The tests that need a network of their own, where there is none, each with its points."""
+    from staff.grade import hand_ins  # which runs what is above
+
+    with tempfile.TemporaryDirectory() as scratch:
+        tests = [] if probe()["network"] else hand_ins.collect(Path(scratch), hand_ins.grader_files())
+    return hand_ins.not_graded_here(tests)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -261,10 +280,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.protect:
         for name in protect():
             print(f"closed to other users: {name}")
-    held = probe()
+    held = probe() | {"not_graded_here": tests_not_graded_here()}
     for name in ("user", "landlock", "seccomp", "network", "scratch", "limits", "memory"):
         print(f"{name:10} {'active' if held[name] else 'NOT AVAILABLE HERE'}")
     if held["files"] == "open":
         print(f"submissions could read: {', '.join(open_secrets()[:5])}; run --protect as root to prevent this")
+    for line in held["not_graded_here"]:
+        print(line)
     print(held["level"])
     print(json.dumps(held))

@@ -27,23 +27,32 @@ REFUSED = {
     # what outlives every process: keys, System V memory, message queues
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "shmget": (29, 194), "semget": (64, 190),
     "msgget": (68, 186), "mq_open": (240, 180),
+    # the kernel's memory, which nobody counts: local sockets, files without a name, watches
+    "socketpair": (53, 199), "memfd_create": (319, 279), "memfd_secret": (447, 447), "inotify_add_watch": (254, 27),
+    # a lock on a file that all can read is seen by other ranks; a processor may be another hand-in's
+    "flock": (73, 32), "sched_setaffinity": (203, 122),
 }  # fmt: skip
 ONLY_MYSELF = {  # 0 as the first argument means the caller
-    "prlimit64": (302, 261), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118), "sched_setattr": (314, 274),
+    "prlimit64": (302, 261), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
 }  # fmt: skip
 SIGNALS = {
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
 }  # fmt: skip
 CLONE3, CLONE, SOCKET = (435, 435), (56, 220), (41, 198)
+FCNTL, SETSOCKOPT = (72, 25), (54, 208)
+LOCKS = [6, 7, 37, 38]  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
+NOTICES = [1024, 1026, 1031]  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
+BUFFERS = [7, 8, 32, 33]  # SO_SNDBUF, SO_RCVBUF and both with FORCE
 NAMESPACES = 0x7E020080  # the CLONE_NEW... bits
 AF_INET, AF_INET6, AF_NETLINK = 2, 10, 16
+KIND, DATAGRAM = 0xF, 2  # of the second argument of socket(2)
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of classic BPF
+LOAD, EQUAL, AT_LEAST, ANY_BIT, AND, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06  # of classic BPF
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-NUMBER, MACHINE, FIRST = 0, 4, 16  # offsets in what the filter sees; of an argument the lower half
+NUMBER, MACHINE, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32  # offsets in what the filter sees; of arguments the lower half
 X32 = 0x40000000  # a second set of numbers on x86_64
 Line = tuple[int, int, int, int]
 
@@ -51,8 +60,8 @@ Line = tuple[int, int, int, int]
 def install(sockets: bool, signals_to: int | None) -> None:
     """Filter this process and its children for good. Sets no_new_privs.
 
-    `sockets`: internet sockets may be made (inside a network of one's own). `signals_to`: the only process that may be
-    sent a signal, besides "my group"; None leaves signals alone.
+    `sockets`: internet sockets may be made (inside a network of one's own); others never. `signals_to`: the only
+    process that may be sent a signal, besides "my group"; None leaves signals alone.
     """
     lines = program(sockets, signals_to)
     code = b"".join(struct.pack("=HBBI", *line) for line in lines)
@@ -80,20 +89,23 @@ def program(sockets: bool, signals_to: int | None) -> list[Line]:
     for numbers in REFUSED.values():
         lines += [(EQUAL, 0, 1, numbers[column]), refuse]
     lines += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]  # libc then uses clone
-    lines += _on_first(CLONE[column], [(ANY_BIT, 0, 1, NAMESPACES), refuse])
-    families = [AF_INET, AF_INET6, AF_NETLINK] if sockets else [AF_NETLINK]  # netlink: getaddrinfo asks it
-    lines += _on_first(SOCKET[column], _one_of(families))
+    lines += _on(CLONE[column], FIRST, [(ANY_BIT, 0, 1, NAMESPACES), refuse])
+    families = [AF_INET, AF_INET6, AF_NETLINK] if sockets else []  # netlink: getaddrinfo asks it
+    no_datagrams = [(LOAD, 0, 0, SECOND), (AND, 0, 0, KIND), *_none_of([DATAGRAM])]  # unread ones fill 25 MiB a process
+    lines += _on(SOCKET[column], FIRST, [*_one_of(families), *no_datagrams])
+    lines += _on(FCNTL[column], SECOND, _none_of([*LOCKS, *NOTICES]))
+    lines += _on(SETSOCKOPT[column], THIRD, _none_of(BUFFERS))
     for numbers in ONLY_MYSELF.values():
-        lines += _on_first(numbers[column], _one_of([0]))
+        lines += _on(numbers[column], FIRST, _one_of([0]))
     if signals_to is not None:
         for numbers in SIGNALS.values():
-            lines += _on_first(numbers[column], _one_of([0, signals_to]))
+            lines += _on(numbers[column], FIRST, _one_of([0, signals_to]))
     return [*lines, (RETURN, 0, 0, ALLOW)]
 
 
-def _on_first(number: int, then: list[Line]) -> list[Line]:
-    """For this call look at its first argument; otherwise the number stays loaded for what follows."""
-    body = [(LOAD, 0, 0, FIRST), *then, (RETURN, 0, 0, ALLOW)]
+def _on(number: int, argument: int, then: list[Line]) -> list[Line]:
+    """For this call look at one of its arguments; otherwise the number stays loaded for what follows."""
+    body = [(LOAD, 0, 0, argument), *then, (RETURN, 0, 0, ALLOW)]
     return [(EQUAL, 0, len(body), number), *body]
 
 
@@ -102,3 +114,9 @@ def _one_of(values: list[int]) -> list[Line]:
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
     tests = [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [*tests, refuse]
+
+
+def _none_of(values: list[int]) -> list[Line]:
+    """Refuse if the loaded value is one of these."""
+    refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
+    return [line for value in values for line in [(EQUAL, 0, 1, value), refuse]]

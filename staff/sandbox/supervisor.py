@@ -74,7 +74,7 @@ class Supervisor:
         """Everything from the preparation to the sweep; what came of it."""
         start = time.monotonic()
         kernel.prctl(kernel.SUBREAPER, 1)
-        if "user" not in self.job.off:
+        if self.record["user"] and "user" not in self.job.off:
             make_interpreter_reachable()
         with tempfile.TemporaryDirectory(prefix="cos598d-grading-", ignore_cleanup_errors=True) as stage:
             os.chmod(stage, 0o711)  # the ranks' folders lie in here, whose names nobody else can list
@@ -209,7 +209,8 @@ def graders(job: Job, policy: Policy, stage: Path, output: int) -> NoReturn:
         seed = [] if job.seed is None else ["--seed", str(job.seed)]
         fixed = ["-q", "-p", "no:cacheprovider"]
         fixed += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)] if home == ROOT else []
-        tree = ["--tree", policy.tree, "--report", job.report]
+        fixed += [] if "network" in policy.walls or policy.sockets else ["--no-network"]
+        tree = [f"--tree={policy.tree}", "--report", job.report]
         code = int(pytest.main([*fixed, *tree, *seed, *job.options, *job.tests]))
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -37,7 +37,7 @@ def change(tree: Path, file: str, region: str, body: str, part: int = 1) -> int:
 def graded(tree: Path, *tests: str) -> dict:
     """The report of a run of these tests on a tree."""
     report = tree / "report.json"
-    run("-m", "pytest", "-q", "--tree", tree, "--report", report, *tests, timeout=600)
+    run("-m", "pytest", "-q", f"--tree={tree}", "--report", report, *tests, timeout=600)
     return json.loads(report.read_text()) if report.exists() else {"warnings": []}
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -17,11 +18,14 @@ import pytest
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
-from staff.grade import gradebook, result_store, submissions, whole_class
+from staff.grade import gradebook, result_store, texts, whole_class
+from staff.grade.class_files import write_class
 from staff.grade.gradebook import Row
 from staff.grade.hand_ins import Grading
+from staff.grade.own_process import run_apart
 from staff.grade.result_store import at_work
 from staff.grade.submissions import Submission, Taken, choose, clean_files, name_all, open_submission, write_tree
+from staff.sandbox.graded_run import Outcome
 
 COURSE = load_course()
 QUICK = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"
@@ -254,7 +258,7 @@ def test_full_marks_are_in_the_last_bin():
 
 
 def test_what_a_terminal_could_trip_over_is_written_as_an_escape():
-    assert submissions.printable("a\x1b[31m\u202eb\udcff\n") == "a\\x1b[31m\\u202eb\\udcff\n"
+    assert texts.printable("a\x1b[31m\u202eb\udcff\n") == "a\\x1b[31m\\u202eb\\udcff\n"
 
 
 @pytest.fixture(scope="module")
@@ -338,6 +342,114 @@ def test_a_fault_of_the_grader_costs_one_submission_and_is_said(tmp_path, monkey
 
     assert done == {"none": True}
     assert "in: not graded" in capsys.readouterr().err
+
+
+EXCEL = 32_767  # characters of a cell
+NOT_RUN = Outcome(0, False, 0.0, 0.0, 0, "")
+
+
+def test_a_grade_book_with_the_longest_notes_can_be_read_by_a_spreadsheet(tmp_path, monkeypatch):
+    long = "\u202e" * 60
+    names = [f"{folder}/{number:03}{long}.py" for folder in ("task1", "task1_single") for number in range(400)]
+    hand_in(tmp_path / "in", HOME, *names)
+    monkeypatch.setattr("staff.grade.hand_ins.run_graded", lambda *_, **__: NOT_RUN)
+    with at_work(tmp_path / "out") as scratch:
+        grading = Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=1, deadline=1)
+
+        whole_class.grade_all(grading, [Submission("in", tmp_path / "in")], 1)
+        write_class(tmp_path / "out", ["in"], COURSE, "")
+
+    (row,) = csv.DictReader((tmp_path / "out/gradebook.csv").read_text(encoding="utf-8").splitlines())
+    assert max(map(len, row.values())) <= EXCEL
+    assert "was ignored because" in row["notes"] and "381 more notes" in row["notes"]
+    assert len(gradebook_notes(tmp_path / "out", "in")) == 20
+
+
+def affinity() -> list[str]:
+    return [str(processor) for processor in os.sched_getaffinity(0)]
+
+
+def gradebook_notes(out: Path, name: str) -> list[str]:
+    return result_store.read(out, name).run["notes"]
+
+
+def test_no_cell_is_longer_than_a_spreadsheet_takes_whatever_was_kept(tmp_path):
+    flags = [{"file": "x" * 300, "line": number, "what": ""} for number in range(500)]
+
+    gradebook.write_csv(tmp_path / "book.csv", [row("x", notes=["n" * 900_000], flags=flags)], COURSE)
+
+    (line,) = csv.DictReader((tmp_path / "book.csv").read_text().splitlines())
+    assert all(len(cell) <= EXCEL for cell in line.values())
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_name_that_the_terminal_cannot_show_ends_neither_a_run_nor_its_restart(tmp_path, encoding):
+    names = ["\u6f22\u5b57.zip", "other.zip"]  # not readable as zips: their graders need not run
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    command = [sys.executable, "-m", "staff.grade", *[tmp_path / name for name in names], "--tests", QUICK]
+    for graded in (2, 0):
+        done = subprocess.run(
+            [*command, "--out", tmp_path / "out"],
+            cwd=ROOT,
+            capture_output=True,
+            env=os.environ | {"PYTHONIOENCODING": encoding},
+        )
+
+        assert done.returncode == 0, done.stderr.decode()
+        assert json.loads(done.stdout.splitlines()[-1])["graded"] == graded
+        assert len((tmp_path / "out/gradebook.csv").read_text(encoding="utf-8").splitlines()) == 3
+
+
+def test_what_cannot_be_told_or_shown_of_one_hand_in_costs_the_others_nothing(tmp_path, monkeypatch, capsys):
+    for name in ("bad", "good"):
+        hand_in(tmp_path / name, HOME)
+    monkeypatch.setattr("staff.grade.hand_ins.run_graded", lambda *_, **__: NOT_RUN)
+    with at_work(tmp_path / "out") as scratch:
+        grading = Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=1, deadline=1)
+        both = [Submission(name, tmp_path / name) for name in ("bad", "good")]
+        whole_class.grade_all(grading, both, 1)
+        damaged = result_store.folder_of(tmp_path / "out", "bad") / "run.json"
+        damaged.write_text(json.dumps({"digest": json.loads(damaged.read_text())["digest"], "notes": 7}))
+
+        done = whole_class.grade_all(grading, both, 1)
+        rows = write_class(tmp_path / "out", ["bad", "good"], COURSE, "")
+
+    assert done == {"bad": False, "good": False}
+    assert [row["name"] for row in rows] == ["good"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3, 8])
+def test_the_processors_are_divided_among_the_jobs(jobs):
+    shares = whole_class.processors_of_jobs(range(8), jobs)
+
+    assert sorted(processor for share in shares for processor in share) == list(range(8))
+
+
+def test_more_jobs_than_processors_share_them_evenly():
+    assert whole_class.processors_of_jobs([4, 6], 5) == [{4}, {6}, {4}, {6}, {4}]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_two_hand_ins_that_are_graded_at_once_have_no_processor_in_common(tmp_path, monkeypatch):
+    both_run, seen = threading.Barrier(2, timeout=60), []
+
+    def run_graded(*_: object, **__: object) -> Outcome:
+        both_run.wait()
+        asked = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
+        seen.append({*subprocess.check_output(asked, text=True).split(), *run_apart(affinity, seconds=60)})
+        return NOT_RUN
+
+    monkeypatch.setattr("staff.grade.hand_ins.run_graded", run_graded)
+    for name in ("a", "b"):
+        hand_in(tmp_path / name, HOME)
+    with at_work(tmp_path / "out") as scratch:
+        grading = Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=1, deadline=1)
+
+        whole_class.grade_all(grading, [Submission(name, tmp_path / name) for name in ("a", "b")], 2)
+
+    first, second = seen
+    assert first and second and not first & second
 
 
 def test_a_submission_that_is_not_there_is_said_before_anything_is_graded(tmp_path):

@@ -106,7 +106,7 @@ def test_bonus_points_are_shown_apart_from_the_others():
     made.report.update({"bonus": 4, "max_bonus": 15})
 
     assert "2 of 2 points and 4 of 15 bonus points" in text_of(pages.student_page(made, COURSE))
-    assert "2 of 2 + 4 of 15 bonus" in text_of(pages.class_page([made], COURSE, ""))
+    assert "2 of 2 points and 4 of 15 bonus points" in text_of(pages.class_page([made], COURSE, ""))
 
 
 def test_a_skipped_test_gives_no_hint_and_is_not_where_to_look_first():

@@ -30,7 +30,7 @@ def make(tree: Path, body: str = "") -> None:
 
 def graded(tree: Path, folder: Path) -> list[dict]:
     report = folder / "report.json"
-    run("-m", "pytest", "-q", "--tree", tree, "--report", report, *GRADERS, timeout=900)
+    run("-m", "pytest", "-q", f"--tree={tree}", "--report", report, *GRADERS, timeout=900)
     return json.loads(report.read_text())["tests"]
 
 

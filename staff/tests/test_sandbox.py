@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT
+from course.table import load_course
 from staff.proofs.bank import copy_tree
 from staff.sandbox import graded_run, kernel, seccomp, supervisor
 from staff.sandbox.confine import Policy, build
@@ -94,6 +96,18 @@ def test_no_grader_can_be_read_nor_listed(mine):
     assert "PermissionError" in behind(mine, ("landlock",), lambda: os.listdir(ROOT / "grader"))
 
 
+def test_every_file_with_a_solution_can_be_closed_to_other_users():
+    secrets = graded_run.secrets()
+    folders = [folder for folder in ROOT.iterdir() if folder.is_dir() and folder.name[0] not in "._"]
+    regions = [
+        path for folder in folders for path in folder.rglob("*.py") if b"\n    # BEGIN SOLUTION" in path.read_bytes()
+    ]
+    closed = [path for path in regions if any(path.is_relative_to(ROOT / name) for name in secrets)]
+
+    assert {region.file for region in load_course().regions.values()} <= set(secrets)
+    assert ROOT / "cluster/hello.py" in closed and closed == regions
+
+
 def test_python_can_be_read_and_started(mine):
     assert "OK" in behind(
         mine, ("landlock", "seccomp"), lambda: subprocess.getoutput(f"{sys.executable} -c 'print(\"OK\")'")
@@ -145,6 +159,72 @@ def test_without_a_network_of_its_own_a_rank_makes_no_sockets(mine, family):
     assert "PermissionError" in behind(mine, ("seccomp",), lambda: socket.socket(family, socket.SOCK_DGRAM))
 
 
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX, socket.AF_NETLINK])
+def test_only_a_probe_that_needs_sockets_may_make_them(mine, family):
+    assert "PermissionError" in behind(mine, ("network", "seccomp"), lambda: socket.socket(family, socket.SOCK_RAW))
+
+
+def larger_pipe() -> None:
+    fcntl.fcntl(os.pipe()[1], fcntl.F_SETPIPE_SZ, 1 << 20)
+
+
+def larger_buffer() -> None:
+    with socket.socket(socket.AF_INET) as mine:
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+
+
+def watch() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    kernel.checked(libc.inotify_add_watch(libc.inotify_init(), b"/", 1), "inotify_add_watch")
+
+
+def datagrams() -> None:
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+
+
+def nameless_file() -> None:
+    os.memfd_create("x")
+
+
+KERNEL_MEMORY = [socket.socketpair, datagrams, nameless_file, larger_pipe, larger_buffer, watch]
+
+
+@pytest.mark.parametrize("take", KERNEL_MEMORY)
+def test_a_rank_cannot_take_memory_that_only_the_kernel_counts(mine, take):
+    assert "[Errno 1]" in behind(mine, ("seccomp",), take, sockets=True)
+    assert "Error" not in behind(mine, (), take)
+
+
+def lock() -> None:
+    with open(sys.executable, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def lock_a_part() -> None:
+    with open(sys.executable, "rb") as file:
+        fcntl.lockf(file, fcntl.LOCK_SH)
+
+
+@pytest.mark.parametrize("take", [lock, lock_a_part])
+def test_a_rank_locks_no_file_that_others_can_read(mine, take):
+    assert "[Errno 1]" in behind(mine, ("seccomp",), take)
+    assert behind(mine, (), take) == "None"
+
+
+def test_reading_a_file_leaves_no_time_that_another_rank_could_see(mine, tmp_path):
+    (tmp_path / "read").write_text("x")
+    os.utime(tmp_path / "read", (0, 10))
+
+    assert behind(mine, ("scratch",), (tmp_path / "read").read_text) == "x"
+    assert (tmp_path / "read").stat().st_atime == 0
+    behind(mine, (), (tmp_path / "read").read_text)
+    assert (tmp_path / "read").stat().st_atime > 0
+
+
+def test_a_rank_stays_on_the_processors_of_its_grading(mine):
+    assert "[Errno 1]" in behind(mine, ("seccomp",), lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)))
+
+
 def test_a_limit_of_another_process_cannot_be_set(mine):
     parent = os.getpid()
 
@@ -170,7 +250,7 @@ def test_a_network_of_its_own_reaches_itself_and_nobody_else(mine):
     with socket.create_server(("127.0.0.1", 0)) as outside:
         address = outside.getsockname()
         assert "ConnectionRefusedError" in behind(mine, ("network",), lambda: socket.create_connection(address, 5))
-    assert behind(mine, ("network", "seccomp"), meet_oneself) == "met"
+    assert behind(mine, ("network", "seccomp"), meet_oneself, sockets=True) == "met"
 
 
 def test_scratch_is_limited_and_gone_with_the_rank(mine):

@@ -91,7 +91,7 @@ def test_two_nested_loops_name_every_pair_once_and_earn_nothing(tmp_path):
     body = "".join(f"{indent}{line}\n" for line in NESTED.strip().splitlines())
     path.write_text(f"{before}\n{body}{rest.partition(mark.format('END'))[2]}")
 
-    run("-m", "pytest", "-q", "--tree", tmp_path, "--report", tmp_path / "r.json", "--region", "p.2", "tests/")
+    run("-m", "pytest", "-q", f"--tree={tmp_path}", "--report", tmp_path / "r.json", "--region", "p.2", "tests/")
 
     tests = json.loads((tmp_path / "r.json").read_text())["tests"]
     assert len(tests) == 5

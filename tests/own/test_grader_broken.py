@@ -43,7 +43,7 @@ def test_a_file_that_does_not_load_costs_its_own_points_only(tmp_path, chosen, l
         path.write_text(lines + path.read_text())
     report = tmp_path / "report.json"
     tests = [f"tests/test_task{task}.py" for task in ("1", "2a", "2b", "3")]
-    options = ["-q", "-p", "no:cacheprovider", "--tree", str(tmp_path / "tree"), "--report", str(report)]
+    options = ["-q", "-p", "no:cacheprovider", f"--tree={tmp_path / 'tree'}", "--report", str(report)]
 
     subprocess.run(
         [sys.executable, "-m", "pytest", *options, "-k", chosen, *tests], cwd=ROOT, capture_output=True, timeout=400
@@ -70,8 +70,7 @@ def test_a_region_whose_placeholder_was_left_in_is_told_to_delete_it(tmp_path):
         "-q",
         "-p",
         "no:cacheprovider",
-        "--tree",
-        str(tmp_path / "tree"),
+        f"--tree={tmp_path / 'tree'}",
         "--region",
         "1.1",
         "tests/test_task1.py",

@@ -1,0 +1,64 @@
+"""Cuts every text that comes from a hand-in, and only here: for pages, grade book, terminal and Gradescope.
+
+A hand-in chooses its names, messages, notes and what it prints. Each reader has a limit: Python's csv takes 131,072
+characters in a cell, Excel 32,767, Gradescope 100,000 in one output.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+LONGEST_MESSAGE = 4000  # characters
+LONGEST_LINE = 1000
+LONGEST_NOTE = 500
+LONGEST_END = 300  # of "raised at task1_single/run_glue.py:12"
+LONGEST_OUTPUT = 4000  # of a rank's stdout or stderr, the last ones
+LONGEST_CELL = 32_000
+MOST_RANKS, MOST_FLAGS, MOST_NOTES = 16, 50, 20
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run a cell that begins so
+
+
+def clip(text: str, most: int) -> str:
+    """At most `most` characters of a text, printable ones: an escape is longer than the character it stands for."""
+    short = printable(text[:most])[:most]
+    return short if len(text) <= most else f"{short} ... ({len(text) - most:,} more characters)"
+
+
+def message(text: str, most: int = LONGEST_MESSAGE) -> str:
+    """A message as it is kept: no line and not the whole is longer than a page can show."""
+    return "\n".join(clip(line, LONGEST_LINE) for line in clip(text, most).split("\n"))
+
+
+def notes(texts: Sequence[str]) -> list[str]:
+    """The notes of one hand-in: not too many, and none too long."""
+    kept = [message(text, LONGEST_NOTE) for text in texts[:MOST_NOTES]]
+    return kept if len(texts) <= MOST_NOTES else [*kept[:-1], f"{len(texts) - MOST_NOTES + 1} more notes"]
+
+
+def flag(row: Any) -> dict[str, Any]:
+    """Something to look at by hand: where, and what was seen there. A dict, or its values (file, line, what)."""
+    row = row if isinstance(row, dict) else dict(zip(("file", "line", "what"), row, strict=False))
+    texts = {key: clip(str(row.get(key, "")), LONGEST_END) for key in ("file", "what")}
+    return texts | {"line": int(row.get("line") or 0)}
+
+
+def output(rank: dict[str, Any]) -> dict[str, Any]:
+    """What a rank printed last and how it ended. Escape sequences stay: pages.as_shown follows them as a terminal."""
+    printed = {name: without_surrogates(rank[name][-LONGEST_OUTPUT:]) for name in ("stdout", "stderr")}
+    return {"rank": int(rank["rank"]), "ended": clip(rank["ended"], LONGEST_END)} | printed
+
+
+def cell(text: str) -> str:
+    """A cell that every spreadsheet can read and none runs."""
+    return clip(f"'{text}" if text.startswith(FORMULA) else text, LONGEST_CELL)
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal, a table or a page could trip over written as an escape."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "replace").decode() for c in text
+    )
+
+
+def without_surrogates(text: str) -> str:
+    """A lone half of a character cannot be written to any file: an escape in its place."""
+    return text.encode("utf-8", "backslashreplace").decode()
