@@ -172,6 +172,7 @@ def attempt(attack: Attack, off: Sequence[str]) -> Gain:
             outcome = run_graded(
                 tree, around.report, tests=[attack.test, VICTIM], seed=1 if "seed" in off else None,
                 deadline_s=attack.deadline, env={"COS598D_SLOWNESS": SLOWNESS}, off=off, limits=attack.limits,
+                supervisor=undefended.__name__ if off else "staff.sandbox.supervisor",
             )  # fmt: skip
         return judge(attack, around, outcome)
 

@@ -1,6 +1,7 @@
 """Switches single defences off, to prove that each is needed: an attack that gains nothing without it proves nothing.
 
-For staff/attacks.py alone. The names come in the job that the supervisor reads, in a process that no submission is in.
+For staff/attacks.py alone, as a supervisor of its own: the one that grades students imports nothing of this. The names
+come in its job, in a process that no submission is in.
 """
 
 import ast
@@ -33,6 +34,7 @@ from grader.inside import zygote
 from grader.ranks import broker, one_run, peer, referee, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import values
+from staff.sandbox import supervisor
 
 
 def switch_off(names: Sequence[str]) -> None:
@@ -293,3 +295,7 @@ def unpack(path: Path, into: Path) -> None:
             elif not entry.is_dir():
                 with contextlib.suppress(IsADirectoryError), open(target, "wb") as file:
                     file.write(archive.read(entry))
+
+
+if __name__ == "__main__":
+    supervisor.main(lambda job: switch_off(job.off))

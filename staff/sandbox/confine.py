@@ -17,6 +17,7 @@ from grader.inside.find import find_function
 from staff.sandbox import kernel, landlock, seccomp
 
 LOOPBACK = {"grader.probes.start:script"}  # starts processes that meet over gloo: no other rank gets a socket
+PROCESSES = {"grader.probes.start:script", "grader.probes.start:workers"}  # region 2b.9 is about starting processes
 MIB = 1 << 20
 SHARED_MEMORY = Path("/dev/shm")
 READABLE = (
@@ -35,6 +36,7 @@ class Policy:
     uid: int  # whom a rank becomes if the layer "user" is active
     tree: str
     sockets: bool = False  # internet sockets may be made
+    starts: bool = False  # other processes may be started
     memory: int = 2048  # address space a rank may take beyond what it is forked with
     file: int = 32  # the largest file it may write
     scratch: int = 64  # all its files, where it has a file system of its own
@@ -51,7 +53,7 @@ def confine(rank: int, folder: str, probe: str, written: str) -> None:
     policy = Policy(**json.loads(written))
     find_function(probe)  # with all it imports: once isolated, this process can read no grader file
     own_network = "network" in policy.walls and probe in LOOPBACK
-    build(replace(policy, sockets=policy.sockets or own_network), folder)
+    build(replace(policy, sockets=policy.sockets or own_network, starts=probe in PROCESSES), folder)
 
 
 def build(policy: Policy, folder: str) -> None:
@@ -83,7 +85,7 @@ def build(policy: Policy, folder: str) -> None:
     if "seccomp" in walls:
         scoped = "landlock" in walls and landlock.version() >= 6
         mine = "user" in walls or scoped  # others' processes are out of reach already
-        seccomp.install(sockets, None if mine else os.getpid())
+        seccomp.install(sockets, None if mine else os.getpid(), policy.starts)
 
 
 def _small_buffers() -> None:

@@ -76,12 +76,13 @@ def run_graded(
     options: Sequence[str] = (),
     off: Sequence[str] = (),
     limits: Mapping[str, int] | None = None,
+    supervisor: str = "staff.sandbox.supervisor",
 ) -> Outcome:
     """Run `tests` (pytest's node ids, relative to the repository) on a copy of `tree`; blocks until all is swept.
 
     May be called from several threads or processes at once. If the caller is killed, everything below dies. `env` is
-    added to a small environment of our own; `off` switches layers off by name, to prove that they are needed, and
-    `limits` are fields of confine.Policy. Nothing that a submission does raises here.
+    added to a small environment of our own, and `limits` are fields of confine.Policy. Nothing that a submission does
+    raises here. For staff/attacks.py: `off` names layers that are not built, and `supervisor` is another module to run.
 
     Raises:
         InputError: `tree` is no folder.
@@ -93,7 +94,7 @@ def run_graded(
         "deadline_s": deadline_s, "options": list(options), "env": {}, "off": list(off), "limits": dict(limits or {}),
     }  # fmt: skip
     command = [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runpy; "
-               "runpy.run_module('staff.sandbox.supervisor', run_name='__main__')"]  # fmt: skip
+               f"runpy.run_module('{supervisor}', run_name='__main__')"]  # fmt: skip
     process = subprocess.Popen(
         command,
         cwd=ROOT,

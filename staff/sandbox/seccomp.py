@@ -45,7 +45,8 @@ FCNTL, SETSOCKOPT = (72, 25), (54, 208)
 LOCKS = [6, 7, 37, 38]  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
 NOTICES = [1024, 1026, 1031]  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
 BUFFERS = [7, 8, 32, 33]  # SO_SNDBUF, SO_RCVBUF and both with FORCE
-NAMESPACES = 0x7E020080  # the CLONE_NEW... bits
+NAMESPACES, THREAD = 0x7E020080, 0x00010000  # the CLONE_NEW... bits, CLONE_THREAD
+FORKS = [57, 58]  # fork and vfork, which are calls of their own on x86_64 alone
 AF_INET, AF_INET6, AF_NETLINK = 2, 10, 16
 KIND, DATAGRAM = 0xF, 2  # of the second argument of socket(2)
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -57,13 +58,14 @@ X32 = 0x40000000  # a second set of numbers on x86_64
 Line = tuple[int, int, int, int]
 
 
-def install(sockets: bool, signals_to: int | None) -> None:
+def install(sockets: bool, signals_to: int | None, processes: bool = False) -> None:
     """Filter this process and its children for good. Sets no_new_privs.
 
     `sockets`: internet sockets may be made (inside a network of one's own); others never. `signals_to`: the only
-    process that may be sent a signal, besides "my group"; None leaves signals alone.
+    process that may be sent a signal, besides "my group"; None leaves signals alone. `processes`: others may be started;
+    threads always.
     """
-    lines = program(sockets, signals_to)
+    lines = program(sockets, signals_to, processes)
     code = b"".join(struct.pack("=HBBI", *line) for line in lines)
     buffer = ctypes.create_string_buffer(code)
     header = struct.pack("HxxxxxxP", len(lines), ctypes.addressof(buffer))
@@ -79,7 +81,7 @@ def available() -> bool:
         return False
 
 
-def program(sockets: bool, signals_to: int | None) -> list[Line]:
+def program(sockets: bool, signals_to: int | None, processes: bool = False) -> list[Line]:
     """The filter's lines: code, how far to jump if true, how far if not, value."""
     column, machine = MACHINES[os.uname().machine]
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
@@ -89,7 +91,10 @@ def program(sockets: bool, signals_to: int | None) -> list[Line]:
     for numbers in REFUSED.values():
         lines += [(EQUAL, 0, 1, numbers[column]), refuse]
     lines += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]  # libc then uses clone
-    lines += _on(CLONE[column], FIRST, [(ANY_BIT, 0, 1, NAMESPACES), refuse])
+    only_threads = [] if processes else [(ANY_BIT, 1, 0, THREAD), refuse]
+    lines += _on(CLONE[column], FIRST, [(ANY_BIT, 0, 1, NAMESPACES), refuse, *only_threads])
+    if column == 0 and not processes:
+        lines += [line for number in FORKS for line in [(EQUAL, 0, 1, number), refuse]]
     families = [AF_INET, AF_INET6, AF_NETLINK] if sockets else []  # netlink: getaddrinfo asks it
     no_datagrams = [(LOAD, 0, 0, SECOND), (AND, 0, 0, KIND), *_none_of([DATAGRAM])]  # unread ones fill 25 MiB a process
     lines += _on(SOCKET[column], FIRST, [*_one_of(families), *no_datagrams])

@@ -21,7 +21,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -60,8 +60,8 @@ class Job:
 class Supervisor:
     """One submission's run."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, prepare: Callable[[Job], None]) -> None:
+        self.job, self.prepare = job, prepare
         self.begin = self.next_record = time.monotonic()
         self.peak = 0.0
         self.timed_out = False
@@ -85,7 +85,7 @@ class Supervisor:
             os.chmod(output.name, 0o600)
             pid = os.fork()
             if pid == 0:
-                graders(self.job, policy, Path(stage), output.fileno())
+                graders(self.job, policy, Path(stage), output.fileno(), self.prepare)
             try:
                 code = self._watch(pid, policy, Path(stage))
             finally:
@@ -180,7 +180,7 @@ class ChildEnded:
             self.readable.recv(4096)
 
 
-def graders(job: Job, policy: Policy, stage: Path, output: int) -> NoReturn:
+def graders(job: Job, policy: Policy, stage: Path, output: int, prepare: Callable[[Job], None]) -> NoReturn:
     """The forked child: pytest from the root of the repository, in an environment of its own making."""
     code = 70
     try:
@@ -202,10 +202,7 @@ def graders(job: Job, policy: Policy, stage: Path, output: int) -> NoReturn:
         sys.path[:0] = [str(home)] if home != ROOT else []
         import pytest
 
-        if job.off:
-            from staff.proofs import undefended
-
-            undefended.switch_off(job.off)
+        prepare(job)
         seed = [] if job.seed is None else ["--seed", str(job.seed)]
         fixed = ["-q", "-p", "no:cacheprovider"]
         fixed += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)] if home == ROOT else []
@@ -251,13 +248,13 @@ def _sizes(folder: Path) -> Iterator[int]:
                 yield os.lstat(os.path.join(where, name)).st_blocks * 512
 
 
-def main() -> None:
-    """Job as JSON on stdin, outcome as JSON on the last line of stdout."""
+def main(prepare: Callable[[Job], None] = lambda job: None) -> None:
+    """Job as JSON on stdin, outcome as JSON on the last line of stdout. `prepare` is called in the graders' process."""
     kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
     job = Job(**json.load(sys.stdin))
     word = os.dup(1)
     os.dup2(2, 1)
-    outcome = Supervisor(job).run()
+    outcome = Supervisor(job, prepare).run()
     os.write(word, json.dumps(outcome).encode() + b"\n")
 
 
