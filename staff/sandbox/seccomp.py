@@ -62,8 +62,8 @@ def install(sockets: bool, signals_to: int | None, processes: bool = False) -> N
     """Filter this process and its children for good. Sets no_new_privs.
 
     `sockets`: internet sockets may be made (inside a network of one's own); others never. `signals_to`: the only
-    process that may be sent a signal, besides "my group"; None leaves signals alone. `processes`: others may be started;
-    threads always.
+    process that may be sent a signal, besides "my group"; None leaves signals alone. `processes`: other processes may
+    be started, and not only threads.
     """
     lines = program(sockets, signals_to, processes)
     code = b"".join(struct.pack("=HBBI", *line) for line in lines)

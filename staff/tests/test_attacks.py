@@ -171,3 +171,37 @@ def test_no_attack_gains_anything(mode):
     figures = json.loads(said.stdout.splitlines()[-1])
 
     assert (figures["gained"], figures["leaked"], figures["left_running"], figures["unproven"]) == (0, 0, 0, 0), said
+
+
+def rows_of_the_page() -> dict[str, int]:
+    """Row -> points, of the table of what a rank is still believed."""
+    text = (ROOT / "docs/grading_limits.md").read_text(encoding="utf-8")
+    table = text[text.index("| row | points |") :].split("\n\n")[0]
+    cells = [line.split("|")[1:3] for line in table.splitlines()[2:]]
+    return {row.strip(): int(points) for row, points in cells}
+
+
+def test_every_row_of_the_page_has_an_attack_and_every_row_of_the_bank_is_on_the_page():
+    assert {attack.row for attack in BANK.values() if attack.row} == set(rows_of_the_page())
+
+
+def test_the_page_adds_its_points_up():
+    points = rows_of_the_page()
+    bonus = sum(value for row, value in points.items() if row.startswith("b."))
+
+    text = " ".join((ROOT / "docs/grading_limits.md").read_text(encoding="utf-8").split())
+    assert f"In all {sum(points.values()) - bonus} of 100 points and {bonus} of 50 bonus points" in text
+
+
+def test_the_page_has_at_most_eighty_lines():
+    assert len((ROOT / "docs/grading_limits.md").read_text(encoding="utf-8").splitlines()) <= 80
+
+
+def test_the_supervisor_of_students_imports_nothing_that_switches_a_defence_off():
+    code = (
+        "import sys, staff.sandbox.supervisor; print([name for name in sys.modules if name.startswith('staff.proofs')])"
+    )
+
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert said.stdout.strip() == "[]"
