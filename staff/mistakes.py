@@ -6,11 +6,13 @@
     python -m staff.mistakes --times 5         with five seeds for the inputs: a single one can catch by luck
     python -m staff.mistakes --minutes 14      as many as fit, in a new order each time; says how many were left out
     python -m staff.mistakes --again           what is not as it must be is graded once more, alone, and then counts
+    python -m staff.mistakes --region 2b.1     the entries that change a region or must fail one of its tests
+    python -m staff.mistakes --bank FILE.toml  the entries of a file from elsewhere, each against all tests of its task
 
 The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
 are run against every test of the file they change; with --all, every test of their task. Exit code 0 only if every
 mistake is caught by the tests and with the words that it names, every variant passes, and every test fails for at least
-one mistake.
+one mistake. With --bank, every line of stdout is a JSON object: see staff/banks/mistakes/README.md.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -24,27 +26,34 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
 from course.table import load_course
-from staff.proofs.bank import Entry, apply, copy_tree, load_bank
+from staff.proofs.bank import Entry, apply, copy_tree, load_bank, load_file
 from staff.proofs.cover import cover
-from staff.proofs.grading_pool import Seen, Test, collect, grade, tree_folder, worker_processes
+from staff.proofs.grading_pool import Seen, Test, collect, collect_copies, grade, tree_folder, worker_processes
 
 LINE = re.compile(r":\d+(?=\b)")
 STUDENTS = re.compile(r"(wrong|crashed|deadlocked|timed out|not attempted): (?!internal grader error)")
 MARKS = {"passed": ".", "failed": "F", "skipped": "s"}
+LONGEST_ERROR = 500  # characters
+COPIES = "copies"  # stands for the test of a file's copies; graders have names that begin with test_
 Tests = dict[str, Test]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the graders said to one entry, with inputs drawn from `seed`."""
+    """What the graders said to one entry, with inputs drawn from `seed`; `error` says why it was not graded."""
 
     entry: Entry
     seen: dict[str, Seen]
     seed: int = 0
+    points_lost: dict[str, int] = field(default_factory=dict)
+    warned: list[str] = field(default_factory=list)
+    error: str = ""
 
     @property
     def failed(self) -> list[str]:
@@ -53,7 +62,9 @@ class Verdict:
     @property
     def complaint(self) -> str:
         """What is not as it must be; "" if all is."""
-        if not self.entry.is_mistake:
+        if self.error:
+            return f"not graded: {self.error}"
+        if self.entry.kind == "variants":
             accepted = bool(self.seen) and all(seen.outcome == "passed" for seen in self.seen.values())
             return "" if accepted else "not accepted"
         if missing := [test for test in self.entry.fails if test not in self.failed]:
@@ -69,23 +80,104 @@ class Verdict:
         """Two mistakes with the same row count as one: the same outcomes and messages, but for line numbers."""
         return tuple((test, seen.outcome, LINE.sub(":", seen.message)) for test, seen in sorted(self.seen.items()))
 
+    def as_json(self) -> str:
+        """The line for an entry of --bank."""
+        row: dict[str, object] = {"name": self.entry.name, "task": self.entry.task}
+        if self.error:
+            return json.dumps(row | {"error": self.error})
+        failed = {test: self.seen[test].message for test in self.failed}
+        row |= {"points_lost": self.points_lost, "failed": failed, "warned": self.warned}
+        return json.dumps(row | ({"complaint": self.complaint} if self.complaint else {}))
+
 
 def judge(entry: Entry, tests: Tests, everything: bool, seeds: Iterable[int]) -> Verdict:
     """Run an entry's graders on a tree of its own, once for each seed; the first verdict that is not as it must be.
 
     `tests` are all graders of its task.
     """
-    names: Iterable[str] = tests
-    if not everything:
-        names = entry.fails or [name for name, test in tests.items() if test.file in ("", entry.file)]
+    names = names_of(entry, tests, everything)
     with tree_folder() as tree:
         copy_tree(tree)
         apply(entry, tree)
         for seed in seeds:
-            verdict = Verdict(entry, grade(tree, [tests[name].id for name in names], seed), seed)
+            graded = grade(tree, [tests[name].id for name in names], seed)
+            verdict = Verdict(entry, graded.seen, seed, graded.points_lost, graded.warned)
             if verdict.complaint:
                 break
         return verdict
+
+
+def names_of(entry: Entry, tests: Tests, everything: bool) -> list[str]:
+    """The graders that run on an entry."""
+    if everything:
+        return list(tests)
+    return list(entry.fails) or [name for name, test in tests.items() if test.file in ("", entry.file)]
+
+
+def judge_anything(entry: Entry, tests: Tests, seed: int) -> Verdict:
+    """Run all these graders on an entry from elsewhere. Whatever keeps it from being graded is its error."""
+    try:
+        if entry.error:
+            raise InputError(entry.error)
+        return judge(entry, tests, True, [seed])
+    except Exception as error:
+        words = str(error) if isinstance(error, (InputError, TimeoutError)) else f"{type(error).__name__}: {error}"
+        return Verdict(entry, {}, seed, error=" ".join(words.split())[:LONGEST_ERROR])
+
+
+def judge_file(entries: Sequence[Entry], workers: int, seed: int) -> Iterator[Verdict]:
+    """Yield the verdicts on a file's entries, in order, each with all graders of its task and of the copies it changes.
+
+    If an entry ends the process that grades it, the next one is graded alone, so that the right one is blamed.
+    """
+    rest, alone = list(entries), False
+    tests: Tests | None = None
+    copies: dict[str, str] = {}
+    while rest:
+        ended = False
+        with worker_processes(1 if alone else workers) as pool:
+            if tests is None:
+                task = next((entry.task for entry in rest if not entry.error), None)
+                tests = pool.submit(collect, task).result() if task else {}
+                copies = pool.submit(collect_copies).result()
+            try:
+                futures = []
+                for entry in rest[:1] if alone else rest:
+                    copy = {COPIES: Test(copies[entry.file], "")} if entry.file in copies else {}
+                    futures.append(pool.submit(judge_anything, entry, tests | copy, seed))
+                for future in futures:
+                    verdict = future.result()
+                    rest.pop(0)
+                    yield verdict
+            except BrokenProcessPool:
+                ended = True
+        if ended and alone:
+            yield Verdict(rest.pop(0), {}, seed, error="it ended the process that grades it")
+        alone = ended and not alone
+
+
+def grade_file(path: Path, only: str, workers: int, seed: int) -> bool:
+    """Print a line for each entry of a file and one with the figures; whether all were graded, and as `fails` says."""
+    entries = [entry for entry in load_file(path) if only in entry.name]
+    if not entries:
+        raise InputError(f"{path}: no entry matches; check --only")
+    verdicts = []
+    for verdict in judge_file(entries, workers, seed):
+        verdicts.append(verdict)
+        print(verdict.as_json(), flush=True)
+    errors, complaints = (
+        sum(map(bool, those)) for those in zip(*((v.error, v.complaint) for v in verdicts), strict=True)
+    )
+    lost = sum(bool(verdict.points_lost) for verdict in verdicts)
+    figures = {"entries": len(verdicts), "lose_points": lost, "errors": errors, "complaints": complaints - errors}
+    print(json.dumps(figures | {"seed": seed}))
+    return not complaints
+
+
+def is_about(entry: Entry, region: str, tests: Tests) -> bool:
+    """Whether an entry changes a region, or must fail a test of it."""
+    changed = {place.partition("/")[0] for place in entry.bodies}
+    return region in changed.union(tests[test].region for test in entry.fails)
 
 
 def check_names(bank: Sequence[Entry], tests: dict[str, Tests]) -> None:
@@ -140,18 +232,24 @@ def until(futures: Sequence[Future[Verdict]], seconds: float) -> Iterator[Future
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
-    bank = [entry for entry in load_bank() if options.task in (None, entry.task) and options.only in entry.name]
-    if options.cover:
-        bank = cover(bank)
-    if options.minutes < float("inf"):
-        random.shuffle(bank)  # so that every entry has its turn, whatever is left out
-    if not bank:
-        raise InputError("no entry matches; check --task and --only")
+    if options.bank:
+        sys.exit(0 if grade_file(options.bank, options.only, options.workers, options.seed) else 1)
+    task = load_course().regions[options.region].task if options.region else options.task
+    bank = [entry for entry in load_bank() if task in (None, entry.task) and options.only in entry.name]
     verdicts = []
     with worker_processes(options.workers) as pool:
         tests = {task: pool.submit(collect, task).result() for task in sorted({entry.task for entry in bank})}
         check_names(bank, tests)
-        columns = [test for names in tests.values() for test in names]
+        if options.region:
+            bank = [entry for entry in bank if is_about(entry, options.region, tests[entry.task])]
+        if options.cover:
+            bank = cover(bank)
+        if options.minutes < float("inf"):
+            random.shuffle(bank)  # so that every entry has its turn, whatever is left out
+        if not bank:
+            raise InputError("no entry matches; check --task, --region and --only")
+        used = {test for entry in bank for test in names_of(entry, tests[entry.task], options.all)}
+        columns = [test for names in tests.values() for test in names if test in used]
         for number, test in enumerate(columns):
             print(f"{'|' * number}+{'-' * (len(columns) - number)} {test}")
         seeds = range(options.seed, options.seed + options.times)
@@ -169,7 +267,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if left_out:
         print(f"{left_out} of {len(bank)} entries did not fit into {options.minutes} minutes")
     caught = {test for verdict in verdicts if verdict.entry.is_mistake for test in verdict.failed}
-    idle = [] if options.only or left_out else [test for test in columns if test not in caught]
+    wanted = [name for names in tests.values() for name, test in names.items() if options.region in (None, test.region)]
+    idle = [] if options.only or left_out else [test for test in wanted if test not in caught]
     for test in idle:
         print(f"no mistake in the bank makes {test} fail")
     figures = summarize(verdicts)
@@ -181,12 +280,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    tasks = load_course().tasks
-    ids = {row.marker: id for id, row in tasks.items()}
+    course = load_course()
+    ids = {row.marker: id for id, row in course.tasks.items()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--task", type=lambda name: ids.get(name, name), choices=tasks,
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument(
+        "--task", type=lambda name: ids.get(name, name), choices=course.tasks,
         help="id or marker of a task in course.toml (default: all tasks)",
+    )  # fmt: skip
+    one.add_argument(
+        "--region", choices=course.regions, metavar="REGION",
+        help="only entries that change this region or must fail a test of it",
+    )  # fmt: skip
+    one.add_argument(
+        "--bank", type=Path, metavar="FILE.toml",
+        help="grade the entries of this file, each with all tests of its task; prints one line of JSON for each",
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="run every test of the task on every entry")
     parser.add_argument(
@@ -218,6 +326,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         raise InputError(f"--times: expected at least 1, got {options.times}")
     if not options.minutes > 0:
         raise InputError(f"--minutes: expected more than 0, got {options.minutes}")
+    if options.bank and (options.cover or options.again or options.times > 1 or options.minutes < float("inf")):
+        raise InputError("--bank grades each entry once; leave out --cover, --again, --times and --minutes")
     return options
 
 
