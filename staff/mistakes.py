@@ -21,157 +21,21 @@ import argparse
 import json
 import os
 import random
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
 from course.table import load_course
-from staff.proofs.bank import Entry, apply, copy_tree, load_bank, load_file
+from staff.proofs.bank import Entry, load_bank
+from staff.proofs.bank_file import grade_file
 from staff.proofs.cover import cover
-from staff.proofs.grading_pool import Seen, Test, collect, collect_copies, grade, tree_folder, worker_processes
+from staff.proofs.grading_pool import collect, worker_processes
+from staff.proofs.verdict import Tests, Verdict, judge, names_of
 
-LINE = re.compile(r":\d+(?=\b)")
-STUDENTS = re.compile(r"(wrong|crashed|deadlocked|timed out|not attempted): (?!internal grader error)")
 MARKS = {"passed": ".", "failed": "F", "skipped": "s"}
-LONGEST_ERROR = 500  # characters
-COPIES = "copies"  # stands for the test of a file's copies; graders have names that begin with test_
-Tests = dict[str, Test]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the graders said to one entry, with inputs drawn from `seed`; `error` says why it was not graded."""
-
-    entry: Entry
-    seen: dict[str, Seen]
-    seed: int = 0
-    points_lost: dict[str, int] = field(default_factory=dict)
-    warned: list[str] = field(default_factory=list)
-    error: str = ""
-
-    @property
-    def failed(self) -> list[str]:
-        return [test for test, seen in self.seen.items() if seen.outcome == "failed"]
-
-    @property
-    def complaint(self) -> str:
-        """What is not as it must be; "" if all is."""
-        if self.error:
-            return f"not graded: {self.error}"
-        if self.entry.kind == "variants":
-            accepted = bool(self.seen) and all(seen.outcome == "passed" for seen in self.seen.values())
-            return "" if accepted else "not accepted"
-        if missing := [test for test in self.entry.fails if test not in self.failed]:
-            return f"{'caught, but not' if self.failed else 'not caught'} by {', '.join(missing)}"
-        if broken := [test for test in self.failed if not STUDENTS.match(self.seen[test].message)]:
-            return f"the grader itself fails in {', '.join(broken)}"
-        said = {test: self.seen[test].message.lower() for test in self.entry.fails}
-        unsaid = [word for test, words in self.entry.fails.items() for word in words if word.lower() not in said[test]]
-        return f"caught, but the message does not say {', '.join(map(repr, unsaid))}" if unsaid else ""
-
-    @property
-    def row(self) -> tuple:
-        """Two mistakes with the same row count as one: the same outcomes and messages, but for line numbers."""
-        return tuple((test, seen.outcome, LINE.sub(":", seen.message)) for test, seen in sorted(self.seen.items()))
-
-    def as_json(self) -> str:
-        """The line for an entry of --bank."""
-        row: dict[str, object] = {"name": self.entry.name, "task": self.entry.task}
-        if self.error:
-            return json.dumps(row | {"error": self.error})
-        failed = {test: self.seen[test].message for test in self.failed}
-        row |= {"points_lost": self.points_lost, "failed": failed, "warned": self.warned}
-        return json.dumps(row | ({"complaint": self.complaint} if self.complaint else {}))
-
-
-def judge(entry: Entry, tests: Tests, everything: bool, seeds: Iterable[int]) -> Verdict:
-    """Run an entry's graders on a tree of its own, once for each seed; the first verdict that is not as it must be.
-
-    `tests` are all graders of its task.
-    """
-    names = names_of(entry, tests, everything)
-    with tree_folder() as tree:
-        copy_tree(tree)
-        apply(entry, tree)
-        for seed in seeds:
-            graded = grade(tree, [tests[name].id for name in names], seed)
-            verdict = Verdict(entry, graded.seen, seed, graded.points_lost, graded.warned)
-            if verdict.complaint:
-                break
-        return verdict
-
-
-def names_of(entry: Entry, tests: Tests, everything: bool) -> list[str]:
-    """The graders that run on an entry."""
-    if everything:
-        return list(tests)
-    return list(entry.fails) or [name for name, test in tests.items() if test.file in ("", entry.file)]
-
-
-def judge_anything(entry: Entry, tests: Tests, seed: int) -> Verdict:
-    """Run all these graders on an entry from elsewhere. Whatever keeps it from being graded is its error."""
-    try:
-        if entry.error:
-            raise InputError(entry.error)
-        return judge(entry, tests, True, [seed])
-    except Exception as error:
-        words = str(error) if isinstance(error, (InputError, TimeoutError)) else f"{type(error).__name__}: {error}"
-        return Verdict(entry, {}, seed, error=" ".join(words.split())[:LONGEST_ERROR])
-
-
-def judge_file(entries: Sequence[Entry], workers: int, seed: int) -> Iterator[Verdict]:
-    """Yield the verdicts on a file's entries, in order, each with all graders of its task and of the copies it changes.
-
-    If an entry ends the process that grades it, the next one is graded alone, so that the right one is blamed.
-    """
-    rest, alone = list(entries), False
-    tests: Tests | None = None
-    copies: dict[str, str] = {}
-    while rest:
-        ended = False
-        with worker_processes(1 if alone else workers) as pool:
-            if tests is None:
-                task = next((entry.task for entry in rest if not entry.error), None)
-                tests = pool.submit(collect, task).result() if task else {}
-                copies = pool.submit(collect_copies).result()
-            try:
-                futures = []
-                for entry in rest[:1] if alone else rest:
-                    copy = {COPIES: Test(copies[entry.file], "")} if entry.file in copies else {}
-                    futures.append(pool.submit(judge_anything, entry, tests | copy, seed))
-                for future in futures:
-                    verdict = future.result()
-                    rest.pop(0)
-                    yield verdict
-            except BrokenProcessPool:
-                ended = True
-        if ended and alone:
-            yield Verdict(rest.pop(0), {}, seed, error="it ended the process that grades it")
-        alone = ended and not alone
-
-
-def grade_file(path: Path, only: str, workers: int, seed: int) -> bool:
-    """Print a line for each entry of a file and one with the figures; whether all were graded, and as `fails` says."""
-    entries = [entry for entry in load_file(path) if only in entry.name]
-    if not entries:
-        raise InputError(f"{path}: no entry matches; check --only")
-    verdicts = []
-    for verdict in judge_file(entries, workers, seed):
-        verdicts.append(verdict)
-        print(verdict.as_json(), flush=True)
-    errors, complaints = (
-        sum(map(bool, those)) for those in zip(*((v.error, v.complaint) for v in verdicts), strict=True)
-    )
-    lost = sum(bool(verdict.points_lost) for verdict in verdicts)
-    figures = {"entries": len(verdicts), "lose_points": lost, "errors": errors, "complaints": complaints - errors}
-    print(json.dumps(figures | {"seed": seed}))
-    return not complaints
 
 
 def is_about(entry: Entry, region: str, tests: Tests) -> bool:

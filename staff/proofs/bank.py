@@ -15,7 +15,7 @@ from typing import Any
 from common.errors import InputError, reading
 from common.paths import ROOT
 from course.table import files_matching, load_course
-from staff.handout.regions import file_in_copy, patch_in_tree, replace_in_tree
+from staff.handout.regions import file_in_copy, patch_in_tree, replace_in_tree, strip
 
 BANKS = ROOT / "staff" / "banks"
 KINDS = ("mistakes", "variants")
@@ -131,6 +131,15 @@ def copy_tree(tree: Path) -> None:
     for file in files_matching(ROOT, GRADED):
         (tree / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / file, tree / file)
+
+
+def as_handed_in(tree: Path) -> None:
+    """Give a solved tree the form of a hand-in: the lines of each region between its TODO and END TODO lines."""
+    course = load_course()
+    for file in files_matching(tree, GRADED):
+        text = (tree / file).read_text(encoding="utf-8")
+        if course.may_student_change(file) and "# BEGIN SOLUTION" in text:
+            (tree / file).write_text(strip(text, file, course.readme, keep=course.regions), encoding="utf-8")
 
 
 def apply(entry: Entry, tree: Path) -> None:

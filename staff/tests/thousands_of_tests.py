@@ -10,6 +10,8 @@ from collections.abc import Generator
 
 import pytest
 
+CHECKED = "1.3"  # the region: its graders see steps, epochs and losses of a whole training loop
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -22,8 +24,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Graders start ranks: `make check` leaves them out."""
-    if item.get_closest_marker("graded"):
+    """Graders start ranks: `make check` runs those of one region, and leaves out the others."""
+    graded = item.get_closest_marker("graded")
+    if graded and graded.args[0] != CHECKED:
         item.add_marker("medium")
 
 
