@@ -11,6 +11,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from staff import mistakes
 from staff.mistakes import is_about
+from staff.proofs import grading_pool
 from staff.proofs.bank import Entry, load_file
 from staff.proofs.grading_pool import Seen
 from staff.proofs.grading_pool import Test as Grader
@@ -167,6 +168,35 @@ def test_the_same_seed_gives_the_same_lines(graded):
     again, _ = run(folder / "bank.toml", folder, "--only", "no step")
 
     assert again[0] == lines["no step"]
+
+
+ENDLESS = """
+import pathlib, time
+
+def test_never_ends():
+    while True:
+        time.sleep(0.01)
+
+def test_comes_afterwards():
+    pathlib.Path("reached").touch()
+"""
+
+
+@pytest.mark.medium
+def test_graders_that_never_end_are_ended_with_all_that_would_follow(tmp_path, monkeypatch):
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--tree')\n    parser.addoption('--seed')\n"
+    )
+    (tmp_path / "test_x.py").write_text(ENDLESS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    monkeypatch.setattr(grading_pool, "ROOT", tmp_path)
+    monkeypatch.setattr(grading_pool, "LIMIT", 2)
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(TimeoutError, match="not ended after 2 s"):
+        grading_pool.grade(tmp_path, ["test_x.py"], 1)
+
+    assert not (tmp_path / "reached").exists()
 
 
 @pytest.mark.parametrize(
