@@ -11,6 +11,7 @@ from collections.abc import Generator
 import pytest
 
 CHECKED = "1.3"  # the region: its graders see steps, epochs and losses of a whole training loop
+LONG = ("medium", "proof", "slow", "bank", "real", "graded")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -32,10 +33,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with tests marked medium, slow or bank, then the others; the order inside a file stays."""
-    long = {
-        item.path
-        for item in items
-        if any(item.get_closest_marker(name) for name in ("medium", "proof", "slow", "bank"))
-    }
+    """Files with tests that start processes, then the others; the order inside a file stays."""
+    long = {item.path for item in items if any(item.get_closest_marker(name) for name in LONG)}
     items.sort(key=lambda item: item.path not in long)

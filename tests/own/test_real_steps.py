@@ -18,6 +18,8 @@ from common.paths import ROOT
 from tests.own.stopping_ranks import run_ranks
 from tests.own.warm import Script
 
+pytestmark = pytest.mark.real
+
 BATCH, EXAMPLES, EPOCHS = 12, 24, 2  # two steps in each epoch
 
 
