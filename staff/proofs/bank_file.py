@@ -68,9 +68,8 @@ def grade_file(path: Path, only: str, workers: int, seed: int) -> bool:
     for verdict in judge_file(entries, workers, seed):
         verdicts.append(verdict)
         print(verdict.as_json(), flush=True)
-    errors, complaints = (
-        sum(map(bool, those)) for those in zip(*((v.error, v.complaint) for v in verdicts), strict=True)
-    )
+    errors = sum(bool(verdict.error) for verdict in verdicts)
+    complaints = sum(bool(verdict.complaint) for verdict in verdicts)  # those with an error among them
     lost = sum(bool(verdict.points_lost) for verdict in verdicts)
     figures = {"entries": len(verdicts), "lose_points": lost, "errors": errors, "complaints": complaints - errors}
     print(json.dumps(figures | {"seed": seed}))
