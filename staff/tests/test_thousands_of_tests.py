@@ -18,6 +18,12 @@ def item(file, name, *markers):
     return SimpleNamespace(path=Path(file), name=name, get_closest_marker=lambda marker: marker in markers or None)
 
 
+def grader_of(region):
+    marks: list[str] = []
+    closest = {"graded": SimpleNamespace(args=(region,))}
+    return SimpleNamespace(get_closest_marker=closest.get, add_marker=marks.append, marks=marks)
+
+
 def test_a_file_with_one_long_test_goes_first_as_a_whole_and_keeps_its_order():
     items = [item("a.py", "a1"), item("b.py", "b1"), item("b.py", "b2", "medium"), item("c.py", "c1", "real")]
 
@@ -28,15 +34,11 @@ def test_a_file_with_one_long_test_goes_first_as_a_whole_and_keeps_its_order():
 
 @pytest.mark.parametrize(("region", "is_left_out"), [(CHECKED, False), ("2a.3", True)])
 def test_make_check_runs_the_graders_of_one_region(region, is_left_out):
-    marks = []
-    grader = SimpleNamespace(
-        get_closest_marker=lambda marker: SimpleNamespace(args=(region,)) if marker == "graded" else None,
-        add_marker=marks.append,
-    )
+    grader = grader_of(region)
 
     pytest_itemcollected(grader)
 
-    assert marks == (["medium"] if is_left_out else [])
+    assert grader.marks == (["medium"] if is_left_out else [])
 
 
 def test_the_collector_is_paused_while_tests_are_collected_and_leaves_them_alone_afterwards():
