@@ -6,11 +6,13 @@
     python -m staff.mistakes --times 5         with five seeds for the inputs: a single one can catch by luck
     python -m staff.mistakes --minutes 14      as many as fit, in a new order each time; says how many were left out
     python -m staff.mistakes --again           what is not as it must be is graded once more, alone, and then counts
+    python -m staff.mistakes --region 2b.1     the entries that change a region or must fail one of its tests
+    python -m staff.mistakes --bank FILE.toml  the entries of a file from elsewhere, each against all tests of its task
 
 The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
 are run against every test of the file they change; with --all, every test of their task. Exit code 0 only if every
 mistake is caught by the tests and with the words that it names, every variant passes, and every test fails for at least
-one mistake.
+one mistake. With --bank, every line of stdout is a JSON object: see staff/banks/mistakes/README.md.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -19,73 +21,27 @@ import argparse
 import json
 import os
 import random
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
 from course.table import load_course
-from staff.proofs.bank import Entry, apply, copy_tree, load_bank
+from staff.proofs.bank import Entry, load_bank
+from staff.proofs.bank_file import grade_file
 from staff.proofs.cover import cover
-from staff.proofs.grading_pool import Seen, Test, collect, grade, tree_folder, worker_processes
+from staff.proofs.grading_pool import collect, worker_processes
+from staff.proofs.verdict import Tests, Verdict, judge, names_of
 
-LINE = re.compile(r":\d+(?=\b)")
-STUDENTS = re.compile(r"(wrong|crashed|deadlocked|timed out|not attempted): (?!internal grader error)")
 MARKS = {"passed": ".", "failed": "F", "skipped": "s"}
-Tests = dict[str, Test]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What the graders said to one entry, with inputs drawn from `seed`."""
-
-    entry: Entry
-    seen: dict[str, Seen]
-    seed: int = 0
-
-    @property
-    def failed(self) -> list[str]:
-        return [test for test, seen in self.seen.items() if seen.outcome == "failed"]
-
-    @property
-    def complaint(self) -> str:
-        """What is not as it must be; "" if all is."""
-        if not self.entry.is_mistake:
-            accepted = bool(self.seen) and all(seen.outcome == "passed" for seen in self.seen.values())
-            return "" if accepted else "not accepted"
-        if missing := [test for test in self.entry.fails if test not in self.failed]:
-            return f"{'caught, but not' if self.failed else 'not caught'} by {', '.join(missing)}"
-        if broken := [test for test in self.failed if not STUDENTS.match(self.seen[test].message)]:
-            return f"the grader itself fails in {', '.join(broken)}"
-        said = {test: self.seen[test].message.lower() for test in self.entry.fails}
-        unsaid = [word for test, words in self.entry.fails.items() for word in words if word.lower() not in said[test]]
-        return f"caught, but the message does not say {', '.join(map(repr, unsaid))}" if unsaid else ""
-
-    @property
-    def row(self) -> tuple:
-        """Two mistakes with the same row count as one: the same outcomes and messages, but for line numbers."""
-        return tuple((test, seen.outcome, LINE.sub(":", seen.message)) for test, seen in sorted(self.seen.items()))
-
-
-def judge(entry: Entry, tests: Tests, everything: bool, seeds: Iterable[int]) -> Verdict:
-    """Run an entry's graders on a tree of its own, once for each seed; the first verdict that is not as it must be.
-
-    `tests` are all graders of its task.
-    """
-    names: Iterable[str] = tests
-    if not everything:
-        names = entry.fails or [name for name, test in tests.items() if test.file in ("", entry.file)]
-    with tree_folder() as tree:
-        copy_tree(tree)
-        apply(entry, tree)
-        for seed in seeds:
-            verdict = Verdict(entry, grade(tree, [tests[name].id for name in names], seed), seed)
-            if verdict.complaint:
-                break
-        return verdict
+def is_about(entry: Entry, region: str, tests: Tests) -> bool:
+    """Whether an entry changes a region, or must fail a test of it."""
+    changed = {place.partition("/")[0] for place in entry.bodies}
+    return region in changed.union(tests[test].region for test in entry.fails)
 
 
 def check_names(bank: Sequence[Entry], tests: dict[str, Tests]) -> None:
@@ -140,18 +96,24 @@ def until(futures: Sequence[Future[Verdict]], seconds: float) -> Iterator[Future
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
-    bank = [entry for entry in load_bank() if options.task in (None, entry.task) and options.only in entry.name]
-    if options.cover:
-        bank = cover(bank)
-    if options.minutes < float("inf"):
-        random.shuffle(bank)  # so that every entry has its turn, whatever is left out
-    if not bank:
-        raise InputError("no entry matches; check --task and --only")
+    if options.bank:
+        sys.exit(0 if grade_file(options.bank, options.only, options.workers, options.seed) else 1)
+    task = load_course().regions[options.region].task if options.region else options.task
+    bank = [entry for entry in load_bank() if task in (None, entry.task) and options.only in entry.name]
     verdicts = []
     with worker_processes(options.workers) as pool:
         tests = {task: pool.submit(collect, task).result() for task in sorted({entry.task for entry in bank})}
         check_names(bank, tests)
-        columns = [test for names in tests.values() for test in names]
+        if options.region:
+            bank = [entry for entry in bank if is_about(entry, options.region, tests[entry.task])]
+        if options.cover:
+            bank = cover(bank)
+        if options.minutes < float("inf"):
+            random.shuffle(bank)  # so that every entry has its turn, whatever is left out
+        if not bank:
+            raise InputError("no entry matches; check --task, --region and --only")
+        used = {test for entry in bank for test in names_of(entry, tests[entry.task], options.all)}
+        columns = [test for names in tests.values() for test in names if test in used]
         for number, test in enumerate(columns):
             print(f"{'|' * number}+{'-' * (len(columns) - number)} {test}")
         seeds = range(options.seed, options.seed + options.times)
@@ -169,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if left_out:
         print(f"{left_out} of {len(bank)} entries did not fit into {options.minutes} minutes")
     caught = {test for verdict in verdicts if verdict.entry.is_mistake for test in verdict.failed}
-    idle = [] if options.only or left_out else [test for test in columns if test not in caught]
+    wanted = [name for names in tests.values() for name, test in names.items() if options.region in (None, test.region)]
+    idle = [] if options.only or left_out else [test for test in wanted if test not in caught]
     for test in idle:
         print(f"no mistake in the bank makes {test} fail")
     figures = summarize(verdicts)
@@ -181,12 +144,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    tasks = load_course().tasks
-    ids = {row.marker: id for id, row in tasks.items()}
+    course = load_course()
+    ids = {row.marker: id for id, row in course.tasks.items()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--task", type=lambda name: ids.get(name, name), choices=tasks,
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument(
+        "--task", type=lambda name: ids.get(name, name), choices=course.tasks,
         help="id or marker of a task in course.toml (default: all tasks)",
+    )  # fmt: skip
+    one.add_argument(
+        "--region", choices=course.regions, metavar="REGION",
+        help="only entries that change this region or must fail a test of it",
+    )  # fmt: skip
+    one.add_argument(
+        "--bank", type=Path, metavar="FILE.toml",
+        help="grade the entries of this file, each with all tests of its task; prints one line of JSON for each",
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="run every test of the task on every entry")
     parser.add_argument(
@@ -218,6 +190,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         raise InputError(f"--times: expected at least 1, got {options.times}")
     if not options.minutes > 0:
         raise InputError(f"--minutes: expected more than 0, got {options.minutes}")
+    if options.bank and (options.cover or options.again or options.times > 1 or options.minutes < float("inf")):
+        raise InputError("--bank grades each entry once; leave out --cover, --again, --times and --minutes")
     return options
 
 

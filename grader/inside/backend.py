@@ -24,6 +24,7 @@ NOT_SERVED = {
     "all_reduce_coalesced": ("allreduce_coalesced",),
     "all_gather_coalesced": ("allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
     "reduce_scatter_coalesced": ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
+    "gather_single": ("gather_single", "gather_into_tensor"),
     "monitored_barrier": ("monitored_barrier",),
     "recv without a source": ("recv_anysource",),
 }
@@ -92,11 +93,26 @@ ProcessGroup: Any = dist.ProcessGroup  # its signatures are overloads that no ca
 
 
 class BrokeredGroup(ProcessGroup):
-    """A process group whose other ranks are reached through the grader. Roots and peers are ranks of the group."""
+    """A process group whose other ranks are reached through the grader. Roots and peers are ranks of the group.
+
+    torch asks a group for the backend of a device, and that backend what it can do: this group is its own backend. Its
+    name is kept here, since ProcessGroup asks its backends for it.
+    """
+
+    supports_splitting = supports_coalescing = False
+    group_name = ""
 
     def __init__(self, wire: Wire, key: str, members: Sequence[int], rank: int) -> None:
         super().__init__(rank, len(members))
         self._wire, self._key, self._members, self._rank = wire, key, list(members), rank
+
+    def _get_backend(self, device: torch.device) -> "BrokeredGroup":
+        return self
+
+    get_backend = _get_backend
+
+    def _set_group_name(self, name: str) -> None:
+        self.group_name = name
 
     def _post(
         self,

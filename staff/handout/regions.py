@@ -208,7 +208,7 @@ def replace_in_tree(tree: Path, file: str, region_id: str, body: str, part: int 
     Raises:
         InputError: no such region in the file, or several parts and `part` not given.
     """
-    path = _in_copy(tree, file)
+    path = file_in_copy(tree, file)
     text = path.read_text(encoding="utf-8")
     regions = find_regions(text, file)
     chosen = [region for region in regions if region.id == region_id and part in (None, region.part)]
@@ -226,7 +226,7 @@ def replace_in_tree(tree: Path, file: str, region_id: str, body: str, part: int 
 
 def patch_in_tree(tree: Path, file: str, old: str, new: str) -> None:
     """Replace `old` by `new` in a file of a copied tree; `old` must occur exactly once."""
-    path = _in_copy(tree, file)
+    path = file_in_copy(tree, file)
     text = path.read_text(encoding="utf-8")
     if text.count(old) != 1:
         start = old.strip().split("\n")[0]
@@ -234,12 +234,13 @@ def patch_in_tree(tree: Path, file: str, old: str, new: str) -> None:
     _write(path, text.replace(old, new))
 
 
-def _in_copy(tree: Path, file: str) -> Path:
+def file_in_copy(tree: Path, file: str) -> Path:
+    """The path of a file of a copied tree. Raises InputError where it has none, and for the source itself."""
     path = (tree / file).resolve()
     if tree.resolve() == ROOT:
         raise InputError(f"{file}: expected a copy of the tree, got the source itself; copy it first")
     if not path.is_relative_to(tree.resolve()) or not path.is_file():
-        raise InputError(f"{file}: expected a file inside {tree}, got none; check the path")
+        raise InputError(f"{file}: expected a file of the tree, got none; check the path")
     return path
 
 

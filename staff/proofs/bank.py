@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError
+from common.errors import InputError, reading
 from common.paths import ROOT
-from course.table import files_matching
-from staff.handout.regions import patch_in_tree, replace_in_tree
+from course.table import files_matching, load_course
+from staff.handout.regions import file_in_copy, patch_in_tree, replace_in_tree, strip
 
 BANKS = ROOT / "staff" / "banks"
 KINDS = ("mistakes", "variants")
@@ -28,7 +28,8 @@ class Entry:
     """One mistake or variant: new bodies by region (and part: "2a.2/1"), and a patch of what lies outside regions.
 
     `fails` says which tests a mistake must fail, and which words the message of each must hold. `race`: what a thread
-    finds depends on which one comes first, so that beyond `fails` its messages may differ from run to run.
+    finds depends on which one comes first, so that beyond `fails` its messages may differ from run to run. An entry of
+    a file from elsewhere is of the kind "file"; `error` says why it is none.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Entry:
     patch: str = ""
     fails: dict[str, tuple[str, ...]] = field(default_factory=dict)
     race: bool = False
+    error: str = ""
 
     @property
     def is_mistake(self) -> bool:
@@ -59,36 +61,68 @@ def load_bank(folder: Path = BANKS) -> list[Entry]:
         _entry(kind, path.stem, name, row, table)
         for kind in KINDS
         for path in sorted((folder / kind).glob("*.toml"))
-        for table in [_read(path)]
+        for table in [_read(path, f"{kind}/{path.name}")]
         for name, row in table.items()
         if isinstance(row, dict)
     ]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    where = f"{path.parent.name}/{path.name}"
+def load_file(path: Path) -> list[Entry]:
+    """The entries of a bank that lies anywhere, `fails` or not; one that is none says so in its `error`.
+
+    Raises:
+        InputError: no bank at all, or one without entries.
+    """
+    with reading(path):
+        table = _read(path, str(path))
+    tasks = load_course().tasks
+    entries = []
+    for name, row in table.items():
+        if name in ("task", "file"):
+            continue
+        try:
+            if table["task"] not in tasks:
+                raise InputError(f"expected a task of course.toml, one of {', '.join(tasks)}; got {table['task']!r}")
+            entries.append(_entry("file", path.stem, name, row, table))
+        except InputError as error:
+            entries.append(Entry("file", path.stem, name, table["task"], table["file"], {}, error=str(error)))
+    if not entries:
+        raise InputError(f"{path}: expected at least one entry, got none")
+    return entries
+
+
+def _read(path: Path, where: str) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{where}: expected a bank as TOML, got {error}") from error
-    if missing := {"task", "file"} - set(table):
-        raise InputError(f"{where}: expected task and file at the top, got no {min(missing)}")
+    if missing := [key for key in ("task", "file") if not isinstance(table.get(key), str)]:
+        raise InputError(f"{where}: expected task and file at the top, got no {missing[-1]}")
     return table
 
 
 def _entry(kind: str, bank: str, name: str, row: dict[str, Any], table: dict[str, Any]) -> Entry:
     where = f"{kind}/{bank}.toml: {name!r}"
-    known = {"body", "patch", "file"} | ({"fails", "race"} if kind == "mistakes" else set())
-    if unknown := set(row) - known:
+    known = {"body": dict, "patch": str, "file": str} | ({"fails": dict, "race": bool} if kind != "variants" else {})
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: expected a table with a body or a patch, got {row!r}")
+    if unknown := set(row) - set(known):
         raise InputError(f"{where}: unknown key {min(unknown)!r}; expected some of {', '.join(sorted(known))}")
+    for key, value in row.items():
+        if not isinstance(value, known[key]):
+            words = {dict: "a table of texts", str: "a text", bool: "true or false"}[known[key]]
+            raise InputError(f"{where}: {key}: expected {words}, got {value!r}")
+    texts = [
+        text for value in row.get("fails", {}).values() for text in (value if isinstance(value, list) else [value])
+    ]
+    if strange := [text for text in (*row.get("body", {}).values(), *texts) if not isinstance(text, str)]:
+        raise InputError(f"{where}: expected texts in body and fails, got {strange[0]!r}")
     if not row.get("body") and not row.get("patch"):
         raise InputError(f"{where}: expected a body or a patch, got neither")
     if kind == "mistakes" and not row.get("fails"):
         raise InputError(f"{where}: expected the tests that must fail, fails.test_name = [words], got none")
     fails = {test: (words,) if isinstance(words, str) else tuple(words) for test, words in row.get("fails", {}).items()}
     file, bodies, race = row.get("file", table["file"]), row.get("body", {}), row.get("race", False)
-    if not isinstance(race, bool):
-        raise InputError(f"{where}: race: expected true or false, got {race!r}")
     return Entry(kind, bank, name, table["task"], file, bodies, row.get("patch", ""), fails, race)
 
 
@@ -99,6 +133,15 @@ def copy_tree(tree: Path) -> None:
         shutil.copy2(ROOT / file, tree / file)
 
 
+def as_handed_in(tree: Path) -> None:
+    """Give a solved tree the form of a hand-in: the lines of each region between its TODO and END TODO lines."""
+    course = load_course()
+    for file in files_matching(tree, GRADED):
+        text = (tree / file).read_text(encoding="utf-8")
+        if course.may_student_change(file) and "# BEGIN SOLUTION" in text:
+            (tree / file).write_text(strip(text, file, course.readme, keep=course.regions), encoding="utf-8")
+
+
 def apply(entry: Entry, tree: Path) -> None:
     """Put an entry into a copied tree.
 
@@ -106,8 +149,8 @@ def apply(entry: Entry, tree: Path) -> None:
         InputError: a region that is not there, a patch that does not fit exactly once, code that does not parse, or
             that differs from the solution in its comments only.
     """
-    path = tree / entry.file
     try:
+        path = file_in_copy(tree, entry.file)
         before = ast.dump(ast.parse(path.read_text(encoding="utf-8")))
         for old, new in hunks(entry.patch):
             patch_in_tree(tree, entry.file, old, new)
@@ -115,7 +158,7 @@ def apply(entry: Entry, tree: Path) -> None:
             region, _, part = place.partition("/")
             replace_in_tree(tree, entry.file, region, body.strip("\n"), int(part) if part else None)
         after = ast.dump(ast.parse(path.read_text(encoding="utf-8")))
-    except (InputError, OSError, SyntaxError) as error:
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{entry}: {error}") from error
     if after == before:
         raise InputError(f"{entry}: the entry equals the solution; change it")

@@ -17,9 +17,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -49,19 +50,31 @@ class Seen:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class Graded:
+    """What the tests said about one tree, by name; the points lost by region; and the warnings, which cost nothing."""
+
+    seen: dict[str, Seen]
+    points_lost: dict[str, int] = field(default_factory=dict)
+    warned: list[str] = field(default_factory=list)
+
+
 class OneRun:
     """A pytest plugin that keeps which tests there are, and what came of them, by the name of their function."""
 
     def __init__(self) -> None:
         self.tests: dict[str, Test] = {}
-        self.seen: dict[str, Seen] = {}
+        self.copies: dict[str, str] = {}  # script -> the test of its copies, which gives a warning and grades nothing
+        self.graded = Graded({})
+        self.too_long = False
         self.zygote: Any = None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         regions = load_course().regions
         for item in session.items:
-            if item.get_closest_marker("carried"):
-                continue  # it gives a warning, and grades nothing
+            if carried := item.get_closest_marker("carried"):
+                self.copies[carried.args[0]] = item.nodeid
+                continue
             mark = item.get_closest_marker("graded")
             test = Test(item.nodeid.split("[")[0], "")
             if mark:
@@ -71,11 +84,19 @@ class OneRun:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = _name(report.nodeid)
-        known = self.seen.get(name, Seen("passed"))
+        seen = self.graded.seen
+        known = seen.get(name, Seen("passed"))
         if report.outcome != "passed" and known.outcome != "failed":
-            self.seen[name] = Seen(report.outcome, _message(report.longrepr))
+            seen[name] = Seen(report.outcome, _message(report.longrepr))
         elif report.when == "call":
-            self.seen.setdefault(name, Seen("passed"))
+            seen.setdefault(name, Seen("passed"))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if grader := session.config.pluginmanager.get_plugin("grader.plugin"):
+            for entry in session.config.stash[grader.ENTRIES].values():
+                if lost := entry.max_points - entry.points:
+                    self.graded.points_lost[entry.region] = self.graded.points_lost.get(entry.region, 0) + lost
+            self.graded.warned.extend(session.config.stash[grader.WRITTEN].warnings)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self) -> None:
@@ -84,7 +105,7 @@ class OneRun:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.seen[report.nodeid] = Seen("failed", _message(report.longrepr))
+            self.graded.seen[report.nodeid] = Seen("failed", _message(report.longrepr))
 
 
 def _name(nodeid: str) -> str:
@@ -100,9 +121,14 @@ def _message(longrepr: object) -> str:
 
 @contextlib.contextmanager
 def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """`count` workers, each with a zygote of its own; the cache of tiny models is shared."""
+    """`count` workers, each with a zygote of its own; the cache of tiny models is shared. With them goes the folder of
+    all that they write, even if one is killed."""
     os.environ.setdefault("COS598D_CACHE", str(cache_dir("models").parent))  # spawned workers inherit it
-    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=die_with_parent) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="cos598d-pool-", ignore_cleanup_errors=True) as folder,
+        mock.patch.dict(os.environ, TMPDIR=folder),
+        ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=die_with_parent) as pool,
+    ):
         try:
             yield pool
         finally:
@@ -141,9 +167,17 @@ def grader_files() -> list[str]:
     return [file for file in dict.fromkeys([*named, "tests/test_ladder.py"]) if (ROOT / file).exists()]
 
 
-def grade(tree: Path, tests: Sequence[str], seed: int) -> dict[str, Seen]:
-    """Run these tests (node ids) on the student's files in `tree`, with inputs drawn from `seed`."""
-    return _pytest([f"--tree={tree}", "--seed", str(seed), *tests]).seen
+def collect_copies() -> dict[str, str]:
+    """Script -> the id of the test of its copies of earlier regions."""
+    return _pytest(["--collect-only", *grader_files()]).copies
+
+
+def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
+    """Run these tests (node ids) on the student's files in `tree`, with inputs drawn from `seed`.
+
+    Raises TimeoutError after LIMIT seconds.
+    """
+    return _pytest([f"--tree={tree}", "--seed", str(seed), *tests]).graded
 
 
 def collect_all() -> dict[str, Test]:
@@ -162,19 +196,23 @@ def grade_report(tree: Path, seed: int) -> list[dict[str, Any]]:
 def _pytest(arguments: list[str]) -> OneRun:
     """One pytest in this process, silent, and ended after LIMIT seconds."""
     watch = OneRun()
-    signal.signal(signal.SIGALRM, _too_long)
+
+    def stop(_signal: int, _frame: object) -> None:
+        watch.too_long = True
+        pytest.exit(f"the graders have not ended after {LIMIT} s")  # any other exception would only fail a test
+
+    signal.signal(signal.SIGALRM, stop)
     signal.alarm(LIMIT)
     try:
         os.chdir(ROOT)
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        silent = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+        with silent[0], silent[1], contextlib.suppress(pytest.exit.Exception):
             pytest.main(["-q", "-p", "no:cacheprovider", "--tb=short", *arguments], plugins=[watch])
     finally:
         signal.alarm(0)
         STARTER.put(watch.zygote)
         if not gc.get_freeze_count():
             gc.freeze()  # torch and pytest stay: pytest ends each run with two collections, which skip them now
+    if watch.too_long:
+        raise TimeoutError(f"the graders have not ended after {LIMIT} s")
     return watch
-
-
-def _too_long(_signal: int, _frame: object) -> None:
-    raise TimeoutError(f"the graders have not ended after {LIMIT} s")

@@ -14,11 +14,12 @@ import pytest
 from common.errors import InputError
 from common.paths import ROOT
 from staff import mistakes
-from staff.mistakes import Verdict, summarize
-from staff.proofs import grading_pool
+from staff.mistakes import summarize
+from staff.proofs import grading_pool, verdict
 from staff.proofs.bank import Entry, apply, copy_tree, hunks, load_bank
 from staff.proofs.cover import cover
 from staff.proofs.grading_pool import Seen
+from staff.proofs.verdict import Verdict
 
 pytestmark = pytest.mark.medium
 
@@ -294,7 +295,7 @@ def course(tmp_path, monkeypatch, capsys):
     (tmp_path / "conftest.py").write_text(OPTIONS)
     (tmp_path / "test_x.py").write_text(GRADER)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
-    monkeypatch.setattr(mistakes, "copy_tree", lambda tree: shutil.copy(tmp_path / "a.py", tree))
+    monkeypatch.setattr(verdict, "copy_tree", lambda tree: shutil.copy(tmp_path / "a.py", tree))
     monkeypatch.setattr(mistakes, "worker_processes", lambda count: contextlib.nullcontext(Here()))
     monkeypatch.setattr(grading_pool, "grader_files", lambda: ["test_x.py"])
     monkeypatch.setattr(grading_pool, "ROOT", tmp_path)

@@ -3,7 +3,10 @@
 import ast
 import re
 
+from torch.distributed import ProcessGroup
+
 from common.paths import ROOT
+from grader.inside.backend import BrokeredGroup
 
 TABLE = (ROOT / "docs" / "private_torch.md").read_text(encoding="utf-8")
 FOLDERS = ("common", "pipeline", "beyond", "benchmark", "grader", "cluster", "staff", "handin", "task4_traffic")
@@ -48,6 +51,13 @@ def test_every_private_name_is_listed_with_its_files():
     }  # fmt: skip
 
     assert missing == set()
+
+
+def test_every_private_method_that_our_process_group_overrides_is_listed():
+    overridden = {name for name in vars(BrokeredGroup) if re.match(r"_[a-z]", name) and hasattr(ProcessGroup, name)}
+
+    assert {name for name in overridden if f"`{name}`" not in TABLE} == set()
+    assert "_get_backend" in overridden
 
 
 def test_every_file_of_the_table_is_there():

@@ -221,5 +221,5 @@ def test_a_path_out_of_the_copy_is_refused(tmp_path):
     (tmp_path / "tree").mkdir()
     (tmp_path / "a.py").write_text("x = 1\n")
 
-    with pytest.raises(InputError, match="inside"):
+    with pytest.raises(InputError, match="expected a file of the tree"):
         patch_in_tree(tmp_path / "tree", "../a.py", "x", "y")

@@ -16,6 +16,8 @@ def play(tmp_path):
 # --- what the operations do -------------------------------------------------------------------------------------------
 
 EVERY_OPERATION = """
+    import torch.distributed._functional_collectives as functional
+
     OPS = [dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
 
     def on_broker(context):
@@ -91,6 +93,15 @@ EVERY_OPERATION = """
         if rank != 1:
             dist.all_reduce(t, group=pair)
             dist.broadcast(t, 2, group=pair)
+            swapped = torch.zeros(2)
+            sides = [dist.P2POp(dist.isend, torch.randn(2), 2 - rank, group=pair)]
+            sides.append(dist.P2POp(dist.irecv, swapped, 2 - rank, group=pair))
+            for transfer in dist.batch_isend_irecv(sides):
+                transfer.wait()
+            got["batch of two of three"] = swapped
+            dist.destroy_process_group(pair)
+        named = functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+        got["by the group's name"] = functional.wait_tensor(named)
         got["a group with a backend"] = t = torch.tensor([2.0 + rank])
         named = dist.new_group(ranks=[0, 1], backend="gloo")
         if rank != 2:
@@ -116,6 +127,18 @@ def test_every_operation_gives_what_gloo_gives(play, tmp_path):
             else:
                 tolerance = 0.02 if "float16" in name else 1e-6  # rounded once here, at every step there
                 np.testing.assert_allclose(np.float64(got), np.float64(expected), tolerance, tolerance, err_msg=name)
+
+
+def test_a_group_says_what_torch_asks_its_backend(play):
+    """torch 2.15 asks so in batch_isend_irecv, whatever class the group is of; 2.13 only torch's own class."""
+    values = play("""
+        def go(context):
+            context.join()
+            backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+            return [backend.supports_coalescing, backend.supports_splitting, dist.group.WORLD.group_name]
+    """).values
+
+    assert values == [[False, False, "0"]] * 3
 
 
 def test_bfloat16_is_rounded_to_the_nearest_and_nan_stays_nan(play):

@@ -56,7 +56,3 @@ def test_a_rank_without_processes_has_none(tmp_path):
 
 def test_nobody_counts_unless_a_run_asks(tmp_path):
     assert counted(tmp_path, [], 0, 0).children == -1
-
-
-
-

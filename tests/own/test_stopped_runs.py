@@ -22,13 +22,6 @@ def test_a_call_that_was_left_out_is_counted_and_its_iteration_named(tmp_path):
     assert stopped.codes == [3, 0, 3]
 
 
-def test_with_two_ranks_the_iterations_before_tell_which_one_left_the_call_out(tmp_path):
-    stopped = run_ranks(tmp_path, "leaves_out", 0, 2, EQUAL_SIZES)
-
-    assert stopped.conclusion == "rank 0 has made 17 all_reduces, rank 1 18: it left one out in iteration 3"
-    assert stopped.codes == [3, 3]  # rank 0 has finished and waits for rank 1, whose last call has no partner
-
-
 def test_a_call_of_its_own_size_is_named_though_another_rank_dies_of_it(tmp_path):
     stopped = run_ranks(tmp_path, "leaves_out", 1)
 

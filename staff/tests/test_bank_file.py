@@ -1,0 +1,275 @@
+"""`staff.mistakes --bank FILE`: entries from elsewhere, each graded by itself and reported in one line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import InputError
+from common.paths import ROOT
+from staff import mistakes
+from staff.mistakes import is_about
+from staff.proofs import grading_pool
+from staff.proofs.bank import Entry, load_file
+from staff.proofs.grading_pool import Seen
+from staff.proofs.grading_pool import Test as Grader
+from staff.proofs.verdict import Verdict
+from tests.own.started_processes import processes_with
+
+TOP = 'task = "1"\nfile = "task1_single/run_glue.py"\n'
+ENTRIES = """
+["right, in other words"]
+body."1.2" = '''
+gradient = loss.backward
+gradient()
+'''
+
+["no step"]
+fails.test_every_step_moves_the_parameters_by_the_gradient_of_a_new_batch = "no such words"
+body."1.3" = '''
+optimizer.step
+'''
+
+["loops for ever"]
+body."1.2" = '''
+while True:
+    loss.item()
+'''
+
+["ends its rank"]
+body."1.2" = '''
+import os
+os._exit(7)
+'''
+
+["ends the process that grades it"]
+body."1.2" = '''
+import os
+zygote = open(f"/proc/{os.getppid()}/stat").read()
+os.kill(int(zygote.rpartition(")")[2].split()[1]), 9)
+'''
+
+["starts a process, prints and writes"]
+body."1.2" = '''
+import subprocess
+subprocess.Popen(["sleep", "3600"], start_new_session=True)
+print("x" * 1_000_000)
+open("here.txt", "w").write("left")
+loss.backward()
+'''
+
+["a copy in task 2b that does not work"]
+file = "task2b_allreduce/run_glue.py"
+body."1.1" = '''
+model = BertForSequenceClassification(bert_config)
+'''
+
+["no such region"]
+body."9.9" = "pass"
+
+["no Python"]
+body."1.2" = "loss.backward("
+
+["a patch for other lines"]
+patch = "-these are nowhere\\n"
+"""
+
+
+def run(bank, folder, *flags):
+    """Run the command for real; its lines as objects, and its exit code."""
+    command = [sys.executable, "-m", "staff.mistakes", "--bank", bank, "--seed", "5", *flags]
+    (folder / "tmp").mkdir(exist_ok=True)
+    environment = os.environ | {"TMPDIR": str(folder / "tmp")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()], done.returncode
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """Every entry's line by its name, the last line, the exit code, and the folder that all of it could write to."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "bank.toml").write_text(TOP + ENTRIES)
+    (*lines, figures), code = run(folder / "bank.toml", folder)
+    return {line["name"]: line for line in lines}, figures, code, folder
+
+
+@pytest.mark.medium
+def test_a_right_entry_loses_nothing_and_a_wrong_one_the_points_of_its_region(graded):
+    lines, _, _, _ = graded
+
+    assert lines["right, in other words"] == {
+        "name": "right, in other words", "task": "1", "points_lost": {}, "failed": {}, "warned": []
+    }  # fmt: skip
+    assert lines["no step"]["points_lost"]["1.3"] == 4
+    assert all(message.startswith("wrong: ") for message in lines["no step"]["failed"].values())
+
+
+@pytest.mark.medium
+def test_what_a_file_pins_itself_is_checked_too(graded):
+    lines, _, _, _ = graded
+
+    assert lines["no step"]["complaint"] == "caught, but the message does not say 'no such words'"
+
+
+@pytest.mark.medium
+def test_a_copy_that_does_not_work_is_a_warning(graded):
+    lines, _, _, _ = graded
+
+    (warning,) = lines["a copy in task 2b that does not work"]["warned"]
+    assert warning.startswith("task2b_allreduce/run_glue.py:")
+    assert lines["a copy in task 2b that does not work"]["points_lost"] == {}  # task 1 is graded in its own file
+
+
+@pytest.mark.medium
+def test_endless_loops_and_ends_of_a_rank_are_failures_of_that_entry(graded):
+    lines, _, _, _ = graded
+
+    assert lines["loops for ever"]["points_lost"]["1.2"] == 3
+    assert "timed out" in " ".join(lines["loops for ever"]["failed"].values())
+    assert lines["ends its rank"]["points_lost"]["1.2"] == 3
+    assert lines["ends the process that grades it"]["error"] == "it ended the process that grades it"
+
+
+@pytest.mark.medium
+def test_what_does_not_apply_has_an_error_of_one_line(graded):
+    lines, _, _, _ = graded
+
+    errors = {name: line["error"] for name, line in lines.items() if "error" in line}
+    assert set(errors) - {"ends the process that grades it"} == {
+        "no such region", "no Python", "a patch for other lines"
+    }  # fmt: skip
+    assert not any("\n" in error for error in errors.values())
+
+
+@pytest.mark.medium
+def test_the_last_line_has_the_figures_and_the_exit_code_says_that_not_all_is_well(graded):
+    lines, figures, code, _ = graded
+
+    assert len(lines) == 10
+    assert figures == {"entries": 10, "lose_points": 4, "errors": 4, "complaints": 1, "seed": 5}
+    assert code == 1
+
+
+@pytest.mark.medium
+def test_no_process_and_no_file_is_left(graded):
+    _, _, _, folder = graded
+
+    assert processes_with(folder) == []
+    assert list((folder / "tmp").iterdir()) == []
+
+
+@pytest.mark.medium
+def test_the_same_seed_gives_the_same_lines(graded):
+    lines, _, _, folder = graded
+
+    again, _ = run(folder / "bank.toml", folder, "--only", "no step")
+
+    assert again[0] == lines["no step"]
+
+
+ENDLESS = """
+import pathlib, time
+
+def test_never_ends():
+    while True:
+        time.sleep(0.01)
+
+def test_comes_afterwards():
+    pathlib.Path("reached").touch()
+"""
+
+
+@pytest.mark.medium
+def test_graders_that_never_end_are_ended_with_all_that_would_follow(tmp_path, monkeypatch):
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--tree')\n    parser.addoption('--seed')\n"
+    )
+    (tmp_path / "test_x.py").write_text(ENDLESS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    monkeypatch.setattr(grading_pool, "ROOT", tmp_path)
+    monkeypatch.setattr(grading_pool, "LIMIT", 2)
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(TimeoutError, match="not ended after 2 s"):
+        grading_pool.grade(tmp_path, ["test_x.py"], 1)
+
+    assert not (tmp_path / "reached").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("fails.test_x = 'y'", "expected a body or a patch"),
+        ("body = 'y'", "body: expected a table"),
+        ("body.'1.2' = 3", "expected texts in body and fails"),
+        ("patch = ['y']", "patch: expected a text"),
+        ("body.'1.2' = 'y'\nfails = 'y'", "fails: expected a table"),
+        ("body.'1.2' = 'y'\nfails.test_x = [1]", "expected texts in body and fails"),
+        ("body.'1.2' = 'y'\nbodies = 'y'", "unknown key 'bodies'"),
+    ],
+)
+def test_a_row_that_is_no_entry_says_so_and_the_others_remain(tmp_path, row, message):
+    path = tmp_path / "bank.toml"
+    path.write_text(TOP + f"['bad']\n{row}\n['good']\nbody.'1.2' = 'y'\n")
+
+    bad, good = load_file(path)
+
+    assert message in bad.error
+    assert (good.name, good.error, good.fails) == ("good", "", {})
+
+
+def test_every_entry_of_an_unknown_task_says_which_tasks_there_are(tmp_path):
+    path = tmp_path / "bank.toml"
+    path.write_text("task = '7'\nfile = 'x.py'\n['one']\nbody.'7.1' = 'y'\n")
+
+    (entry,) = load_file(path)
+
+    assert "one of 1, 2a" in entry.error
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no such file"),
+        ("x = (", "expected a bank as TOML"),
+        ("task = '1'", "no file"),
+        ("task = 1\nfile = 'x'", "no task"),
+        (TOP, "at least one entry"),
+        (TOP + "['one']\nbody.'1.2' = 'y'", "no entry matches"),
+    ],
+)
+def test_a_file_without_entries_is_refused_in_one_line(tmp_path, text, message):
+    path = tmp_path / "bank.toml"
+    if text is not None:
+        path.write_text(text)
+
+    with pytest.raises(InputError, match=message):
+        mistakes.main(["--bank", str(path), "--only", "another"])
+
+
+@pytest.mark.parametrize("flags", [["--times", "2"], ["--cover"], ["--again"], ["--minutes", "1"]])
+def test_a_file_is_graded_once_and_as_a_whole(flags):
+    with pytest.raises(InputError, match="leave out"):
+        mistakes.main(["--bank", "x.toml", *flags])
+
+
+def test_a_line_holds_the_first_message_of_each_failed_test():
+    entry = Entry("file", "bank", "a name", "1", "a.py", {"1.2": "x"})
+    seen = {"test_a": Seen("failed", "wrong: a"), "test_b": Seen("skipped", "depends"), "test_c": Seen("passed")}
+
+    line = json.loads(Verdict(entry, seen, 1, {"1.2": 3, "1.3": 4}, ["a warning"]).as_json())
+
+    assert line == {
+        "name": "a name", "task": "1", "points_lost": {"1.2": 3, "1.3": 4}, "failed": {"test_a": "wrong: a"},
+        "warned": ["a warning"],
+    }  # fmt: skip
+
+
+def test_an_entry_is_about_the_regions_that_it_changes_and_those_whose_tests_it_must_fail():
+    tests = {"test_a": Grader("t.py::test_a", "a.py", "1.4")}
+    entry = Entry("mistakes", "bank", "a name", "1", "a.py", {"1.2/2": "x"}, fails={"test_a": ("words",)})
+
+    assert [region for region in ("1.2", "1.3", "1.4") if is_about(entry, region, tests)] == ["1.2", "1.4"]
