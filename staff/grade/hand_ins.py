@@ -23,6 +23,7 @@ from typing import Any
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, score_in_words, score_of
+from grader.session import SEED_BITS
 from staff.grade import read_report, result_store, texts
 from staff.grade.gradebook import Row
 from staff.grade.own_process import Unfinished, run_apart
@@ -68,12 +69,12 @@ class Grading:
     catalogue: Tests
     graders: str  # digest of all that decides on points
     sandbox: dict[str, Any]
-    seed: int
+    seed: int | None  # None: each hand-in has its own
     deadline: float
     stop: threading.Event = field(default_factory=threading.Event)  # set when the whole run ends early
 
     @classmethod
-    def prepare(cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int, deadline: float) -> "Grading":
+    def prepare(cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int | None, deadline: float) -> "Grading":
         """The clean tree and the list of tests, made once."""
         course = load_course()
         return cls(
@@ -132,7 +133,8 @@ class Grading:
     def _run(self, tree: Path, report: Path, run: dict[str, Any]) -> Tests:
         """The graders on a student's tree; every test of the catalogue, in its order."""
         inside = {"TMPDIR": str(self.scratch)}  # so that nothing is left behind, even by a killed run
-        outcome = run_graded(tree, report, tests=self.files, seed=self.seed, deadline_s=self.deadline, env=inside)
+        run["seed"] = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
+        outcome = run_graded(tree, report, tests=self.files, seed=run["seed"], deadline_s=self.deadline, env=inside)
         try:
             told = run_apart(read_report.read_report, report, seconds=PAGE_TIME)
         except Unfinished as error:
@@ -169,7 +171,7 @@ class Grading:
             "submission": submission.name,
             **score_of(tests, self.course.bonus_tasks),
             "tests": tests,
-            "environment": environment() | {"seed": self.seed},
+            "environment": environment() | {"seed": run.get("seed", self.seed)},
             "sandbox": run.pop("sandbox", self.sandbox),
         }
         try:

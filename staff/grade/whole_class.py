@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -136,8 +135,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seed",
         type=int,
-        default=random.SystemRandom().randrange(2**30),
-        help="seed of the graders' inputs (default: random)",
+        help="seed of the inputs of every hand-in (default: each has its own, which is in its report)",
     )
     deadline = DEADLINE * float(os.environ.get("COS598D_SLOWNESS", "1"))
     parser.add_argument("--deadline", type=float, default=deadline, help="seconds for one submission (%(default)s)")

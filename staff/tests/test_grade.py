@@ -348,6 +348,21 @@ EXCEL = 32_767  # characters of a cell
 NOT_RUN = Outcome(0, False, 0.0, 0.0, 0, "")
 
 
+def test_each_hand_in_has_inputs_of_its_own_and_their_seed_in_its_report(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("staff.grade.hand_ins.run_graded", lambda *_, seed, **__: drawn.append(seed) or NOT_RUN)
+    with at_work(tmp_path / "out") as scratch:
+        grading = Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=None, deadline=1)
+        for name in ("first", "second"):
+            hand_in(tmp_path / name, HOME)
+            grading.grade(Submission(name, tmp_path / name))
+
+        reported = [grading.read(name).report["environment"]["seed"] for name in ("first", "second")]
+
+    assert reported == drawn
+    assert drawn[0] != drawn[1]
+
+
 def test_a_grade_book_with_the_longest_notes_can_be_read_by_a_spreadsheet(tmp_path, monkeypatch):
     long = "\u202e" * 60
     names = [f"{folder}/{number:03}{long}.py" for folder in ("task1", "task1_single") for number in range(400)]
