@@ -10,6 +10,7 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -110,7 +111,7 @@ def test_every_file_with_a_solution_can_be_closed_to_other_users():
 
 def test_python_can_be_read_and_started(mine):
     assert "OK" in behind(
-        mine, ("landlock", "seccomp"), lambda: subprocess.getoutput(f"{sys.executable} -c 'print(\"OK\")'")
+        mine, ("landlock", "seccomp"), lambda: subprocess.getoutput(f"{sys.executable} -c 'print(\"OK\")'"), starts=True
     )
 
 
@@ -145,13 +146,29 @@ def test_the_filter_refuses_to_trace(mine):
     assert behind(mine, ("seccomp",), trace_parent) == "EPERM"
 
 
-def test_the_filter_leaves_processes_and_threads_alone(mine):
-    def start() -> int:
-        return subprocess.run(
-            [sys.executable, "-c", "import threading as t; t.Thread(target=print).start()"]
-        ).returncode
+def in_a_thread(do: Callable[[], object]) -> str:
+    said = list[object]()
+    thread = threading.Thread(target=lambda: said.append(do()))
+    thread.start()
+    thread.join()
+    return str(said[0])
 
-    assert behind(mine, ("seccomp",), start) == "0"
+
+def forked() -> int:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+@pytest.mark.parametrize("start", [forked, lambda: subprocess.run(["true"]).returncode], ids=["fork", "program"])
+def test_a_rank_starts_threads_and_no_processes(mine, start):
+    assert behind(mine, ("seccomp",), lambda: in_a_thread(lambda: 7)) == "7"
+    assert "PermissionError" in behind(mine, ("seccomp",), start)
+
+
+def test_a_probe_that_is_about_processes_may_start_them(mine):
+    assert behind(mine, ("seccomp",), forked, starts=True) == "0"
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX, socket.AF_PACKET])

@@ -128,6 +128,21 @@ def test_a_ranks_own_inputs_come_when_the_probe_asks_for_them(play):
     assert [rank[1].tolist() for rank in result.values] == [[0, 1], [0, 1, 2]]
 
 
+def test_a_loader_that_asks_for_processes_loads_in_the_rank_itself_and_says_so(play):
+    source = """
+        from torch.utils.data import DataLoader
+
+        def go(context):
+            loader = DataLoader(list(range(4)), 2, num_workers=2, persistent_workers=True, prefetch_factor=4)
+            return loader.num_workers, [batch.tolist() for batch in loader]
+    """
+
+    result = play(source)
+
+    assert result.values == [[0, [[0, 1], [2, 3]]]]
+    assert "num_workers=0" in result.ranks[0].stderr
+
+
 @pytest.mark.parametrize("statement", ["import grader.checks.reference", "from grader import wire", "import grader"])
 def test_the_grader_cannot_be_imported_in_a_rank(play, statement):
     result = play(f"def go(context):\n    {statement}\n")
