@@ -26,7 +26,7 @@ def hand_in(tmp_path: Path) -> Path:
 
 
 def grade(report: Path, *words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, "--report", report, TEST]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, "--report", str(report), TEST]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
