@@ -243,9 +243,9 @@ def describe_error(error: BaseException, sites: Sites, during: str) -> dict:
     code = None
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    name = type(error).__name__
     try:
-        text = str(error)
+        text = guard.NO_DEBUGGER if name == "BdbQuit" else str(error)  # pdb.set_trace() has read the end of its input
     except Exception:
         text = "(its message cannot be printed)"
-    name = type(error).__name__
     return {"type": name, "message": text, "during": during, "trace": trace, "code": code}

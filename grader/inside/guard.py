@@ -60,5 +60,5 @@ def load_in_one_process() -> None:
 
 
 def refuse_debugger(*_arguments: object, **_keywords: object) -> None:
-    """Stands for breakpoint() and pdb.set_trace(): a rank has no terminal, so pdb would quit without a word."""
+    """Stands for breakpoint(): a rank has no terminal, so pdb would quit without a word."""
     raise RuntimeError(NO_DEBUGGER)
