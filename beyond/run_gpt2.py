@@ -123,6 +123,8 @@ def main():
         loader, _ = partition_dataset(data.train, config.batch_size, rank=place, world_size=config.grid.data)
         model = transformers.GPT2LMHeadModel.from_pretrained(config.model_name_or_path)
         model = fit_model(model, config, tokenizer, config.model_max_length).to(worker.device)
+        # Each worker draws its own dropout masks from here on; a tensor group shares them, see dropout.py.
+        set_seed(config.seed + worker.rank // config.grid.tensor)
         record = CommunicationRecord(config, worker)
         record.describe(model, len(data.train), len(data.validation))
         optimizer = make_strategy(config, model)

@@ -48,7 +48,11 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def set_seed(seed: int) -> None:
-    """Seed all generators. Every worker uses the same seed, so that all start from the same weights."""
+    """Seed all generators.
+
+    The scripts call it twice: with the same seed on every worker before the model is made, so that all start from the
+    same weights; then with seed + rank, or dropout would drop the same units on every worker.
+    """
     import random
 
     import numpy as np
