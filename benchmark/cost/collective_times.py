@@ -18,9 +18,11 @@ from benchmark.cost.calibration import LOOPBACK, Calibration, TransferTimes
 from benchmark.cost.resources import Transfer
 from cluster.emulate import bits_per_second
 from common.errors import InputError
+from common.flags import LARGEST_SEGMENT, burst_bytes
 
 OPERATIONS = ("all_reduce", "all_gather", "all_to_all", "broadcast", "exchange", "hop")
 FRAMES, MESSAGE = 1.0025, 132  # where no counter was calibrated: TCP's frames, and those of one message and its answer
+SMALL_FRAMES = 1.049  # of a link below about 260 Mbit/s, whose packets have 1,500 bytes; acknowledgements included
 HEADERS = 1448 / 1514  # of a full Ethernet frame, TCP's payload; what a link can reach
 
 
@@ -147,10 +149,15 @@ class Links:
             return 0.0
         table = None if operation == "broadcast" else self._table(operation, workers)
         if table is None or not table.wire:
-            return payload * FRAMES + messages * MESSAGE
+            return payload * self.frames() + messages * MESSAGE
         per_byte = moved(operation, 1.0, table.workers)
         extra = (messages - hops(operation, table.workers)) * MESSAGE
         return max(payload, interpolate(table.bytes, table.wire, payload / per_byte) + extra)
+
+    def frames(self) -> float:
+        """Return the bytes on the wire for a byte of payload: a shaper cuts packets that are larger than its burst."""
+        cuts = self.bits is not None and burst_bytes(self.bits) <= LARGEST_SEGMENT
+        return SMALL_FRAMES if cuts else FRAMES
 
     def _table(self, operation: str, workers: int) -> Table:
         """The table of this number of workers, or of the nearest one, the larger ones last."""

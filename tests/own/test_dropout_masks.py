@@ -102,4 +102,6 @@ def test_the_tensor_groups_of_a_grid_drop_different_units(tmp_path):
 
     assert ranks[0]["activations"] == ranks[1]["activations"] and ranks[2]["activations"] == ranks[3]["activations"]
     assert differ(ranks[0], ranks[2]) and differ(ranks[1], ranks[3])
-    assert len({state for rank in ranks for state in rank["attention"]}) == sum(len(rank["attention"]) for rank in ranks)
+    assert len({state for rank in ranks for state in rank["attention"]}) == sum(
+        len(rank["attention"]) for rank in ranks
+    )
