@@ -57,8 +57,8 @@ class TimedBucket:
 class StepTime:
     """The seconds of a step and of its communication.
 
-    The exposed part makes a step longer. The hidden part does not, in this model. On CPUs sending takes processor time, so
-    computing beside a message takes longer; the model leaves this out.
+    The exposed part makes a step longer. In this model, the hidden part does not. On CPUs sending takes processor time,
+    so computing beside a message takes longer; the model leaves this out.
     """
 
     total: float

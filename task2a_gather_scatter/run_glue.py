@@ -73,7 +73,7 @@ def sync_gradients(model, world_size):
     # BEGIN SOLUTION 2a.3
     rank = dist.get_rank()
     for parameter in model.parameters():
-        if parameter.grad is None:  # frozen or unused: so it is on every worker
+        if parameter.grad is None:  # frozen or unused: in this model, it is so on every worker
             continue
         gradients = [torch.empty_like(parameter.grad) for _ in range(world_size)] if rank == 0 else None
         dist.gather(parameter.grad, gradients, dst=0)  # rank 0 waits for the slowest worker

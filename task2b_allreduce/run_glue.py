@@ -70,7 +70,7 @@ def sync_gradients(model, world_size):
     # TODO(cos598d) 2b.1: all_reduce every gradient and divide by world_size (about 4 lines)
     # BEGIN SOLUTION 2b.1
     for parameter in model.parameters():
-        if parameter.grad is None:  # frozen or unused: so it is on every worker
+        if parameter.grad is None:  # frozen or unused: in this model, it is so on every worker
             continue
         dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)  # every worker waits for every other
         parameter.grad /= world_size  # the mean, so that the step does not grow with the number of workers

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ fr
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 from common.errors import InputError, exit_on_input_error
-from common.flags import burst_bytes
 from common.figures import COLOURS, HATCHES, figure
+from common.flags import burst_bytes
 from task4_traffic.counters import rates, read_counters, volume
 from task4_traffic.expected import Traffic, all_reduce_traffic, gather_scatter_traffic, seconds, traffic_per_epoch
 

@@ -120,12 +120,18 @@ def prediction(size: int, world_size: int, rate: float) -> str:
     ring, root = all_reduce_traffic(size, world_size), gather_scatter_traffic(size, world_size, 0)
     burst = burst_bytes(rate)
     # Rank 0 scatters only after it has gathered: its two directions are not busy at the same time.
-    return (
-        f"\nat {rate / 1e6:,.0f} Mbit/s, the communication of an iteration takes at least\n"
-        f"  all_reduce        {seconds(ring, rate):.4f} s; on emulated nodes {seconds(ring, rate, burst):.4f} s\n"
-        f"  gather + scatter  {2 * seconds(root, rate):.4f} s; on emulated nodes {seconds(root, rate, burst):.4f} s\n"
-        f"(An emulated link lets {burst:,} bytes through at full speed after a pause, in each direction. With gather and\n"
-        "scatter, one direction pauses while the other one is busy.)"
+    rows = {
+        "all_reduce": (seconds(ring, rate), seconds(ring, rate, burst)),
+        "gather + scatter": (2 * seconds(root, rate), seconds(root, rate, burst)),
+    }
+    lines = [f"  {name:<17} {plain:.4f} s; on emulated nodes {least:.4f} s" for name, (plain, least) in rows.items()]
+    return "\n".join(
+        [
+            f"\nat {rate / 1e6:,.0f} Mbit/s, the communication of an iteration takes at least",
+            *lines,
+            f"(An emulated link lets {burst:,} bytes through at full speed after a pause, in each direction. With",
+            "gather and scatter, one direction pauses while the other one is busy.)",
+        ]
     )
 
 

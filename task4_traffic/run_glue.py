@@ -70,7 +70,7 @@ def sync_gradients(model, world_size, dtype, sent):
     # TODO(cos598d) 4.1: first record the tensor in `dtype`, then do as in 2b.1 (about 10 lines)
     # BEGIN SOLUTION 4.1
     for parameter in model.parameters():
-        if parameter.grad is None:  # frozen or unused: so it is on every worker
+        if parameter.grad is None:  # frozen or unused: in this model, it is so on every worker
             continue
         tensor = parameter.grad.to(dtype)
         size = tensor.numel() * tensor.element_size()

@@ -1,4 +1,4 @@
-"""Sentences of the READMEs about communication, measured again; `python -m benchmark.checks.claims --help` lists them."""
+"""Sentences of the READMEs about communication, measured; `python -m benchmark.checks.claims --help` lists them."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Which ranks drop the same units: none in data parallel training; in a tensor group those with the same activations."""
+"""Which ranks drop the same units: none in data parallel training; in a tensor group, those with equal activations."""
 
 import json
 
