@@ -58,7 +58,7 @@ class StepTime:
     """The seconds of a step and of its communication.
 
     The exposed part makes a step longer. In this model, the hidden part does not. On CPUs sending takes processor time,
-    so computing beside a message takes longer; the model leaves this out.
+    so computing takes longer while a message is under way; the model leaves this out.
     """
 
     total: float

@@ -15,8 +15,8 @@ Both schedules have the same bubble, (stages - 1) / (micro-batches + stages - 1)
 alive, 1F1B at most `stages - stage`, no matter how large M is.
 
 Sources: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021 (PipeDream-Flush); Fan et al.,
-"DAPPLE", PPoPP 2021. The name 1F1B is from PipeDream (SOSP 2019), which does not wait at the end of a step: it has no
-bubble, but a backward may meet newer weights than its forward, so it keeps a version for each micro-batch in flight.
+"DAPPLE", PPoPP 2021. The name 1F1B is from PipeDream (SOSP 2019), which does not wait at the end of a step and has no
+bubble. There, a backward may meet newer weights than its forward. So each stage keeps several versions of its weights.
 """
 
 from dataclasses import dataclass

@@ -8,11 +8,10 @@ message   all ranks begin at the same time. Gloo's receiver first says that it i
 answer    half of there and back: the receiver has been waiting already, so this takes one way
 
 From it, b.15 computes what 2, 3 and 4 nodes need for 1,000 numbers. gather and scatter, timed apart, and the rounds of
-all_reduce begin at the same time on all ranks. In task 2a one follows the other: there the receivers wait already. That
-row is not judged: the two calls cost processor time beside one way. 4 kB are little beside the delay, so the bandwidth
-is left out. --quick takes few rounds and judges nothing.
+all_reduce begin at the same time on all ranks. In task 2a one follows the other: there the receivers wait already. 4 kB
+are little beside the delay, so the bandwidth is left out. --quick takes few rounds and judges nothing.
 
-The last line of stdout is one JSON object; exit code 0 if the judged times are within 10 %, or if this machine has no
+The last line of stdout is one JSON object; exit code 0 if all times are within 10 %, or if this machine has no
 such links: then "skipped" holds the reason.
 """
 
@@ -21,7 +20,6 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -36,13 +34,13 @@ from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 
 NUMBERS = 1000
+IN_A_ROUND = 5
 BOUND = 0.1
-IN_A_ROW = "the same in a row"
 RESULT = "times: "  # begins rank 0's line
 
 
 def measure(rank: int, nodes: int, rounds: int) -> dict[str, float]:
-    """Return the median seconds of each operation, the same on every rank."""
+    """Return the seconds of each operation, the same on every rank: the shortest, since other programs only add."""
     tensor, other, number = torch.zeros(NUMBERS), torch.zeros(NUMBERS), torch.zeros(1)
     everyone = [torch.zeros(NUMBERS) for _ in range(nodes)] if rank == 0 else None
 
@@ -77,7 +75,7 @@ def measure(rank: int, nodes: int, rounds: int) -> dict[str, float]:
 
 
 def together(operation: Callable[[], None], nodes: int, rounds: int) -> float:
-    """Return the median seconds from a moment at which all ranks begin until the last one is done."""
+    """Return the seconds from a moment at which all ranks begin until the last one is done."""
     taken = []
     for _ in range(1 + rounds):
         begin = torch.tensor(time.perf_counter() + 0.05 * nodes, dtype=torch.float64)  # one clock: it is one machine
@@ -87,19 +85,22 @@ def together(operation: Callable[[], None], nodes: int, rounds: int) -> float:
         end = torch.tensor(time.perf_counter(), dtype=torch.float64)
         dist.all_reduce(end, op=dist.ReduceOp.MAX)
         taken.append((end - begin).item())
-    return statistics.median(taken[1:])
+    return min(taken[1:])
 
 
 def in_a_row(operation: Callable[[], None], rounds: int) -> float:
-    """Return the mean seconds of an operation that follows itself, on the slowest rank."""
-    operation()
-    dist.barrier()
-    begin = time.perf_counter()
-    for _ in range(rounds):
+    """Return the mean seconds of an operation that follows itself IN_A_ROUND times, on the slowest rank."""
+    found = []
+    for _ in range(max(1, rounds // IN_A_ROUND)):
         operation()
-    taken = torch.tensor((time.perf_counter() - begin) / rounds, dtype=torch.float64)
-    dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-    return taken.item()
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(IN_A_ROUND):
+            operation()
+        taken = torch.tensor((time.perf_counter() - begin) / IN_A_ROUND, dtype=torch.float64)
+        dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+        found.append(taken.item())
+    return min(found)
 
 
 def rank_main(rank: int, nodes: int, rounds: int) -> None:
@@ -119,7 +120,7 @@ def compare(nodes: int, measured: dict[str, float]) -> list[dict[str, float | st
     apart = measured["gather"] + measured["scatter"]
     pairs = {
         "gather + scatter": (apart, gather_scatter_seconds(4 * NUMBERS, nodes, begin_together)),
-        IN_A_ROW: (
+        "the same in a row": (
             measured["gather_scatter"],
             gather_scatter_seconds(4 * NUMBERS, nodes, receiver_waits),
         ),
@@ -145,7 +146,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", default="2,3,4", help="numbers of nodes (%(default)s)")
     parser.add_argument("--delay_ms", type=float, default=10.0, help="of every link, one way (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="of each operation (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="of each operation, of which the shortest counts (%(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="two nodes, two rounds; times are not judged")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)  # in the processes that are started
     arguments = parser.parse_args()
@@ -168,7 +171,7 @@ def main() -> None:
             shown = [float(row[key]) * 1e3 for key in ("measured", "b.15")]
             print(f"{n:>5}  {row['what']:<18} {shown[0]:>9.1f} {shown[1]:>9.1f} {row['ratio']:>6.2f}", flush=True)
         print(f"{n:>5}  all_reduce of 1   {figures[n]['all_reduce_of_one'] * 1e3:>9.1f}")
-    holds = arguments.quick or all(abs(float(row["ratio"]) - 1) <= BOUND for row in rows if row["what"] != IN_A_ROW)
+    holds = arguments.quick or all(abs(float(row["ratio"]) - 1) <= BOUND for row in rows)
     print(f"torch {torch.__version__}; all within {BOUND:.0%}: {'not judged' if arguments.quick else holds}")
     print(json.dumps({"network": kind, "delay_ms": arguments.delay_ms, "rows": rows, "times": figures, "holds": holds}))
     sys.exit(0 if holds else 1)
