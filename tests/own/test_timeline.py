@@ -149,16 +149,16 @@ def test_a_call_that_a_dispatch_mode_makes_again_counts_once(tmp_path):
 
 
 def test_what_the_process_does_itself_in_the_phase_communication_is_averaging():
-    phases, busy = [(1.0, 2.0)], [(0.0, 1.0), (1.4, 1.6), (1.9001, 1.9002)]
-    held = [Blocked(1.0001, 1.4, 0), Blocked(1.605, 1.7, 1), Blocked(1.75, 1.9, 2), Blocked(1.9003, 2.0, 3)]
+    phases, busy = [(1.0, 2.0)], [(0.0, 1.0), (1.4, 1.404), (1.9001, 1.9002)]
+    held = [Blocked(1.0001, 1.4, 0), Blocked(1.406, 1.7, 1), Blocked(1.75, 1.9, 2), Blocked(1.9003, 2.0, 3)]
 
     spans = own_code(phases, busy, held)
 
-    assert spans == [(1.4, 1.6), (1.7, 1.75)]  # torch; then Python or a pause
+    assert spans == [(1.4, 1.404), (1.7, 1.75)]  # torch; then Python or a pause
     seen = SeenOnRank(0, phases=[("backward", (0.0, 1.0)), ("communication", (1.0, 2.0))], blocked=held, own_code=spans)
     found = [(box.name, box.start, box.end) for box in process_boxes(seen)]
     assert found == [
-        ("backward", 0, 1), ("communication", 1, 1.4), ("averaging", 1.4, 1.6), ("communication", 1.6, 1.7),
+        ("backward", 0, 1), ("communication", 1, 1.4), ("averaging", 1.4, 1.404), ("communication", 1.404, 1.7),
         ("averaging", 1.7, 1.75), ("communication", 1.75, 2),
     ]  # fmt: skip
 
