@@ -34,7 +34,7 @@ from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 
 NUMBERS = 1000
-IN_A_ROUND = 5
+IN_A_ROUND = 3
 BOUND = 0.1
 RESULT = "times: "  # begins rank 0's line
 
@@ -91,7 +91,7 @@ def together(operation: Callable[[], None], nodes: int, rounds: int) -> float:
 def in_a_row(operation: Callable[[], None], rounds: int) -> float:
     """Return the mean seconds of an operation that follows itself IN_A_ROUND times, on the slowest rank."""
     found = []
-    for _ in range(max(1, rounds // IN_A_ROUND)):
+    for _ in range(rounds):
         operation()
         dist.barrier()
         begin = time.perf_counter()
