@@ -123,8 +123,6 @@ def main():
         loader, _ = partition_dataset(data.train, config.batch_size, rank=place, world_size=config.grid.data)
         model = transformers.GPT2LMHeadModel.from_pretrained(config.model_name_or_path)
         model = fit_model(model, config, tokenizer, config.model_max_length).to(worker.device)
-        # Each worker draws its own dropout masks from here on; a tensor group shares them, see dropout.py.
-        set_seed(config.seed + worker.rank // config.grid.tensor)
         record = CommunicationRecord(config, worker)
         record.describe(model, len(data.train), len(data.validation))
         optimizer = make_strategy(config, model)
@@ -133,6 +131,8 @@ def main():
         if isinstance(optimizer, OnGrid):
             record.runner = optimizer.runner
         record.watch_memory(optimizer.model if isinstance(optimizer, OnGrid) else model, optimizer.optimizer)
+        # Each worker draws its own dropout masks from here on; a tensor group shares them, see dropout.py.
+        set_seed(config.seed + worker.rank // config.grid.tensor)
         train(config, worker, model, optimizer, loader, data.validation, record)
         if config.save_to:
             save_shards(config.save_to, optimizer)
