@@ -54,9 +54,10 @@ class CommunicationRecord(Record):
     def phase(self, name: str) -> Iterator[None]:
         with super().phase(name), self.sends if name == "communication" else contextlib.nullcontext():
             yield
-        # In the second iteration, the optimizer has created its state; after communication, the gradients exist.
-        if self.watched and name == "communication" and len(self._iterations) == 1:
-            self.persistent = persistent_bytes(*self.watched)
+        # In the second iteration, the optimizer has created its state. ZeRO-1 has its gradients between these two
+        # phases only; a shard's gradient exists after communication.
+        if self.watched and name in ("backward", "communication") and len(self._iterations) == 1:
+            self.persistent = max(self.persistent, persistent_bytes(*self.watched))
 
     def as_dict(self) -> dict:
         record = super().as_dict()

@@ -4,8 +4,8 @@
 
 A message of S bytes takes `latency + S / bandwidth` seconds. The latency is what even an empty message costs. The
 bandwidth is the number of bytes that a link carries per second in each direction, both at the same time. A ring of N
-workers sends 2(N-1) messages one after another, each with 1/N of the bytes. If rank 0 gathers and scatters instead,
-its own link carries all messages.
+workers sends 2(N-1) messages one after another, each with 1/N of the bytes. If rank 0 gathers and scatters instead, the
+messages to or from different workers are under way at the same time, but rank 0's own link carries all their bytes.
 
 With overlap, backward and the network work at the same time. Here, each bucket has to wait for the one before it:
 
@@ -57,7 +57,8 @@ class TimedBucket:
 class StepTime:
     """The seconds of a step and of its communication.
 
-    The exposed part makes a step longer; the hidden part does not.
+    The exposed part makes a step longer. In this model, the hidden part does not. On CPUs sending takes processor time,
+    so computing takes longer while a message is under way; the model leaves this out.
     """
 
     total: float
@@ -79,14 +80,16 @@ def ring_all_reduce_seconds(size: float, workers: int, link: Link) -> float:
 
 
 def gather_scatter_seconds(size: float, workers: int, link: Link) -> float:
-    """Return the seconds until every worker has the mean, if rank 0 gathers `size` bytes of each and scatters the mean.
+    """Return the seconds of a gather of `size` bytes from each worker and a scatter of the mean; 0 with one worker.
 
-    b.15 [3] Rank 0 receives from every other worker, then sends to every other worker. All messages pass through
-             rank 0's own link, one after another.
+    b.15 [3] Rank 0 receives from every other worker, then sends to every other worker. In each of the two, all messages
+             start at the same time, so their latencies overlap; their bytes queue for rank 0's own link.
     """
-    # TODO(cos598d) b.15: step [3] (1 line)
+    # TODO(cos598d) b.15: step [3] (1-3 lines)
     # BEGIN SOLUTION b.15
-    return 2 * (workers - 1) * link.seconds(size)
+    if workers == 1:
+        return 0.0
+    return 2 * link.seconds((workers - 1) * size)
     # END SOLUTION b.15
 
 

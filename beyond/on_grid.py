@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2LMHeadModel
 
+from beyond.dropout import OwnHeads
 from beyond.grid import make_groups
 from beyond.one_f_one_b import gpipe, one_f_one_b
 from beyond.stage_runner import Stage, StageRunner
@@ -54,8 +55,10 @@ class OnGrid:
         groups = make_groups(grid)
         self.data, self.tensor, self.pipeline = groups.data, groups.tensor, groups.pipeline
         if grid.tensor > 1:
+            own_heads = OwnHeads(model.device)
             for block in model.transformer.h:
                 shard_block(block, self.tensor)
+                own_heads.draw_for(block.attn)
         stage = dist.get_rank(self.pipeline)
         self.model = Stage(model, stage, grid.pipeline)
         self.runner = StageRunner(self.model, self.pipeline)

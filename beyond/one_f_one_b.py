@@ -14,7 +14,9 @@ A micro-batch is alive on a stage from its forward to its backward: during this 
 Both schedules have the same bubble, (stages - 1) / (micro-batches + stages - 1). But GPipe keeps all M micro-batches
 alive, 1F1B at most `stages - stage`, no matter how large M is.
 
-Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019, section 3.2.
+Sources: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021 (PipeDream-Flush); Fan et al.,
+"DAPPLE", PPoPP 2021. The name 1F1B is from PipeDream (SOSP 2019), which does not wait at the end of a step and has no
+bubble. There, a backward may meet newer weights than its forward. So each stage keeps several versions of its weights.
 """
 
 from dataclasses import dataclass
@@ -30,7 +32,10 @@ class Action:
 
 
 def gpipe(micro_batches: int, stages: int, stage: int) -> list[Action]:
-    """Return GPipe's order, to compare with: all forwards, then all backwards. It is the same for every stage."""
+    """Return GPipe's order, to compare with: all forwards, then all backwards. It is the same for every stage.
+
+    The backwards run in the order of the forwards, as in torch's ScheduleGPipe; the paper draws the last one first.
+    """
     forwards = [Action("forward", i) for i in range(micro_batches)]
     return [*forwards, *(Action("backward", i) for i in range(micro_batches))]
 

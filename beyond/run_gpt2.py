@@ -131,6 +131,8 @@ def main():
         if isinstance(optimizer, OnGrid):
             record.runner = optimizer.runner
         record.watch_memory(optimizer.model if isinstance(optimizer, OnGrid) else model, optimizer.optimizer)
+        # Each worker draws its own dropout masks from here on; a tensor group shares them, see dropout.py.
+        set_seed(config.seed + worker.rank // config.grid.tensor)
         train(config, worker, model, optimizer, loader, data.validation, record)
         if config.save_to:
             save_shards(config.save_to, optimizer)

@@ -4,7 +4,8 @@
     embeddings  ──>  blocks     ──>   blocks, norm, head  ──> loss         forward: activations (B, T, D) to the right
                 <──             <──                                        backward: their gradients to the left
 
-Sends do not wait, so two neighbours that send to each other at the same time do not block. Messages between two ranks
+With Gloo, a send returns at once, so two neighbours that send to each other at the same time do not block. (With NCCL,
+they would: torch's schedules start the two together, with batch_isend_irecv.) Messages between two ranks
 arrive in the order in which they were sent; with a correct schedule, that is the order in which they are needed.
 """
 

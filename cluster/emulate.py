@@ -24,13 +24,13 @@ from cluster.guard import die_with_parent, exit_code
 from cluster.launch import GUARD
 from cluster.supervise import Command, supervise
 from common.errors import InputError, exit_on_input_error
+from common.flags import burst_bytes
 
 SUBNET = "10.10.1"
 CONTROL = "172.16.1"
 MAX_NODES = 64
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 QUEUE = "50ms"  # how much a port may have waiting before it drops packets, as time at the link's rate
-BURST_SECONDS, LEAST_BURST = 0.002, 65536  # how far a link may run ahead; at least one segment as large as TCP makes
 INSIDE = "COS598D_EMULATE_INSIDE"  # set where the namespaces are already there
 
 
@@ -87,7 +87,7 @@ def shaping(tc: str, device: str, rate: str, delay: str) -> list[list[str]]:
     """Limit the traffic out of `device` to `rate`, and delay it by `delay`."""
     made = []
     if rate != "none":
-        burst = max(LEAST_BURST, int(bits_per_second(rate) / 8 * BURST_SECONDS))
+        burst = burst_bytes(bits_per_second(rate))  # how far a link may run ahead
         made.append(words(f"{tc} qdisc add dev {device} root handle 1: tbf rate {rate} burst {burst} latency {QUEUE}"))
     if delay:
         where = "root" if rate == "none" else "parent 1:"

@@ -7,6 +7,8 @@ from common.errors import InputError
 
 Value = TypeVar("Value")
 
+LARGEST_SEGMENT = 65536  # bytes that TCP hands to an interface as one packet, headers not included
+
 
 def whole_number(text: str) -> int:
     """Return the integer in `text`, which may be written as 3 or as 3.0."""
@@ -35,6 +37,14 @@ def link_rate(text: str) -> float:
     if not 0 < rate < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a rate such as 1gbit or 100mbit, got {text!r}")
     return rate
+
+
+def burst_bytes(rate: float) -> int:
+    """Return how many bytes an emulated link of `rate` bits per second lets through at full speed after a pause.
+
+    It is what the link carries in 2 ms, and at least one segment as large as TCP makes. Larger packets are cut.
+    """
+    return max(LARGEST_SEGMENT, int(rate / 8 * 0.002))
 
 
 def _refuse(text: str) -> NoReturn:

@@ -48,7 +48,11 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def set_seed(seed: int) -> None:
-    """Seed all generators. Every worker uses the same seed, so that all start from the same weights."""
+    """Seed all generators.
+
+    The scripts call it twice. Before the model is made, every worker has the same seed, and so the same weights. After
+    that, each worker has seed + rank: with one seed, dropout would drop the same units on every worker.
+    """
     import random
 
     import numpy as np

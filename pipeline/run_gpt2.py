@@ -119,6 +119,7 @@ def main():
         data = load_blocks(config, tokenizer)
         model = GPT2LMHeadModelParallel.from_pretrained(config.model_name_or_path)
         fit_model(model, config, tokenizer, config.model_max_length)
+        set_seed(config.seed + worker.rank)  # from here on, each stage draws its own dropout masks
         record = Record(config, worker)
         record.describe(model, len(data.train), len(data.validation))
         if over_processes:

@@ -73,7 +73,7 @@ def sync_gradients(model, world_size):
     # BEGIN SOLUTION 2a.3
     rank = dist.get_rank()
     for parameter in model.parameters():
-        if parameter.grad is None:  # frozen or unused: so it is on every worker
+        if parameter.grad is None:  # frozen or unused: in this model, it is so on every worker
             continue
         gradients = [torch.empty_like(parameter.grad) for _ in range(world_size)] if rank == 0 else None
         dist.gather(parameter.grad, gradients, dst=0)  # rank 0 waits for the slowest worker
@@ -136,6 +136,7 @@ def main():
         tokenizer = load_tokenizer(config.tokenizer_name, "bert", config.do_lower_case)
         data = load_glue(config, tokenizer)
         model = fit_model(load_model(config), config, tokenizer, config.max_seq_length).to(worker.device)
+        set_seed(config.seed + worker.rank)  # from here on, each worker draws its own dropout masks
         record = Record(config, worker)
         record.describe(model, len(data.train), len(data.dev))
         work = train if config.do_train else evaluate_only

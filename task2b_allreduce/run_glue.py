@@ -70,7 +70,7 @@ def sync_gradients(model, world_size):
     # TODO(cos598d) 2b.1: all_reduce every gradient and divide by world_size (about 4 lines)
     # BEGIN SOLUTION 2b.1
     for parameter in model.parameters():
-        if parameter.grad is None:  # frozen or unused: so it is on every worker
+        if parameter.grad is None:  # frozen or unused: in this model, it is so on every worker
             continue
         dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)  # every worker waits for every other
         parameter.grad /= world_size  # the mean, so that the step does not grow with the number of workers
@@ -131,6 +131,7 @@ def main():
         tokenizer = load_tokenizer(config.tokenizer_name, "bert", config.do_lower_case)
         data = load_glue(config, tokenizer)
         model = fit_model(load_model(config), config, tokenizer, config.max_seq_length).to(worker.device)
+        set_seed(config.seed + worker.rank)  # from here on, each worker draws its own dropout masks
         record = Record(config, worker)
         record.describe(model, len(data.train), len(data.dev))
         work = train if config.do_train else evaluate_only

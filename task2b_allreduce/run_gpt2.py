@@ -114,6 +114,7 @@ def run_worker(rank, config):
         loader, _ = partition_dataset(data.train, config.batch_size)
         model = transformers.GPT2LMHeadModel.from_pretrained(config.model_name_or_path)
         model = fit_model(model, config, tokenizer, config.model_max_length).to(worker.device)
+        set_seed(config.seed + worker.rank)  # from here on, each worker draws its own dropout masks
         record = Record(config, worker)
         record.describe(model, len(data.train), len(data.validation))
         train(config, worker, model, loader, data.validation, record)

@@ -123,6 +123,7 @@ def main():
         tokenizer = load_tokenizer(config.tokenizer_name, "bert", config.do_lower_case)
         data = load_glue(config, tokenizer)
         model = fit_model(load_model(config), config, tokenizer, config.max_seq_length).to(worker.device)
+        set_seed(config.seed + worker.rank)  # from here on, each worker draws its own dropout masks
         record = Record(config, worker)
         record.describe(model, len(data.train), len(data.dev))
         work = train if config.do_train else evaluate_only

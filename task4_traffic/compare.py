@@ -19,6 +19,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 from common.errors import InputError, exit_on_input_error
 from common.figures import COLOURS, HATCHES, figure
+from common.flags import burst_bytes
 from task4_traffic.counters import rates, read_counters, volume
 from task4_traffic.expected import Traffic, all_reduce_traffic, gather_scatter_traffic, seconds, traffic_per_epoch
 
@@ -47,6 +48,7 @@ class TrafficRun:
     steps_per_epoch: int
     counted: int  # iterations that were observed
     predicted: float | None  # seconds of communication in an iteration, from the payload and --link_rate
+    burst: float  # seconds by which an emulated link can be faster
     communication: float | None  # the same, measured
 
 
@@ -66,7 +68,7 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Traf
     each = [payload(algorithm, size, n, which) for which in ranks]
     expected = Traffic(sum(part.sent for part in each), sum(part.received for part in each))
     batch = record["config"]["per_gpu_train_batch_size"]
-    examples = record["examples"]["train"]
+    examples, rate = record["examples"]["train"], record["config"].get("link_rate")
     return TrafficRun(
         name=folder.name,
         rank=rank,
@@ -82,9 +84,8 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Traf
         epoch=traffic_per_epoch(expected, examples, batch, n),
         steps_per_epoch=record["steps_per_epoch"],
         counted=iterations,
-        predicted=seconds(payload(algorithm, size, n, rank), rate)
-        if (rate := record["config"].get("link_rate"))
-        else None,
+        predicted=seconds(payload(algorithm, size, n, rank), rate) if rate else None,
+        burst=8 * burst_bytes(rate) / rate if rate else 0.0,
         communication=mean_communication(record),
     )
 
@@ -141,8 +142,8 @@ def extrapolations(runs: list[TrafficRun]) -> str:
 def predictions(runs: list[TrafficRun]) -> str:
     """Return a line for each run with a prediction: the seconds of communication, predicted and measured."""
     return "\n".join(
-        f"batch {run.batch}: communication per iteration: at least {run.predicted:.4f} s predicted, "
-        f"{run.communication:.4f} s measured"
+        f"batch {run.batch}: communication per iteration: at least {run.predicted:.4f} s predicted "
+        f"({max(0.0, run.predicted - run.burst):.4f} s on emulated nodes), {run.communication:.4f} s measured"
         for run in runs
         if run.predicted is not None and run.communication is not None
     )

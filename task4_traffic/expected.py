@@ -21,7 +21,7 @@ import transformers
 from torch import nn
 
 from common.errors import InputError, exit_on_input_error
-from common.flags import link_rate
+from common.flags import burst_bytes, link_rate
 from common.models.load import model_path
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -107,19 +107,31 @@ def example_model(name: str) -> nn.Module:
     return model
 
 
-def seconds(traffic: Traffic, rate: float) -> float:
-    """Return the shortest time in which a link of `rate` bits per second each way can carry the bytes of a worker."""
-    return 8 * max(traffic) / rate
+def seconds(traffic: Traffic, rate: float, burst: int = 0) -> float:
+    """Return the shortest time in which a link of `rate` bits per second each way can carry the bytes of a worker.
+
+    burst: bytes that the link lets through at full speed after a pause, as links of emulated nodes do.
+    """
+    return 8 * max(0.0, max(traffic) - burst) / rate
 
 
 def prediction(size: int, world_size: int, rate: float) -> str:
     """Return one line per algorithm: the shortest time in which the slowest worker can communicate in one iteration."""
     ring, root = all_reduce_traffic(size, world_size), gather_scatter_traffic(size, world_size, 0)
+    burst = burst_bytes(rate)
     # Rank 0 scatters only after it has gathered: its two directions are not busy at the same time.
-    return (
-        f"\nat {rate / 1e6:,.0f} Mbit/s, the communication of an iteration takes at least\n"
-        f"  all_reduce        {seconds(ring, rate):.4f} s\n"
-        f"  gather + scatter  {2 * seconds(root, rate):.4f} s"
+    rows = {
+        "all_reduce": (seconds(ring, rate), seconds(ring, rate, burst)),
+        "gather + scatter": (2 * seconds(root, rate), seconds(root, rate, burst)),
+    }
+    lines = [f"  {name:<17} {plain:.4f} s; on emulated nodes {least:.4f} s" for name, (plain, least) in rows.items()]
+    return "\n".join(
+        [
+            f"\nat {rate / 1e6:,.0f} Mbit/s, the communication of an iteration takes at least",
+            *lines,
+            f"(An emulated link lets {burst:,} bytes through at full speed after a pause, in each direction. With",
+            "gather and scatter, one direction pauses while the other one is busy.)",
+        ]
     )
 
 

@@ -1,6 +1,7 @@
 """Memory of activations in a pipeline under GPipe and 1F1B, measured and compared with what the schedule predicts.
 
     python -m benchmark.checks.activation_memory [--stages 4] [--micro_batches 4,8,16] [--plot beyond/activations.png]
+    python -m benchmark.checks.activation_memory --batch 64 --micro_batches 4,16,32    # a given batch is divided
 
 Every stage is a process of its own (gloo), with the lessons' runner (beyond/stage_runner.py). What backward will need
 is counted with torch.autograd.graph.saved_tensors_hooks: each storage once, parameters left out. One micro-batch is
@@ -103,8 +104,8 @@ def most_alive(actions: list[Action]) -> int:
     return most
 
 
-def work(rank: int, stages: int, counts: list[int], store: str, results: Any) -> None:
-    """One stage: a row for every schedule and number of micro-batches."""
+def work(rank: int, stages: int, counts: list[int], batch: int | None, store: str, results: Any) -> None:
+    """One stage: a row for every schedule and number of micro-batches. batch: examples in all of them together."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=stages)
     torch.manual_seed(0)
@@ -115,28 +116,29 @@ def work(rank: int, stages: int, counts: list[int], store: str, results: Any) ->
     assert group is not None
     runner = StageRunner(Stage(GPT2LMHeadModel(config), rank, stages), group)
     parameters = {p.untyped_storage().data_ptr() for p in runner.stage.parameters()}
-    tokens = torch.randint(VOCABULARY, (max(counts) * ROWS, LENGTH))
+    tokens = torch.randint(VOCABULARY, (batch or max(counts) * ROWS, LENGTH))
 
-    def peak(schedule: str, count: int) -> tuple[int, int]:
+    def peak(schedule: str, count: int, rows: int) -> tuple[int, int]:
         saved, actions = SavedBytes(parameters), SCHEDULES[schedule](count, stages, rank)
         with saved.hooks():
-            runner.run(actions, tokens[: count * ROWS].chunk(count))
+            runner.run(actions, tokens[: count * rows].chunk(count))
         return saved.most, most_alive(actions)
 
-    one, _ = peak("gpipe", 1)
     for schedule in SCHEDULES:
         for count in counts:
-            measured, alive = peak(schedule, count)
+            rows = batch // count if batch else ROWS
+            one, _ = peak("gpipe", 1, rows)
+            measured, alive = peak(schedule, count, rows)
             results.put(Peak(schedule, count, rank, alive, alive * one, measured))
     dist.destroy_process_group()
 
 
-def measure(stages: int, counts: list[int]) -> list[Peak]:
+def measure(stages: int, counts: list[int], batch: int | None = None) -> list[Peak]:
     """Run all stages; rows in the order of schedule, micro-batches and stage."""
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (stages, counts, os.path.join(folder, "store"), results)
+        arguments = (stages, counts, batch, os.path.join(folder, "store"), results)
         processes = [context.Process(target=work, args=(rank, *arguments), daemon=True) for rank in range(stages)]
         for process in processes:
             process.start()
@@ -168,6 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", type=int, default=4, help="processes, one for each stage (%(default)s)")
     parser.add_argument("--micro_batches", default="4,8,16", help="numbers of micro-batches (%(default)s)")
+    parser.add_argument("--batch", type=int, help=f"examples in the whole batch (default: {ROWS} in each micro-batch)")
     parser.add_argument("--plot", type=Path, help="draw the figure into this PNG file")
     parser.add_argument("--quick", action="store_true", help="two stages, three micro-batches")
     arguments = parser.parse_args()
@@ -178,7 +181,11 @@ def main() -> None:
         raise InputError(f"--stages: expected at least 1, got {arguments.stages}")
     if not all(word.isdecimal() and int(word) for word in words):
         raise InputError(f"--micro_batches: expected numbers such as 4,8,16, got {arguments.micro_batches!r}")
-    rows = measure(arguments.stages, [int(word) for word in words])
+    if arguments.batch is not None and any(
+        arguments.batch < int(word) or arguments.batch % int(word) for word in words
+    ):
+        raise InputError(f"--batch: expected a multiple of {arguments.micro_batches}, got {arguments.batch}")
+    rows = measure(arguments.stages, [int(word) for word in words], arguments.batch)
     print(f"{'schedule':<9}{'micro-batches':>14}{'stage':>7}{'alive':>7}{'expected MB':>13}{'measured MB':>13}")
     for row in rows:
         print(

@@ -18,9 +18,11 @@ from benchmark.cost.calibration import LOOPBACK, Calibration, TransferTimes
 from benchmark.cost.resources import Transfer
 from cluster.emulate import bits_per_second
 from common.errors import InputError
+from common.flags import LARGEST_SEGMENT, burst_bytes
 
 OPERATIONS = ("all_reduce", "all_gather", "all_to_all", "broadcast", "exchange", "hop")
 FRAMES, MESSAGE = 1.0025, 132  # where no counter was calibrated: TCP's frames, and those of one message and its answer
+SMALL_FRAMES = 1.049  # of a link below about 260 Mbit/s, whose packets have 1,500 bytes; acknowledgements included
 HEADERS = 1448 / 1514  # of a full Ethernet frame, TCP's payload; what a link can reach
 
 
@@ -53,6 +55,17 @@ class Table:
     @property
     def latency(self) -> float:
         return self.seconds[0]
+
+    @property
+    def latency_of_all_hops(self) -> float:
+        """Return the latency of an operation with bytes in every hop: gloo's all_reduce of few numbers has fewer hops.
+
+        The line through the second and the third size gives it, at 0 bytes.
+        """
+        if len(self.bytes) < 3:
+            return self.latency
+        (second, third), (sooner, later) = self.bytes[1:3], self.seconds[1:3]
+        return max(self.latency, sooner - second * (later - sooner) / (third - second))
 
     def flow(self, size: float) -> float:
         """Return the seconds that `size` bytes take beyond the latency."""
@@ -125,7 +138,7 @@ class Links:
         sent = moved(operation, size, workers)
         per_byte = moved(operation, 1.0, table.workers)
         extra = hops(operation, workers) - hops(operation, table.workers)
-        per_hop = table.latency / hops(operation, table.workers)
+        per_hop = table.latency_of_all_hops / hops(operation, table.workers)
         latency = max(table.latency + extra * per_hop, per_hop) + hops(operation, workers) * self.latency
         before = spent / per_byte if self.is_shaped and self.is_calibrated else 0.0
         flow = table.flow(before + sent / per_byte) - table.flow(before)
@@ -147,10 +160,15 @@ class Links:
             return 0.0
         table = None if operation == "broadcast" else self._table(operation, workers)
         if table is None or not table.wire:
-            return payload * FRAMES + messages * MESSAGE
+            return payload * self.frames() + messages * MESSAGE
         per_byte = moved(operation, 1.0, table.workers)
         extra = (messages - hops(operation, table.workers)) * MESSAGE
         return max(payload, interpolate(table.bytes, table.wire, payload / per_byte) + extra)
+
+    def frames(self) -> float:
+        """Return the bytes on the wire for a byte of payload: a shaper cuts packets that are larger than its burst."""
+        cuts = self.bits is not None and burst_bytes(self.bits) <= LARGEST_SEGMENT
+        return SMALL_FRAMES if cuts else FRAMES
 
     def _table(self, operation: str, workers: int) -> Table:
         """The table of this number of workers, or of the nearest one, the larger ones last."""

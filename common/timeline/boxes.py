@@ -4,15 +4,16 @@ Every rank has two rows: "process" with its phases, and "network" with its colle
 on one clock for all ranks; 0 is the beginning of the first step that is shown.
 
 The boxes of a rank on the row "process" do not overlap. While a rank is blocked, its phase is communication, also in
-the middle of backward. Boxes on the row "network" may overlap: several collectives can be on their way.
+the middle of backward. What its own code computes in the phase communication, such as the mean, is averaging. Boxes on
+the row "network" may overlap: several collectives can be on their way.
 """
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Row = Literal["process", "network"]
-Phase = Literal["data", "forward", "backward", "communication", "optimizer", "pipeline"]
-PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "communication", "optimizer", "pipeline")
+Phase = Literal["data", "forward", "backward", "communication", "averaging", "optimizer", "pipeline"]
+PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "communication", "averaging", "optimizer", "pipeline")
 
 
 @dataclass(frozen=True)

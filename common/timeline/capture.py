@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from common.timeline.collector import collector_off
 from common.timeline.profile_events import MARK, Mark, numbered, read_profile
 from common.timeline.spans import Span
-from common.timeline.waiting import Blocked, Message, blocked
+from common.timeline.waiting import Blocked, Message, blocked, own_code
 from common.workers.collectives import recorded
 
 SKIPPED = 2  # steps at the beginning: they warm up the caches, so their times are not typical
@@ -46,14 +46,16 @@ class SeenOnRank:
     partitions: list[PartitionBox] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
+    own_code: list[Span] = field(default_factory=list)  # in the phase communication; not known on a GPU
     error: float = 0.0
 
 
 class Capture:
     """Collects, in `seen`, what a rank does in `count` steps. A Record calls it in every step."""
 
-    def __init__(self, rank: int, count: int) -> None:
+    def __init__(self, rank: int, count: int, on_gpu: bool = False) -> None:
         self.seen = SeenOnRank(rank)
+        self._on_gpu = on_gpu
         self._count = count
         self._chosen = range(0)
         self._model: nn.Module | None = None
@@ -122,6 +124,9 @@ class Capture:
         seen.error = found.error
         for _, limits in seen.steps:
             seen.blocked += blocked(limits, found.busy, seen.messages)
+        if not self._on_gpu:
+            phases = [span for name, span in seen.phases if name == "communication"]
+            seen.own_code = own_code(phases, found.busy, seen.blocked)
 
     def _mark(self) -> None:
         for _ in range(MARKS):

@@ -51,22 +51,26 @@ def shifted(seen: SeenOnRank, to: Callable[[float], float]) -> SeenOnRank:
     return SeenOnRank(
         seen.rank, spans(seen.steps), spans(seen.phases), spans(seen.micro_batches),
         [moved(box) for box in seen.partitions], [moved(message) for message in seen.messages],
-        [moved(part) for part in seen.blocked], seen.error,
+        [moved(part) for part in seen.blocked], [(to(start), to(end)) for start, end in seen.own_code], seen.error,
     )  # fmt: skip
 
 
 def process_boxes(seen: SeenOnRank) -> list[Box]:
-    """The boxes on a rank's row "process": its phases, cut where it was blocked; there it communicates."""
+    """The boxes on a rank's row "process": its phases, cut where it was blocked; there it communicates.
+
+    The phase communication is cut where the process ran its own code: that is averaging.
+    """
     blocked = merged((part.start, part.end) for part in seen.blocked)
     of_pipeline = [span for _, span in seen.micro_batches]
     boxes = []
     for name, span in seen.phases:
-        holes = [] if name == "communication" else [*blocked, *of_pipeline]
+        holes = seen.own_code if name == "communication" else [*blocked, *of_pipeline]
         boxes += [(name, rest) for rest in without([span], holes)]
     for name, span in [*seen.micro_batches, *(("pipeline", span) for span in _between_micro_batches(seen))]:
         boxes += [(name, rest) for rest in without([span], blocked)]
     in_phase = [span for name, span in seen.phases if name == "communication"]
     boxes += [("communication", span) for span in without(blocked, in_phase)]
+    boxes += [("averaging", span) for span in seen.own_code]
     return [Box(seen.rank, "process", name, *span) for name, span in sorted(boxes, key=lambda box: box[1])]
 
 

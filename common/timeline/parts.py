@@ -2,7 +2,8 @@
 
     step = computing + data + exposed + waiting + other
 
-- exposed: the process communicates, or is blocked by a message, and every rank that it needs has arrived.
+- computing: includes the process's own code in the phase communication, such as computing the mean.
+- exposed: the process is blocked by a message, and every rank that it needs has arrived.
 - waiting: the process is blocked, and the last rank that it needs has not arrived.
 - other: between the phases, such as reading the loss and printing.
 - hidden: communication while the process does something else. It is not part of the sum.
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from common.timeline.boxes import Timeline
 from common.timeline.spans import duration, merged, within, without
 
-COMPUTING = ("forward", "backward", "optimizer", "pipeline")
+COMPUTING = ("forward", "backward", "averaging", "optimizer", "pipeline")
 NAMES = ("computing", "data", "exposed", "waiting", "other")  # they add up to the step
 
 

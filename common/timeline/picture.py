@@ -17,6 +17,7 @@ COLOURS = {
     "data": "#FFFFFF",
     "forward": "#BBDDF2",
     "communication": "#F0A830",
+    "averaging": "#7A9E7E",
     "backward": "#2B7BB9",
     "optimizer": "#303030",
     "pipeline": "#DDDDDD",
@@ -103,7 +104,7 @@ def _bars(axes: "Axes", boxes: Sequence[Box | Wait], top: float, height: float, 
 
 
 def _letter(axes: "Axes", box: Box, height: float) -> None:
-    """Write F, B, D or O into a box, in a pipeline with the micro-batch."""
+    """Write F, B, A, D or O into a box, in a pipeline with the micro-batch."""
     text = box.phase[0].upper() + box.name.removeprefix(box.phase).strip()
     colour = "white" if box.phase in ("backward", "optimizer") else "black"
     middle = (box.start + box.end) / 2 * 1e3

@@ -29,7 +29,7 @@ class RunTimeline:
     """The timeline of a run: `capture` collects it on every rank, rank 0 brings it together."""
 
     def __init__(self, config: RunConfig, worker: Worker) -> None:
-        self.capture = Capture(worker.rank, config.timeline)
+        self.capture = Capture(worker.rank, config.timeline, worker.device.type == "cuda")
         self._title = f"{config.task}, {config.world_size} worker{'s' * (config.world_size > 1)}"
         self._worker = worker
         self._clocks: list[list[Reading]] = []  # on rank 0: of every rank, before and after training

@@ -17,6 +17,7 @@ from common.timeline.spans import Span, merged, within, without
 # A process may continue before gloo's thread has noted the end of the message: usually by less than SLACK seconds, on a
 # busy machine by up to MOST_SLACK. A delay is at most this SHARE of the time in which the process did nothing.
 SLACK, MOST_SLACK, SHARE = 1e-4, 5e-3, 0.05
+LONG = 0.01  # seconds, longer than a process waits for a core that another one has
 PYTHON = 5e-4  # a process that has computed while its message travelled is blocked if it does nothing for longer
 
 
@@ -59,6 +60,18 @@ def blocked(limits: Span, busy: Sequence[Span], messages: Sequence[Message]) -> 
                 found.append(Blocked(begin, until, i))
                 start = until  # then it waits for the message that is complete next
     return found
+
+
+def own_code(phases: Sequence[Span], busy: Sequence[Span], held: Sequence[Blocked]) -> list[Span]:
+    """Return when a process ran its own code in these phases, which are meant for communication.
+
+    It did where no message blocked it and torch computed, or where nothing blocked it for a long time. In a short time
+    without a message, it waits for a core or calls the next collective; that belongs to the communication.
+    """
+    free = without(phases, [(part.start, part.end) for part in held])
+    long = [span for span in free if span[1] - span[0] >= LONG]
+    torch = [part for span in free for part in within(merged(busy), span) if part[1] - part[0] >= PYTHON]
+    return merged([*long, *torch])
 
 
 def by_key(everyone: Sequence[Sequence[Message]]) -> dict[tuple, dict[int, Message]]:

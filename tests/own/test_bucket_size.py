@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from benchmark.engines.bucket_size import Costs, bucket_bytes
+from beyond.cost_model import TimedBucket, step_time
 from common.paths import ROOT
 
 pytestmark = pytest.mark.medium
@@ -19,13 +20,14 @@ MB = 10**6
     ("costs", "buckets"),
     [
         (Costs(backward=0.4, message=1e-3, byte=9e-9), 20),  # the network is slower: 0.4 s / 1 ms = 20 squared
-        (Costs(backward=0.9, message=1e-3, byte=4e-9), 20),  # backward is slower: the network's 0.4 s count
         (Costs(backward=0.4, message=4e-3, byte=9e-9), 10),  # a message costs more: fewer of them
+        (Costs(backward=0.3, message=1e-3, byte=1e-9), 200),  # backward is slower: (0.3 s - 0.1 s) / 1 ms
+        (Costs(backward=0.3, message=1e-3, byte=1e-9, processor=2.5e-4), 20),  # 0.1 s / 0.25 ms = 20 squared
         (Costs(backward=0.4, message=1.0, byte=9e-9), 1),  # more than all bytes: a single one
         (Costs(backward=0.4, message=1e-3, byte=0.0), 1),  # one worker: nothing to hide
     ],
 )
-def test_the_number_of_buckets_is_the_root_of_the_faster_stage_over_a_message(costs, buckets):
+def test_the_number_of_buckets_is_what_the_formulas_give(costs, buckets):
     assert bucket_bytes(100 * MB, costs) == 100 * MB / buckets
 
 
@@ -35,24 +37,32 @@ def test_the_buckets_together_hold_every_byte():
     assert 20 * size >= 100 * MB + 1
 
 
-def exposed(total: int, size: int, costs: Costs) -> float:
-    """What a step waits for after backward: gradients come evenly, and the network carries one bucket at a time."""
-    count = math.ceil(total / size)
-    network_is_free = 0.0
-    for number in range(1, count + 1):
-        ready = costs.backward * min(number * size, total) / total
-        network_is_free = max(ready, network_is_free) + costs.message + costs.byte * min(size, total)
-    return network_is_free - costs.backward
+def exposed(count: int, costs: Costs) -> float:
+    """What b.16's model says that a step waits for: gradients come evenly, and a bucket's all_reduce is b.15's ring."""
+    buckets = [
+        TimedBucket(costs.backward * number / count, costs.message + costs.byte * 93 * MB / count)
+        for number in range(1, count + 1)
+    ]
+    return step_time(0.0, costs.backward, 0.0, buckets).exposed
 
 
 @pytest.mark.parametrize("message", [1e-4, 1e-3, 1e-2])
-@pytest.mark.parametrize("byte", [5e-9, 8e-9, 1.2e-8])  # 8 ns: an all_reduce of two ranks at 1 Gbit/s
-def test_where_the_network_is_slower_no_other_size_exposes_much_less(message, byte):
+@pytest.mark.parametrize("byte", [1e-9, 5e-9, 8e-9, 1.2e-8])  # 8 ns: an all_reduce of two ranks at 1 Gbit/s
+def test_by_the_model_of_b_16_no_other_number_of_buckets_exposes_less(message, byte):
     costs = Costs(backward=0.25, message=message, byte=byte)
 
-    chosen = exposed(93 * MB, bucket_bytes(93 * MB, costs), costs)
+    chosen = exposed(round(93 * MB / bucket_bytes(93 * MB, costs)), costs)
 
-    assert chosen <= 1.02 * min(exposed(93 * MB, math.ceil(93 * MB / count), costs) for count in range(1, 400))
+    assert chosen <= 1.0001 * min(exposed(count, costs) for count in range(1, 1000))
+
+
+@pytest.mark.parametrize(("backward", "network", "message"), [(0.3, 0.1, 1e-3), (0.25, 0.74, 1e-3), (0.4, 0.39, 0.01)])
+def test_the_rule_in_beyonds_readme_is_the_best_number_by_the_model_of_b_16(backward, network, message):
+    costs = Costs(backward, message, network / (93 * MB))
+
+    rule = max(math.sqrt(backward / message), (backward - network) / message)
+
+    assert exposed(round(rule), costs) <= 1.01 * min(exposed(count, costs) for count in range(1, 1000))
 
 
 def test_at_1_gbit_a_bucket_is_megabytes_and_neither_ddps_25_nor_a_parameter():

@@ -45,7 +45,7 @@ def test_task_2a_adds_the_group_the_sampler_and_one_call():
     assert "DataLoader" in added[1]
     assert "set_epoch" in added[2]
     assert added[3:] == ["with record.phase('communication'):", "sync_gradients(model, worker.world_size)"]
-    assert len(different["main"][1]) == 2  # the task's name, and `join` for the process group
+    assert len(different["main"][1]) == 3  # the task's name, `join` for the process group, and a seed for each worker
 
 
 def test_task_2b_changes_the_body_of_the_sync_and_nothing_else():

@@ -14,7 +14,7 @@ from benchmark.checks.prediction import ComparedCell, Place, all_places, draw, r
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import EngineTimes, TransferTimes, save
 from benchmark.cost.cell import Cell
-from benchmark.cost.collective_times import Links, hops, moved, rising
+from benchmark.cost.collective_times import Links, Table, hops, moved, rising
 from benchmark.cost.curve import bend, curve, read_axis, rows, sentence
 from benchmark.cost.predict_step import Surroundings, predict
 from benchmark.cost.predicted_timeline import timeline
@@ -307,3 +307,10 @@ def test_an_entry_that_is_measured_again_replaces_the_older_one(calibration):
     fresh = {"transfers": [], "profiles": [], "small": [], "engines": [vars(replace(old.engines[0], seconds=2.0))]}
 
     assert [entry.seconds for entry in merge(old, fresh).engines] == [2.0]
+
+
+def test_further_hops_cost_what_a_whole_ring_takes_and_not_what_gloo_takes_for_one_number():
+    bytes_, ring = [4, 4096, 65536], 4 * 1e-3  # three workers, four hops
+    table = Table(3, bytes_, [2e-3, ring + 4096e-9, ring + 65536e-9], [0.0] * 3, [])
+
+    assert table.latency_of_all_hops == pytest.approx(ring)

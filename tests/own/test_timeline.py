@@ -14,15 +14,15 @@ from common.paths import ROOT
 from common.timeline.boxes import Box, Step, Timeline, Wait
 from common.timeline.capture import SeenOnRank
 from common.timeline.clocks import Clock
-from common.timeline.collect import network_boxes
+from common.timeline.collect import network_boxes, process_boxes
 from common.timeline.collector import collector_off
 from common.timeline.parts import NAMES, mean, parts, table
 from common.timeline.profile_events import Mark, numbered, read_profile
 from common.timeline.spans import duration, merged, within, without
 from common.timeline.trace import read_trace
-from common.timeline.waiting import Blocked, Message, blocked, by_key, delivered, keys, waits
+from common.timeline.waiting import Blocked, Message, blocked, by_key, delivered, keys, own_code, waits
 from tests.own.made_timelines import after_backward, during_backward
-from tests.own.timeline_ranks import LAYERS, SIZE, SLEEP, SLOW
+from tests.own.timeline_ranks import LAYERS, OWN_CODE, SIZE, SLEEP, SLOW
 from tests.own.warm import Script
 
 PARAMETERS = LAYERS * (SIZE * SIZE + SIZE)
@@ -148,6 +148,21 @@ def test_a_call_that_a_dispatch_mode_makes_again_counts_once(tmp_path):
     assert times == pytest.approx([5.0001, 5.00016, 5.0002, 5.00026], abs=1e-7)
 
 
+def test_what_the_process_does_itself_in_the_phase_communication_is_averaging():
+    phases, busy = [(1.0, 2.0)], [(0.0, 1.0), (1.4, 1.404), (1.9001, 1.9002)]
+    held = [Blocked(1.0001, 1.4, 0), Blocked(1.406, 1.7, 1), Blocked(1.75, 1.9, 2), Blocked(1.9003, 2.0, 3)]
+
+    spans = own_code(phases, busy, held)
+
+    assert spans == [(1.4, 1.404), (1.7, 1.75)]  # torch; then Python or a pause
+    seen = SeenOnRank(0, phases=[("backward", (0.0, 1.0)), ("communication", (1.0, 2.0))], blocked=held, own_code=spans)
+    found = [(box.name, box.start, box.end) for box in process_boxes(seen)]
+    assert found == [
+        ("backward", 0, 1), ("communication", 1, 1.4), ("averaging", 1.4, 1.404), ("communication", 1.404, 1.7),
+        ("averaging", 1.7, 1.75), ("communication", 1.75, 2),
+    ]  # fmt: skip
+
+
 # -------------------------------------------------------------------------------------------------- parts
 
 
@@ -191,7 +206,7 @@ def test_the_table_shows_the_mean_of_the_steps():
 def scenes(tmp_path_factory):
     """The folder with the scenes of timeline_ranks.py, on 4 ranks."""
     folder = tmp_path_factory.mktemp("scenes")
-    names = ("even", "slow", "groups", "buckets", "one_bucket", "clocks")
+    names = ("even", "slow", "own_code", "groups", "buckets", "one_bucket", "clocks")
     code = Script(ROOT / "tests/own/timeline_ranks.py", (folder, 4, *names), folder / "log").wait(timeout=240)
     assert code == 0, (folder / "log").read_text()
     return folder
@@ -236,6 +251,19 @@ def test_the_others_wait_for_a_slow_rank(scenes):
             assert of_rank[SLOW] > SLEEP and max(of_rank, key=lambda other: of_rank[other]) == SLOW
     first = [network(timeline, rank, 2)[0] for rank in range(4)]
     assert {box.waits[0].rank for box in first if box.rank != SLOW} == {SLOW} and not first[SLOW].waits
+
+
+@pytest.mark.medium
+def test_code_in_the_phase_communication_counts_as_computing_and_not_as_exposed(scenes):
+    timeline = read_trace(scenes / "own_code" / "timeline.json")
+
+    for row in parts(timeline):
+        assert row.computing >= 3 * OWN_CODE
+    for rank in range(4):
+        of_rank = [box for box in timeline.boxes if box.rank == rank]
+        network = [(box.start, box.end) for box in of_rank if box.row == "network"]
+        averaging = [(box.start, box.end) for box in of_rank if box.name == "averaging"]
+        assert duration(averaging) - duration(without(averaging, network)) < 0.01 * duration(averaging)
 
 
 @pytest.mark.medium
@@ -346,13 +374,16 @@ def test_the_parts_add_up_to_the_step_that_the_record_has_measured(ran, name):
 
 @pytest.mark.medium
 @pytest.mark.parametrize("name", ["2b", pytest.param("2a", marks=pytest.mark.proof)])
-def test_what_the_communication_phase_took_is_exposed_or_waited_for(ran, name):
-    records, _, _ = ran(name)
+def test_what_the_communication_phase_took_is_exposed_or_waited_for_or_own_code(ran, name):
+    records, timeline, _ = ran(name)
 
     for record in records:
         for row in record["timeline"]["steps"]:
             phase = record["iterations"][row["step"]]["phases"]["communication"]
-            assert row["exposed"] + row["waiting"] == pytest.approx(phase, rel=0.01, abs=1e-4)
+            (step,) = [one for one in timeline.steps if (one.rank, one.number) == (row["rank"], row["step"])]
+            of_rank = [box for box in timeline.boxes if (box.rank, box.name) == (row["rank"], "averaging")]
+            averaging = duration(within([(box.start, box.end) for box in of_rank], (step.start, step.end)))
+            assert row["exposed"] + row["waiting"] + averaging == pytest.approx(phase, rel=0.01, abs=1e-4)
 
 
 @pytest.mark.medium

@@ -24,6 +24,7 @@ from tests.own.equal_runs import on_ranks
 SIZE, LAYERS, STEPS = 256, 8, 6
 SLEEP = 0.5  # seconds
 SLOW = 1  # the slow rank
+OWN_CODE = 0.05  # seconds of sleep, of Python and of torch in the phase communication of the scene "own_code"
 
 
 def build() -> nn.Module:
@@ -56,12 +57,22 @@ def train(scene: str, rank: int, world_size: int, folder: Path) -> None:
             with record.phase("communication"):
                 if scene not in ("buckets", "one_bucket"):
                     store.set(f"entered {number} {rank}", "")
+                    if scene == "own_code":
+                        own_code()
                     average(model, scene)
             with record.phase("optimizer"):
                 optimizer.step()
                 optimizer.zero_grad()
             record.loss(loss.item())
     record.write()
+
+
+def own_code() -> None:
+    time.sleep(OWN_CODE)
+    for work in (lambda: None, lambda: torch.mm(MATRIX, MATRIX)):
+        end = time.perf_counter() + OWN_CODE
+        while time.perf_counter() < end:
+            work()
 
 
 def average(model: nn.Module, scene: str) -> None:
@@ -72,6 +83,7 @@ def average(model: nn.Module, scene: str) -> None:
         parameter.grad /= dist.get_world_size(group)
 
 
+MATRIX = torch.eye(SIZE)
 GROUPS: dict[int, dist.ProcessGroup] = {}  # rank -> its group, in the scene "groups"
 
 

@@ -1,0 +1,51 @@
+"""Sentences of the READMEs about communication, measured; `python -m benchmark.checks.claims --help` lists them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmark.checks import claims, message_times
+from benchmark.checks.delayed_links import network
+from cluster.emulate import why_not
+from common.paths import ROOT
+
+# `beside` is left out: on a busy machine its seconds say nothing.
+NAMES = [name for name in claims.CLAIMS if name != "beside"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sentence_holds(name):
+    if claims.CLAIMS[name].needs_nodes and (reason := why_not()):
+        pytest.skip(reason)
+    command = [sys.executable, "-m", "benchmark.checks.claims", "--only", name]
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert list(json.loads(done.stdout.splitlines()[-1])) == [name]
+
+
+def test_of_each_pattern_b_15_gets_the_latency_that_its_messages_have():
+    measured = {"message": 0.021, "answer": 0.0105, "gather": 0.0215, "scatter": 0.0215, "gather_scatter": 0.022}
+
+    rows = message_times.compare(4, measured | {"all_reduce": 0.126})
+
+    assert [row["b.15"] for row in rows] == pytest.approx([0.042, 0.021, 0.126])
+    assert [row["measured"] for row in rows] == pytest.approx([0.043, 0.022, 0.126])
+
+
+@pytest.mark.proof
+def test_gather_and_scatter_wait_for_less_than_the_ring_on_links_with_a_delay():
+    kind, reason = network()
+    if not kind:
+        pytest.skip(reason)
+
+    times = message_times.run(kind, 3, 20.0, 2)
+
+    # 20 ms one way: no operation can be faster, however fast the machine is, and a busy one only adds to it.
+    assert times["message"] > 0.038 and times["answer"] > 0.018
+    assert times["all_reduce"] > 4 * 0.038
+    assert times["gather_scatter"] < times["all_reduce"]
