@@ -240,7 +240,10 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     add("--adam_epsilon", type=float, default=1e-8, help="AdamW's epsilon")
     add("--max_grad_norm", type=float, default=1.0, help="clip gradients to this norm (0: do not clip)")
     add("--warmup_steps", type=int, default=0, help="steps over which the learning rate rises from 0")
-    add("--max_steps", type=int, default=-1, help="stop after N steps (default: after the last epoch)")
+    add(
+        "--max_steps", type=int, default=-1,
+        help="stop after N steps, with the schedule of all epochs (default: after the last epoch)",
+    )
     add("--dropout", type=float, help="dropout probability (default: the model's own)")
     add("--seed", type=int, default=42, help="seed for weights, order of examples and dropout")
     add("--no_cuda", action="store_true", help="use the CPU even if there is a GPU")

@@ -14,6 +14,7 @@ from common.paths import ROOT, atomic_write, shown
 from common.workers.watchdog import LOST_CONTACT
 
 FIGURES = ROOT / "submit_figures"
+DEFAULT_FOLDER = ROOT / "runs" / "task2b_allreduce_gpt2"
 
 
 def check_workers(processes: Sequence) -> None:
@@ -72,7 +73,10 @@ def combine(workers: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
-    """Read the records of a run, save its metrics in submit_figures/ and draw both figures from all metrics there."""
+    """Read the records of a run, save its metrics in submit_figures/ and draw both figures from all metrics there.
+
+    A run with its own --output_dir, such as one of `make demo`, only prints its metrics.
+    """
     records = [json.loads((config.output_dir / f"rank{r}.json").read_text()) for r in range(config.world_size)]
     workers = [epoch_metrics(record) for record in records]
     for rank, worker in enumerate(workers):
@@ -93,6 +97,9 @@ def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
             "only one epoch was measured; use --n_epochs 4 for a mean and standard deviation over three epochs, "
             "because the first epoch is a warm-up"
         )
+    if config.output_dir != DEFAULT_FOLDER:
+        print(f"{shown(figures)}/ is not changed: it shows runs without --output_dir")
+        return
     with atomic_write(figures / f"data_parallel_{config.world_size}.json") as file:
         json.dump({**together, "per_worker": workers}, file, indent=1)
     draw_scaling(figures)
