@@ -6,9 +6,10 @@
 
 "MB passed to collectives" are the tensors that a rank passes in an iteration; the bytes that cross a network are the
 subject of task 4. The times below the table are those of three steps with --timeline; runs/ladder_timeline.png shows
-one of each task. The demo ends with GPT-2 on one and on two workers (cluster/two_workers.py). Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch.
-With --nodes, every worker runs on its own emulated node, and all bytes between workers cross links of --rate. Each line
-comes from the records in runs/demo/, which your own runs do not replace; the bar chart is in runs/.
+one of each task. The demo ends with GPT-2 on one and on two workers (cluster/two_workers.py). Task 1 runs on one
+worker, the others on --workers, all with the same seed and the same total batch. With --nodes, every worker runs on its
+own emulated node, and all bytes between workers cross links of --rate. Each line comes from the records in runs/demo/;
+the runs of your own commands are elsewhere.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """GPT-2 on one and on two workers: what a second core gains when a step is mostly computation.
 
-    python -m cluster.two_workers [--steps 8]      # also the end of `make demo`
+    python -m cluster.two_workers [--steps 6]      # also the end of `make demo`
 
 Task 2b's run_gpt2.py runs three times with the same batch per worker: on one worker with one thread, on two workers
 with one thread each, and on one worker with all threads. The first is the baseline of the speed-up. Tokens per second
@@ -24,7 +24,7 @@ from course.next_step import open_in_script
 SCRIPT = "task2b_allreduce/run_gpt2.py"
 LESSONS = (SCRIPT, "common/data_partition.py")
 EXAMPLES, TOKENS = 64, 128  # of one worker's batch: about a second of computation, and a tenth of that to communicate
-STEPS = 8
+STEPS = 6
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def total_steps(config: RunConfig, steps_per_epoch: int) -> int:
 
 
 def schedule_steps(config: RunConfig, steps_per_epoch: int) -> int:
-    """Return the step at which the learning rate reaches 0: the last one of all epochs, or of --max_steps if it is later.
+    """Return the step at which the learning rate reaches 0: the last of all epochs, or that of a larger --max_steps.
 
     A run that --max_steps stops early has the learning rates, and so the losses, of the first steps of the whole run.
     """

@@ -46,7 +46,7 @@ def compare_modes(config: Gpt2Config, metrics: dict[str, Any]) -> None:
     for name, (label, _) in FIGURES.items():
         deviation = f" +- {metrics[name]['std']:.2f}" if metrics[name]["std"] else ""  # one epoch has none
         print(f"{label}: {metrics[name]['mean']:.2f}{deviation}")
-    if config.output_dir != RUNS / ("pipeline" if config.schedule == "threads" else f"pipeline_{config.schedule}"):
+    if config.output_dir != RUNS / ("pipeline" if mode == "pipeline_parallel" else f"pipeline_{mode}"):
         print(f"{shown(FOLDER)}/ is not changed: it shows runs without --output_dir")
         return
     path = FOLDER / "pipeline_metrics.json"

@@ -81,8 +81,10 @@ def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
     workers = [epoch_metrics(record) for record in records]
     for rank, worker in enumerate(workers):
         print(f"rank {rank}: {_words(worker)}")
+    threads = records[0]["host"]["threads"] if records[0]["host"]["device"] == "cpu" else 1
     together = {
         "workers": config.world_size,
+        "threads": threads,  # of each worker
         "batch_size": config.batch_size,
         "setting": _setting(config, records[0]),
         **combine(workers),
@@ -100,7 +102,8 @@ def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
     if config.output_dir != DEFAULT_FOLDER:
         print(f"{shown(figures)}/ is not changed: it shows runs without --output_dir")
         return
-    with atomic_write(figures / f"data_parallel_{config.world_size}.json") as file:
+    name = f"data_parallel_{config.world_size}" + (f"_threads_{threads}" if threads > 1 else "")
+    with atomic_write(figures / f"{name}.json") as file:
         json.dump({**together, "per_worker": workers}, file, indent=1)
     draw_scaling(figures)
 
@@ -120,8 +123,9 @@ def _setting(config: Gpt2Config, record: dict) -> dict:
 
 def draw_scaling(figures: Path) -> None:
     """Draw the two figures, with one bar for each number of workers whose run is in `figures`."""
-    runs = sorted((json.loads(f.read_text()) for f in figures.glob("data_parallel_*.json")), key=lambda r: r["workers"])
-    names = [f"{run['workers']} worker{'s' * (run['workers'] > 1)}\nbatch {run['batch_size']}" for run in runs]
+    runs = [json.loads(file.read_text()) for file in figures.glob("data_parallel_*.json")]
+    runs.sort(key=lambda run: (run.get("threads", 1), run["workers"]))
+    names = [_bar_name(run) for run in runs]
     for metric, label in (
         ("training_time", "training time per epoch (s)"),
         ("tokens_per_second", "tokens per second, all workers"),
@@ -130,6 +134,12 @@ def draw_scaling(figures: Path) -> None:
         path = figures / f"data_parallel_{metric}.png"
         bars(path, names, values, errors=errors, label=label, title="GPT-2, data parallel")
         print(f"figure: {shown(path)}")
+
+
+def _bar_name(run: dict) -> str:
+    workers = f"{run['workers']} worker{'s' * (run['workers'] > 1)}"
+    threads = f" x {run['threads']} threads" if run.get("threads", 1) > 1 else ""
+    return f"{workers}{threads}\nbatch {run['batch_size']}"
 
 
 def _words(metrics: dict) -> str:
