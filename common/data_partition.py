@@ -82,7 +82,7 @@ class DataPartitioner:
         self.data = data
         self.partitions: list[list[int]] = []
         # [1] list the index of every example and shuffle the list with a separate random generator, made from seed
-        # [2] count the examples of each partition: size * len(data), rounded down; then one more where this lost the most
+        # [2] count each partition: size * len(data), rounded down, and one more where rounding lost the most
         # [3] cut the list into consecutive parts of these lengths and keep them in self.partitions
         # TODO(cos598d) 2b.3: fill self.partitions (11 lines)
         # BEGIN SOLUTION 2b.3
