@@ -446,6 +446,32 @@ def test_a_speed_up_of_the_pipeline_that_cannot_be_is_flagged(tree, modes, said)
     assert f"pipeline_parallel vs. model_parallel: {said}" in doubts(tree)
 
 
+def test_the_speed_up_is_over_one_worker_with_one_thread_and_all_cores_stand_beside_it(tree):
+    figures = tree / "submit_figures"
+    one = json.loads((figures / "data_parallel_1.json").read_text())
+    row = one | {"threads": 2, "tokens_per_second": 1700.0, "training_time": 2000 / 1700}
+    (figures / "data_parallel_1_threads_2.json").write_text(json.dumps(row))
+
+    text, findings = read(tree)
+
+    assert "| 1 | 2 | 64 | 1.176\u00a0± 0.010 | 1700\u00a0± 10 | 1.70 |".replace("± ", "±\u00a0") in text
+    assert "| 2 | 1 | 128 |" in text and "| 1.80 |" in text
+    assert not any("all cores" in what for what, _ in findings.missing)
+
+
+def test_the_run_behind_the_figures_of_gpt2_is_named(tree):
+    folder = write_run(
+        tree / "runs/task2b_allreduce_gpt2", "task2b_allreduce", 2, n_epochs=2, batch_size=128, model_max_length=64
+    )
+    record = json.loads((folder / "rank0.json").read_text())
+    last = sum(step["seconds"] for step in record["iterations"][39:])
+    before, _ = read(tree)
+    write_gpt2(tree / "submit_figures", epochs=[[last, 1800.0]])
+
+    assert "| `runs/task2b_allreduce_gpt2` | – | 2/2 |" in before
+    assert "| `runs/task2b_allreduce_gpt2` | GPT-2 figures | 2/2 |" in read(tree)[0]
+
+
 def test_epochs_of_unequal_speed_are_not_called_unequally_long(tree):
     write_gpt2(tree / "submit_figures", training_time=1.6, tokens_per_second=1600.0)
     assert "2560 tokens per epoch in one run, 2000" in doubts(tree)
