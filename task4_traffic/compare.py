@@ -36,6 +36,7 @@ class TrafficRun:
     rank: int
     world_size: int
     interface: str  # whose bytes were counted
+    dtype: str  # in which gradients were sent: fp32, bf16 or fp16
     batch: int  # of all workers together
     examples: int
     batch_of_worker: int
@@ -80,6 +81,7 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Traf
         rank=rank,
         world_size=n,
         interface=traffic["interface"],
+        dtype=record["config"].get("grad_dtype", "fp32"),
         batch=batch * n,
         examples=examples,
         batch_of_worker=batch,
@@ -126,13 +128,15 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 def table(runs: list[TrafficRun]) -> str:
     """Return a table with one row per run: the bytes that its interface sends, and observed over expected."""
-    head = f"{'batch':>5} {'tensors':>7} {'S':>11} {'iterations':>10} {'expected/epoch':>15} {'framing':>12}"
+    head = (
+        f"{'batch':>5} {'dtype':>5} {'tensors':>7} {'S':>11} {'iterations':>10} {'expected/epoch':>15} {'framing':>12}"
+    )
     lines = [f"{head} {'observed/epoch':>15} {'/ payload':>9} {'/ with framing':>14}"]
     for run in runs:
         steps = run.steps_per_epoch
         plain, framed = ratios(run)
         lines.append(
-            f"{run.batch:>5} {run.tensors:>7} {run.tensor_bytes:>11,.0f} {steps:>10} {run.epoch.sent:>15,.0f}"
+            f"{run.batch:>5} {run.dtype:>5} {run.tensors:>7} {run.tensor_bytes:>11,.0f} {steps:>10} {run.epoch.sent:>15,.0f}"
             f" {run.framing.sent * steps:>12,.0f} {run.observed.sent * steps:>15,.0f} {plain:>9.4f} {framed:>14.4f}"
         )
     return "\n".join(lines)
@@ -209,7 +213,7 @@ def plot_epochs(path: Path, runs: list[TrafficRun]) -> None:
         axes.bar_label(
             axes.bar(right, observed, color=COLOURS[2], hatch=HATCHES[2], label="observed", **style), fmt="%.4g"
         )
-        axes.set_xticks(places, [str(run.batch) for run in runs])
+        axes.set_xticks(places, [f"{run.batch}" + f"\n{run.dtype}" * (run.dtype != "fp32") for run in runs])
         axes.set_xlabel("batch of all workers together (examples)")
         axes.set_ylabel(f"sent by {runs[0].whose} per epoch (MB)")
         axes.set_title(f"{runs[0].world_size} workers")
