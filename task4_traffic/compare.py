@@ -137,7 +137,8 @@ def table(runs: list[TrafficRun]) -> str:
         plain, framed = ratios(run)
         lines.append(
             f"{run.batch:>5} {run.dtype:>5} {run.tensors:>7} {run.tensor_bytes:>11,.0f} {steps:>10}"
-            f" {run.epoch.sent:>15,.0f} {run.framing.sent * steps:>12,.0f} {run.observed.sent * steps:>15,.0f} {plain:>9.4f} {framed:>14.4f}"
+            f" {run.epoch.sent:>15,.0f} {run.framing.sent * steps:>12,.0f} {run.observed.sent * steps:>15,.0f}"
+            f" {plain:>9.4f} {framed:>14.4f}"
         )
     return "\n".join(lines)
 
