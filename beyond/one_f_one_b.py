@@ -45,8 +45,8 @@ def one_f_one_b(micro_batches: int, stages: int, stage: int) -> list[Action]:
 
     micro_batches, stages: at least 1. stage: 0 is the first one, which has the embeddings.
 
-    b.13 [1] Warm-up: the last stage starts its first backward right after its first forward. Each stage runs one more
-             forward in advance than the stage after it, but at most as many as there are micro-batches.
+    b.13 [1] Warm-up: the last stage has none. Each earlier stage first runs one more forward than the stage after it,
+             but at most as many as there are micro-batches.
          [2] Then run one forward, one backward, one forward, one backward, ... until all forwards are done.
          [3] Then run the remaining backwards.
     Micro-batches are taken in order, forwards and backwards alike. At most `stages - stage` are alive at any time.

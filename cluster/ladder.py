@@ -6,9 +6,10 @@
 
 "MB passed to collectives" are the tensors that a rank passes in an iteration; the bytes that cross a network are the
 subject of task 4. The times below the table are those of three steps with --timeline; runs/ladder_timeline.png shows
-one of each task. Task 1 runs on one worker, the others on --workers, all with the same seed and the same total batch.
-With --nodes, every worker runs on its own emulated node, and all bytes between workers cross links of --rate. Each line
-comes from the records in runs/; the bar chart is there, too.
+one of each task. The demo ends with GPT-2 on one and on two workers (cluster/two_workers.py). Task 1 runs on one
+worker, the others on --workers, all with the same seed and the same total batch. With --nodes, every worker runs on its
+own emulated node, and all bytes between workers cross links of --rate. Each line comes from the records in runs/demo/;
+the runs of your own commands are elsewhere.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from cluster.emulate import why_not
 from cluster.random_bert import SIZES, random_bert
+from cluster.two_workers import show_two_workers
 from common.errors import InputError, exit_on_input_error
 from common.figures import bars
 from common.paths import ROOT
@@ -30,6 +32,7 @@ from common.timeline.trace import read_trace
 from course.next_step import next_step, open_in_script
 from course.table import load_course
 
+FOLDER = ROOT / "runs" / "demo"  # apart from runs/<task>, which is for your own runs
 TASKS = ("task1_single", "task2a_gather_scatter", "task2b_allreduce", "task3_ddp")
 NAMES = ("1 one worker", "2a gather + scatter", "2b all_reduce", "3 DDP")
 
@@ -64,7 +67,8 @@ def main() -> None:
     parser.add_argument("--demo", action="store_true", help=f"{' '.join(ON_NODES)}, if this machine can emulate nodes")
     parser.add_argument("flags", nargs="*", help="after --: flags of run_glue.py, passed to every task")
     arguments = parser.parse_args()
-    if arguments.demo:
+    is_demo = arguments.demo
+    if is_demo:
         arguments = parser.parse_args(demo_flags(why_not()))
     n = arguments.nodes or arguments.workers
     if n < 2 or arguments.batch % n:
@@ -80,10 +84,16 @@ def main() -> None:
         print(f"--- task {name}: {workers} worker{'s' * (workers > 1)}, {arguments.iterations} iterations", flush=True)
         run(task, workers, arguments)
         rows.append(read_row(task, name, workers))
-    step = next_step(load_course(), ROOT)
-    if not rows:
+    if rows:
+        show(rows, n, arguments)
+    if is_demo:
+        show_two_workers()
+    if step := next_step(load_course(), ROOT):
         print(step)
-        return
+
+
+def show(rows: list[Rung], n: int, arguments: argparse.Namespace) -> None:
+    """Print both tables and draw both pictures."""
     print(table(rows))
     on_nodes = f"{n} nodes with links of {arguments.rate}: here the number of bytes determines the time."
     print(on_nodes if arguments.nodes else LOOPBACK)
@@ -95,9 +105,8 @@ def main() -> None:
     print(times(rows))
     picture = path.with_name("ladder_timeline.png")
     draw_below_each_other([one_step(row) for row in rows], picture)
-    print(f"a step of each task: {picture.relative_to(ROOT)}; to zoom, open runs/<task>/timeline.html in a browser")
-    if step:
-        print(step)
+    zoom = f"{FOLDER.relative_to(ROOT)}/<task>/timeline.html"
+    print(f"a step of each task: {picture.relative_to(ROOT)}; to zoom, open {zoom} in a browser")
 
 
 def demo_flags(reason: str) -> list[str]:
@@ -119,6 +128,9 @@ def run(task: str, workers: int, arguments: argparse.Namespace) -> None:
         "--dropout",
         "0",
         "--timeline",
+        "--output_dir",
+        str(FOLDER / task),
+        "--overwrite_output_dir",
         *arguments.flags,
     ]
     command = [sys.executable, f"{task}/run_glue.py", *flags]
@@ -137,7 +149,7 @@ def run(task: str, workers: int, arguments: argparse.Namespace) -> None:
 
 def read_row(task: str, name: str, workers: int) -> Rung:
     """The line of one task, from the records of all its workers."""
-    records = [json.loads((ROOT / "runs" / task / f"rank{rank}.json").read_text()) for rank in range(workers)]
+    records = [json.loads((FOLDER / task / f"rank{rank}.json").read_text()) for rank in range(workers)]
     losses = [[step["loss"] for step in record["iterations"]] for record in records]
     return Rung(
         name,
@@ -146,7 +158,7 @@ def read_row(task: str, name: str, workers: int) -> Rung:
         records[0]["seconds_per_iteration"],
         bytes_passed(records[0]),
         bytes_passed(records[-1]),
-        read_trace(ROOT / "runs" / task / "timeline.json"),
+        read_trace(FOLDER / task / "timeline.json"),
     )
 
 

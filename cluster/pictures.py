@@ -51,7 +51,7 @@ PICTURES = (
 
 def make(picture: Picture, rate: str) -> Timeline:
     """Run a picture's script on emulated nodes; return one step of its timeline."""
-    folder = ROOT / "runs" / f"picture_{picture.name}"
+    folder = ROOT / "runs" / "pictures" / picture.name
     model = ["--model_name_or_path", str(random_bert("8M"))] if picture.has_bert else []
     flags = [*picture.flags, *model, "--timeline", "--max_steps", "6", "--output_dir", str(folder)]
     place = ["--overwrite_output_dir", "--master_ip", "10.10.1.1", "--world_size", str(picture.nodes)]

@@ -1,15 +1,16 @@
 """A BERT with random weights, large enough to show a network's bandwidth; it is created once, without a download.
 
-    random_bert("22M")    -> a folder for --model_name_or_path, with the tokenizer of the tiny model
+    python -m cluster.random_bert 8M    # prints a folder for --model_name_or_path, with the tokenizer of the tiny model
 
 It learns nothing in a few steps. But its gradients are as large as a real model's, and only this matters here.
 """
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.cache import cached
-from common.errors import InputError
+from common.errors import InputError, exit_on_input_error
 from common.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -55,3 +56,13 @@ def random_bert(size: str) -> Path:
         save_model(model, load_tokenizer("tiny", "bert"), folder)
 
     return cached(cache_dir("models") / f"random-bert-{size}", build)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m cluster.random_bert", description=__doc__.splitlines()[0])
+    parser.add_argument("size", choices=SIZES, help="number of parameters")
+    print(random_bert(parser.parse_args().size))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -94,8 +94,10 @@ def _glue_config(kind: type[Glue], task: str, flags: Namespace) -> Glue:
 def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: int = 1) -> Gpt2Config:
     """Return the flags of a run_gpt2.py; `world_size` is the default of a script that starts its own workers."""
     flags = _gpt2_parser(task, world_size).parse_args(argv)
-    schedule = "" if flags.schedule == "threads" else f"_{flags.schedule}"  # it gets its own run folder
-    run_name = f"{task}_gpt2" if task.startswith("task") else task + schedule
+    mode = flags.model_parallel_mode if flags.schedule == "threads" else flags.schedule
+    run_name = f"{task}_gpt2"
+    if task == "pipeline":  # a folder for each mode, so that none replaces the record of another
+        run_name = task if mode == "pipeline_parallel" else f"{task}_{mode}"
     if world_size == 1:
         place = place_worker(flags, os.environ)
     else:
@@ -240,7 +242,12 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     add("--adam_epsilon", type=float, default=1e-8, help="AdamW's epsilon")
     add("--max_grad_norm", type=float, default=1.0, help="clip gradients to this norm (0: do not clip)")
     add("--warmup_steps", type=int, default=0, help="steps over which the learning rate rises from 0")
-    add("--max_steps", type=int, default=-1, help="stop after N steps (default: after the last epoch)")
+    add(
+        "--max_steps",
+        type=int,
+        default=-1,
+        help="stop after N steps, with the schedule of all epochs (default: after the last epoch)",
+    )
     add("--dropout", type=float, help="dropout probability (default: the model's own)")
     add("--seed", type=int, default=42, help="seed for weights, order of examples and dropout")
     add("--no_cuda", action="store_true", help="use the CPU even if there is a GPU")

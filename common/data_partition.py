@@ -8,6 +8,12 @@ Ten examples, sizes [0.5, 0.3, 0.2], seed 1234:
     [3] partitions   2 8 3 5 6 | 4 9 0 | 1 7     consecutive parts: no example twice, none left out
     [4] use(1)                   4 9 0           what rank 1 trains on
 
+The counts of [2] when the sizes do not divide evenly, for 11 examples and sizes [0.7, 0.2, 0.1]:
+
+    size * 11        7.7  2.2  1.1
+    rounded down     7    2    1                 10 examples: one remains
+    counts           8    2    1                 it goes to the partition that lost the most, .7
+
 The loader of each rank then cuts its partition into batches. Here 9 examples on 2 ranks, 2 examples per rank and step:
 
     rank 0   8 3 2 5 4       (8 3) (2 5) (4)     (4) is left out: rank 1 has no third batch
@@ -65,7 +71,7 @@ class DataPartitioner:
     the shuffled order. You may sort a part, and its indices may be numpy integers. Partition k has
     sizes[k] * len(data) examples, rounded up or down, and the partitions together have len(data). Those that would
     lose the largest fraction of an example by rounding down are rounded up; on a tie, the earlier ones. (This is the
-    largest remainder method, which is also used to distribute the seats of a parliament.)
+    largest remainder method.)
 
     Raises ValueError if a size is negative or the sizes do not add up to 1.
     """
@@ -76,7 +82,7 @@ class DataPartitioner:
         self.data = data
         self.partitions: list[list[int]] = []
         # [1] list the index of every example and shuffle the list with a separate random generator, made from seed
-        # [2] find how many examples each partition gets: round down, then one more where rounding lost the most
+        # [2] count each partition: size * len(data), rounded down, and one more where rounding lost the most
         # [3] cut the list into consecutive parts of these lengths and keep them in self.partitions
         # TODO(cos598d) 2b.3: fill self.partitions (11 lines)
         # BEGIN SOLUTION 2b.3

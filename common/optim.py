@@ -11,8 +11,20 @@ from common.errors import InputError
 
 
 def total_steps(config: RunConfig, steps_per_epoch: int) -> int:
-    """Return the steps of the whole run: --max_steps if it is set, otherwise those of all epochs."""
-    return config.max_steps or steps_per_epoch * config.num_train_epochs  # type: ignore[attr-defined]
+    """Return the steps that the run takes: --max_steps if it is set, otherwise those of all epochs."""
+    return config.max_steps or _steps_of_all_epochs(config, steps_per_epoch)
+
+
+def schedule_steps(config: RunConfig, steps_per_epoch: int) -> int:
+    """Return the step at which the learning rate reaches 0: the last of all epochs, or that of a larger --max_steps.
+
+    A run that --max_steps stops early has the learning rates, and so the losses, of the first steps of the whole run.
+    """
+    return max(config.max_steps, _steps_of_all_epochs(config, steps_per_epoch))
+
+
+def _steps_of_all_epochs(config: RunConfig, steps_per_epoch: int) -> int:
+    return steps_per_epoch * config.num_train_epochs  # type: ignore[attr-defined]
 
 
 def number_of_epochs(config: RunConfig, steps_per_epoch: int) -> int:
@@ -23,8 +35,8 @@ def number_of_epochs(config: RunConfig, steps_per_epoch: int) -> int:
 def build_optimizer(config: RunConfig, model: nn.Module, steps_per_epoch: int) -> tuple[AdamW, LambdaLR]:
     """Return AdamW and its schedule. `steps_per_epoch` is the number of batches of this worker's loader.
 
-    The learning rate rises linearly over --warmup_steps, then falls linearly to 0 at the last step
-    (Devlin et al., BERT, 2019).
+    The learning rate rises linearly over --warmup_steps, then falls linearly to 0 at the last step of all epochs
+    (Devlin et al., BERT, 2019). --max_steps does not change it.
     """
     groups = weight_decay_groups(model, config.weight_decay)
     optimizer = AdamW(groups, lr=config.learning_rate, eps=config.adam_epsilon)
@@ -33,9 +45,9 @@ def build_optimizer(config: RunConfig, model: nn.Module, steps_per_epoch: int) -
 
 def build_schedule(config: RunConfig, optimizer: Optimizer, steps_per_epoch: int) -> LambdaLR:
     """Return the schedule of build_optimizer for an existing optimizer."""
-    total, warmup = total_steps(config, steps_per_epoch), config.warmup_steps
+    total, warmup = schedule_steps(config, steps_per_epoch), config.warmup_steps
     if warmup and warmup >= total:
-        raise InputError(f"--warmup_steps: expected fewer than the run's {total} steps, got {warmup}")
+        raise InputError(f"--warmup_steps: expected fewer than the schedule's {total} steps, got {warmup}")
     return get_linear_schedule_with_warmup(optimizer, warmup, total)
 
 

@@ -32,9 +32,14 @@ from common.optim import number_of_epochs, total_steps
 from common.paths import atomic_write, shown
 from common.step_profiler import StepProfiler, parameter_table
 from common.workers.process_group import Worker
+from common.workers.processor import ProcessorMeter, disturbance, other_programs
 from common.workers.rows import STOPPED_FILE
 from common.workers.run_files import set_aside, settle
 
+TINY_BERT = (
+    "tiny is not pretrained: random weights, one attention head built by hand; the position of a word alone is enough "
+    "for an accuracy of about 0.94"
+)
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 
 
@@ -52,6 +57,7 @@ class Record:
         self.collectives = worker.collectives
         self._iterations: list[dict] = []
         self._phases: dict[str, float] = {}
+        self._processor = ProcessorMeter()
         _prepare(config)
         self._profiler = StepProfiler(config.output_dir, worker.rank) if config.profile else None
         self._timeline = None
@@ -68,6 +74,8 @@ class Record:
             self._timeline.capture.watch(model)
         if self.worker.is_first:
             print(f"{self.parameters:,} parameters; {train:,} training and {dev:,} dev examples", flush=True)
+            if Path(self.config.model_name_or_path).name.startswith("tiny-bert") and self.config.data_dir is None:
+                print(TINY_BERT, flush=True)
             if self.config.profile:
                 print(parameter_table(model))
 
@@ -78,6 +86,7 @@ class Record:
             self._timeline.read_clocks()
         self.collectives.drain()  # what was sent before training, such as DDP's first broadcast, does not count
         self.collectives.forget()
+        self._processor = ProcessorMeter()  # only training counts
         count = number_of_epochs(self.config, len(loader))
         yield from tqdm(range(count), desc="epochs", disable=not self.worker.is_first)
 
@@ -172,6 +181,7 @@ class Record:
             "evaluations": self.evaluations,
             "collectives": self.collectives.summary(),
             "seconds_per_iteration": self.seconds_per_iteration,
+            "processor": self._processor.so_far(),
         }
 
     def _begin_iteration(self) -> float:
@@ -206,6 +216,8 @@ class Record:
             print(f"after epoch {evaluation['epoch']}: {_words(evaluation['metrics'])}")
         if self.seconds_per_iteration is not None:
             print(f"mean time per iteration, without the first: {self.seconds_per_iteration:.4f} s")
+        if self.worker.world_size == 1 and (said := disturbance(other_programs([self._processor.so_far()]))):
+            print(f"{said}: its times are too long; OMP_NUM_THREADS=1 makes a run less sensitive")
         print(f"record: {shown(self.config.output_dir)}/rank{self.worker.rank}.json", flush=True)
 
 

@@ -50,10 +50,9 @@ class RegionRow:
 
 @dataclass(frozen=True)
 class Handout:
-    """The files that ship: glob patterns, sets that ship only if asked for, files that ship under another name."""
+    """The files that ship: glob patterns, and files that ship under another name."""
 
     ships: tuple[str, ...] = ()
-    extras: dict[str, tuple[str, ...]] = field(default_factory=dict)
     renames: dict[str, str] = field(default_factory=dict)
     common_lines: tuple[str, ...] = ()
     taught_names: tuple[str, ...] = ()
@@ -209,7 +208,6 @@ def _region(id: str, row: _Table, tasks: dict[str, Task]) -> RegionRow:
 def _handout(row: _Table) -> Handout:
     handout = Handout(
         ships=row.texts("ships", []),
-        extras={name: _texts(patterns, f"extras.{name}") for name, patterns in row.take("extras", dict, {}).items()},
         renames=row.take("renames", dict, {}),
         common_lines=row.texts("common_lines", []),
         taught_names=row.texts("taught_names", []),

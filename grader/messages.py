@@ -31,6 +31,8 @@ CAUSE = re.compile(
     r"\?|: (append|average|build|call|check|create|did|divide|do|does|each|every|fine-tune|give|is|are|keep|let|limit|"
     r"only|partition the|pass|put|record|remove|return|seed|send|set|shuffle|start|store|take|train|use|wait)\b"
 )
+# A message that names a known mistake, and does not only ask: it comes before all others.
+KNOWN_MISTAKE = re.compile(r"a lambda created in a loop reads the loop variables")
 
 
 def messages(
@@ -98,7 +100,9 @@ def by_reason(failed: Iterable[Entry]) -> list[list[Entry]]:
     entries = list(failed)
     said = {entry.id: waits_for(entry)[1].strip() for entry in entries}
     repeated = {id: sum(text in other and text != other for other in said.values()) for id, text in said.items()}
-    for entry in sorted(entries, key=lambda entry: (-repeated[entry.id], *_rank(entry))):
+    for entry in sorted(
+        entries, key=lambda entry: (not KNOWN_MISTAKE.search(entry.message), -repeated[entry.id], *_rank(entry))
+    ):
         groups.setdefault(reason(entry), []).append(entry)
     return list(groups.values())
 

@@ -94,8 +94,8 @@ def placeholder_left(region: str, file: str) -> Crashed:
 
 def builds_on(region: str) -> Skipped:
     return Skipped(
-        f"depends on region {region}, which is not written yet in a file that this test runs; "
-        "run `python submit.py carry` to copy your lines from the earlier task"
+        f"depends on region {region}, which is not written yet in a file that this test runs: solve {region} first; "
+        "if it is solved in an earlier task, `python submit.py carry` copies your lines"
     )
 
 

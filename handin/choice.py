@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.arguments import SAMPLE_GLUE
 from handin.measures import ITERATIONS, iteration_time, not_comparable
-from handin.runs import SLOTS, Run
+from handin.runs import SLOTS, Run, differences
 
 EPOCHS = 3  # after each of which the course asks for the metric
 _TIMED = ("task2a", "task2b", "task3")
@@ -32,10 +33,6 @@ class Chosen:
         """Those whose times are used."""
         return tuple(dict.fromkeys(run for run in (self.one, *self.timed, *self.scaled) if run))
 
-    @property
-    def used(self) -> tuple[Run, ...]:
-        return tuple(dict.fromkeys(run for run in (self.metrics, *self.measured, *self.traffic) if run))
-
 
 def choose(runs: Sequence[Run]) -> Chosen:
     """Whole runs before damaged ones, the task's own folder before others, long before short.
@@ -51,7 +48,11 @@ def choose(runs: Sequence[Run]) -> Chosen:
     metrics = min(ones, key=lambda run: (-min(run.whole_epochs, EPOCHS), *_rank(run)), default=None)
     one = min(
         ones,
-        key=lambda run: (sum(len(not_comparable(run, other)) for other in timed), *_rank(run)),
+        key=lambda run: (
+            sum(len(not_comparable(run, other)) for other in timed),
+            sum(len(differences(run, other)) for other in timed),
+            *_rank(run),
+        ),
         default=None,
     )
     scaled = tuple(run for run in runs if run.slot in _TIMED and run.workers > 1)
@@ -66,7 +67,8 @@ def _rank(run: Run) -> tuple[bool, bool, bool, int, str]:
 
 def missing_runs(chosen: Chosen, tree: Path) -> list[tuple[str, str]]:
     """Return the runs that are missing or unusable, with the command that makes each like the existing runs."""
-    flags = _flags_like(chosen.timed[0] if chosen.timed else chosen.metrics, tree)
+    like = chosen.timed[0] if chosen.timed else chosen.metrics
+    flags = _flags_like(like, tree) if like else " --dropout 0"  # with dropout, the losses of the tasks would differ
     missing = []
     command = f"python task1_single/run_glue.py{flags}"
     if chosen.metrics is None:
@@ -75,8 +77,6 @@ def missing_runs(chosen: Chosen, tree: Path) -> list[tuple[str, str]]:
         what = f"task 1 over {EPOCHS} epochs ({chosen.metrics.name} has only {chosen.metrics.whole_epochs} of them)"
         missing.append((what, f"{command} --output_dir runs/task1_epochs"))
     timed = {run.slot: run for run in chosen.timed}
-    if not timed and chosen.metrics is None:
-        flags += " --dropout 0"  # only then are the losses of all tasks the same
     for slot in _TIMED:
         if slot not in timed or iteration_time(timed[slot]) is None:
             script = f"{SLOTS[slot][0]}/run_glue.py --max_steps {ITERATIONS}{flags}"
@@ -84,10 +84,8 @@ def missing_runs(chosen: Chosen, tree: Path) -> list[tuple[str, str]]:
     return missing
 
 
-def _flags_like(run: Run | None, tree: Path) -> str:
+def _flags_like(run: Run, tree: Path) -> str:
     """The flags that make another task's run comparable with this one."""
-    if run is None:
-        return ""
     config = run.first["config"]
     flags = []
     if not Path(config["model_name_or_path"]).name.startswith("tiny"):
@@ -95,6 +93,9 @@ def _flags_like(run: Run | None, tree: Path) -> str:
     if config["data_dir"]:
         flags.append(f"--data_dir {_short(config['data_dir'], tree)}")
         flags += [f"--{name} {config[name]}" for name in ("task_name", "max_seq_length", "learning_rate")]
+    default_epochs = EPOCHS if config["data_dir"] else SAMPLE_GLUE["epochs"]
+    if config.get("num_train_epochs", default_epochs) != default_epochs:  # the schedule depends on it
+        flags.append(f"--num_train_epochs {config['num_train_epochs']}")
     if config["dropout"] is not None:
         flags.append(f"--dropout {config['dropout']:g}")
     if config["seed"] != 42:

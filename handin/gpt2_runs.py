@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from handin.runs import Run
 from handin.schema import is_number, is_time, is_whole
 
 FIGURES = {
@@ -23,13 +24,14 @@ _METRICS = ("training_time", "training_time_std", "tokens_per_second", "tokens_p
 class Gpt2:
     """Rows as they are kept, and doubts about them. Times in s per epoch, speeds in tokens per s of all workers."""
 
-    scaling: dict[int, dict[str, Any]] = field(default_factory=dict)  # workers -> row
+    scaling: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)  # workers, threads of each -> row
     modes: dict[str, dict[str, Any]] = field(default_factory=dict)  # mode of the pipeline -> row
     doubts: list[str] = field(default_factory=list)
+    on_cpu: bool = True
 
-    def speedup(self, workers: int) -> float | None:
-        """Tokens per second against one worker; None without a one-worker run of the same batch per worker."""
-        one, many = self.scaling.get(1), self.scaling[workers]
+    def speedup(self, workers: int, threads: int) -> float | None:
+        """Tokens per second over one worker with one thread; None without such a run of the same batch per worker."""
+        one, many = self.scaling.get((1, 1)), self.scaling[workers, threads]
         if one is None or one["batch_size"] * workers != many["batch_size"] or _settings_differ(one, many):
             return None
         return many["tokens_per_second"] / one["tokens_per_second"]
@@ -44,11 +46,11 @@ class Gpt2:
 
 def read_gpt2(folder: Path, on_cpu: bool = True) -> Gpt2:
     """Everything in submit_figures/ that can be read; what cannot is named in the doubts."""
-    found = Gpt2()
+    found = Gpt2(on_cpu=on_cpu)
     for path in sorted(folder.glob("data_parallel_*.json")):
         row = _read(path, found)
         if row and _is_row(row) and all(is_whole(row.get(key)) and row[key] for key in ("workers", "batch_size")):
-            found.scaling[row["workers"]] = row
+            found.scaling[row["workers"], row.get("threads", 1)] = row
         elif row is not None:
             found.doubts.append(f"{_name(path)} was written by another version of the scripts; run it again")
     found.scaling = dict(sorted(found.scaling.items()))
@@ -61,6 +63,17 @@ def read_gpt2(folder: Path, on_cpu: bool = True) -> Gpt2:
             found.modes[mode] = flat
     found.doubts += [*_doubts_about_scaling(found), *_doubts_about_modes(found, on_cpu)]
     return found
+
+
+def made_figures(run: Run, gpt2: Gpt2) -> bool:
+    """Return whether a row of submit_figures/ was computed from this run: the row keeps the seconds of each epoch."""
+    steps = max(1, run.first["steps_per_epoch"])
+    seconds = [[step["seconds"] for step in record["iterations"]] for record in run.records]
+    epochs = [
+        sum(sum(times[i : i + steps]) for times in seconds) / len(seconds) for i in range(0, len(seconds[0]), steps)
+    ]
+    kept = [row["epochs"][-1][0] for row in (*gpt2.scaling.values(), *gpt2.modes.values()) if row.get("epochs")]
+    return any(math.isclose(mine, theirs) for mine in epochs for theirs in kept)
 
 
 def _read(path: Path, found: Gpt2) -> dict[str, Any] | None:
@@ -89,6 +102,7 @@ def _flatten(row: Any) -> dict[str, Any] | None:
     try:
         flat = {"setting": row["setting"], "epochs": row.get("epochs")}
         for metric in ("training_time", "tokens_per_second"):
+            flat |= {"n_chunk": row["n_chunk"]} if "n_chunk" in row else {}
             flat |= {metric: row[metric]["mean"], f"{metric}_std": row[metric]["std"]}
         return flat if _is_row(flat) else None
     except (KeyError, TypeError):
@@ -103,11 +117,11 @@ def _settings_differ(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def _doubts_about_scaling(found: Gpt2) -> Iterator[str]:
-    one = found.scaling.get(1)
-    for workers, row in found.scaling.items():
-        if one is None or workers == 1:
+    one = found.scaling.get((1, 1))
+    for (workers, threads), row in found.scaling.items():
+        if one is None or row is one:
             continue
-        what = f"GPT-2 on {workers} workers vs. 1"
+        what = f"GPT-2 on {workers} workers vs. 1" if threads == 1 else f"GPT-2 on {workers} x {threads} threads vs. 1"
         if one["batch_size"] * workers != row["batch_size"]:
             yield (
                 f"{what}: not comparable, the batch of one worker is {row['batch_size'] / workers:g} "
@@ -116,7 +130,7 @@ def _doubts_about_scaling(found: Gpt2) -> Iterator[str]:
         elif other := _settings_differ(one, row):
             yield f"{what}: not comparable, {'; '.join(other)}"
         else:
-            yield from _doubts_about_ratio(what, one, row, workers, "workers")
+            yield from _doubts_about_ratio(what, one, row, workers * threads, "workers" if threads == 1 else "threads")
             if not _as_long(one, row):
                 yield _not_as_long(what, one, row)
 
@@ -157,12 +171,13 @@ def _doubts_about_modes(found: Gpt2, on_cpu: bool) -> Iterator[str]:
         if base is None or row is base:
             continue
         what = f"{mode} vs. model_parallel"
+        limit = _PARTITIONS if on_cpu and mode != "none" else math.inf  # the uncut model may use every core
         if base["setting"] != row["setting"]:
             yield f"{what}: not comparable, (model, batch, tokens) {base['setting']} vs. {row['setting']}"
         elif not _as_long(base, row):
             yield _not_as_long(what, base, row)
         else:
-            yield from _doubts_about_ratio(what, base, row, _PARTITIONS if on_cpu else math.inf, "partitions")
+            yield from _doubts_about_ratio(what, base, row, limit, "partitions")
 
 
 def _doubts_about_ratio(what: str, slow: dict[str, Any], fast: dict[str, Any], limit: float, of: str) -> Iterator[str]:

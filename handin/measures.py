@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from common.workers.processor import disturbance, other_programs
 from handin.runs import Run, differences
 
 ITERATIONS = 40  # what the course asks for; the first of them is not counted
@@ -82,8 +83,17 @@ def _constant_metrics(run: Run) -> list[str]:
     ]
 
 
+def _other_programs(run: Run) -> float | None:
+    """Return how many cores other programs used; None for a run on several machines, or without this measurement."""
+    on_one_machine = len({record["host"]["name"] for record in run.records}) == 1
+    times = [record["processor"] for record in run.records if record.get("processor")]
+    return other_programs(times) if on_one_machine and len(times) == run.workers else None
+
+
 def _spoilt_times(run: Run) -> list[str]:
     doubts = []
+    if said := disturbance(_other_programs(run)):
+        doubts.append(f"{said}; run it again")
     if len(run.first["iterations"]) < ITERATIONS:
         doubts.append(f"only {len(run.first['iterations'])} iterations; the course asks for {ITERATIONS}")
     seconds = [step["seconds"] for step in run.first["iterations"][1:ITERATIONS]]
@@ -125,4 +135,4 @@ def compare_losses(runs: Sequence[Run]) -> list[str]:
 
 def not_comparable(run: Run, other: Run) -> list[str]:
     """Why the times of two runs cannot be compared; empty if they can."""
-    return differences(run, other, but=("dropout", "learning rate"))
+    return differences(run, other, but=("dropout", "learning rate", "steps of the schedule"))

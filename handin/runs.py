@@ -27,6 +27,7 @@ SLOTS = {
     "pipeline": ("pipeline", "gpt2"),
     "beyond": ("beyond", "gpt2"),
 }
+COURSES = ("demo", "pictures")  # folders in runs/ of `make demo` and `make pictures`: not the student's runs
 _OWN_OF_A_RANK = {"rank", "rank_on_node", "output_dir", "overwrite_output_dir", "master_ip", "master_port", "data_dir"}
 
 
@@ -78,11 +79,19 @@ class Run:
             "tokens per example": config["model_max_length" if text else "max_seq_length"],
             "dropout": config["dropout"],
             "learning rate": config["learning_rate"],
+            "steps of the schedule": _schedule_steps(self.first),
             "device": host["device"].split(":")[0],
             "machine": host["name"],
             "torch": self.first["versions"]["torch"],
             "transformers": self.first["versions"]["transformers"],
         }
+
+
+def _schedule_steps(record: dict[str, Any]) -> int:
+    """Return the step at which the learning rate reaches 0 (common/optim.py)."""
+    config = record["config"]
+    epochs = config["n_epochs" if is_gpt2(record) else "num_train_epochs"]
+    return max(config["max_steps"], epochs * record["steps_per_epoch"])
 
 
 def differences(run: Run, other: Run, but: Iterable[str] = ()) -> list[str]:
@@ -96,11 +105,16 @@ def differences(run: Run, other: Run, but: Iterable[str] = ()) -> list[str]:
 
 
 def find_runs(root: Path, folder: Path) -> tuple[list[Run], list[str]]:
-    """Return every run in `folder` and two levels below, and what is there that cannot be used."""
+    """Return every run in `folder` and two levels below, and what is there that cannot be used.
+
+    Runs of `make demo` and `make pictures` are left out, unless `folder` is theirs.
+    """
     runs, unusable = [], []
     levels = ("*", "*/*", f"*/*/{EARLIER}")
     below = [path for level in levels for path in sorted(folder.glob(level)) if path.is_dir()]
     for path in [folder, *below]:
+        if path.relative_to(folder).parts[:1] in [(name,) for name in COURSES]:
+            continue
         if path.name == EARLIER and standing(path.parent) >= standing(path):
             continue  # the newest run replaces it
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)

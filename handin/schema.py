@@ -41,6 +41,7 @@ RECORD: dict[str, Shape] = {
         "seed": is_whole,
         "dropout": or_null(is_number),
         "learning_rate": is_number,
+        "max_steps": is_whole,
     },
     "versions": {"torch": is_text, "transformers": is_text},
     "host": {"name": is_text, "device": is_text},
@@ -51,8 +52,13 @@ RECORD: dict[str, Shape] = {
     "evaluations": [{"epoch": is_whole, "metrics": is_metrics}],
     "collectives": [{"name": is_text, "count": is_whole, "bytes": is_whole}],
 }
-GLUE = {"per_gpu_train_batch_size": is_whole, "max_seq_length": is_whole, "task_name": is_text}
-GPT2 = {"batch_size": is_whole, "model_max_length": is_whole}
+GLUE = {
+    "per_gpu_train_batch_size": is_whole,
+    "max_seq_length": is_whole,
+    "task_name": is_text,
+    "num_train_epochs": is_whole,
+}
+GPT2 = {"batch_size": is_whole, "n_epochs": is_whole, "model_max_length": is_whole}
 
 
 def is_gpt2(record: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from handin.measures import (
     speedup,
     with_deviation,
 )
-from handin.runs import Run
+from handin.runs import COURSES, Run
 
 NAMES = {"task1": "1 one worker", "task2a": "2a gather + scatter", "task2b": "2b all_reduce", "task3": "3 DDP"}
 TIMED = ("task2a", "task2b", "task3")
@@ -29,13 +29,24 @@ _DATA_PARALLEL = "python task2b_allreduce/run_gpt2.py --n_epochs 4"
 
 @dataclass
 class Findings:
-    """The reasons why a report is not finished: missing things with the command that makes them, and doubts."""
+    """What comes up while the report is written.
+
+    missing: missing things, each with the command that makes it.
+    doubts: suspicious results.
+    used: name of a run -> what the report takes from it.
+    """
 
     missing: list[tuple[str, str]] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    used: dict[str, list[str]] = field(default_factory=dict)
 
     def doubt(self, texts: Iterable[str]) -> None:
         self.doubts += [text for text in texts if text not in self.doubts]
+
+    def use(self, run: Run, what: str) -> None:
+        uses = self.used.setdefault(run.name, [])
+        if what not in uses:
+            uses.append(what)
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
@@ -53,17 +64,19 @@ def first_losses(runs: Sequence[Run], findings: Findings) -> str:
         findings.doubt(compare_losses(runs))
     rows = []
     for run in runs:
+        findings.use(run, "losses")
         losses = [f"{loss:.6f}" for loss in run.mean_losses[:5]]
         name = NAMES[run.slot] if run.is_complete else f"{NAMES[run.slot]} ({len(run.records)} of {run.workers} ranks)"
         rows.append([name, *losses, *["–"] * (5 - len(losses)), f"`{run.name}`"])
     return table(["task", *(f"iteration {i}" for i in range(1, 6)), "run"], rows)
 
 
-def metrics(run: Run | None) -> str:
+def metrics(run: Run | None, findings: Findings) -> str:
     """The metrics of the dev set after every epoch."""
     evaluations = run.first["evaluations"] if run else []
     if not run or not evaluations:
         return "No run with an evaluation.\n"
+    findings.use(run, "metric")
     names = list(evaluations[0]["metrics"])
     rows = []
     for entry in evaluations:
@@ -95,6 +108,7 @@ def times(runs: Sequence[Run], findings: Findings) -> str:
     base, of_base = next(((run, time) for run, time in timed if run.slot == "task3"), (None, None))
     rows = []
     for run, time in timed:
+        findings.use(run, "times")
         ratio = "–"
         if base and time and of_base and not not_comparable(base, run) and run.workers == base.workers:
             ratio = f"{time.mean / of_base.mean:.2f}"
@@ -132,19 +146,26 @@ def scalability(one: Run | None, runs: Sequence[Run], findings: Findings) -> str
     alone = iteration_time(one) if one else None
     if not one or not alone:
         return "No run of task 1 to compare with.\n"
-    rows = [[NAMES["task1"], 1, str(alone), "1", "", _name(one)]]
+    rows = [[NAMES["task1"], 1, str(alone), "1", "", _threads(one), _name(one)]]
+    findings.use(one, "speed-up")
     for run in sorted(runs, key=lambda run: (list(NAMES).index(run.slot), run.workers, run.name)):
         time = iteration_time(run)
         if not time:
             continue
+        findings.use(run, "speed-up")
         ratio, note = _speedup_cells(one, alone, run, time, findings)
-        rows.append([NAMES[run.slot], run.workers, str(time), ratio, note, _name(run)])
-    return table(["task", "workers", "s per iteration", "speed-up", "note", "run"], rows)
+        rows.append([NAMES[run.slot], run.workers, str(time), ratio, note, _threads(run), _name(run)])
+    return table(["task", "workers", "s per iteration", "speed-up", "note", "threads each", "run"], rows)
+
+
+def _threads(run: Run) -> object:
+    """Return how many threads torch used on each worker: one worker may use all cores."""
+    return run.first["host"].get("threads", "–")
 
 
 def _speedup_cells(one: Run, alone: Time, run: Run, time: Time, findings: Findings) -> tuple[str, str]:
     if reasons := not_comparable(one, run):
-        findings.doubt([f"no speed-up of {run.name} over {one.name}: {'; '.join(reasons)}"])
+        findings.doubt([f"the speed-up of {run.name} over {one.name} is not computed: {'; '.join(reasons)}"])
         return "–", "not comparable"
     ratio, doubt = speedup(alone, time, run.workers)
     if doubt:
@@ -158,32 +179,37 @@ def gpt2_tables(gpt2: Gpt2, findings: Findings) -> str:
     findings.missing += [
         (
             f"GPT-2 on {workers} worker{'s' * (workers > 1)}",
-            f"{_DATA_PARALLEL} --world_size {workers} --batch_size {batch}",
+            f"{'OMP_NUM_THREADS=1 ' * gpt2.on_cpu}{_DATA_PARALLEL} --world_size {workers} --batch_size {batch}",
         )
         for workers, batch in ((1, 64), (2, 128))
-        if (workers == 1 and 1 not in gpt2.scaling) or (workers > 1 and not gpt2.scaling.keys() - {1})
+        if (workers == 1 and (1, 1) not in gpt2.scaling)
+        or (workers > 1 and not any(threads == 1 and several > 1 for several, threads in gpt2.scaling))
     ]
+    if not any(workers == 1 and threads > 1 for workers, threads in gpt2.scaling) and gpt2.on_cpu:
+        findings.missing.append(
+            ("GPT-2 on 1 worker with all cores", f"{_DATA_PARALLEL} --world_size 1 --batch_size 64")
+        )
     findings.missing += [
         (f"GPT-2 in mode {mode}", f"python pipeline/run_gpt2.py --model_parallel_mode {mode} --n_epochs 4")
-        for mode in ("model_parallel", "pipeline_parallel")
+        for mode in ("none", "model_parallel", "pipeline_parallel")
         if mode not in gpt2.modes
     ]
     parts = []
     if gpt2.scaling:
         rows = []
-        for workers, row in gpt2.scaling.items():
-            gain = gpt2.speedup(workers)
+        for (workers, threads), row in gpt2.scaling.items():
+            gain = gpt2.speedup(workers, threads)
             ratio = f"{gain:.2f}" if gain else "–"
-            rows.append([workers, row["batch_size"], *_times_and_speeds(row), ratio])
-        head = ["workers", "batch", "s per epoch", "tokens per s", "speed-up over 1 worker"]
+            rows.append([workers, threads, row["batch_size"], *_times_and_speeds(row), ratio])
+        head = ["workers", "threads each", "batch", "s per epoch", "tokens per s", "speed-up over 1 worker, 1 thread"]
         parts.append(f"From `submit_figures/data_parallel_*.json`:\n\n{table(head, rows)}")
     if gpt2.modes:
         rows = []
         for mode, row in gpt2.modes.items():
             gain = gpt2.pipeline_speedup(mode)
             ratio = f"{gain:.2f}" if gain else "–"
-            rows.append([mode, *_times_and_speeds(row), ratio])
-        head = ["mode", "s per epoch", "tokens per s", "speed-up over model_parallel"]
+            rows.append([mode, row.get("n_chunk", "–"), *_times_and_speeds(row), ratio])
+        head = ["mode", "micro-batches", "s per epoch", "tokens per s", "speed-up over model_parallel"]
         parts.append(f"From `submit_figures/pipeline_metrics.json`:\n\n{table(head, rows)}")
     return "\n".join(parts) or "No run.\n"
 
@@ -194,17 +220,17 @@ def _times_and_speeds(row: dict) -> list[str]:
     return [with_deviation(row[name], row[f"{name}_std"] or None, digits) for name, digits in cells]
 
 
-def where_from(runs: Sequence[Run], used: Sequence[Run]) -> str:
-    """Return a table of the runs and their settings."""
+def where_from(runs: Sequence[Run], findings: Findings) -> str:
+    """Return a table of the runs, what the report takes from each, and their settings."""
     rows = []
-    for run in sorted(runs, key=lambda run: (run not in used, run.name)):
-        setting = run.setting
+    for run in sorted(runs, key=lambda run: (run.name not in findings.used, run.name)):
+        setting, uses = run.setting, ", ".join(findings.used.get(run.name, ["–"]))
         rows.append([
-            _name(run), "yes" if run in used else "no", f"{len(run.records)}/{run.workers}", setting["model"],
+            _name(run), uses, f"{len(run.records)}/{run.workers}", setting["model"],
             setting["data"], setting["total batch"], setting["seed"], len(run.first["iterations"]),
             f"{setting['machine']}, {setting['device']}", setting["torch"],
         ])  # fmt: skip
-    head = ["run", "used", "ranks", "model", "data", "batch", "seed", "iterations", "machine", "torch"]
+    head = ["run", "used for", "ranks", "model", "data", "batch", "seed", "iterations", "machine", "torch"]
     return table(head, rows) if rows else "No run.\n"
 
 
@@ -257,6 +283,8 @@ def find_stopped(root: Path, folder: Path) -> list[Stopped]:
     """Return every stopped run in `folder` and two levels below; a file that cannot be read is left out."""
     found = []
     for path in sorted(path for below in ("", "*/", "*/*/") for path in folder.glob(f"{below}{STOPPED_FILE}")):
+        if path.relative_to(folder).parts[0] in COURSES:
+            continue
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             rows = tuple(tuple(str(row[cell]) for cell in CELLS) for row in content["rows"])

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cluster.emulate import why_not
 from common.errors import InputError
 from common.workers.run_files import EARLIER
 from handin.measures import iteration_time
@@ -15,6 +16,7 @@ NOT_MEASURED = (
     "Not measured: see `task4_traffic/README.md`, and `python task4_traffic/compare.py` with the folders of its runs.\n"
 )
 _RUNS = [
+    "model",
     "batch",
     "dtype",
     "workers",
@@ -26,8 +28,25 @@ _RUNS = [
     "predicted",
     "run",
 ]
-_BYTES = ["batch", "dtype", "expected (MB)", "with framing (MB)", "observed (MB)", "x payload", "x with framing", "run"]
+_BYTES = [
+    "model",
+    "batch",
+    "dtype",
+    "counted",
+    "expected (MB)",
+    "with framing (MB)",
+    "observed (MB)",
+    "x payload",
+    "x with framing",
+    "run",
+]
+# A model for which the bandwidth decides: a prediction from the bytes means something.
+_PREDICTED = (
+    "--do_train --learning_rate 1e-5 --per_gpu_train_batch_size 2 --link_rate 1gbit "
+    "--model_name_or_path $(python -m cluster.random_bert 8M)"
+)
 _BATCHES = (64, 32, 16)  # of all workers together, what the course asks for
+_MAY_DIFFER = ("total batch", "dropout", "learning rate", "machine", "steps of the schedule")
 _TOLERANCE = 0.05  # of observed over expected with framing
 
 
@@ -39,20 +58,28 @@ def traffic(tree: Path, runs: Sequence[Run], folder: Path, findings: Findings, p
         return NOT_MEASURED
     rows = [row for run in runs if (row := _row(tree, run, findings))]
     for run in runs[1:]:
-        if other := differences(runs[0], run, but=("total batch", "dropout", "learning rate", "machine")):
-            findings.doubt([f"traffic of {runs[0].name} and {run.name} is not comparable: {'; '.join(other)}"])
-        if run.workers != runs[0].workers:
-            said = f"{runs[0].workers} workers vs. {run.workers}"
-            findings.doubt([f"traffic of {runs[0].name} and {run.name} is not comparable: {said}"])
+        first = next(
+            first for first in runs if first.setting["model"] == run.setting["model"]
+        )  # the larger one predicts
+        if other := differences(first, run, but=_MAY_DIFFER):
+            findings.doubt([f"traffic of {first.name} and {run.name} is not comparable: {'; '.join(other)}"])
+        if run.workers != first.workers:
+            said = f"{first.workers} workers vs. {run.workers}"
+            findings.doubt([f"traffic of {first.name} and {run.name} is not comparable: {said}"])
+    ways = {cells[1][3]: cells[1][-1] for cells in rows}
+    if len(ways) > 1:
+        said = "; ".join(f"{run} counts {whose}" for whose, run in ways.items())
+        findings.doubt([f"the bytes of task 4 were not all counted in the same way: {said}"])
     plots = [
         pictures.copied(folder / "traffic_per_epoch.png", "Bytes sent in an epoch against the batch size"),
         pictures.copied(folder / "traffic_over_time.png", "Traffic over time"),
     ]
     text = (
-        "Sent by rank 0 in an epoch. S: bytes of all tensors of one iteration; expected: payload by the algorithm; "
-        "framing was calibrated separately; x: observed over expected, for the payload alone and with framing. "
-        "Predicted: seconds of communication in an iteration, from the payload and `--link_rate`. Iterations: of an "
-        f"epoch.{_extrapolated(runs)}\n\n"
+        "Bytes sent in an epoch, by the workers in the column `counted`: on emulated nodes, an interface counts one "
+        "worker; on one machine, `lo` counts all workers together, so their sum is expected. S: bytes of all tensors "
+        "of one iteration; expected: payload by the algorithm; framing was calibrated separately; x: observed over "
+        "expected, for the payload alone and with framing. Predicted: seconds of communication in an iteration, from "
+        f"the payload and `--link_rate`. Iterations: of an epoch.{_extrapolated(runs)}\n\n"
     )
     if not rows:
         return "\n".join([NOT_MEASURED, "".join(plots)])
@@ -72,17 +99,21 @@ def _extrapolated(runs: Sequence[Run]) -> str:
 
 
 def _missing(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """The batch sizes of which there is no run, and the run with shorter gradients."""
+    """The batch sizes of which there is no run, the run with shorter gradients, and the prediction."""
+    nodes = _on_nodes(runs[0]) if runs else not why_not()
     there = {_batch(run) for run in runs if _dtype(run) == "fp32"}
     missing = []
     if absent := [batch for batch in _BATCHES if batch not in there]:
         of_a_worker = " ".join(str(batch // 4) for batch in absent)
         folder = "--per_gpu_train_batch_size $b --output_dir runs/task4_$((4 * b))"
         what = f"task 4 with total batch {', '.join(map(str, absent))}"
-        missing.append((what, f"for b in {of_a_worker}; do {_script()} {folder}; done"))
+        missing.append((what, f"for b in {of_a_worker}; do {_script(4, nodes, folder)}; done"))
     if not any(_dtype(run) == "bf16" for run in runs):
         flags = "--per_gpu_train_batch_size 16 --grad_dtype bf16 --output_dir runs/task4_bf16"
-        missing.append(("task 4 with --grad_dtype bf16", f"{_script()} {flags}"))
+        missing.append(("task 4 with --grad_dtype bf16", _script(4, nodes, flags)))
+    if not any(run.first["config"].get("link_rate") for run in runs):
+        flags = f"{_PREDICTED} --output_dir runs/task4_predicted"
+        missing.append(("task 4 with a prediction for a larger model", _script(4, True, flags, "--max_steps 10")))
     return missing
 
 
@@ -93,11 +124,22 @@ def _again(run: Run) -> str:
     flags = f"--per_gpu_train_batch_size {run.first['config']['per_gpu_train_batch_size']}"
     if _dtype(run) != "fp32":
         flags += f" --grad_dtype {_dtype(run)}"
-    return f": `{_script(run.workers)} {flags} --output_dir {run.name} --overwrite_output_dir`"
+    flags += f" --output_dir {run.name} --overwrite_output_dir"
+    return f": `{_script(run.workers, _on_nodes(run), flags)}`"
 
 
-def _script(workers: int = 4) -> str:
-    return f"python -m cluster.launch --workers {workers} -- task4_traffic/run_glue.py --num_train_epochs 1"
+def _on_nodes(run: Run) -> bool:
+    """Return whether the run was on emulated nodes: then its other rows must be measured there, too."""
+    return run.workers > 1 and run.first["host"]["name"] == "node0"
+
+
+def _script(workers: int, nodes: bool, flags: str, length: str = "--num_train_epochs 1") -> str:
+    """Return the command that runs task 4 on emulated nodes, or on this machine."""
+    script = f"task4_traffic/run_glue.py {length} {flags}"
+    if not nodes:
+        return f"python -m cluster.launch --workers {workers} -- {script}"
+    place = f"--master_ip 10.10.1.1 --world_size {workers} --local_rank {{rank}}"
+    return f"python -m cluster.emulate --nodes {workers} --rate 1gbit -- python {script} {place}"
 
 
 def _dtype(run: Run) -> str:
@@ -133,10 +175,11 @@ def _row(tree: Path, run: Run, findings: Findings) -> tuple[list[str], list[str]
     told = ["–", "–"]
     if run.first["config"].get("link_rate"):
         told = [f"{kept.communication or 0.0:.4f}", f"{kept.predicted:.4f}"]
-    begin, name = [str(kept.batch), _dtype(run)], f"`{run.name}`"
+    findings.use(run, "traffic")
+    begin, name = [str(run.setting["model"]), str(kept.batch), _dtype(run)], f"`{run.name}`"
     size, seconds = f"{kept.tensor_bytes / 1e6:.3f}", str(iteration_time(run) or "–")
     megabytes = [f"{x:.2f}" for x in (expected, expected + framing, observed)]
     return (
         [*begin, str(kept.world_size), str(kept.tensors), size, str(steps), seconds, *told, name],
-        [*begin, *megabytes, f"{observed / expected:.3f}", f"{ratio:.3f}", name],
+        [*begin, kept.whose, *megabytes, f"{observed / expected:.3f}", f"{ratio:.3f}", name],
     )

@@ -16,10 +16,11 @@ SCRIPT = "python pipeline/run_gpt2.py --n_epochs 2 --model_parallel_mode"
 RANKS = 2  # shown of each run: the root, and one of the others
 
 
-def shares(runs: Sequence[Run]) -> str:
+def shares(runs: Sequence[Run], findings: Findings) -> str:
     """Seconds of an iteration in the phase `communication`, on rank 0 and on rank 1; "–" where it is not measured."""
     rows = []
     for run in runs:
+        findings.use(run, "communication")
         for record in run.records[:RANKS]:
             steps = record["iterations"][1:ITERATIONS]
             phases: list[Any] = [(step.get("phases") or {}).get("communication") for step in steps]
@@ -32,10 +33,13 @@ def shares(runs: Sequence[Run]) -> str:
     return table(["task", "rank", "communication (s)", "of an iteration", "run"], rows) if rows else "No run.\n"
 
 
-def exposed(runs: Sequence[Run]) -> str:
+def exposed(runs: Sequence[Run], findings: Findings) -> str:
     """Runs of the bonus lessons, with that of task 3 on the same nodes: times, bytes moved and bytes kept."""
     rows = []
+    if not any(run.slot == "beyond" for run in runs):
+        return "Not measured: the bonus is optional.\n"
     for run in sorted(runs, key=lambda run: (run.slot, run.name)):
+        findings.use(run, "bonus")
         config, said = run.first["config"], run.first.get("communication") or {}
         strategy = str(config.get("strategy", "DDP (task 3)")) if run.slot == "beyond" else "DDP (task 3)"
         buckets = f"{config.get('bucket_mb')}" if strategy == "overlap" else "–"
@@ -57,7 +61,7 @@ def exposed(runs: Sequence[Run]) -> str:
         "s per iteration",
         "run",
     ]
-    return table(head, rows) if any(run.slot == "beyond" for run in runs) else "Not measured: the bonus is optional.\n"
+    return table(head, rows)
 
 
 def _cell(value: object, digits: int) -> str:
@@ -95,9 +99,11 @@ def _row(chunks: int, run: Run, base: Run | None, findings: Findings) -> list[st
     on_cpu = run.setting["device"] == "cpu"
     ideal = f"{chunks * PARTITIONS / (chunks + PARTITIONS - 1):.2f} (K = {PARTITIONS})" if on_cpu else "–"
     ratio = "–"
+    findings.use(run, "micro-batches")
     if base and alone:
+        findings.use(base, "micro-batches")
         if reasons := not_comparable(base, run):
-            findings.doubt([f"no speed-up of {run.name} over {base.name}: {'; '.join(reasons)}"])
+            findings.doubt([f"the speed-up of {run.name} over {base.name} is not computed: {'; '.join(reasons)}"])
         else:
             value, doubt = speedup(alone, time, PARTITIONS if on_cpu else math.inf, "partitions")
             ratio = f"{value:.2f}"

@@ -39,9 +39,10 @@ def timelines(tree: Path, runs: Sequence[Run], findings: Findings, pictures: Pic
             mine = [run for run in mine if run.first["config"].get("strategy") == "zero3"]
         problems = {run.name: problem(tree / run.name, run) for run in mine}
         findings.doubt(f"{run}: {said}" for run, said in problems.items() if said)
-        usable = next((run for run in mine if not problems[run.name]), None)
+        usable = next((run for run in mine if not problems[run.name]), None)  # your own before the demo's
         if usable:
-            rows += [[name, *cells, f"`{usable.name}`"] for cells in _cells(usable)]
+            findings.use(usable, "timeline")
+            rows += [[name, *cells, usable.setting["model"], f"`{usable.name}`"] for cells in _cells(usable)]
             picture = tree / usable.name / "timeline.png"
             shown.append(pictures.copied(picture, f"{name}: who computes, sends and waits", f"timeline_{slot}.png"))
         elif command:
@@ -49,7 +50,7 @@ def timelines(tree: Path, runs: Sequence[Run], findings: Findings, pictures: Pic
     if not rows:
         return "No run with --timeline.\n"
     pairs = ["".join(shown[i : i + 2]) for i in range(0, len(shown), 2)]  # one paragraph: side by side in the PDF
-    head = ["task", "rank", *(f"{part} (ms)" for part in PARTS), "hidden (ms)", "run"]
+    head = ["task", "rank", *(f"{part} (ms)" for part in PARTS), "hidden (ms)", "model", "run"]
     return "\n".join([table(head, rows), *pairs])
 
 

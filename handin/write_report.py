@@ -12,7 +12,7 @@ from common.workers.run_files import EARLIER, standing
 from course.table import Course
 from handin import sections
 from handin.choice import Chosen, choose, missing_runs
-from handin.gpt2_runs import read_gpt2
+from handin.gpt2_runs import made_figures, read_gpt2
 from handin.measures import doubts_about
 from handin.report_pictures import Pictures
 from handin.runs import Run, find_runs
@@ -43,7 +43,9 @@ ASKS = {
     "BERT-base? What changes with bf16? How many bytes does each of 4 workers send in an epoch of RTE with BERT-base, "
     "and what is the shortest time in which this can be sent at 1 Gbit/s? What does your prediction of the "
     "communication leave out, and which part of the difference would remain if all gradients travelled as one tensor?",
-    "gpt2": "How far are both speed-ups from the ideal, and what limits them?",
+    "gpt2": "How far are both speed-ups from the ideal, and what limits them? Two workers on two cores: compare them "
+    "with one worker on one thread, and with one worker that uses all cores. Do the same for the pipeline: compare it "
+    "with model_parallel, and with the uncut model on all cores (mode none). When do more workers pay on one machine?",
     "pipeline": "What is the largest speed-up for your numbers of partitions and micro-batches, and what else limits "
     "the speed-up? Why does it stop growing? Why must all tasks of a clock cycle be in the queues before the first "
     "result is taken out?",
@@ -119,6 +121,8 @@ def write_markdown(
 ) -> str:
     """The whole report as text. Nothing is written: `findings` and `pictures` take what comes up on the way."""
     found, unusable = find_runs(tree, runs)
+    demo, _ = find_runs(tree, runs / "demo")  # used only for timelines
+    demo = [run for run in demo if run.first.get("timeline")]
     chosen = choose(found)
     findings.doubt(unusable)
     stopped = sections.find_stopped(tree, runs)
@@ -131,15 +135,16 @@ def write_markdown(
         "Implementation details": _implementation(tree, course, findings, own["implementation"]),
         "Task 1: losses and metric": _task1(chosen, findings, pictures, own["task1"]),
         "Time per iteration of tasks 2a, 2b and 3": _times(chosen, findings, pictures),
-        "Communication of tasks 2a and 2b": _communication(chosen, own["task2a"]),
+        "Communication of tasks 2a and 2b": _communication(chosen, findings, own["task2a"]),
         "Reasons for the differences": own["reasons"],
-        "Who computes, who sends, who waits": _timelines(tree, found, findings, pictures, own["timelines"]),
+        "Who computes, who sends, who waits": _timelines(tree, [*found, *demo], findings, pictures, own["timelines"]),
         "Scalability": _scalability(chosen, findings, own["scalability"]),
         "Network traffic": traffic(tree, chosen.traffic, runs, findings, pictures) + "\n" + own["traffic"],
         "GPT-2: data parallel and pipeline": _gpt2(tree, runs, found, findings, pictures, own["gpt2"]),
         "Pipeline: numbers of micro-batches": f"{micro_batches(found, findings)}\n{own['pipeline']}",
-        "Beyond DDP (bonus)": _beyond(found, own["beyond"]),
-        "Which run each number came from": sections.where_from(found, chosen.used) + sections.stopped_tables(stopped),
+        "Beyond DDP (bonus)": _beyond(found, findings, own["beyond"]),
+        "Which run each number came from": sections.where_from([*found, *demo], findings)
+        + sections.stopped_tables(stopped),
     }
     left_over = {name: text for name, text in words.items() if name not in ASKS and text.strip()}
     if left_over:  # sections that an earlier version of this command had
@@ -184,7 +189,7 @@ def _task1(chosen: Chosen, findings: Findings, pictures: Pictures, words: str) -
     one = [chosen.metrics] if chosen.metrics else []
     parts = [
         sections.first_losses(one, findings),
-        sections.metrics(chosen.metrics),
+        sections.metrics(chosen.metrics, findings),
         pictures.losses("loss_task1.png", "Training loss of task 1", one),
     ]
     return "\n".join([*parts, words])
@@ -206,21 +211,23 @@ def _times(chosen: Chosen, findings: Findings, pictures: Pictures) -> str:
     return "\n".join(parts)
 
 
-def _communication(chosen: Chosen, words: str) -> str:
+def _communication(chosen: Chosen, findings: Findings, words: str) -> str:
     runs = [run for run in chosen.timed if run.slot != "task3"]
     counted = sections.counted(runs)
     text = f"Mean over iterations {counted}, as each rank measured it.\n\n" if counted else ""
-    return text + shares(runs) + "\n" + words
+    return text + shares(runs, findings) + "\n" + words
 
 
-def _beyond(found: Sequence[Run], words: str) -> str:
-    return exposed([run for run in found if run.slot in ("beyond", "task3_gpt2")]) + "\n" + words
+def _beyond(found: Sequence[Run], findings: Findings, words: str) -> str:
+    return exposed([run for run in found if run.slot in ("beyond", "task3_gpt2")], findings) + "\n" + words
 
 
 def _timelines(tree: Path, found: Sequence[Run], findings: Findings, pictures: Pictures, words: str) -> str:
     text = (
         "Mean over the steps that --timeline has shown. The parts add up to a step. Exposed: communication that "
-        "nothing hides. Waiting: for a rank that has not arrived. Hidden: communication beside the others.\n\n"
+        "nothing hides. Waiting: for a rank that has not arrived. Hidden: communication beside the others. Where there "
+        "is no run of yours with --timeline, the run of `make demo` is shown: on emulated nodes it trains a larger "
+        "model, so its times are not those of the other tables.\n\n"
     )
     return text + timelines(tree, found, findings, pictures) + "\n" + words
 
@@ -235,13 +242,17 @@ def _scalability(chosen: Chosen, findings: Findings, words: str) -> str:
 
 def _gpt2(tree: Path, runs: Path, found: Sequence[Run], findings: Findings, pictures: Pictures, words: str) -> str:
     source = tree / "submit_figures"
+    on_cpu = not any(run.slot == "pipeline" and run.setting["device"] == "cuda" for run in found)
+    gpt2 = read_gpt2(source, on_cpu)
     shown = pictures.of_gpt2(source, findings)
     pairs = ["".join(shown[i : i + 2]) for i in range(0, len(shown), 2)]  # one paragraph: side by side in the PDF
     trace = pictures.copied(
         _pipeline_run(runs) / "trace.png", "One step: each partition over time", "pipeline_trace.png"
     )
-    on_cpu = not any(run.slot == "pipeline" and run.setting["device"] == "cuda" for run in found)
-    return "\n".join([sections.gpt2_tables(read_gpt2(source, on_cpu), findings), *pairs, trace, words])
+    for run in found:
+        if run.slot in ("task2b_gpt2", "pipeline") and made_figures(run, gpt2):
+            findings.use(run, "GPT-2 figures")
+    return "\n".join([sections.gpt2_tables(gpt2, findings), *pairs, trace, words])
 
 
 def _pipeline_run(runs: Path) -> Path:

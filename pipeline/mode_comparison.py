@@ -1,7 +1,8 @@
 """Computes the two metrics of a run, and draws the two figures that compare the modes.
 
 submit_figures/pipeline_metrics.json keeps the last run of each mode: training time of an epoch (s) and tokens per
-second, each as mean and standard deviation over the epochs, without the first one, which is a warm-up.
+second, each as mean and standard deviation over the epochs, without the first one, which is a warm-up. A run with its
+own --output_dir, such as one of several numbers of micro-batches, leaves submit_figures/ as it is.
 """
 
 import json
@@ -11,11 +12,12 @@ from typing import Any
 from common.config import Gpt2Config
 from common.figures import bars
 from common.mean_and_deviation import mean_and_deviation
-from common.paths import ROOT, atomic_write
+from common.paths import ROOT, atomic_write, shown
 from common.record import Record
 
 MODES = {"model_parallel", "pipeline_parallel"}
 FOLDER = ROOT / "submit_figures"
+RUNS = ROOT / "runs"
 FIGURES = {
     "training_time": ("training time of an epoch (s)", "pipeline_training_time.png"),
     "tokens_per_second": ("tokens per second", "pipeline_tokens_per_second.png"),
@@ -39,11 +41,14 @@ def epoch_metrics(config: Gpt2Config, record: Record) -> dict[str, Any]:
 
 
 def compare_modes(config: Gpt2Config, metrics: dict[str, Any]) -> None:
-    """Print and keep this run's metrics; draw both figures for all modes that have been run so far."""
+    """Print this run's metrics; keep them and draw both figures for all modes, unless it has its own --output_dir."""
     mode = config.model_parallel_mode if config.schedule == "threads" else config.schedule
     for name, (label, _) in FIGURES.items():
         deviation = f" +- {metrics[name]['std']:.2f}" if metrics[name]["std"] else ""  # one epoch has none
         print(f"{label}: {metrics[name]['mean']:.2f}{deviation}")
+    if config.output_dir != RUNS / ("pipeline" if mode == "pipeline_parallel" else f"pipeline_{mode}"):
+        print(f"{shown(FOLDER)}/ is not changed: it shows runs without --output_dir")
+        return
     path = FOLDER / "pipeline_metrics.json"
     try:
         runs = json.loads(path.read_text())
@@ -51,7 +56,8 @@ def compare_modes(config: Gpt2Config, metrics: dict[str, Any]) -> None:
     except (OSError, ValueError, AssertionError):
         runs = {}
     setting = [Path(config.model_name_or_path).name, config.batch_size, config.model_max_length]
-    runs[mode] = {"setting": setting, **metrics}
+    chunks = {} if config.model_parallel_mode == "model_parallel" else {"n_chunk": config.n_chunk}
+    runs[mode] = {"setting": setting, **chunks, **metrics}
     with atomic_write(path) as file:
         json.dump(runs, file, indent=1)
     comparable = {name: run for name, run in runs.items() if run["setting"] == setting}

@@ -14,6 +14,7 @@ from common.paths import ROOT, atomic_write, shown
 from common.workers.watchdog import LOST_CONTACT
 
 FIGURES = ROOT / "submit_figures"
+DEFAULT_FOLDER = ROOT / "runs" / "task2b_allreduce_gpt2"
 
 
 def check_workers(processes: Sequence) -> None:
@@ -72,13 +73,18 @@ def combine(workers: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
-    """Read the records of a run, save its metrics in submit_figures/ and draw both figures from all metrics there."""
+    """Read the records of a run, save its metrics in submit_figures/ and draw both figures from all metrics there.
+
+    A run with its own --output_dir, such as one of `make demo`, only prints its metrics.
+    """
     records = [json.loads((config.output_dir / f"rank{r}.json").read_text()) for r in range(config.world_size)]
     workers = [epoch_metrics(record) for record in records]
     for rank, worker in enumerate(workers):
         print(f"rank {rank}: {_words(worker)}")
+    threads = records[0]["host"]["threads"] if records[0]["host"]["device"] == "cpu" else 1
     together = {
         "workers": config.world_size,
+        "threads": threads,  # of each worker
         "batch_size": config.batch_size,
         "setting": _setting(config, records[0]),
         **combine(workers),
@@ -93,7 +99,11 @@ def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
             "only one epoch was measured; use --n_epochs 4 for a mean and standard deviation over three epochs, "
             "because the first epoch is a warm-up"
         )
-    with atomic_write(figures / f"data_parallel_{config.world_size}.json") as file:
+    if config.output_dir != DEFAULT_FOLDER:
+        print(f"{shown(figures)}/ is not changed: it shows runs without --output_dir")
+        return
+    name = f"data_parallel_{config.world_size}" + (f"_threads_{threads}" if threads > 1 else "")
+    with atomic_write(figures / f"{name}.json") as file:
         json.dump({**together, "per_worker": workers}, file, indent=1)
     draw_scaling(figures)
 
@@ -113,8 +123,9 @@ def _setting(config: Gpt2Config, record: dict) -> dict:
 
 def draw_scaling(figures: Path) -> None:
     """Draw the two figures, with one bar for each number of workers whose run is in `figures`."""
-    runs = sorted((json.loads(f.read_text()) for f in figures.glob("data_parallel_*.json")), key=lambda r: r["workers"])
-    names = [f"{run['workers']} worker{'s' * (run['workers'] > 1)}\nbatch {run['batch_size']}" for run in runs]
+    runs = [json.loads(file.read_text()) for file in figures.glob("data_parallel_*.json")]
+    runs.sort(key=lambda run: (run.get("threads", 1), run["workers"]))
+    names = [_bar_name(run) for run in runs]
     for metric, label in (
         ("training_time", "training time per epoch (s)"),
         ("tokens_per_second", "tokens per second, all workers"),
@@ -123,6 +134,12 @@ def draw_scaling(figures: Path) -> None:
         path = figures / f"data_parallel_{metric}.png"
         bars(path, names, values, errors=errors, label=label, title="GPT-2, data parallel")
         print(f"figure: {shown(path)}")
+
+
+def _bar_name(run: dict) -> str:
+    workers = f"{run['workers']} worker{'s' * (run['workers'] > 1)}"
+    threads = f" x {run['threads']} threads" if run.get("threads", 1) > 1 else ""
+    return f"{workers}{threads}\nbatch {run['batch_size']}"
 
 
 def _words(metrics: dict) -> str:

@@ -36,6 +36,8 @@ class TrafficRun:
     name: str
     rank: int
     world_size: int
+    interface: str  # whose bytes were counted
+    dtype: str  # in which gradients were sent: fp32, bf16 or fp16
     batch: int  # of all workers together
     examples: int
     batch_of_worker: int
@@ -50,6 +52,13 @@ class TrafficRun:
     predicted: float | None  # seconds of communication in an iteration, from the payload and --link_rate
     burst: float  # seconds by which an emulated link can be faster
     communication: float | None  # the same, measured
+
+    @property
+    def whose(self) -> str:
+        """Return whose bytes the interface counted: on loopback, those of all workers pass through it."""
+        return (
+            f"all {self.world_size} workers (lo)" if self.interface == "lo" else f"rank {self.rank} ({self.interface})"
+        )
 
 
 def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> TrafficRun:
@@ -73,6 +82,8 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Traf
         name=folder.name,
         rank=rank,
         world_size=n,
+        interface=traffic["interface"],
+        dtype=record["config"].get("grad_dtype", "fp32"),
         batch=batch * n,
         examples=examples,
         batch_of_worker=batch,
@@ -117,15 +128,18 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def table(runs: list[TrafficRun]) -> str:
-    """Return a table with one row per run: the bytes that this rank sends, and observed over expected."""
-    head = f"{'batch':>5} {'tensors':>7} {'S':>11} {'iterations':>10} {'expected/epoch':>15} {'framing':>12}"
+    """Return a table with one row per run: the bytes that its interface sends, and observed over expected."""
+    head = (
+        f"{'batch':>5} {'dtype':>5} {'tensors':>7} {'S':>11} {'iterations':>10} {'expected/epoch':>15} {'framing':>12}"
+    )
     lines = [f"{head} {'observed/epoch':>15} {'/ payload':>9} {'/ with framing':>14}"]
     for run in runs:
         steps = run.steps_per_epoch
         plain, framed = ratios(run)
         lines.append(
-            f"{run.batch:>5} {run.tensors:>7} {run.tensor_bytes:>11,.0f} {steps:>10} {run.epoch.sent:>15,.0f}"
-            f" {run.framing.sent * steps:>12,.0f} {run.observed.sent * steps:>15,.0f} {plain:>9.4f} {framed:>14.4f}"
+            f"{run.batch:>5} {run.dtype:>5} {run.tensors:>7} {run.tensor_bytes:>11,.0f} {steps:>10}"
+            f" {run.epoch.sent:>15,.0f} {run.framing.sent * steps:>12,.0f} {run.observed.sent * steps:>15,.0f}"
+            f" {plain:>9.4f} {framed:>14.4f}"
         )
     return "\n".join(lines)
 
@@ -159,6 +173,9 @@ def check_comparable(runs: list[TrafficRun]) -> None:
     if len(sizes) > 1:
         words = ", ".join(f"{run.name} has {run.world_size}" for run in runs)
         raise InputError(f"expected runs with the same number of workers, because the traffic depends on it; {words}")
+    if len({run.interface for run in runs}) > 1:
+        words = ", ".join(f"{run.name} counts {run.whose}" for run in runs)
+        raise InputError(f"expected runs whose bytes were counted in the same way; {words}")
 
 
 def plot_over_time(path: Path, folder: Path, rank: int) -> None:
@@ -198,9 +215,9 @@ def plot_epochs(path: Path, runs: list[TrafficRun]) -> None:
         axes.bar_label(
             axes.bar(right, observed, color=COLOURS[2], hatch=HATCHES[2], label="observed", **style), fmt="%.4g"
         )
-        axes.set_xticks(places, [str(run.batch) for run in runs])
+        axes.set_xticks(places, [f"{run.batch}" + f"\n{run.dtype}" * (run.dtype != "fp32") for run in runs])
         axes.set_xlabel("batch of all workers together (examples)")
-        axes.set_ylabel("sent by one worker per epoch (MB)")
+        axes.set_ylabel(f"sent by {runs[0].whose} per epoch (MB)")
         axes.set_title(f"{runs[0].world_size} workers")
         axes.legend()
         axes.margins(y=0.15)
@@ -240,7 +257,7 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = [read_run(folder, arguments.rank) for folder in arguments.runs]
     check_comparable(runs)
-    print(f"bytes that rank {arguments.rank} of {runs[0].world_size} sends; S: bytes of all tensors of an iteration\n")
+    print(f"bytes sent by {runs[0].whose}; S: bytes of all tensors of an iteration\n")
     print(table(runs))
     for lines in (extrapolations(runs), predictions(runs)):
         if lines:

@@ -1,6 +1,6 @@
 """Build the students' handout from the one solved source; refuse to build one that reveals a solution.
 
-    python -m staff.handout [--out dist/handout] [--with benchmark]
+    python -m staff.handout [--out dist/handout]
 
 Only files that course.toml lists ship. Builds are reproducible: order, times and modes are fixed. An existing output
 folder is replaced only if it is an unchanged handout (its manifest lists every file), so no work is ever lost.
@@ -41,25 +41,22 @@ class Handout:
     problems: list[str]
 
 
-def assemble(root: Path, extras: Collection[str] = (), solved: Collection[str] = ()) -> Handout:
+def assemble(root: Path, solved: Collection[str] = ()) -> Handout:
     """Make the handout of a source tree without writing anything.
 
     A sentinel is planted in every region and in the staff's part of course.toml before they are cut away: should a
     cut ever leave a line of them, the sentinel tells.
 
     Args:
-        extras: names under [handout.extras] that are to ship as well.
         solved: ids that keep their solution, as a student would have written it (the graders' tests ask for this).
     """
     course = load_course(root / "course.toml")
-    if unknown := set(extras) - set(course.handout.extras):
-        raise InputError(f"--with {min(unknown)}: expected one of {', '.join(course.handout.extras)}")
     if unknown := set(solved) - set(course.regions):
         raise InputError(f"solved: region {min(unknown)} is not in course.toml")
     sentinel = secrets.token_hex(16)
     files: dict[str, bytes] = {}
     regions: list[Region] = []
-    for source, name in _names(root, course, extras).items():
+    for source, name in _names(root, course).items():
         content = (root / source).read_bytes()
         if source == "course.toml":
             content = (content.decode() + f"# {sentinel}\n").split(STAFF_ONLY)[0].rstrip().encode() + b"\n"
@@ -70,15 +67,14 @@ def assemble(root: Path, extras: Collection[str] = (), solved: Collection[str] =
             if found:
                 content = strip(_plant(text, found, sentinel, solved), source, course.readme, solved).encode()
         files[name] = content
-    problems = _misplaced(course, regions, files, extras, solved)
+    problems = _misplaced(course, regions, files, solved)
     problems += find_leaks(files, regions, course, sentinel)
     return Handout(files, regions, problems)
 
 
-def _names(root: Path, course: Course, extras: Collection[str]) -> dict[str, str]:
+def _names(root: Path, course: Course) -> dict[str, str]:
     """Source file -> name in the handout, sorted by name."""
-    patterns = [*course.handout.ships, *(pattern for extra in extras for pattern in course.handout.extras[extra])]
-    names = {file: file for file in files_matching(root, patterns)}
+    names = {file: file for file in files_matching(root, course.handout.ships)}
     names |= {files_matching(root, [source])[0]: name for source, name in course.handout.renames.items()}
     if len(set(names.values())) < len(names):
         raise InputError("course.toml: handout.renames maps two files to one name; fix it")
@@ -95,12 +91,9 @@ def _plant(text: str, regions: list[Region], sentinel: str, solved: Collection[s
     return rewrite(text, [region for region in regions if region.id not in solved], planted)
 
 
-def _misplaced(
-    course: Course, regions: list[Region], files: dict[str, bytes], extras: Collection[str], solved: Collection[str]
-) -> list[str]:
+def _misplaced(course: Course, regions: list[Region], files: dict[str, bytes], solved: Collection[str]) -> list[str]:
     """What ships and must not, and regions that are not where course.toml has them."""
-    closed = ["staff/*", ".git/*"]
-    closed += [pattern for extra in course.handout.extras.keys() - extras for pattern in course.handout.extras[extra]]
+    closed = ["staff/*", ".git/*", "benchmark/*"]  # the benchmark has a training loop and engines: solutions
     problems = [
         f"{name}: must not ship (it matches {pattern}); fix [handout] in course.toml"
         for name in files
@@ -202,10 +195,9 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=ROOT / "dist" / "handout", help="folder to build; NAME.zip is written next to it"
     )
-    parser.add_argument("--with", dest="extras", action="append", default=[], help="also ship this set, e.g. benchmark")
     arguments = parser.parse_args()
     make_room(arguments.out)  # a wrong path is told at once, and not after the seconds that assembling takes
-    handout = assemble(ROOT, arguments.extras)
+    handout = assemble(ROOT)
     for problem in handout.problems:
         print("-", problem, file=sys.stderr)
     archive = write(handout, arguments.out)

@@ -50,8 +50,6 @@ hints = ["a", "b", "c"]
 ships = ["README.md", "course.toml", "common/*.py", "task*/**/*"]
 common_lines = ["model.train()"]
 taught_names = ["set_epoch"]
-[handout.extras]
-benchmark = ["benchmark/*.py"]
 [hidden]
 visibility = "hidden"
 """
@@ -134,13 +132,6 @@ def test_the_students_table_has_points_and_hints_but_no_staff_part(tree, tmp_pat
     assert course.regions["1.2"].hints == ("a", "b", "c")
     assert not course.handout.ships
     assert not course.hidden
-
-
-def test_an_extra_ships_only_if_asked_for(tree):
-    assert "benchmark/run.py" not in assemble(tree).files
-    assert "benchmark/run.py" in assemble(tree, ["benchmark"]).files
-    with pytest.raises(InputError, match="benchmark"):
-        assemble(tree, ["benchmrk"])
 
 
 def test_a_solved_region_stands_where_a_student_would_have_written_it(tree):

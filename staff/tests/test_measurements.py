@@ -35,6 +35,7 @@ SMALL = {
     r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
     r"benchmark\.checks\.network --parts (tiny,large|rate|ladder)": "-m benchmark.checks.network --quick",
     r"make demo$|cluster\.ladder --(workers|demo)": "-m cluster.ladder --workers 2 --batch 4 --iterations 2",
+    r"cluster\.two_workers": "-m cluster.two_workers --steps 2",
     r"make demo-cluster|cluster\.ladder --nodes": "-m cluster.ladder --nodes 2 --random_bert 1M --iterations 2",
     r"benchmark\.run": "-m benchmark.run --workers 2 --max_steps 4 --dropped 1",
     r"benchmark\.compare": "-m benchmark.compare --workers 2 --max_steps 5 --only fsdp",
@@ -45,7 +46,12 @@ SMALL = {
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
 IN_MAKE_BANK = [row for row in SMALL.values() if re.search("bare_loop|loop_overhead|tokenise_speed|parts tiny", row)]
-NO_JSON = ("task1_single", "-m cluster.ladder", "-m cluster.pictures")  # their last line is for people
+NO_JSON = (
+    "task1_single",
+    "-m cluster.ladder",
+    "-m cluster.two_workers",
+    "-m cluster.pictures",
+)  # their last line is for people
 
 # What another test runs in a small setting.
 ELSEWHERE = {
@@ -62,7 +68,8 @@ ELSEWHERE = {
     r"python -m pytest tests/": "the tests themselves",
     r"staff\.repeat": "test_equal_submissions_get_equal_reports",
 }
-FIGURES = r"benchmark\.|cluster\.ladder|make demo|make pictures"  # the commands of a README that produce a figure
+# The commands of a README that produce a figure.
+FIGURES = r"benchmark\.|cluster\.(ladder|two_workers)|make demo|make pictures"
 
 
 def documented() -> list[str]:

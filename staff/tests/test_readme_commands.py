@@ -48,6 +48,7 @@ ELSEWHERE = {
     r"--shell": "waits for a person (test_emulate.py)",
     r"--interface eno1|^dool|node0\.csv": "names interfaces and files of CloudLab nodes (test_traffic.py)",
     r"--input en_meta/": "needs OSCAR (test_oscar.py)",
+    r"\$(bert|m)\b": "uses a variable of the line above (test_traffic.py, test_pipe_runs.py)",
     r"^paste ": "reads what a run has left; the command above it makes that",
     r"submit\.py": "test_submit_*.py, staff/tests/test_carry.py",
     r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_graded_points.py",

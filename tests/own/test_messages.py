@@ -38,6 +38,23 @@ def test_the_cause_comes_first_and_tests_that_say_the_same_are_listed_by_name():
     ]
 
 
+def test_a_known_mistake_comes_before_a_question_that_others_repeat():
+    question = "partition 0 is in the cycle, but never ran: does every task run its own partition?"
+    mistake = (
+        "two tasks took the same input: a lambda created in a loop reads the loop variables when it runs; bind them"
+    )
+    lines = messages(
+        [
+            entry("test_runs", question, region="p.4"),
+            entry("test_waits", f"{question} No result was stored.", region="p.4"),
+            entry("test_inputs", mistake, region="p.4"),
+        ],
+        COURSE,
+    )
+
+    assert lines[1] == f"  wrong: {mistake}"
+
+
 def test_a_region_that_waits_says_for_which_and_what_was_seen():
     message = "depends on region p.1, which does not pass yet. Observed: split_size is the number of examples"
 

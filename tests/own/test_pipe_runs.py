@@ -24,10 +24,11 @@ def run_gpt2(tmp_path, monkeypatch):
     """Runs the script in this process; returns the folder of its record."""
     script = import_file(ROOT / "pipeline" / "run_gpt2.py", "run_gpt2")
     monkeypatch.setattr(mode_comparison, "FOLDER", tmp_path / "figures")
+    monkeypatch.setattr(mode_comparison, "RUNS", tmp_path)
     threads = torch.get_num_threads()
 
-    def run(mode, *flags):
-        folder = tmp_path / mode
+    def run(mode, *flags, name=""):
+        folder = tmp_path / (name or mode)
         common = ["--max_steps", "3", "--batch_size", "10", "--model_max_length", "16", "--dropout", "0", "--no_cuda"]
         argv = ["run_gpt2.py", "--model_parallel_mode", mode, "--output_dir", str(folder), *common, *flags]
         monkeypatch.setattr(sys, "argv", argv)
@@ -51,6 +52,16 @@ def test_all_modes_train_alike_and_leave_record_trace_and_figures(run_gpt2, tmp_
         assert losses(folder) == pytest.approx(expected, abs=1e-5)
         assert (folder / "trace.png").exists()
         assert len(json.loads((folder / "rank0.json").read_text())["iterations"]) == 3
+    assert not (tmp_path / "figures").exists()  # all of them have a folder of their own
+
+
+def test_the_figures_show_runs_in_the_default_folder_and_no_others(run_gpt2, tmp_path):
+    run_gpt2("pipeline_parallel", "--n_chunk", "3", name="pipeline")
+    metrics = tmp_path / "figures" / "pipeline_metrics.json"
+    before = metrics.read_text()
+    run_gpt2("pipeline_parallel", "--n_chunk", "5", name="pipeline_m5")
+
+    assert metrics.read_text() == before and json.loads(before)["pipeline_parallel"]["n_chunk"] == 3
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
         "pipeline_metrics.json",
         "pipeline_tokens_per_second.png",

@@ -106,7 +106,9 @@ def test_it_has_what_the_course_asks_for(tree):
 def test_a_number_names_the_run_it_came_from_and_that_run_its_setting(tree):
     text, _ = read(tree)
 
-    assert "| `runs/task3_ddp` | yes | 4/4 | tiny-bert-v2 | embedded sample | 64 | 42 | 40 | laptop, cpu |" in text
+    assert (
+        "| `runs/task3_ddp` | times, losses, speed-up | 4/4 | tiny-bert-v2 | embedded sample | 64 | 42 | 40 |" in text
+    )
 
 
 def test_the_mean_leaves_the_first_iteration_out_and_takes_forty(tree):
@@ -144,7 +146,7 @@ def test_one_value_has_no_deviation(tree):
 
     text, _ = read(tree)
 
-    assert "| 2 | 128 | 1.100 | 1800 |" in text
+    assert "| 2 | 1 | 128 | 1.100 | 1800 |" in text
     assert "| 1 | 64 | 2.000\u00a0±\u00a00.010 | 1000\u00a0±\u00a010 |" in text
     assert "| 3 DDP | 4 | 1 | 0.1010 |" in text
     assert "±\u00a00.000 " not in text and "inf" not in section(text, "Scalability")
@@ -333,7 +335,7 @@ def test_a_speed_up_inside_the_noise_is_flagged(tree):
     text, findings = read(tree)
 
     assert "of runs/task3_ddp over runs/task1_single: within the noise" in "\n".join(findings.doubts)
-    assert "| 1.00 | within the noise |" in section(text, "Scalability")
+    assert "| 1.00 | within the noise | 1 |" in section(text, "Scalability")
 
 
 def test_a_metric_that_never_changes_is_flagged(tree):
@@ -365,17 +367,20 @@ def test_runs_that_were_made_otherwise_are_not_compared(tree, options, said):
     text, findings = read(tree)
     said_all = "\n".join(findings.doubts)
 
-    assert f"no speed-up of runs/task3_ddp over runs/task1_single: {said}" in said_all
+    assert f"the speed-up of runs/task3_ddp over runs/task1_single is not computed: {said}" in said_all
     assert f"times of runs/task2a_gather_scatter and runs/task3_ddp are not comparable: {said}" in said_all
     assert f"losses of runs/task1_single and runs/task3_ddp are not comparable: {said}" in said_all
-    assert "| – | not comparable | `runs/task3_ddp` |" in section(text, "Scalability")
+    assert "| – | not comparable | 1 | `runs/task3_ddp` |" in section(text, "Scalability")
 
 
 def test_runs_of_another_version_of_torch_are_not_compared(tree):
     for rank in range(4):
         change(tree / f"runs/task3_ddp/rank{rank}.json", versions={"torch": "2.9.0"})
 
-    assert "no speed-up of runs/task3_ddp over runs/task1_single: torch 2.13.0+cpu vs. 2.9.0" in doubts(tree)
+    assert (
+        "the speed-up of runs/task3_ddp over runs/task1_single is not computed: torch 2.13.0+cpu vs. 2.9.0"
+        in doubts(tree)
+    )
 
 
 def test_losses_that_should_be_equal_and_are_not_are_flagged(tree):
@@ -439,6 +444,32 @@ def test_a_speed_up_of_the_pipeline_that_cannot_be_is_flagged(tree, modes, said)
     write_modes(tree / "submit_figures", *modes)
 
     assert f"pipeline_parallel vs. model_parallel: {said}" in doubts(tree)
+
+
+def test_the_speed_up_is_over_one_worker_with_one_thread_and_all_cores_stand_beside_it(tree):
+    figures = tree / "submit_figures"
+    one = json.loads((figures / "data_parallel_1.json").read_text())
+    row = one | {"threads": 2, "tokens_per_second": 1700.0, "training_time": 2000 / 1700}
+    (figures / "data_parallel_1_threads_2.json").write_text(json.dumps(row))
+
+    text, findings = read(tree)
+
+    assert "| 1 | 2 | 64 | 1.176\u00a0± 0.010 | 1700\u00a0± 10 | 1.70 |".replace("± ", "±\u00a0") in text
+    assert "| 2 | 1 | 128 |" in text and "| 1.80 |" in text
+    assert not any("all cores" in what for what, _ in findings.missing)
+
+
+def test_the_run_behind_the_figures_of_gpt2_is_named(tree):
+    folder = write_run(
+        tree / "runs/task2b_allreduce_gpt2", "task2b_allreduce", 2, n_epochs=2, batch_size=128, model_max_length=64
+    )
+    record = json.loads((folder / "rank0.json").read_text())
+    last = sum(step["seconds"] for step in record["iterations"][39:])
+    before, _ = read(tree)
+    write_gpt2(tree / "submit_figures", epochs=[[last, 1800.0]])
+
+    assert "| `runs/task2b_allreduce_gpt2` | – | 2/2 |" in before
+    assert "| `runs/task2b_allreduce_gpt2` | GPT-2 figures | 2/2 |" in read(tree)[0]
 
 
 def test_epochs_of_unequal_speed_are_not_called_unequally_long(tree):

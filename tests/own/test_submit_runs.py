@@ -6,6 +6,7 @@ import math
 import pytest
 
 from handin.choice import choose, missing_runs
+from handin.measures import compare_losses, not_comparable
 from handin.runs import differences, find_runs
 from tests.own.run_records import change, make_record, write_run
 
@@ -134,6 +135,24 @@ def test_a_folder_without_a_record_is_named(tmp_path):
     assert unusable == [f"runs/{TASK}: no record in it (the run was interrupted or is still running)"]
 
 
+@pytest.mark.parametrize("name", ["demo", "pictures"])
+def test_runs_of_the_courses_own_commands_are_not_the_students(runs, name):
+    write_run(runs / name / "task3_ddp", "task3_ddp", 4)
+
+    assert read_one(runs).slot == "task2b"
+    assert [run.name for run in find_runs(runs.parent, runs / name)[0]] == [f"runs/{name}/task3_ddp"]
+
+
+def test_runs_with_different_schedules_are_not_expected_to_have_equal_losses(runs):
+    write_run(runs / "task3_ddp", "task3_ddp", 3, num_train_epochs=8)
+    one, other = find_runs(runs.parent, runs)[0]
+
+    (doubt,) = compare_losses([one, other])
+
+    assert doubt.endswith("are not comparable: steps of the schedule 40 vs. 104")
+    assert not not_comparable(one, other)  # the times are
+
+
 def test_no_runs_at_all_are_no_error(tmp_path):
     assert find_runs(tmp_path, tmp_path / "runs") == ([], [])
 
@@ -186,7 +205,7 @@ def test_where_nothing_was_run_the_commands_make_losses_that_are_the_same(tmp_pa
     missing = dict(missing_runs(choose([]), tmp_path))
 
     assert missing["40 iterations of task2a"].endswith("task2a_gather_scatter/run_glue.py --max_steps 40 --dropout 0")
-    assert missing["task 1 over 3 epochs"] == "python task1_single/run_glue.py"
+    assert missing["task 1 over 3 epochs"] == "python task1_single/run_glue.py --dropout 0"
 
 
 def test_epochs_that_are_missing_get_a_folder_of_their_own(tmp_path):
@@ -195,4 +214,5 @@ def test_epochs_that_are_missing_get_a_folder_of_their_own(tmp_path):
     what, command = missing_runs(choose(find_runs(tmp_path, tmp_path / "runs")[0]), tmp_path)[0]
 
     assert what == "task 1 over 3 epochs (runs/task1_single has only 1 of them)"
-    assert command == "python task1_single/run_glue.py --dropout 0 --output_dir runs/task1_epochs"
+    epochs = "--num_train_epochs 3"  # as in the run that is there: the schedule depends on it
+    assert command == f"python task1_single/run_glue.py {epochs} --dropout 0 --output_dir runs/task1_epochs"

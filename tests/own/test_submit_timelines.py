@@ -43,7 +43,7 @@ def section(folder):
 def test_every_rank_has_its_parts_and_the_picture_is_shown(folder):
     text, findings = section(folder)
 
-    assert "| 2b | 2 | 90.0 | 4.0 | 30.0 | 0.0 | 1.0 | 0.0 | `runs/task2b_allreduce` |" in text
+    assert "| 2b | 2 | 90.0 | 4.0 | 30.0 | 0.0 | 1.0 | 0.0 | tiny-bert-v2 | `runs/task2b_allreduce` |" in text
     assert "| 2b | 0 | 70.0 | 4.0 | 30.0 | 20.0 | 1.0 | 0.0 |" in text
     assert "![2b: who computes, sends and waits](figures/timeline_task2b.png)" in text
     assert (folder.parents[1] / "report/figures/timeline_task2b.png").exists()

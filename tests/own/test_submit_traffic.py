@@ -10,7 +10,7 @@ from course.table import load_course
 from handin.report_pictures import Pictures
 from handin.sections import Findings
 from handin.write_report import write_markdown
-from tests.own.run_records import write_run
+from tests.own.run_records import change, write_run
 from tests.own.warm import Script
 
 
@@ -39,7 +39,9 @@ def tree(tmp_path):
 @pytest.fixture
 def measured(monkeypatch):
     """Stands for task4_traffic.compare.read_run, which calls a student's lines; observed bytes can be changed."""
-    kept = SimpleNamespace(steps_per_epoch=10, batch=64, world_size=4, tensors=41, tensor_bytes=2e6)
+    kept = SimpleNamespace(
+        steps_per_epoch=10, batch=64, world_size=4, tensors=41, tensor_bytes=2e6, whose="rank 0 (eth0)"
+    )
     kept.expected, kept.framing = SimpleNamespace(sent=3e6), SimpleNamespace(sent=1e5)
     kept.observed = SimpleNamespace(sent=3.1e6)
     monkeypatch.setattr(task4_traffic.compare, "read_run", lambda folder: kept)
@@ -49,8 +51,10 @@ def measured(monkeypatch):
 def test_traffic_stands_in_a_row_for_each_batch_size(tree, measured):
     text, doubts = read(tree)
 
-    assert "| 64 | fp32 | 4 | 41 | 2.000 | 10 | 0.1000\u00a0±" in text
-    assert "| 64 | fp32 | 30.00 | 31.00 | 31.00 | 1.033 | 1.000 | `runs/task4_64` |" in text
+    assert "| tiny-bert-v2 | 64 | fp32 | 4 | 41 | 2.000 | 10 | 0.1000\u00a0±" in text
+    assert (
+        "| tiny-bert-v2 | 64 | fp32 | rank 0 (eth0) | 30.00 | 31.00 | 31.00 | 1.033 | 1.000 | `runs/task4_64` |" in text
+    )
     assert "`runs/task4_32`" in text
     assert "traffic" not in doubts
 
@@ -75,6 +79,35 @@ def test_traffic_of_runs_on_other_numbers_of_workers_is_not_comparable(tree, mea
     write_run(tree / "runs/task4_16", "task4_traffic", 2, per_gpu_train_batch_size=8)
 
     assert "traffic of runs/task4_64 and runs/task4_16 is not comparable: 4 workers vs. 2" in read(tree)[1]
+
+
+def test_bytes_that_were_counted_in_different_ways_are_flagged(tree, measured, monkeypatch):
+    ways = {"task4_64": "all 4 workers (lo)", "task4_32": "rank 0 (eth0)"}
+    kept = {name: SimpleNamespace(**vars(measured) | {"whose": whose}) for name, whose in ways.items()}
+    monkeypatch.setattr(task4_traffic.compare, "read_run", lambda folder: kept[folder.name])
+
+    said = "not all counted in the same way: `runs/task4_64` counts all 4 workers (lo); `runs/task4_32` counts rank 0"
+    assert said in read(tree)[1]
+
+
+def test_a_prediction_for_a_larger_model_is_not_compared_with_the_runs_of_the_small_one(tree, measured):
+    large = {"model_name_or_path": "/anywhere/random-bert-8M", "per_gpu_train_batch_size": 2, "link_rate": 1e9}
+    measured.communication, measured.predicted = 0.5, 0.41
+    write_run(tree / "runs/task4_predicted", "task4_traffic", 4, **large)
+
+    text, doubts = read(tree)
+
+    assert "| random-bert-8M |" in text and "not comparable" not in doubts
+
+
+def test_the_commands_of_task_4_count_bytes_as_its_runs_did(tree, measured):
+    name, launched = missing(tree)[1]
+    for rank in range(4):
+        for batch in (64, 32):
+            change(tree / f"runs/task4_{batch}/rank{rank}.json", host={"name": f"node{rank}"})
+
+    assert name == "task 4 with --grad_dtype bf16" and launched.startswith("python -m cluster.launch --workers 4 --")
+    assert missing(tree)[1][1].startswith("python -m cluster.emulate --nodes 4 --rate 1gbit --")
 
 
 def test_traffic_that_cannot_be_expected_yet_is_named(tree, monkeypatch):
@@ -136,13 +169,14 @@ def test_without_task_4_its_runs_are_missing_and_nothing_is_doubted(tmp_path):
     assert [what for what, _ in missing(tmp_path)] == [
         "task 4 with total batch 64, 32, 16",
         "task 4 with --grad_dtype bf16",
+        "task 4 with a prediction for a larger model",
     ]
 
 
 def test_batch_sizes_without_a_run_are_named_with_the_command_that_makes_them(tree, measured):
     write_run(tree / "runs/task4_bf16", "task4_traffic", 4, per_gpu_train_batch_size=16, grad_dtype="bf16")
 
-    ((what, command),) = missing(tree)
+    (what, command), _ = missing(tree)
 
     assert what == "task 4 with total batch 16"
     assert command.startswith("for b in 4; do python -m cluster.launch --workers 4 -- task4_traffic/run_glue.py")

@@ -1,0 +1,108 @@
+"""GPT-2 on one and on two workers: what a second core gains when a step is mostly computation.
+
+    python -m cluster.two_workers [--steps 6]      # also the end of `make demo`
+
+Task 2b's run_gpt2.py runs three times with the same batch per worker: on one worker with one thread, on two workers
+with one thread each, and on one worker with all threads. The first is the baseline of the speed-up. Tokens per second
+are those of the median step, without the first, which is a warm-up. A run is called disturbed if other programs used
+the cores meanwhile.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from common.errors import InputError, exit_on_input_error
+from common.paths import ROOT
+from common.workers.processor import disturbance, other_programs
+from course.next_step import open_in_script
+
+SCRIPT = "task2b_allreduce/run_gpt2.py"
+LESSONS = (SCRIPT, "common/data_partition.py")
+EXAMPLES, TOKENS = 64, 128  # of one worker's batch: about a second of computation, and a tenth of that to communicate
+STEPS = 6
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One run: tokens per second of all workers, and what other programs did meanwhile ("" if nothing)."""
+
+    name: str
+    tokens_per_second: float
+    said: str
+
+
+def show_two_workers(steps: int = STEPS) -> None:
+    """Measure and print the table, or print which regions it needs first."""
+    missing = dict.fromkeys(region for file in LESSONS for region in open_in_script(ROOT, file))
+    if missing:
+        print(f"--- GPT-2 on two workers: not written yet: {', '.join(missing)}")
+        return
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2:
+        print("--- GPT-2 on two workers: this machine has one core, so two workers cannot be faster than one")
+        return
+    print(f"--- GPT-2: {steps} steps, {EXAMPLES} examples of {TOKENS} tokens per worker, {cores} cores", flush=True)
+    speeds = [
+        measure("1 worker, 1 thread", 1, 1, steps),
+        measure("2 workers, 1 thread each", 2, 1, steps),
+        measure(f"1 worker, {cores} threads", 1, cores, steps),
+    ]
+    print(table(speeds))
+
+
+def measure(name: str, workers: int, threads: int, steps: int) -> Speed:
+    """Run task 2b's script once."""
+    folder = ROOT / "runs" / "demo" / f"gpt2_{workers}_workers_{threads}_threads"
+    flags = {
+        "world_size": workers, "batch_size": workers * EXAMPLES, "model_max_length": TOKENS,
+        "max_steps": steps, "n_epochs": 1, "dropout": 0, "output_dir": folder,
+    }  # fmt: skip
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, SCRIPT, *words, "--overwrite_output_dir"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        lines = done.stdout.strip().splitlines() or [f"exit code {done.returncode}"]
+        errors = [line for line in lines if "error:" in line] or lines[-1:]
+        raise InputError(f"{SCRIPT} on {name}: {errors[0].replace('error: ', '', 1)}")
+    records = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(workers)]
+    seconds = statistics.median(step["seconds"] for step in records[0]["iterations"][1:])
+    said = disturbance(other_programs([record["processor"] for record in records]))
+    return Speed(name, workers * EXAMPLES * TOKENS / seconds, said)
+
+
+def table(speeds: list[Speed]) -> str:
+    """Return one line per run, with its speed-up over the first."""
+    lines = ["", f"{'GPT-2':<26} {'tokens/s':>9} {'speed-up':>9}"]
+    for speed in speeds:
+        ratio = speed.tokens_per_second / speeds[0].tokens_per_second
+        lines.append(f"{speed.name:<26} {speed.tokens_per_second:9.0f} {ratio:9.2f}   {speed.said}".rstrip())
+    if any(speed.said for speed in speeds):
+        lines.append("Other programs were busy, so these figures do not count; repeat: python -m cluster.two_workers")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m cluster.two_workers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run, the first is not counted")
+    arguments = parser.parse_args()
+    if arguments.steps < 2:
+        raise InputError(f"--steps: expected at least 2, because the first is not counted; got {arguments.steps}")
+    show_two_workers(arguments.steps)
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)
