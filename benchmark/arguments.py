@@ -9,7 +9,7 @@ import torch
 
 from benchmark.names import MODELS, STRATEGIES
 from benchmark.settings import Settings
-from common.arguments import add_common_flags, complete
+from common.arguments import add_common_flags, add_memory_limit, complete
 from common.errors import InputError
 from common.flags import Parser, check_at_least
 from common.workers.place import PORT, place_starter, place_worker
@@ -73,6 +73,7 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
     add_common_flags(parser)
     parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20)
     add = parser.add_argument
+    add_memory_limit(parser)
     add("--strategy", help=f"{', '.join(STRATEGIES)} (default: ddp)")
     add("--framework", choices=FRAMEWORKS, help="alternative to --strategy; combine with --zero_stage and --offload")
     add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")

@@ -2,7 +2,7 @@
 
     python -m benchmark.tables runs/benchmark/sweep
 
-latency.csv (ms per step, median) and mem.csv (MB, peak of live tensors of one worker) have a block of rows for each
+latency.csv (ms per step, median) and mem.csv (MB that a worker's step needs at its peak) have a block of rows for each
 optimization level, a row for each model and a column for each batch size of one worker, as in the DeepSpeed profiling
 project. A cell is "OOM" or "error" if the run failed, and empty if there was no run. If several worker counts were run,
 each has its own file (latency_2.csv, ...); latency.csv has the largest count. scaling.csv has the throughput divided by
@@ -71,7 +71,7 @@ def latency(run: dict) -> float | None:
 
 
 def peak_mb(run: dict) -> float | None:
-    peak = run["memory"]["peak_live_tensors"]
+    peak = run["memory"]["peak"]
     return None if peak is None else peak / 1e6
 
 

@@ -18,6 +18,16 @@ def whole_number(text: str) -> int:
 whole_number.__name__ = "whole number"  # argparse puts this name into its message
 
 
+def positive(text: str) -> int:
+    """Return the integer in `text`, from 1 on."""
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+positive.__name__ = "whole number above 0"
+
+
 def true_or_false(text: str) -> bool:
     """Return the truth value of a word; bool("False") would be True."""
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}

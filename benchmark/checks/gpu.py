@@ -92,7 +92,7 @@ def row_of(run: SweepRun, precision: str, result: dict[str, Any]) -> GpuRow:
         step_ms=result.get("step_ms"),
         tokens_per_second=result.get("tokens_per_second"),
         exposed_ms=result.get("communication", {}).get("exposed_ms"),
-        peak_memory=result.get("memory", {}).get("peak_live_tensors"),
+        peak_memory=result.get("memory", {}).get("peak"),
         utilisation=used.get("gpu_utilisation"),
         power=used.get("gpu_power"),
         temperature=used.get("gpu_temperature"),

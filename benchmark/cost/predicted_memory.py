@@ -94,3 +94,7 @@ def check_fit(cell: Cell, needed: Memory, available: float, sharing: int) -> Non
             f"each ({needed.kept / 1e9:.1f} kept, {needed.activations / 1e9:.1f} of activations), and it has "
             f"{available / 1e9:.1f} GB; use a smaller batch, more sharding, or --memory_gb for another machine"
         )
+
+
+def what_would_fit(settings) -> str:
+    return "use x"

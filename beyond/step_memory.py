@@ -1,0 +1,5 @@
+"""stub"""
+
+
+def what_would_fit(config):
+    return "use x"
