@@ -43,7 +43,8 @@ class Broker:
         self._posted: Counter[tuple] = Counter()  # calls so far in each sequence, see Call.sequence
         self._collectives: dict[tuple[str, int], dict[int, Call]] = defaultdict(dict)  # (group, number) -> rank -> call
         self._pairs: dict[tuple, list[Call]] = defaultdict(list)  # sends and recvs without a partner, by sequence
-        self._open: dict[tuple[int, int], Call] = {}  # (rank, identity) of every call without an answer
+        self._calls: dict[tuple[int, int], Call] = {}  # by (rank, identity)
+        self._open: dict[tuple[int, int], Call] = {}  # those without an answer
         self._waiting: list[dict[int, Call]] = [{} for _ in range(world_size)]  # rank -> thread -> call
         self._threads: list[set[int]] = [{0} for _ in range(world_size)]  # threads that call; 0 is the main one
 
@@ -56,6 +57,8 @@ class Broker:
         """A call has arrived. Raises MessageError for one that the backend in the rank cannot have sent."""
         call = parse_call(rank, message)
         self._record(rank, call)
+        call.posted_at = len(self.events[rank])
+        self._calls[rank, call.identity] = call
         self._posted[call.sequence] += 1
         call.number = self._posted[call.sequence]
         self._open[rank, call.identity] = call
@@ -70,6 +73,9 @@ class Broker:
 
     def wait(self, rank: int, message: dict) -> None:
         """A thread of a rank does nothing more until this call is answered."""
+        asked = self._calls.get((rank, message["id"]))
+        if asked and asked.waited_at is None:
+            asked.waited_at = len(self.events[rank])
         call = self._open.get((rank, message["id"]))
         if call is None:
             return  # the answer is on its way

@@ -1,15 +1,39 @@
 """Runs a student's sharded optimizer on a toy whose gradients are drawn; see overlap for the toy and its permits."""
 
-import gc
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from grader.inside.context import Context
-from grader.probes.beyond.overlap import Toy, behind
+from grader.probes.beyond.overlap import Toy
+from grader.wire import tags
 from grader.wire.values import Fields
+
+
+class Turns:
+    """Gives a rank its permits. Rank `late` gets one when all others have asked for the next, or ended backward."""
+
+    def __init__(self, context: Context, late: int | None) -> None:
+        self.context, self.late, self.box = context, late, torch.zeros(1)
+        self.is_first = True
+
+    def later(self, key: str) -> Tensor:
+        if self.context.rank == self.late:
+            for other in range(self.context.world_size):
+                if other != self.late:
+                    dist.recv(self.box, other, tag=tags.OURS)
+        elif self.late is not None and not self.is_first:
+            dist.send(self.box, self.late, tag=tags.OURS)
+        self.is_first = False
+        return self.context.later(key)
+
+    def end(self) -> None:
+        if self.late is not None and self.context.rank != self.late:
+            dist.send(self.box, self.late, tag=tags.OURS)
+        self.is_first = True
 
 
 class ToyOptimizer:
@@ -24,7 +48,8 @@ class ToyOptimizer:
         lesson = context.load(a["file"])
         self.mine = a["mine"]
         context.join()
-        self.toy = Toy(a, context.later)
+        self.turns = Turns(context, a["late"])
+        self.toy = Toy(a, self.turns.later)
         for parameter, value in zip(self.toy.numbered, self.mine["values"], strict=True):
             parameter.data.copy_(value)
         blocks = [nn.ModuleList([self.toy.layers[k] for k in block]) for block in a["blocks"]]
@@ -52,12 +77,11 @@ class ToyOptimizer:
 def backward(context: Context) -> Fields:
     """Some steps of backward and finish, with a stage's number of finishes, and no optimizer step.
 
-    Arguments: micros (of each step, how many micro-batches), late (the rank that waits in every micro-batch for the
-    backward of all others, or None); mine: uses and gradients, [step][micro-batch].
+    Arguments: micros (of each step, how many micro-batches), late (the rank that is one gradient behind, or None); mine: uses and gradients, [step][micro-batch].
     """
     a = context.arguments
     sharded = ToyOptimizer(context)
-    owns, before, finishes = owned(sharded), live_bytes(), []
+    owns, finishes = owned(sharded), []
     for step, micros in enumerate(a["micros"]):
         for micro in range(micros):
             last = micro == micros - 1
@@ -66,12 +90,12 @@ def backward(context: Context) -> Fields:
                 sharded.optimizer.finish()
                 context.event("finished")
                 finishes.append({
-                    "step": step, "micro": micro, "live": live_bytes(),
+                    "step": step, "micro": micro,
                     "gradients": [described(bucket.shard.gradient) for bucket in sharded.optimizer.buckets],
                     "left": [k for k, p in enumerate(sharded.toy.numbered) if p.grad is not None],
                 })  # fmt: skip
         sharded.optimizer.zero_grad()
-    return {"own": owns, "before": before, "finishes": finishes, "parameters": sharded.parameters()}
+    return {"own": owns, "finishes": finishes, "parameters": sharded.parameters()}
 
 
 def run_backward(context: Context, sharded: ToyOptimizer, step: int, micro: int) -> None:
@@ -79,8 +103,8 @@ def run_backward(context: Context, sharded: ToyOptimizer, step: int, micro: int)
     context.event("backward", step=step, micro=micro)
     uses, gradients = (sharded.mine[name][step][micro] for name in ("uses", "gradients"))
     loss = sharded.toy(f"{step} {micro}", uses, gradients)
-    with behind(context, context.arguments["late"]):
-        torch.autograd.backward(loss)
+    torch.autograd.backward(loss)
+    sharded.turns.end()
     context.event("backward ended")
 
 
@@ -103,13 +127,6 @@ def described(value: object) -> Fields:
     if not isinstance(value, torch.Tensor):
         return {"type": type(value).__name__}
     return {"dtype": str(value.dtype).removeprefix("torch."), "values": value.detach().clone()}
-
-
-def live_bytes() -> int:
-    """The memory behind all tensors that Python knows of."""
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def clip(context: Context) -> list[Fields]:

@@ -9,6 +9,7 @@ from itertools import groupby
 
 import numpy as np
 
+from grader.checks.beyond import in_transit
 from grader.checks.beyond.sharded_optimizer.sharded_run import ITEM, OptimizerRun, students_call
 from grader.ranks.calls import Call
 
@@ -188,6 +189,17 @@ def check_nothing_waits(run: OptimizerRun) -> None:
 
 
 # --- what they cost ---
+
+
+def check_in_transit(run: OptimizerRun) -> None:
+    """A message is received before the next one, or the one after it, is sent."""
+    sizes = [sum(run.initial[k].size for k in bucket) for bucket in run.buckets]
+    for rank in range(run.n):
+        for micro in read(run, rank):
+            held = held_by(run, rank, micro)
+            sends = [(i, call) for i, (*_, call) in zip(held, micro.sends, strict=True) if i is not None and i >= 0]
+            where = f"step {micro.step}, micro-batch {micro.micro}: rank {rank}"
+            in_transit.check(run.grade, where, sends, sizes, "bucket {}".format)
 
 
 def check_gradient_bytes(run: OptimizerRun) -> None:

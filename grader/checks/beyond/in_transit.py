@@ -1,0 +1,26 @@
+"""Judges how many messages of gradients a rank has in transit: the broker sees when each is posted and waited for."""
+
+from collections.abc import Callable, Sequence
+
+from grader.grading import Grade
+from grader.ranks.calls import Call
+
+MOST = 2  # the lesson's solution has one; two are right as well, and hide as much
+
+
+def check(
+    grade: Grade, where: str, sends: Sequence[tuple[int, Call]], sizes: Sequence[int], name: Callable[[int], str]
+) -> None:
+    """sends: (piece, call) in the order in which a rank makes them. sizes: elements of each piece, called name(piece).
+
+    A piece may travel in several calls: it is in transit until all of them have been waited for.
+    """
+    for piece, call in sends:
+        alive = sorted({other for other, earlier in sends if earlier.in_transit(call)})
+        if len(alive) > MOST:
+            gradients = sum(sizes[other] for other in alive)
+            grade.fail(
+                f"{where} sends {name(piece)} ({call.where}) while the messages of {len(alive) - 1} others are in "
+                f"transit: {len(alive)} messages with {gradients} of {sum(sizes)} gradients are in memory; expected "
+                "one, at most two: receive the message before, then send the next one"
+            )
