@@ -1,5 +1,151 @@
-"""stub"""
+"""Predict the most memory that a step needs on a worker: what stays, what forward keeps, blocks and messages.
+
+Adam needs 16 bytes for a parameter in fp32: value, gradient and two states. What a strategy does not keep whole, it
+still needs whole for a while, a block at a time. README.md of this folder has a table of measured peaks. This code is
+given.
+
+The highest point of a step depends on the strategy, so `peak` returns the highest of these:
+
+    forward      | block 0 | block 1 | ... | loss |             activations grow
+    backward                                      | ... | block 1 | block 0 | embeddings |
+                                                   activations shrink, gradients of the ranks' shards grow
+    finish, step                                                                           | messages | Adam |
+"""
+
+from dataclasses import dataclass, replace
+
+from transformers import AutoConfig
+
+from common.config import BeyondConfig
+from common.memory import MB
+
+BYTES = 4  # of a number in fp32
+MICRO_BATCHES = 4  # of 1f1b, as --n_chunk
+DATA_PARALLEL = ("overlap", "zero1", "zero2", "zero3")
 
 
-def what_would_fit(config):
-    return "use x"
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a model in fp32, and of what one example keeps for backward.
+
+    blocks: their number. block, root: parameters of one block, and of all that is outside the blocks. matrix,
+    embedding: the largest parameter of a block, and of the root.
+    kept: activations of one block. whole: the part of it that tensor parallelism does not cut. loss: activations
+    outside the blocks. logits: those of one example. border: the activations that a stage sends.
+    """
+
+    blocks: int
+    block: int
+    root: int
+    matrix: int
+    embedding: int
+    kept: int
+    whole: int
+    loss: int
+    logits: int
+    border: int
+
+    @property
+    def parameters(self) -> int:
+        return self.blocks * self.block + self.root
+
+
+def gpt2_sizes(config, length: int) -> Sizes:
+    """Return the sizes of a GPT-2 by transformers' configuration, for examples of `length` tokens, without dropout."""
+    width, inner = config.n_embd, config.n_inner or 4 * config.n_embd
+    border, logits = (BYTES * length * size for size in (width, config.vocab_size))
+    return Sizes(
+        blocks=config.n_layer,
+        block=BYTES * (width * (4 * width + 2 * inner) + 9 * width + inner),
+        root=BYTES * width * (config.vocab_size + config.n_positions + 2),
+        matrix=BYTES * width * max(3 * width, inner),
+        embedding=BYTES * width * config.vocab_size,
+        kept=9 * border + 5 * BYTES * length * inner,  # 9: two norms, q, k, v, attention; 5: gelu's pieces
+        whole=4 * border,  # inputs of the two norms, and of the first matrix behind each
+        loss=2 * border + logits,
+        logits=logits,
+        border=border,
+    )
+
+
+def cut(sizes: Sizes, slices: int) -> Sizes:
+    """Return the sizes of a rank of a tensor group: its slice of every block."""
+    kept = sizes.whole + (sizes.kept - sizes.whole) // slices
+    return replace(sizes, block=sizes.block // slices, matrix=sizes.matrix // slices, kept=kept)
+
+
+def peak(strategy: str, sizes: Sizes, batch: float, workers: int, micro_batches: int = 1) -> float:
+    """Return the most bytes that a step needs on the worker with the most.
+
+    strategy: as for --strategy; also single, and ddp, whose gradients stay in its buckets. sizes: with tensor and grid,
+    those of a slice. batch: examples that a worker computes together; with 1f1b a micro-batch, and `workers` stages.
+    """
+    if strategy in ("zero2", "zero3"):
+        return _sent_during_backward(strategy == "zero3", sizes, batch, workers)
+    if strategy == "1f1b":
+        return max(_stage(stage, sizes, batch, workers, micro_batches) for stage in range(workers))
+    values = sizes.parameters
+    buckets = values if strategy in ("ddp", "overlap") else 0
+    states = 2 * values / (workers if strategy == "zero1" else 1)
+    first = values + buckets + states + sizes.blocks * batch * sizes.kept
+    last = 2 * values + states + 2 * sizes.embedding  # Adam computes with two more of the largest parameter
+    if strategy == "zero1":
+        last = 2 * values + states + max(2 * sizes.embedding, sizes.block)  # one message
+    if strategy == "overlap":  # at the end of the first step it makes its buckets again, in another order
+        last += values
+    return max(first + _loss(sizes, batch), first + sizes.embedding + 2 * sizes.matrix, last)
+
+
+def _loss(sizes: Sizes, batch: float) -> float:
+    return batch * (sizes.loss + 2 * sizes.logits)  # two: their gradient, and what it is computed from
+
+
+def _sent_during_backward(is_sharded: bool, sizes: Sizes, batch: float, workers: int) -> float:
+    """Return the peak of zero2; is_sharded: of zero3, whose parameters are gathered a block ahead."""
+    block, embedding, kept = sizes.block, sizes.embedding, batch * sizes.kept
+    shard = sizes.parameters / workers
+    stays = 2 * shard + (shard + sizes.root if is_sharded else sizes.parameters)
+    whole = 2 * block if is_sharded else 0
+    found = [stays + whole + sizes.blocks * kept + max(_loss(sizes, batch), embedding + 2 * sizes.matrix)]
+    for done in range(sizes.blocks):  # blocks whose gradients have been sent, when those of the next are complete
+        message = 2 * block if done else block  # what is sent, and what arrives; before the first one, a copy
+        there = embedding + block + message + done * block / workers  # the shared matrix has a gradient from the start
+        found.append(stays + whole + (sizes.blocks - done - 1) * kept + there)
+    blocks = sizes.blocks * block / workers
+    found.append(stays + blocks + max(2 * embedding + 2 * block, 2 * sizes.root))  # the root
+    copies = 0 if is_sharded else shard  # of the shards, which are gathered
+    found.append(stays + shard + max(copies, 2 * max(block, sizes.root) / workers))
+    return max(found)
+
+
+def _stage(stage: int, sizes: Sizes, batch: float, stages: int, micro_batches: int) -> float:
+    """Return the peak of a stage of the schedule 1F1B."""
+    here = sum(block * stages // sizes.blocks == stage for block in range(sizes.blocks))
+    ends = (stage == 0) + (stage == stages - 1)
+    values = here * sizes.block + (sizes.embedding if ends else 0)
+    alive = min(stages - stage, micro_batches)
+    borders = batch * sizes.border * (alive + micro_batches * (2 - ends))  # what has been sent is kept until the end
+    loss = _loss(sizes, batch) if stage == stages - 1 else 0
+    temporary = 2 * sizes.embedding if ends else 2 * sizes.matrix
+    return 4 * values + max(alive * here * batch * sizes.kept + borders + max(loss, sizes.matrix), temporary)
+
+
+def what_would_fit(config: BeyondConfig) -> str:
+    """Return, for the message of --memory_limit_mb, what a step needs by the prediction, and which strategies fit."""
+    model, workers = AutoConfig.from_pretrained(config.model_name_or_path), config.world_size
+    sizes, limit = gpt2_sizes(model, config.model_max_length), config.memory_limit_mb
+    share = config.batch_size / workers
+    found = {name: peak(name, sizes, share, workers) for name in DATA_PARALLEL}
+    found["tensor"] = peak("tensor", cut(sizes, workers), config.batch_size, workers)
+    found["1f1b"] = peak("1f1b", sizes, config.batch_size / MICRO_BATCHES, workers, MICRO_BATCHES)
+    return fitting(config.strategy, found, limit)
+
+
+def fitting(strategy: str, peaks: dict[str, float], limit_mb: int | None) -> str:
+    """Return the sentence."""
+    mine = f"by the prediction, {strategy} needs {peaks[strategy] / MB:,.0f} MB; " if strategy in peaks else ""
+    fits = [f"{name} ({size / MB:,.0f} MB)" for name, size in peaks.items() if limit_mb and size <= limit_mb * MB]
+    if not fits:
+        least = min(peaks, key=lambda name: peaks[name])
+        return f"{mine}no strategy fits, {least} needs the least ({peaks[least] / MB:,.0f} MB); use more workers"
+    return f"{mine}these would fit: {', '.join(fits)}"
