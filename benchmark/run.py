@@ -38,7 +38,7 @@ def work(settings: Settings) -> None:
         if worker.is_first:
             prepare(settings.output_dir)
         workload = load_workload(settings)
-        model = workload.build(settings)
+        model = workload.build(settings, worker.device)
         shapes = [parameter.shape for parameter in model.parameters()]
         engine = STRATEGIES[settings.strategy](settings, worker, model)
         del model

@@ -35,10 +35,14 @@ class Engine(ABC):
 
     def __init__(self, settings: Settings, worker: Worker, model: nn.Module) -> None:
         self.settings, self.worker = settings, worker
-        self.bare = model.to(worker.device)
+        self.bare = self.place(model)
         self.model: Any = self.wrap(self.bare)
         self.optimizer: Any = self.make_optimizer()
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=settings.precision == "fp16")
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """The model on this worker's device."""
+        return model.to(self.worker.device)
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> Any:

@@ -146,6 +146,9 @@ class OwnZero2(OwnSharded):
 class OwnZero3(OwnSharded):
     """State, gradients and parameters are sharded; a block's parameters are gathered before it computes."""
 
+    def place(self, model: nn.Module) -> nn.Module:
+        return model if any(parameter.is_meta for parameter in model.parameters()) else super().place(model)
+
     def shard(self, *arguments: object) -> Any:
         return lesson("sharded_model").ShardedModel(*arguments)
 
