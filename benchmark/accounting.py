@@ -60,7 +60,7 @@ def work(settings: Settings, names: list[str]) -> None:
 def account(settings: Settings, worker: Worker, workload: Workload) -> dict[str, Any]:
     """One strategy's row, on every worker: means over the workers."""
     memory = PeakMemory(worker.device)
-    model = workload.build(settings)
+    model = workload.build(settings, worker.device)
     shapes = [parameter.shape for parameter in model.parameters()]
     engine = STRATEGIES[settings.strategy](settings, worker, model)
     del model

@@ -54,7 +54,7 @@ class ComparedStrategy:
         if strategy == "single":
             settings = replace(settings, batch_size=settings.batch_size * settings.world_size, world_size=1, rank=0)
         self.settings = replace(settings, strategy=strategy)
-        self.engine = STRATEGIES[strategy](self.settings, worker, workload.build(settings))
+        self.engine = STRATEGIES[strategy](self.settings, worker, workload.build(self.settings, worker.device))
         self.batches = worker.batches(workload.batches(self.settings))
         self.meter = Meter(worker) if label.endswith("metered") else None
         self.losses: list[torch.Tensor] = []

@@ -43,7 +43,7 @@ def work(settings: Settings) -> None:
         workload = load_workload(settings)
         memory = PeakMemory(worker.device)  # counts from here: what is there before the model
         with memory.limited(settings.memory_limit_mb, partial(what_would_fit, settings)):
-            model = workload.build(settings)
+            model = workload.build(settings, worker.device)
             shapes = [parameter.shape for parameter in model.parameters()]
             engine = STRATEGIES[settings.strategy](settings, worker, model)
             del model

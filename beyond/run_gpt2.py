@@ -22,6 +22,7 @@ from torch.optim import AdamW
 from beyond import ring
 from beyond.byte_counts import CommunicationRecord
 from beyond.checkpoint import load_shards, save_shards
+from beyond.deferred import from_folder
 from beyond.on_grid import OnGrid
 from beyond.overlap import GradientReducer
 from beyond.replicated import Replicated
@@ -54,6 +55,15 @@ def join(config):
         rank=config.rank,
     )
     # END SOLUTION 2a.1
+
+
+def load_model(config, tokenizer, device):
+    """Return the model. That of zero3 has no memory yet, if possible: each rank reads only its part of the weights."""
+    kind, folder = transformers.GPT2LMHeadModel, config.model_name_or_path
+    model = from_folder(kind, folder, device) if config.strategy == "zero3" else None
+    if model is None or len(tokenizer) > model.config.vocab_size:  # to add rows, it needs the whole matrix
+        model = kind.from_pretrained(folder).to(device)
+    return fit_model(model, config, tokenizer, config.model_max_length)
 
 
 def make_strategy(config, model):
@@ -125,8 +135,7 @@ def main():
         loader, _ = partition_dataset(data.train, config.batch_size, rank=place, world_size=config.grid.data)
         memory = PeakMemory(worker.device)  # counts from here: what is there before the model
         with memory.limited(config.memory_limit_mb, partial(what_would_fit, config)):
-            model = transformers.GPT2LMHeadModel.from_pretrained(config.model_name_or_path)
-            model = fit_model(model, config, tokenizer, config.model_max_length).to(worker.device)
+            model = load_model(config, tokenizer, worker.device)
             record = CommunicationRecord(config, worker, memory)
             record.describe(model, len(data.train), len(data.validation))
             optimizer = make_strategy(config, model)

@@ -18,7 +18,8 @@
     in memory     2, 1                  1, 0                  0
 
 Besides its shards and the root, a rank has at most two blocks in memory, the one that computes and the next one, and
-one message of gradients: it receives a message before it sends the next one. A step moves almost three units of S (N-1)/N bytes instead of the two of ZeRO-2, because the blocks are gathered twice.
+two messages of gradients: before it sends a third one, it receives the first. A step moves almost three units of
+S (N-1)/N bytes instead of the two of ZeRO-2, because the blocks are gathered twice.
 
 Parameters outside the blocks (embeddings, the last norm), and those that several blocks share, are the root. It is
 gathered before forward, and freed when its gradients are complete.
@@ -26,6 +27,7 @@ gathered before forward, and freed when its gradients are complete.
 Sources: Rajbhandari et al., "ZeRO", 2020, section 5.3. Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -155,7 +157,7 @@ class ShardedModel:
     Attributes
     blocks: one ShardedBlock for each block, in order. root: the ShardedBlock of all other parameters.
     pieces: the blocks from last to first, then the root. optimizer: the torch optimizer that updates the shards.
-    in_transit: the block whose gradients have been sent last and not been received; None if there is none.
+    in_transit: the blocks whose gradients have been sent and not been received, the oldest first.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class ShardedModel:
         self.root = ShardedBlock(root)
         self.blocks = [ShardedBlock(parameters) for parameters in of_blocks]
         self.pieces = [*self.blocks[::-1], self.root]  # the order in which backward completes them
-        self.in_transit: Any = None
+        self.in_transit = deque[ShardedBlock]()
         self.block_of = {parameter: block for block in self.pieces for parameter in block.flat.parameters}
         self.optimizer = make_optimizer(decay_groups([block.shard for block in self.pieces], weight_decay))
         model.register_forward_pre_hook(lambda module, inputs: self.before_model())
@@ -249,18 +251,18 @@ class ShardedModel:
         # END SOLUTION b.10
 
     def send(self, block: ShardedBlock) -> None:
-        """Send a block's gradients when those of the block before it have been received.
+        """Send a block's gradients, so that at most two messages are in transit.
 
-        b.10 [7] Receive the block in self.in_transit, if there is one: it had time to travel while this block computed.
-                 Without this, the messages of all blocks are in memory when backward ends.
-             [8] Send this block, and keep it in self.in_transit.
+        b.10 [7] If two blocks are in transit, receive the older one: it had time to travel while backward computed two
+                 blocks. Without this step, the messages of all blocks are in memory when backward ends.
+             [8] Send this block, and add it to self.in_transit.
         """
         # TODO(cos598d) b.10: steps [7] and [8] (about 4 lines)
         # BEGIN SOLUTION b.10
-        if self.in_transit is not None:
-            self.in_transit.receive()
+        if len(self.in_transit) == 2:
+            self.in_transit.popleft().receive()
         block.send()
-        self.in_transit = block
+        self.in_transit.append(block)
         # END SOLUTION b.10
 
     def finish(self) -> None:
@@ -268,16 +270,15 @@ class ShardedModel:
 
         b.10 [9] Send the blocks that have not been sent because one of their parameters got no gradient, in the order
                  of self.pieces: something is still missing in them.
-             [10] Receive the block that is in transit. Then prepare the next backward: nothing is in transit, and in
-                  every block all parameters are missing again.
+             [10] Receive the blocks that are still in transit. Then all parameters of every block are missing again.
         """
         # TODO(cos598d) b.10: steps [9] and [10] (about 7 lines)
         # BEGIN SOLUTION b.10
         for block in self.pieces:
             if block.missing:
                 self.send(block)
-        self.in_transit.receive()
-        self.in_transit = None
+        while self.in_transit:
+            self.in_transit.popleft().receive()
         for block in self.pieces:
             block.missing = set(block.flat.parameters)
         # END SOLUTION b.10

@@ -17,7 +17,8 @@
 Adam keeps two numbers for every parameter. With N ranks, each rank keeps 1/N of them. A reduce_scatter followed by an
 all_gather moves as many bytes as one all_reduce, so this saves memory without sending more bytes. ZeRO-1 sends the
 gradients when backward has ended. ZeRO-2 sends the gradients of a block as soon as they are complete, and frees them.
-Both receive a message before they send the next one: a message needs as much memory as its gradients, twice.
+A message needs twice the memory of its gradients, so at most two are in transit: before a rank sends a third one, it
+receives the first. With one at a time, the network would wait for each rank to compute the next gradients.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, section 5.
 """
@@ -139,16 +140,16 @@ class ShardedOptimizer:
         # END SOLUTION b.6
 
     def send_next(self) -> None:
-        """Send the next bucket when the one before it has been received: at most one message is in memory.
+        """Send the next bucket, so that at most two messages are in transit.
 
-        b.6  [8] If a bucket has been sent in this step, receive the last one: it had time to travel while backward
-                 computed the gradients of this bucket. Without this, all messages are in memory when backward ends.
+        b.6  [8] If two buckets are in transit, receive the older one: it had time to travel while backward computed two
+                 buckets. Without this step, all messages are in memory when backward ends.
              [9] Send the next bucket, and count it in next_bucket.
         """
         # TODO(cos598d) b.6: steps [8] and [9] (about 4 lines)
         # BEGIN SOLUTION b.6
-        if self.next_bucket > 0:
-            self.buckets[self.next_bucket - 1].receive()
+        if self.next_bucket >= 2:
+            self.buckets[self.next_bucket - 2].receive()
         self.buckets[self.next_bucket].send()
         self.next_bucket += 1
         # END SOLUTION b.6

@@ -44,24 +44,17 @@ def _mallinfo2() -> Callable[[], _MallInfo2] | None:
 def alive_bytes(device: torch.device) -> int | None:
     """Return the bytes of everything that is allocated: on a GPU by torch, on a CPU by torch, gloo and Python's C code.
 
-    Weights that lie in a mapped file count as well. None if the C library does not say.
+    None if the C library does not say.
     """
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     mallinfo2 = _mallinfo2()
-    return None if mallinfo2 is None else _allocated(mallinfo2) + _mapped_weights()
+    return None if mallinfo2 is None else _allocated(mallinfo2)
 
 
 def _allocated(mallinfo2: Callable[[], _MallInfo2]) -> int:
     found = mallinfo2()
     return found.uordblks + found.hblkhd  # on the heaps, and in mappings of their own
-
-
-def _mapped_weights() -> int:
-    """Return the bytes of mapped safetensors: a loaded model's parameters stay there until something replaces them."""
-    weights = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if ".safetensors" in line]
-    limits = [[int(word, 16) for word in place.split("-")] for place in weights]
-    return sum(end - begin for begin, end in limits)
 
 
 class PeakMemory:
@@ -85,7 +78,6 @@ class PeakMemory:
         self.bytes: int | None = None
         self.process_bytes: int | None = None
         self._mallinfo2 = None if device.type == "cuda" else _mallinfo2()
-        self._mapped = 0
         self._stopped: threading.Event | None = None  # None: no thread is looking
 
     def start(self, period: float = PERIOD) -> None:
@@ -96,14 +88,13 @@ class PeakMemory:
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
             self.process_bytes = 0
         if self._mallinfo2 is not None:
-            self._mapped = _mapped_weights()
             self.bytes = 0
             self._watch(period)
 
     def sample(self) -> None:
         """Look at once: call it where much is alive for a short time only."""
         if self._mallinfo2 is not None and self.bytes is not None:
-            self.bytes = max(self.bytes, _allocated(self._mallinfo2) + self._mapped - self.before)
+            self.bytes = max(self.bytes, _allocated(self._mallinfo2) - self.before)
 
     def stop(self) -> None:
         """End the measurement; a second call does nothing."""

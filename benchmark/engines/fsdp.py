@@ -14,8 +14,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from benchmark.engines.engine import HALF, Engine
+from beyond.deferred import Deferred
+from common.errors import InputError
+from common.workers.process_group import Worker
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -29,9 +33,13 @@ class FSDP(Engine):
         half = HALF.get(self.settings.precision)
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
+        deferred = {name: p.deferred for name, p in model.named_parameters() if p.is_meta}
         for module in blocks(model):
             fully_shard(module, mesh=mesh, mp_policy=policy)
-        return fully_shard(model, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        if deferred:
+            materialise(model, deferred, self.worker)
+        return model
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
         self.model.set_requires_gradient_sync(last)
@@ -49,6 +57,24 @@ class FSDP(Engine):
         model, optimizer = get_state_dict(self.bare, self.optimizer)
         dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
         set_state_dict(self.bare, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+
+
+def materialise(model: nn.Module, deferred: dict[str, Deferred], worker: Worker) -> None:
+    """Give a sharded model without memory its shards, as FSDP2's users do, and fill them one parameter at a time."""
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.to_empty(device=worker.device)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(kept[name])
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor) or name not in deferred:
+            raise InputError(f"--model: fsdp cannot build {name} without memory; choose another strategy")
+        rows = -(-parameter.shape[0] // worker.world_size)  # of a worker; the last ones have fewer
+        row, own = parameter.numel() // parameter.shape[0], parameter.to_local().detach()
+        begin = min(worker.rank * rows, parameter.shape[0]) * row
+        whole = torch.empty(parameter.numel(), dtype=own.dtype)
+        if own.numel():
+            deferred[name].write(whole, begin, begin + own.numel())
+            own.copy_(whole[begin : begin + own.numel()].view_as(own))
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

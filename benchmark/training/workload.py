@@ -14,9 +14,10 @@ from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, T5Config, T5Fo
 
 from benchmark.names import MODELS
 from benchmark.settings import Settings
+from beyond.deferred import from_folder, from_random
 from common.data.oscar import load_blocks
 from common.errors import InputError
-from common.models.fit import set_dropout
+from common.models.fit import leave_file, set_dropout
 from common.models.load import load_tokenizer, model_path
 from common.optim import set_seed
 
@@ -57,16 +58,28 @@ class Workload:
     train: Dataset
     validation: Dataset
 
-    def build(self, settings: Settings) -> nn.Module:
-        """A fresh model, the same on every worker and for every strategy with the same seed."""
+    def build(self, settings: Settings, device: torch.device | None = None) -> nn.Module:
+        """A fresh model, the same on every worker and for every strategy with the same seed.
+
+        With a device, that of own_zero3 and fsdp has no memory: its parameters get theirs there (beyond/deferred.py).
+        """
         set_seed(settings.seed)
         model_class: Any = GPT2LMHeadModel if self.kind == "gpt2" else T5ForConditionalGeneration
-        model = model_class.from_pretrained(self.source) if self.source else model_class(self.config)
+        model: Any = None
+        if device and settings.strategy in ("own_zero3", "fsdp"):
+            model = self._without_memory(model_class, device)
+        if model is None:
+            model = leave_file(model_class.from_pretrained(self.source)) if self.source else model_class(self.config)
         model.config.use_cache = False
         if settings.dropout is not None:
             set_dropout(model, settings.dropout)
         model.train()
         return model
+
+    def _without_memory(self, model_class: Any, device: torch.device) -> nn.Module | None:
+        if self.source:
+            return from_folder(model_class, self.source, device)
+        return from_random(lambda: model_class(self.config), device)
 
     def batches(self, settings: Settings, first_step: int = 0) -> Iterator[Batch]:
         """This worker's batches from `first_step` on, without end: `accumulation` of them for each step.

@@ -57,7 +57,7 @@ class Call(Event):
         return self.name in ("send", "recv")
 
     def in_transit(self, later: "Call") -> bool:
-        """Whether this call had been posted and nobody had waited for it when its rank posted a `later` one, or this."""
+        """Whether this call was posted and not waited for when its rank posted a later one (or this one)."""
         return self.posted_at <= later.posted_at and (self.waited_at is None or self.waited_at >= later.posted_at)
 
     @property

@@ -77,7 +77,8 @@ class ToyOptimizer:
 def backward(context: Context) -> Fields:
     """Some steps of backward and finish, with a stage's number of finishes, and no optimizer step.
 
-    Arguments: micros (of each step, how many micro-batches), late (the rank that is one gradient behind, or None); mine: uses and gradients, [step][micro-batch].
+    Arguments: micros (of each step, how many micro-batches), late (the rank that is one gradient behind, or None);
+    mine: uses and gradients, [step][micro-batch].
     """
     a = context.arguments
     sharded = ToyOptimizer(context)

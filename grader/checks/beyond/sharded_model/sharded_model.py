@@ -28,7 +28,6 @@ WORDS_OF_CRASHES = {
     "computes in forward while": "the block that forward needs is not in memory: before_forward must wait for it",
     "beyond/flat_parameters.py": "a freed parameter is laid out flat again: parameters_by_block must return each "
     "parameter once; parameters that several blocks share belong to the root",
-    "'NoneType' object has no attribute 'receive'": "self.in_transit is None: send must keep the block that it sends",
     "KeyError": "a parameter was taken out of `missing` twice: finish must reset `missing` to all parameters",
     "'NoneType' object has no attribute 'wait'": "wait() is called on a handle that is None: store the handle of every "
     "message, and receive it once",
