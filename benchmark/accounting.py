@@ -134,7 +134,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         return "-" if left is None or not right else f"{left / right:.4f}"
 
     lines = [
-        f"{'workers':>7} {'strategy':<14}| persistent MB: {'ideal':>9}{'documented':>11}{'counted':>9}{'ratio':>8} | peak MB {'':>1}"
+        f"{'workers':>7} {'strategy':<14}| persistent MB: {'ideal':>9}{'documented':>11}{'counted':>9}{'ratio':>8} |{'peak MB':>9}"
         f" | sent per step MB: {'payload':>9}{'interface':>10}{'ratio':>8}{'units':>7}{'calls':>7}"
     ]
     for row in rows:
@@ -142,7 +142,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         calls = "-" if row["calls"] is None else f"{row['calls']:.0f}"
         lines.append(
             f"{row['workers']:>7} {row['strategy']:<14}|{'':>15}{mb(row['textbook']):>9}{mb(row['known']):>11}"
-            f"{mb(row['counted']):>9}{quotient(row['counted'], row['known']):>8} |{mb(row['peak']):>9} |{'':>18}{mb(row['payload']):>9}"
+            f"{mb(row['counted']):>9}{quotient(row['counted'], row['known']):>8} |{mb(row['peak']):>9}"
+            f" |{'':>18}{mb(row['payload']):>9}"
             f"{mb(row['interface']):>10}{quotient(row['interface'], row['payload']):>8}{units:>7}{calls:>7}"
         )
     return "\n".join(lines)
@@ -164,7 +165,7 @@ def main() -> None:
         if unknown := set(names) - set(STRATEGIES):
             raise InputError(f"--only: expected names among {', '.join(STRATEGIES)}; got {', '.join(sorted(unknown))}")
     argv = without(argv, "--workers")
-    settings, workers = parse([*without(argv, "--only"), "--strategy", "ddp"], "accounting", __doc__)
+    settings, workers = parse(without(argv, "--only"), "accounting", __doc__)
     if workers is None:
         work(settings, names)
         if reports(settings):

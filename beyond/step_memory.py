@@ -20,6 +20,7 @@ from common.config import BeyondConfig
 from common.memory import MB
 
 BYTES = 4  # of a number in fp32
+MESSAGES = 2  # of gradients in transit, with zero2 and zero3; each is there twice: what is sent, and what arrives
 MICRO_BATCHES = 4  # of 1f1b, as --n_chunk
 DATA_PARALLEL = ("overlap", "zero1", "zero2", "zero3")
 
@@ -81,7 +82,7 @@ def peak(strategy: str, sizes: Sizes, batch: float, workers: int, micro_batches:
     those of a slice. batch: examples that a worker computes together; with 1f1b a micro-batch, and `workers` stages.
     """
     if strategy in ("zero2", "zero3"):
-        return _sent_during_backward(strategy == "zero3", sizes, batch, workers)
+        return sent_during_backward(sizes, batch, workers, 0 if strategy == "zero2" else 2.5, 2 * MESSAGES)
     if strategy == "1f1b":
         return max(_stage(stage, sizes, batch, workers, micro_batches) for stage in range(workers))
     values = sizes.parameters
@@ -90,7 +91,8 @@ def peak(strategy: str, sizes: Sizes, batch: float, workers: int, micro_batches:
     first = values + buckets + states + sizes.blocks * batch * sizes.kept
     last = 2 * values + states + 2 * sizes.embedding  # Adam computes with two more of the largest parameter
     if strategy == "zero1":
-        last = 2 * values + states + max(2 * sizes.embedding, sizes.block)  # one message
+        gathered = 2 * (values / workers + sizes.block)  # as with zero2
+        last = values + states + max(values + MESSAGES * sizes.block, gathered)
     if strategy == "overlap":  # at the end of the first step it makes its buckets again, in another order
         last += values
     return max(first + _loss(sizes, batch), first + sizes.embedding + 2 * sizes.matrix, last)
@@ -100,21 +102,21 @@ def _loss(sizes: Sizes, batch: float) -> float:
     return batch * (sizes.loss + 2 * sizes.logits)  # two: their gradient, and what it is computed from
 
 
-def _sent_during_backward(is_sharded: bool, sizes: Sizes, batch: float, workers: int) -> float:
-    """Return the peak of zero2; is_sharded: of zero3, whose parameters are gathered a block ahead."""
+def sent_during_backward(sizes: Sizes, batch: float, workers: int, gathered: float, messages: float) -> float:
+    """Return the peak of a strategy that sends each block's gradients as soon as they are complete.
+
+    gathered: how many blocks are whole while one computes, with what gloo needs to gather the next; 0: all stay whole.
+    messages: the memory of those in transit, in blocks.
+    """
     block, embedding, kept = sizes.block, sizes.embedding, batch * sizes.kept
-    shard = sizes.parameters / workers
-    stays = 2 * shard + (shard + sizes.root if is_sharded else sizes.parameters)
-    whole = 2 * block if is_sharded else 0
+    shard, whole = sizes.parameters / workers, gathered * block
+    stays = 2 * shard + (shard + sizes.root if gathered else sizes.parameters)
     found = [stays + whole + sizes.blocks * kept + max(_loss(sizes, batch), embedding + 2 * sizes.matrix)]
     for done in range(sizes.blocks):  # blocks whose gradients have been sent, when those of the next are complete
-        message = 2 * block if done else block  # what is sent, and what arrives; before the first one, a copy
-        there = embedding + block + message + done * block / workers  # the shared matrix has a gradient from the start
-        found.append(stays + whole + (sizes.blocks - done - 1) * kept + there)
-    blocks = sizes.blocks * block / workers
-    found.append(stays + blocks + max(2 * embedding + 2 * block, 2 * sizes.root))  # the root
-    copies = 0 if is_sharded else shard  # of the shards, which are gathered
-    found.append(stays + shard + max(copies, 2 * max(block, sizes.root) / workers))
+        there = embedding + block * (1 + min(messages, 2 * done)) + done * block / workers
+        found.append(stays + whole + (sizes.blocks - done - 1) * kept + there)  # the embedding: its gradient of the end
+    if not gathered:  # at the end of step, the new shards are copied and gathered; gloo works on two blocks at a time
+        found.append(stays + 2 * shard + 2 * max(block, sizes.root))
     return max(found)
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from common.config import BeyondConfig, GlueConfig, Gpt2Config, Grid, RunConfig, TrafficConfig
 from common.errors import InputError
-from common.flags import Parser, check_at_least, link_rate, or_default, positive, true_or_false, whole_number
+from common.flags import Parser, add_memory_limit, check_at_least, link_rate, or_default, true_or_false, whole_number
 from common.paths import ROOT
 from common.workers.place import COURSE_PORT, PORT, Place, place_starter, place_worker
 from common.workers.rows import STOPPED_FILE
@@ -263,14 +263,6 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     workers.add_argument(
         "--hang_seconds", type=float, default=120.0, help="abort if no step completes within this many seconds"
     )
-
-
-def add_memory_limit(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that common/memory.py enforces."""
-    parser.add_argument(
-        "--memory_limit_mb", type=positive, metavar="N",
-        help="end with an error if model and training take more than N MB on a worker; the steps take longer",
-    )  # fmt: skip
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:

@@ -68,3 +68,11 @@ def check_at_least(flags: object, least: int, *names: str) -> None:
     for name in names:
         if not getattr(flags, name) >= least:
             raise InputError(f"--{name}: expected {least} or more, got {getattr(flags, name)}")
+
+
+def add_memory_limit(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that common/memory.py enforces."""
+    parser.add_argument(
+        "--memory_limit_mb", type=positive, metavar="N",
+        help="end with an error if model and training take more than N MB on a worker; the steps take longer",
+    )  # fmt: skip

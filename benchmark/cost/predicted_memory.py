@@ -61,8 +61,8 @@ def kept(cell: Cell, architecture: Architecture) -> float:
 
 def peak(cell: Cell, architecture: Architecture) -> float:
     """Return the most bytes that a step needs, on the worker with the most."""
-    from beyond.step_memory import cut
-    from beyond.step_memory import peak as of_lesson  # here: it loads transformers
+    from beyond.step_memory import cut, sent_during_backward  # here: it loads transformers
+    from beyond.step_memory import peak as of_lesson
 
     sizes, name, workers = sizes_of(architecture), cell.strategy.removeprefix("own_"), cell.workers
     if cell.grid is not None:
@@ -70,7 +70,9 @@ def peak(cell: Cell, architecture: Architecture) -> float:
         batch = cell.batch * cell.stages * cell.tensor / count
         return of_lesson("1f1b" if cell.stages > 1 else "tensor", sizes, batch, cell.stages, count)
     if cell.strategy == "fsdp":
-        return _fsdp(sizes, cell.batch, workers)
+        return sent_during_backward(
+            sizes, cell.batch, workers, gathered=2, messages=1
+        )  # reduce_scatter: a part arrives
     if cell.strategy.startswith("zero"):  # DeepSpeed keeps its buffers
         temporary = sizes.embedding + 2 * sizes.matrix
         return kept(cell, architecture) + cell.batch * architecture.activations + temporary
@@ -100,10 +102,6 @@ def sizes_of(architecture: Architecture) -> "Sizes":
     )
 
 
-def _fsdp(sizes: "Sizes", batch: int, workers: int) -> float:
-    return 0.0
-
-
 def check_fit(cell: Cell, needed: Memory, available: float, sharing: int) -> None:
     """Raise InputError if `sharing` workers of a machine need more than the `available` bytes that it has."""
     if sharing * needed.needed > available:
@@ -112,8 +110,6 @@ def check_fit(cell: Cell, needed: Memory, available: float, sharing: int) -> Non
             f"each ({needed.kept / 1e9:.1f} kept, {needed.activations / 1e9:.1f} of activations), and it has "
             f"{available / 1e9:.1f} GB; use a smaller batch, more sharding, or --memory_gb for another machine"
         )
-
-
 
 
 def what_would_fit(settings: "Settings") -> str:

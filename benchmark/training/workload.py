@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
-from benchmark.names import MODELS
+from benchmark.names import MODELS, sized_gpt2
 from benchmark.settings import Settings
 from beyond.deferred import from_folder, from_random
 from common.data.oscar import load_blocks
@@ -164,7 +164,7 @@ def summary(total: float, right: int, tokens: int) -> dict[str, float]:
 
 
 def _kind(name: str) -> str:
-    if name in MODELS:
+    if _is_name(name):
         return name.partition("-")[0]
     found = json.loads((Path(name) / "config.json").read_text()).get("model_type")
     if found not in ("gpt2", "t5"):
@@ -173,14 +173,18 @@ def _kind(name: str) -> str:
 
 
 def _is_folder(name: str) -> bool:
-    return name.endswith("-tiny") or name not in MODELS
+    return name.endswith("-tiny") or not _is_name(name)
+
+
+def _is_name(name: str) -> bool:
+    return name in MODELS or sized_gpt2(name) is not None
 
 
 def _config(name: str) -> Any:
     if name == "gpt2":
         return GPT2Config()  # 124,439,808 parameters
-    if name == "gpt2-24m":  # 95 MB in fp32: large enough that messages' frames weigh nothing, see accounting.py
-        return GPT2Config(vocab_size=2048, n_positions=256, n_embd=512, n_layer=7, n_head=8)
+    if size := sized_gpt2("gpt2-7x512" if name == "gpt2-24m" else name):  # of 24m, messages' frames weigh nothing
+        return GPT2Config(vocab_size=2048, n_positions=256, n_embd=size[1], n_layer=size[0], n_head=size[1] // 64)
     config = T5Config(**T5_SIZES[name], vocab_size=32128)
     config.decoder_start_token_id = 0
     return config
