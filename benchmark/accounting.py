@@ -134,7 +134,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         return "-" if left is None or not right else f"{left / right:.4f}"
 
     lines = [
-        f"{'workers':>7} {'strategy':<14}| persistent MB: {'ideal':>9}{'documented':>11}{'counted':>9}{'ratio':>8} |{'peak MB':>9}"
+        f"{'workers':>7} {'strategy':<14}| persistent MB: {'ideal':>9}{'documented':>11}{'counted':>9}{'ratio':>8}"
+        f" |{'peak MB':>9}"
         f" | sent per step MB: {'payload':>9}{'interface':>10}{'ratio':>8}{'units':>7}{'calls':>7}"
     ]
     for row in rows:

@@ -14,7 +14,7 @@ The highest point of a step depends on the strategy, so `peak` returns the highe
 
 from dataclasses import dataclass, replace
 
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from common.config import BeyondConfig
 from common.memory import MB
@@ -51,7 +51,7 @@ class Sizes:
         return self.blocks * self.block + self.root
 
 
-def gpt2_sizes(config, length: int) -> Sizes:
+def gpt2_sizes(config: PretrainedConfig, length: int) -> Sizes:
     """Return the sizes of a GPT-2 by transformers' configuration, for examples of `length` tokens, without dropout."""
     width, inner = config.n_embd, config.n_inner or 4 * config.n_embd
     border, logits = (BYTES * length * size for size in (width, config.vocab_size))
@@ -134,20 +134,23 @@ def _stage(stage: int, sizes: Sizes, batch: float, stages: int, micro_batches: i
 
 def what_would_fit(config: BeyondConfig) -> str:
     """Return, for the message of --memory_limit_mb, what a step needs by the prediction, and which strategies fit."""
-    model, workers = AutoConfig.from_pretrained(config.model_name_or_path), config.world_size
-    sizes, limit = gpt2_sizes(model, config.model_max_length), config.memory_limit_mb
+    workers, sizes = (
+        config.world_size,
+        gpt2_sizes(AutoConfig.from_pretrained(config.model_name_or_path), config.model_max_length),
+    )
     share = config.batch_size / workers
-    found = {name: peak(name, sizes, share, workers) for name in DATA_PARALLEL}
-    found["tensor"] = peak("tensor", cut(sizes, workers), config.batch_size, workers)
-    found["1f1b"] = peak("1f1b", sizes, config.batch_size / MICRO_BATCHES, workers, MICRO_BATCHES)
-    return fitting(config.strategy, found, limit)
+    peaks = {name: peak(name, sizes, share, workers) for name in DATA_PARALLEL}
+    peaks["tensor"] = peak("tensor", cut(sizes, workers), config.batch_size, workers)
+    peaks["1f1b"] = peak("1f1b", sizes, config.batch_size / MICRO_BATCHES, workers, MICRO_BATCHES)
+    peaks["ring"] = peak("ring", sizes, share, workers)
+    return fitting(config.strategy, peaks, workers, config.memory_limit_mb)
 
 
-def fitting(strategy: str, peaks: dict[str, float], limit_mb: int | None) -> str:
-    """Return the sentence."""
-    mine = f"by the prediction, {strategy} needs {peaks[strategy] / MB:,.0f} MB; " if strategy in peaks else ""
-    fits = [f"{name} ({size / MB:,.0f} MB)" for name, size in peaks.items() if limit_mb and size <= limit_mb * MB]
-    if not fits:
-        least = min(peaks, key=lambda name: peaks[name])
-        return f"{mine}no strategy fits, {least} needs the least ({peaks[least] / MB:,.0f} MB); use more workers"
-    return f"{mine}these would fit: {', '.join(fits)}"
+def fitting(strategy: str, peaks: dict[str, float], workers: int, limit_mb: int | None) -> str:
+    """Return the sentence; peaks: bytes by strategy on so many workers."""
+    needs = f"by the prediction, {strategy} needs {peaks[strategy] / MB:,.0f} MB; " if strategy in peaks else ""
+    others = {name: size for name, size in peaks.items() if name != strategy}
+    fits = [f"{n} ({s / MB:,.0f} MB)" for n, s in others.items() if limit_mb and s <= limit_mb * MB]
+    if workers == 1 or not fits:
+        return f"{needs}use more workers with zero3, or a smaller model or batch"
+    return f"{needs}these would fit: {', '.join(fits)}"

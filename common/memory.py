@@ -19,7 +19,7 @@ from common.errors import InputError
 
 PERIOD = 0.004  # seconds between two samples: 2 % of a core
 M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
-THRESHOLD = 2**20  # bytes
+THRESHOLD = 128 * 2**10  # bytes; glibc begins with it, and raises it when a larger block is freed
 OUT_OF_MEMORY = re.compile(
     r"not enough memory|can't allocate memory|out of memory|bad_alloc|Cannot allocate|new thread"
 )
@@ -112,9 +112,9 @@ class PeakMemory:
         """Let the block allocate at most this many MB (10^6 bytes) more than now; None: no limit.
 
         Raises InputError if they are not enough: what was needed, and the advice, which is asked for only then.
-        On a CPU, blocks of 1 MiB and more then leave the process as soon as they are freed: glibc would otherwise keep
-        them, and reach the limit with memory that nobody uses. This costs time, because the system hands out each page
-        again: a step takes a third to two thirds longer. Another C library is left as it is.
+        On a CPU, blocks of 128 KiB and more then leave the process when they are freed: glibc would otherwise keep them,
+        and reach the limit with memory that nobody uses. This costs time, because the system hands out each page again:
+        a step takes a third to two thirds longer. Another C library is left as it is.
         """
         if megabytes is None:
             yield
@@ -129,10 +129,10 @@ class PeakMemory:
             lift()
             self.stop()
             asked = re.search(r"tried to allocate (\d+) bytes", str(error))
-            needed = (self.bytes or 0) + (int(asked[1]) if asked else 0)
+            more = f"{int(asked[1]) / MB:,.0f} MB more" if asked else "more"
             raise InputError(
-                f"--memory_limit_mb: expected to need at most {megabytes} MB, "
-                f"but at least {needed / MB:,.0f} MB were needed; {advice()}"
+                f"--memory_limit_mb: expected to need at most {megabytes} MB on this worker, but {more} did not fit "
+                f"when model and training had {(self.bytes or 0) / MB:,.0f} MB; {advice()}"
             ) from error
         finally:
             lift()

@@ -121,4 +121,4 @@ def what_would_fit(settings: "Settings") -> str:
     architecture = describe(settings.model, settings.length)
     names = [settings.strategy, *FITTING] if architecture.kind == "gpt2" else [settings.strategy, *FITTING[:-2]]
     peaks = {name: peak(replace(here, strategy=name), architecture) for name in dict.fromkeys(names)}
-    return fitting(settings.strategy, peaks, settings.memory_limit_mb)
+    return fitting(settings.strategy, peaks, settings.world_size, settings.memory_limit_mb)

@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor
 
 from benchmark.engines.engine import HALF, Engine
 from beyond.deferred import Deferred
-from common.errors import InputError
 from common.workers.process_group import Worker
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -59,22 +58,26 @@ class FSDP(Engine):
         set_state_dict(self.bare, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
 
 
+@torch.no_grad()
 def materialise(model: nn.Module, deferred: dict[str, Deferred], worker: Worker) -> None:
-    """Give a sharded model without memory its shards, as FSDP2's users do, and fill them one parameter at a time."""
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    """Give a sharded model its memory, as FSDP2's users do, and fill the shards one parameter at a time."""
+    whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    kept = {name: local(tensor).clone() for name, tensor in whole.items() if name not in deferred}
     model.to_empty(device=worker.device)
-    for name, buffer in model.named_buffers():
-        buffer.copy_(kept[name])
-    for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor) or name not in deferred:
-            raise InputError(f"--model: fsdp cannot build {name} without memory; choose another strategy")
-        rows = -(-parameter.shape[0] // worker.world_size)  # of a worker; the last ones have fewer
-        row, own = parameter.numel() // parameter.shape[0], parameter.to_local().detach()
-        begin = min(worker.rank * rows, parameter.shape[0]) * row
-        whole = torch.empty(parameter.numel(), dtype=own.dtype)
-        if own.numel():
-            deferred[name].write(whole, begin, begin + own.numel())
-            own.copy_(whole[begin : begin + own.numel()].view_as(own))
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        own = local(tensor)
+        if name in kept:
+            own.copy_(kept[name])
+        elif own.numel():
+            row = tensor.numel() // tensor.shape[0]
+            begin = worker.rank * -(-tensor.shape[0] // worker.world_size) * row  # equal numbers of rows, in order
+            flat = torch.empty(tensor.numel(), dtype=own.dtype)
+            deferred[name].write(flat, begin, begin + own.numel())
+            own.copy_(flat[begin : begin + own.numel()].view_as(own))
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
