@@ -49,6 +49,7 @@ class Call(Event):
     number: int = 0  # position in the group's order of calls, from 1; of a send or recv: among its pair
     complete: bool = False
     waited: bool = True  # False: the handle was dropped, so the result never reached the tensor
+    answered: bool = False
     posted_at: int = 0  # how many events its rank had then, this call included
     waited_at: int | None = None  # the same when somebody began to wait for it
 

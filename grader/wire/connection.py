@@ -76,11 +76,8 @@ class Wire:
             return number in self._answers
 
     def answer(self, number: int, announced: bool) -> Any:
-        """Block until the answer to a call is here; return its bytes as a tensor. Raises CollectiveError.
-
-        The grader is told of every wait, also if the answer is here: it counts the messages in transit.
-        """
-        if not announced:
+        """Block until the answer to a call is here; return its bytes as a tensor. Raises CollectiveError."""
+        if not announced:  # told also if the answer is here: the grader counts the messages in transit
             self.send({"kind": "wait", "id": number} | self._waiter(True))
         with self._arrived:
             while number not in self._answers:

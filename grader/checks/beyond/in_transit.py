@@ -11,12 +11,9 @@ MOST = 2
 def check(
     grade: Grade, where: str, sends: Sequence[tuple[int, Call]], sizes: Sequence[int], name: Callable[[int], str]
 ) -> None:
-    """sends: (piece, call) in the order in which a rank makes them. sizes: elements of each piece, called name(piece).
-
-    A piece may travel in several calls: it is in transit until all of them have been waited for.
-    """
+    """sends: (piece, call) of a rank. A piece (-1: none) may travel in several calls. sizes: elements of each piece."""
     for piece, call in sends:
-        alive = sorted({other for other, earlier in sends if earlier.in_transit(call)})
+        alive = {other for other, earlier in sends if other >= 0 and earlier.in_transit(call)}
         if len(alive) > MOST:
             gradients = sum(sizes[other] for other in alive)
             grade.fail(

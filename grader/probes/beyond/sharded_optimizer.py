@@ -13,29 +13,6 @@ from grader.wire import tags
 from grader.wire.values import Fields
 
 
-class Turns:
-    """Gives a rank its permits. Rank `late` gets one when all others have asked for the next, or ended backward."""
-
-    def __init__(self, context: Context, late: int | None) -> None:
-        self.context, self.late, self.box = context, late, torch.zeros(1)
-        self.is_first = True
-
-    def later(self, key: str) -> Tensor:
-        if self.context.rank == self.late:
-            for other in range(self.context.world_size):
-                if other != self.late:
-                    dist.recv(self.box, other, tag=tags.OURS)
-        elif self.late is not None and not self.is_first:
-            dist.send(self.box, self.late, tag=tags.OURS)
-        self.is_first = False
-        return self.context.later(key)
-
-    def end(self) -> None:
-        if self.late is not None and self.context.rank != self.late:
-            dist.send(self.box, self.late, tag=tags.OURS)
-        self.is_first = True
-
-
 class ToyOptimizer:
     """A toy and the student's ShardedOptimizer of it.
 
@@ -48,8 +25,8 @@ class ToyOptimizer:
         lesson = context.load(a["file"])
         self.mine = a["mine"]
         context.join()
-        self.turns = Turns(context, a["late"])
-        self.toy = Toy(a, self.turns.later)
+        self.context, self.late, self.box = context, a["late"], torch.zeros(1)
+        self.toy = Toy(a, self.later)
         for parameter, value in zip(self.toy.numbered, self.mine["values"], strict=True):
             parameter.data.copy_(value)
         blocks = [nn.ModuleList([self.toy.layers[k] for k in block]) for block in a["blocks"]]
@@ -63,6 +40,19 @@ class ToyOptimizer:
             return self.made[-1]
 
         return make_optimizer
+
+    def later(self, key: str) -> Tensor:
+        """A permit. Rank `late` gets it when all others have asked for the next one, or have ended backward."""
+        self.meet()
+        return self.context.later(key)
+
+    def meet(self, leads: bool = True, follows: bool = True) -> None:
+        ranks = [] if self.late is None else range(self.context.world_size)
+        for other in ranks:
+            if follows and self.context.rank == self.late != other:
+                dist.recv(self.box, other, tag=tags.OURS)
+            elif leads and self.context.rank != self.late == other:
+                dist.send(self.box, other, tag=tags.OURS)
 
     def state_elements(self) -> int:
         """The elements of all optimizer states; counters of steps aside."""
@@ -104,8 +94,9 @@ def run_backward(context: Context, sharded: ToyOptimizer, step: int, micro: int)
     context.event("backward", step=step, micro=micro)
     uses, gradients = (sharded.mine[name][step][micro] for name in ("uses", "gradients"))
     loss = sharded.toy(f"{step} {micro}", uses, gradients)
+    sharded.meet(leads=False)
     torch.autograd.backward(loss)
-    sharded.turns.end()
+    sharded.meet(follows=False)
     context.event("backward ended")
 
 

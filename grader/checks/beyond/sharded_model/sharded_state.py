@@ -35,23 +35,14 @@ def check_messages(grade: Grade) -> None:
     limits = list[Limit]()
     for step in range(STEPS):
         parts = {"parameters": WHOLE, "gradients of its shards": SHARD}
-        limits += [
-            Limit(f"{step} backward", f"at the end of backward of step {step}",
-                  parts | {"messages in transit": 2 * BLOCK * MOST}, RELEASE),
-            Limit(f"{step} gradients", f"after finish of step {step}", parts, RELEASE),
-        ]  # fmt: skip
+        sent = parts | {"messages in transit": 2 * BLOCK * MOST}
+        limits.append(Limit(f"{step} backward", f"at the end of backward of step {step}", sent, RELEASE))
+        limits.append(Limit(f"{step} gradients", f"after finish of step {step}", parts, RELEASE))
     memory_limits.check(grade, partial(_run, grade, 2), limits, 2 * BLOCK)  # a pool of buffers for one message is fine
 
 
 def _run(grade: Grade, stage: int, attempt: int) -> Result:
     return grade.run(
-        "grader.probes.beyond.sharded_state:steps",
-        RANKS,
-        deadline=memory_limits.MEASURED_DEADLINE,
-        seed=None,
-        shapes=SHAPES,
-        stage=stage,
-        steps=STEPS,
-        measures=True,
-        attempt=attempt,
-    )
+        "grader.probes.beyond.sharded_state:steps", RANKS, deadline=memory_limits.MEASURED_DEADLINE, seed=None,
+        shapes=SHAPES, stage=stage, steps=STEPS, measures=True, attempt=attempt,
+    )  # fmt: skip

@@ -79,6 +79,9 @@ def check_sent(run: OptimizerRun) -> None:
                 _check_silence(run, micro, where, last)
             if run.setting.stage == 2 or last:
                 held = _check_order(run, rank, micro, where)
+                sends = [(i, call) for i, (*_, call) in zip(held, micro.sends, strict=True)]
+                sizes = [sum(run.initial[k].size for k in bucket) for bucket in run.buckets]
+                in_transit.check(run.grade, where, sends, sizes, "bucket {}".format)
                 if run.setting.stage == 2:
                     _check_times(run, micro, held, where)
 
@@ -189,17 +192,6 @@ def check_nothing_waits(run: OptimizerRun) -> None:
 
 
 # --- what they cost ---
-
-
-def check_in_transit(run: OptimizerRun) -> None:
-    """A message is received before the next one, or the one after it, is sent."""
-    sizes = [sum(run.initial[k].size for k in bucket) for bucket in run.buckets]
-    for rank in range(run.n):
-        for micro in read(run, rank):
-            held = held_by(run, rank, micro)
-            sends = [(i, call) for i, (*_, call) in zip(held, micro.sends, strict=True) if i is not None and i >= 0]
-            where = f"step {micro.step}, micro-batch {micro.micro}: rank {rank}"
-            in_transit.check(run.grade, where, sends, sizes, "bucket {}".format)
 
 
 def check_gradient_bytes(run: OptimizerRun) -> None:
