@@ -112,7 +112,7 @@ class PeakMemory:
         """Let the block allocate at most this many MB (10^6 bytes) more than now; None: no limit.
 
         Raises InputError if they are not enough: what was needed, and the advice, which is asked for only then.
-        On a CPU, blocks of 128 KiB and more then leave the process when they are freed: glibc would otherwise keep them,
+        On a CPU, blocks from 128 KiB on then leave the process when they are freed. glibc would otherwise keep them
         and reach the limit with memory that nobody uses. This costs time, because the system hands out each page again:
         a step takes a third to two thirds longer. Another C library is left as it is.
         """

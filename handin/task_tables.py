@@ -33,7 +33,7 @@ def shares(runs: Sequence[Run]) -> str:
 
 
 def exposed(runs: Sequence[Run]) -> str:
-    """Runs of the bonus lessons, with that of task 3 on the same nodes: times, bytes moved and bytes kept."""
+    """Runs of the bonus lessons, with that of task 3 on the same nodes: times, bytes moved, kept and needed."""
     rows = []
     for run in sorted(runs, key=lambda run: (run.slot, run.name)):
         config, said = run.first["config"], run.first.get("communication") or {}
@@ -41,8 +41,9 @@ def exposed(runs: Sequence[Run]) -> str:
         buckets = f"{config.get('bucket_mb')}" if strategy == "overlap" else "–"
         figures = [_cell(said.get("exposed_seconds"), 4), _cell(said.get("messages"), 1)]
         sent: Any = said.get("bytes")
-        stays: Any = (run.first.get("memory") or {}).get("persistent_bytes")
-        figures += [_cell(size / 1e6 if is_number(size) else None, 3) for size in (sent, stays)]
+        memory = run.first.get("memory") or {}
+        stays, peak = memory.get("persistent_bytes"), memory.get("peak_bytes")
+        figures += [_cell(size / 1e6 if is_number(size) else None, 3) for size in (sent, stays, peak)]
         begin = [strategy, buckets, run.workers, run.setting["total batch"]]
         rows.append([*begin, *figures, str(iteration_time(run) or "–"), f"`{run.name}`"])
     head = [
@@ -54,6 +55,7 @@ def exposed(runs: Sequence[Run]) -> str:
         "messages",
         "MB passed to calls",
         "MB kept",
+        "MB at the peak",
         "s per iteration",
         "run",
     ]
