@@ -29,6 +29,7 @@ from common.paths import ROOT
 
 COMPARED = "single,ddp,own_zero1,own_zero2,own_zero3,fsdp,tensor"
 WIDTH, BATCH, LENGTH = 384, 1, 32  # of the models; of a worker
+USABLE = 0.95  # of the limit: threads and small blocks take the rest
 FINEST = 20  # the search ends when the next model is larger by less than one part of so many
 FOLDER = ROOT / "runs" / "benchmark" / "capacity"
 
@@ -58,7 +59,7 @@ def expected(strategy: str, workers: int, limit_mb: int) -> int:
         peak(Cell(strategy, model_name(count), workers, BATCH, LENGTH), describe(model_name(count), LENGTH))
         for count in (8, 16)
     )
-    return max(1, int(8 + (limit_mb * 1e6 - one) / ((two - one) / 8)))
+    return max(1, int(8 + (USABLE * limit_mb * 1e6 - one) / ((two - one) / 8)))
 
 
 def trains(strategy: str, workers: int, blocks: int, limit_mb: int) -> bool:
