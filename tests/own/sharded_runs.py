@@ -114,7 +114,7 @@ def train_alone(model: nn.Module, data: list[torch.Tensor]) -> list[float]:
 
 def small_gpt2() -> GPT2LMHeadModel:
     """A GPT-2 of many blocks, none of which is large."""
-    return GPT2LMHeadModel(GPT2Config(vocab_size=500, n_positions=16, n_embd=64, n_layer=12, n_head=4, eos_token_id=1))
+    return GPT2LMHeadModel(GPT2Config(vocab_size=500, n_positions=16, n_embd=64, n_layer=6, n_head=4, eos_token_id=1))
 
 
 def deferred(rank: int, size: int, folder: Path) -> dict:
