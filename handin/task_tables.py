@@ -41,9 +41,9 @@ def exposed(runs: Sequence[Run]) -> str:
         buckets = f"{config.get('bucket_mb')}" if strategy == "overlap" else "–"
         figures = [_cell(said.get("exposed_seconds"), 4), _cell(said.get("messages"), 1)]
         sent: Any = said.get("bytes")
-        memory = run.first.get("memory") or {}
-        stays, peak = memory.get("persistent_bytes"), memory.get("peak_bytes")
-        figures += [_cell(size / 1e6 if is_number(size) else None, 3) for size in (sent, stays, peak)]
+        memory: dict = run.first.get("memory") or {}
+        sizes: list[Any] = [sent, memory.get("persistent_bytes"), memory.get("peak_bytes")]
+        figures += [_cell(size / 1e6 if is_number(size) else None, 3) for size in sizes]
         begin = [strategy, buckets, run.workers, run.setting["total batch"]]
         rows.append([*begin, *figures, str(iteration_time(run) or "–"), f"`{run.name}`"])
     head = [
