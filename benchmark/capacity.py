@@ -69,9 +69,10 @@ def trains(strategy: str, workers: int, blocks: int, limit_mb: int) -> bool:
     words += ["--eval_batches", "1", "--memory_limit_mb", str(limit_mb), "--no_cuda"]
     words += ["--output_dir", str(FOLDER / strategy), "--overwrite_output_dir"]
     done = subprocess.run([sys.executable, "-m", "benchmark.run", *words], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode and "--memory_limit_mb" not in done.stderr:
+    reasons = [line for line in done.stderr.splitlines() if "--memory_limit_mb" in line]
+    if done.returncode and not reasons:
         raise RuntimeError(f"{strategy}, {model_name(blocks)}: exit code {done.returncode}:\n{done.stderr[-2000:]}")
-    print(f"{strategy}, {blocks} blocks: {'does not fit' if done.returncode else 'trains'}", file=sys.stderr)
+    print(f"{strategy}, {blocks} blocks: {reasons[0] if done.returncode else 'trains'}", file=sys.stderr)
     return not done.returncode
 
 

@@ -41,13 +41,13 @@ def work(settings: Settings) -> None:
         if worker.is_first:
             prepare(settings.output_dir)
         workload = load_workload(settings)
+        log = Log(settings, worker)
         memory = PeakMemory(worker.device)  # counts from here: what is there before the model
         with memory.limited(settings.memory_limit_mb, partial(what_would_fit, settings)):
             model = workload.build(settings, worker.device)
             shapes = [parameter.shape for parameter in model.parameters()]
             engine = STRATEGIES[settings.strategy](settings, worker, model)
             del model
-            log = Log(settings, worker)
             measured = train(settings, worker, workload, engine, log, memory)
         result = assemble(settings, worker, shapes, measured, log)
         if settings.save:
