@@ -1,4 +1,4 @@
-"""Bytes sent per worker and step, and bytes stored: expected and measured, for every strategy.
+"""Bytes sent per worker and step, bytes stored and bytes needed at the peak, for every strategy.
 
     python -m benchmark.accounting --workers 1,2,4 --model gpt2-24m          persistent bytes, payload
     python -m benchmark.accounting --workers 2,4 --model gpt2-24m --emulated    beside it the interface's counters
@@ -29,10 +29,12 @@ from benchmark.measure.payload import Payload
 from benchmark.run import prepare, without
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
+from benchmark.training.loop import PERIOD
 from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import STARTER_REPORTS, join, reports, start_workers
 from cluster.launch import free_port
 from common.errors import InputError, exit_on_input_error
+from common.memory import PeakMemory
 from common.paths import ROOT, atomic_write
 from common.workers.process_group import Worker, process_group
 
@@ -57,16 +59,21 @@ def work(settings: Settings, names: list[str]) -> None:
 
 def account(settings: Settings, worker: Worker, workload: Workload) -> dict[str, Any]:
     """One strategy's row, on every worker: means over the workers."""
-    model = workload.build(settings)
+    memory = PeakMemory(worker.device)
+    model = workload.build(settings, worker.device)
     shapes = [parameter.shape for parameter in model.parameters()]
     engine = STRATEGIES[settings.strategy](settings, worker, model)
     del model
     batches = worker.batches(workload.batches(settings))
     persistent: dict[str, int] = {}
+    memory.start(PERIOD)
 
     def step() -> None:
         for micro in range(settings.accumulation):
-            engine.backward(engine.forward(next(batches)), last=micro == settings.accumulation - 1)
+            output = engine.forward(next(batches))
+            memory.sample()
+            engine.backward(output, last=micro == settings.accumulation - 1)
+            memory.sample()
         if not persistent:
             persistent.update(counted(engine))
         engine.step(settings.learning_rate)
@@ -79,13 +86,14 @@ def account(settings: Settings, worker: Worker, workload: Workload) -> dict[str,
     payload, before = Payload(), transmitted()
     for _ in range(MEASURED):
         step()
+    memory.stop()
     dist.barrier()
     after = transmitted()
     sizes = engine.group_sizes()
     sent = payload.since(worker.world_size, settings.backend, MEASURED, sizes) or {"bytes": None, "calls": None}
     payload_bytes = None if sent["bytes"] is None else sent["bytes"] + engine.unrecorded_bytes()
     on_wire = None if before is None or after is None else (after - before) / MEASURED
-    mine = {"payload": payload_bytes, "interface": on_wire, **persistent}
+    mine = {"payload": payload_bytes, "interface": on_wire, "peak": memory.bytes, **persistent}
     everybody: list[Any] = [None] * worker.world_size
     dist.all_gather_object(everybody, mine)
     means = {k: None if mine[k] is None else sum(other[k] for other in everybody) / len(everybody) for k in mine}
@@ -98,6 +106,7 @@ def account(settings: Settings, worker: Worker, workload: Workload) -> dict[str,
         "textbook": textbook(settings.strategy, count, worker.world_size),
         "known": known(settings.strategy, shapes, worker.world_size),
         "counted": mine["total"],  # of the first worker, as `known`
+        "peak": None if memory.bytes is None else max(other["peak"] for other in everybody),
         "by_kind": {name: mine[name] for name in ("parameters", "gradients", "rest")},
         "payload": means["payload"],
         "calls": sent["calls"],
@@ -126,6 +135,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
     lines = [
         f"{'workers':>7} {'strategy':<14}| persistent MB: {'ideal':>9}{'documented':>11}{'counted':>9}{'ratio':>8}"
+        f" |{'peak MB':>9}"
         f" | sent per step MB: {'payload':>9}{'interface':>10}{'ratio':>8}{'units':>7}{'calls':>7}"
     ]
     for row in rows:
@@ -133,7 +143,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         calls = "-" if row["calls"] is None else f"{row['calls']:.0f}"
         lines.append(
             f"{row['workers']:>7} {row['strategy']:<14}|{'':>15}{mb(row['textbook']):>9}{mb(row['known']):>11}"
-            f"{mb(row['counted']):>9}{quotient(row['counted'], row['known']):>8} |{'':>18}{mb(row['payload']):>9}"
+            f"{mb(row['counted']):>9}{quotient(row['counted'], row['known']):>8} |{mb(row['peak']):>9}"
+            f" |{'':>18}{mb(row['payload']):>9}"
             f"{mb(row['interface']):>10}{quotient(row['interface'], row['payload']):>8}{units:>7}{calls:>7}"
         )
     return "\n".join(lines)
@@ -155,7 +166,7 @@ def main() -> None:
         if unknown := set(names) - set(STRATEGIES):
             raise InputError(f"--only: expected names among {', '.join(STRATEGIES)}; got {', '.join(sorted(unknown))}")
     argv = without(argv, "--workers")
-    settings, workers = parse([*without(argv, "--only"), "--strategy", "ddp"], "accounting", __doc__)
+    settings, workers = parse(without(argv, "--only"), "accounting", __doc__)
     if workers is None:
         work(settings, names)
         if reports(settings):

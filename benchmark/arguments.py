@@ -7,14 +7,21 @@ from pathlib import Path
 
 import torch
 
-from benchmark.names import MODELS, STRATEGIES
+from benchmark.names import MODELS, STRATEGIES, check_model
 from benchmark.settings import Settings
 from common.arguments import add_common_flags, complete
 from common.errors import InputError
-from common.flags import Parser, check_at_least
+from common.flags import Parser, add_memory_limit, check_at_least
 from common.workers.place import PORT, place_starter, place_worker
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+# Flags of benchmark.run that compare and accounting, which take their own steps with their own strategies, do not have.
+RUN_ONLY = {
+    "strategy": None, "framework": None, "zero_stage": None, "offload": False, "eval_every": 0, "eval_batches": 8,
+    "checkpoint_every": 0, "resume": False, "save": False, "dropped": 2, "keep_trace": False, "wandb": False,
+}  # fmt: skip
+DEEPSPEED = tuple(name for name in STRATEGIES if name.startswith("zero"))
+OF_STRATEGY = {"bucket_mb": ("own_overlap",), "grid": ("own_grid",), "deepspeed_config": DEEPSPEED}
 FRAMEWORKS = ("none", "dp", "ddp", "fsdp", "deepspeed")
 
 
@@ -35,7 +42,10 @@ def parse(argv: list[str], command: str = "run", about: str | None = None) -> tu
     check_at_least(flags, 1, "batch_size", "accumulation", "max_steps", "eval_batches")
     check_at_least(flags, 0, "eval_every", "checkpoint_every", "dropped")
     check_at_least(flags, 8, "length")
-    bucket_mb = _bucket_mb(flags.bucket_mb)
+    for flag, strategies in OF_STRATEGY.items():
+        if command == "run" and getattr(flags, flag) is not None and strategy not in strategies:
+            raise InputError(f"--{flag}: works with --strategy {' or '.join(strategies)}, got {strategy}; leave it out")
+    bucket_mb = _bucket_mb(flags.bucket_mb or "4")
     if is_rank:
         place = place_worker(flags, os.environ)
     else:
@@ -43,12 +53,11 @@ def parse(argv: list[str], command: str = "run", about: str | None = None) -> tu
     settings = complete(
         Settings, f"benchmark/{Path(flags.model).name}-{strategy}", flags, place,
         strategy=strategy,
-        model_name_or_path=flags.model_name_or_path or flags.model,
+        model_name_or_path=flags.model,
         overwrite_output_dir=flags.overwrite_output_dir or flags.resume,
         bucket_mb=bucket_mb,
     )  # fmt: skip
-    if settings.model not in MODELS and not (Path(settings.model) / "config.json").is_file():
-        raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {settings.model!r}")
+    check_model("--model", settings.model)
     if settings.precision == "fp16" and (settings.no_cuda or not torch.cuda.is_available()):
         raise InputError("--precision fp16 needs a GPU that PyTorch can see; use bf16 or fp32 here")
     if settings.warmup_steps >= settings.max_steps:
@@ -69,22 +78,37 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        conflict_handler="resolve",  # --model_name_or_path is another name of --model here
     )
     add_common_flags(parser)
     parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20)
     add = parser.add_argument
-    add("--strategy", help=f"{', '.join(STRATEGIES)} (default: ddp)")
-    add("--framework", choices=FRAMEWORKS, help="alternative to --strategy; combine with --zero_stage and --offload")
-    add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")
-    add("--offload", action="store_true", help="with --framework deepspeed and stages 1 to 3")
-    add("--model", default="gpt2-tiny", help=f"{', '.join(MODELS)}, or a folder (default: gpt2-tiny)")
+    add_memory_limit(parser)
+    add(
+        "--model",
+        "--model_name_or_path",
+        default="gpt2-tiny",
+        help=f"{', '.join(MODELS)}, or a folder (default: gpt2-tiny)",
+    )
     add("--workers", type=int, help="number of workers to start on this machine (default: 1)")
     add("--batch_size", type=int, default=4, help="examples per worker and forward pass (4)")
     add("--accumulation", type=int, default=1, help="micro-batches per optimizer step (1)")
     add("--length", type=int, default=64, help="tokens per example (64)")
     add("--precision", choices=PRECISIONS, default="fp32", help="numeric precision (default: fp32)")
     add("--deepspeed_config", type=Path, help="a DeepSpeed file of your own")
+    add("--bucket_mb", help="own_overlap: gradient bucket size in MiB, or auto to measure and choose (4)")
+    add("--grid", help="own_grid: workers along each axis, such as data=2,tensor=2 (the default on 4)")
+    if command == "accounting":  # a few steps at one rate
+        parser.set_defaults(cosine=False, **RUN_ONLY)
+        return parser
     add("--cosine", action="store_true", help="cosine learning-rate decay (default: constant)")
+    if command == "compare":
+        parser.set_defaults(**RUN_ONLY)
+        return parser
+    add("--strategy", help=f"{', '.join(STRATEGIES)} (default: ddp)")
+    add("--framework", choices=FRAMEWORKS, help="alternative to --strategy; combine with --zero_stage and --offload")
+    add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")
+    add("--offload", action="store_true", help="with --framework deepspeed and stages 1 to 3")
     add("--eval_every", type=int, default=0, help="validate every N steps (default: at the end)")
     add("--eval_batches", type=int, default=8, help="batches per validation (8)")
     add("--checkpoint_every", type=int, default=0, help="save a checkpoint every N steps")
@@ -92,8 +116,6 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
     add("--save", action="store_true", help="save the trained model in Hugging Face's format")
     add("--dropped", type=int, default=2, help="warm-up steps that are not measured (2)")
     add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
-    add("--bucket_mb", default="4", help="own_overlap: gradient bucket size in MiB, or auto to measure and choose (4)")
-    add("--grid", help="own_grid: workers along each axis, such as data=2,tensor=2 (the default on 4)")
     add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
     return parser
 

@@ -27,7 +27,7 @@ from typing import Any
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration
 from benchmark.cost.measuring.plan import CalibrationPlan, Turn
-from benchmark.names import MODELS, STRATEGIES
+from benchmark.names import STRATEGIES, check_model
 from benchmark.workers import start_workers
 from cluster.emulate import bits_per_second, why_not
 from cluster.guard import die_with_parent, threads_per_command
@@ -136,8 +136,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         setattr(arguments, name, sorted({int(word) for word in words}))
     arguments.models = arguments.models.split(",")
     for model in arguments.models:
-        if model not in MODELS and not (Path(model) / "config.json").is_file():
-            raise InputError(f"--models: expected {', '.join(MODELS)} or folders; got {model!r}")
+        check_model("--models", model)
     given = {"all": list(STRATEGIES), "none": []}.get(arguments.strategies, arguments.strategies.split(","))
     if unknown := set(given) - set(STRATEGIES):
         raise InputError(f"--strategies: expected {', '.join(STRATEGIES)}; got {', '.join(sorted(unknown))}")

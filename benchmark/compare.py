@@ -35,11 +35,12 @@ from benchmark.measure.meter import Meter
 from benchmark.run import prepare, without
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
-from benchmark.training.loop import rate_at
+from benchmark.training.loop import PERIOD, rate_at
 from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import join, reports, start_workers
 from cluster.guard import threads_per_command
 from common.errors import InputError, exit_on_input_error
+from common.memory import MB, PeakMemory, alive_bytes
 from common.paths import atomic_write
 from common.workers.process_group import Worker, process_group
 
@@ -54,15 +55,30 @@ class ComparedStrategy:
         if strategy == "single":
             settings = replace(settings, batch_size=settings.batch_size * settings.world_size, world_size=1, rank=0)
         self.settings = replace(settings, strategy=strategy)
-        self.engine = STRATEGIES[strategy](self.settings, worker, workload.build(settings))
+        self.memory = PeakMemory(worker.device)
+        self.engine = STRATEGIES[strategy](self.settings, worker, workload.build(self.settings, worker.device))
         self.batches = worker.batches(workload.batches(self.settings))
         self.meter = Meter(worker) if label.endswith("metered") else None
         self.losses: list[torch.Tensor] = []
+        self.kept = (alive_bytes(worker.device) or 0) - self.memory.before  # what the engine has between its steps
+        self.peak: int | None = None
 
     def next_batches(self) -> list:
         return [next(self.batches) for _ in range(self.settings.accumulation)]
 
     def step(self, number: int, batches: list) -> None:
+        """Take a step; the rounds of warm-up measure its memory as well."""
+        if number >= WARM_UP:
+            self.take_step(number, batches)
+            return
+        self.memory.before = (alive_bytes(self.memory.device) or 0) - self.kept  # the other engines' part
+        self.memory.start(PERIOD)
+        self.take_step(number, batches)
+        self.memory.stop()
+        self.kept = (alive_bytes(self.memory.device) or 0) - self.memory.before
+        self.peak = None if self.memory.bytes is None else max(self.peak or 0, self.memory.bytes)
+
+    def take_step(self, number: int, batches: list) -> None:
         def phase(name: str) -> Any:
             return self.meter.phase(name) if self.meter else nullcontext()
 
@@ -72,6 +88,8 @@ class ComparedStrategy:
         for i, batch in enumerate(batches):
             with phase("forward"):
                 output = self.engine.forward(batch)
+            if number < WARM_UP:
+                self.memory.sample()
             with phase("backward"):
                 loss = loss + self.engine.backward(output, last=i == len(batches) - 1).cpu() / len(batches)
         with phase("optimizer"):
@@ -103,10 +121,12 @@ def work(settings: Settings, labels: list[str]) -> None:
         dist.all_reduce(losses)  # workers see different shares of a step; single sees all of it on each
         losses /= worker.world_size
         parameters = [strategy.engine.full_parameters() for strategy in compared]  # collectives
+        peaks: list[Any] = [None] * worker.world_size
+        dist.all_gather_object(peaks, [strategy.peak for strategy in compared])
         if worker.is_first:
+            rounds = {"seconds": seconds.tolist(), "losses": losses.tolist(), "peaks": peaks}
             with atomic_write(settings.output_dir / "rounds.json") as file:
-                distances = [distance(parameters[0], other) for other in parameters]
-                json.dump({"seconds": seconds.tolist(), "losses": losses.tolist(), "distances": distances}, file)
+                json.dump(rounds | {"distances": [distance(parameters[0], other) for other in parameters]}, file)
 
 
 def distance(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
@@ -132,6 +152,7 @@ def evaluate(settings: Settings, labels: list[str], base: str, found: dict) -> l
                 "loss_difference": float(np.abs(losses[column] - losses[0]).max()),
                 "parameter_difference": found["distances"][column],
                 "last_loss": float(losses[column, -1]),
+                "peak_bytes": max((peaks[column] for peaks in found["peaks"] if peaks[column]), default=None),
             }
         )
     return rows
@@ -158,7 +179,7 @@ def table(settings: Settings, rows: list[dict], base: str) -> str:
         f"{settings.model}, {settings.world_size} workers, {settings.batch_size} x {settings.length} tokens each, "
         f"{settings.precision}, {settings.max_steps - WARM_UP} rounds after {WARM_UP} of warm-up",
         f"{'strategy':<16}{'ms per step':>12}{'examples/s':>12}  {'ratio to ' + base + ' [95 %]':<28}"
-        f"{'loss':>10}{'differs from single by':>24}{'parameters':>12}",
+        f"{'loss':>10}{'differs from single by':>24}{'parameters':>12}{'peak MB':>10}",
     ]
     for row in rows:
         low, high = row["ratio_95"]
@@ -166,6 +187,7 @@ def table(settings: Settings, rows: list[dict], base: str) -> str:
         lines.append(
             f"{row['strategy']:<16}{row['step_ms']:>12.1f}{row['samples_per_second']:>12.1f}  {compared:<28}"
             f"{row['last_loss']:>10.5f}{row['loss_difference']:>24.1e}{row['parameter_difference']:>12.1e}"
+            f"{'-' if row['peak_bytes'] is None else format(row['peak_bytes'] / MB, '.1f'):>10}"
         )
     return "\n".join(lines)
 
@@ -175,7 +197,7 @@ def main() -> None:
     own = {flag: argv[argv.index(flag) + 1] if flag in argv[:-1] else "" for flag in ("--only", "--base")}
     base = own["--base"] or "ddp"
     rest = without(without(argv, "--only"), "--base")
-    settings, workers = parse([*rest, "--strategy", "ddp"], "compare", __doc__)
+    settings, workers = parse(rest, "compare", __doc__)
     if settings.max_steps <= WARM_UP:
         raise InputError(f"--max_steps: expected more than the {WARM_UP} rounds of warm-up, got {settings.max_steps}")
     labels, missing = labels_of(settings, own["--only"], base)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchmark.sweep import SweepRun, sweep
 from benchmark.sweep import parse as parse_sweep
+from benchmark.tables import most_mb
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT, atomic_write
 
@@ -44,6 +45,8 @@ class FrameworkRow:
     total_s: float | None
     communication_s: float | None  # collectives under way, by the traced steps
     exposed_s: float | None  # the part of it in which nothing was computed
+    kept_mb: float | None  # parameters, gradients and optimizer, on the worker with the most
+    peak_mb: float | None  # what a step needs, on the worker with the most
     validation_loss: float | None
     perplexity: float | None
 
@@ -68,6 +71,8 @@ def row_of(run: SweepRun, results: dict[SweepRun, dict]) -> FrameworkRow:
         total_s=found.get("wall_s"),
         communication_s=seconds["total"],
         exposed_s=seconds["exposed"],
+        kept_mb=most_mb(found, lambda memory: (memory["persistent_counted"] or {}).get("total")),
+        peak_mb=most_mb(found, lambda memory: memory["peak"]),
         validation_loss=validation.get("loss"),
         perplexity=validation.get("perplexity"),
     )

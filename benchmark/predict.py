@@ -26,7 +26,7 @@ from benchmark.cost import curve
 from benchmark.cost.calibration import Calibration
 from benchmark.cost.cell import Cell
 from benchmark.cost.predict_step import Prediction, Surroundings, predict
-from benchmark.names import MODELS, STRATEGIES
+from benchmark.names import MODELS, STRATEGIES, check_model
 from cluster.emulate import bits_per_second
 from common.errors import InputError, exit_on_input_error
 from common.flags import Parser, check_at_least
@@ -141,8 +141,9 @@ def parse(argv: list[str]) -> Question:
         raise InputError(f"--bucket_mb: expected a size in MiB above 0; got {arguments.bucket_mb:g}")
     if arguments.strategy not in STRATEGIES:
         raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {arguments.strategy!r}")
-    if arguments.model not in MODELS and not (Path(arguments.model) / "config.json").is_file():
-        raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {arguments.model!r}")
+    check_model("--model", arguments.model)
+    if arguments.timeline is not None and arguments.sweep is not None:
+        raise InputError("--timeline: shows one step, and --sweep predicts many; leave one of them out")
     sweep = curve.read_axis(arguments.sweep) if arguments.sweep else None
     calibration = stored.load(arguments.calibration)
     bucket = int(arguments.bucket_mb * 2**20)

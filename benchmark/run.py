@@ -9,6 +9,7 @@ Written to --output_dir: result.json, losses.txt, tensorboard/, and what was ask
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import torch.distributed as dist
 
 from benchmark.arguments import parse
+from benchmark.cost.predicted_memory import what_would_fit
 from benchmark.engines.engine import Engine
 from benchmark.measure.result import assemble, table
 from benchmark.settings import Settings
@@ -28,6 +30,7 @@ from benchmark.training.translation import bleu
 from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import join, reports, start_workers
 from common.errors import InputError, exit_on_input_error
+from common.memory import PeakMemory
 from common.paths import atomic_write
 from common.workers.process_group import process_group
 
@@ -38,12 +41,14 @@ def work(settings: Settings) -> None:
         if worker.is_first:
             prepare(settings.output_dir)
         workload = load_workload(settings)
-        model = workload.build(settings)
-        shapes = [parameter.shape for parameter in model.parameters()]
-        engine = STRATEGIES[settings.strategy](settings, worker, model)
-        del model
         log = Log(settings, worker)
-        measured = train(settings, worker, workload, engine, log)
+        memory = PeakMemory(worker.device)  # counts from here: what is there before the model
+        with memory.limited(settings.memory_limit_mb, partial(what_would_fit, settings)):
+            model = workload.build(settings, worker.device)
+            shapes = [parameter.shape for parameter in model.parameters()]
+            engine = STRATEGIES[settings.strategy](settings, worker, model)
+            del model
+            measured = train(settings, worker, workload, engine, log, memory)
         result = assemble(settings, worker, shapes, measured, log)
         if settings.save:
             result["bleu"] = save_model(settings, engine, workload)

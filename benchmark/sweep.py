@@ -17,22 +17,21 @@ import sys
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 from tqdm import tqdm
 
-from benchmark.names import MODELS, STRATEGIES
+from benchmark.cost.cell import Cell
+from benchmark.names import STRATEGIES, check_model
 from benchmark.tables import write_tables
 from common.errors import InputError, exit_on_input_error
+from common.flags import add_memory_limit
 from common.paths import ROOT, atomic_write
 
-if TYPE_CHECKING:
-    from torch import Size
-
 BATCH_SIZES = "1,2,4,8,16,32,64,128"
-OOM = ("out of memory", "can't allocate memory", "MemoryError", "bad_alloc", "killed by SIGKILL")
+OOM = ("out of memory", "can't allocate memory", "MemoryError", "bad_alloc", "killed by SIGKILL", "--memory_limit_mb")
 LEAST_STEPS, MOST_STEPS = 6, 400
+LENGTH = 64  # tokens, the default of benchmark.run
 
 
 @dataclass(frozen=True)
@@ -64,23 +63,21 @@ def steps_for(run: SweepRun, folder: Path, seconds: float) -> int:
     return max(LEAST_STEPS, min(MOST_STEPS, int(seconds / expected)))
 
 
-def predicted_bytes(run: SweepRun, shapes: "list[Size]") -> float:
-    """What will at least be needed on this machine: parameters, gradients and optimizer of all its workers."""
-    from benchmark.measure.memory import known, textbook
+def predicted_bytes(run: SweepRun, length: int) -> float:
+    """What a worker's step needs at its peak, beside its libraries."""
+    from benchmark.cost.describe_model import describe  # here: the flags are checked before torch is loaded
+    from benchmark.cost.predicted_memory import peak
 
-    count = sum(shape.numel() for shape in shapes)
-    one = known(run.strategy, shapes, run.workers) or textbook(run.strategy, count, run.workers)
-    return one * run.workers
+    return peak(Cell(run.strategy, run.model, run.workers, run.batch_size, length), describe(run.model, length))
 
 
-def execute(run: SweepRun, folder: Path, steps: int, more: list[str], memory_gb: float) -> dict:
+def execute(run: SweepRun, folder: Path, steps: int, more: list[str]) -> dict:
     """SweepRun one combination; its result, or {"outcome": "OOM" or "error", "message": ...}. Raises nothing."""
     place = folder / run.name
     command = [sys.executable, "-m", "benchmark.run", "--strategy", run.strategy, "--model", run.model]
     command += ["--batch_size", str(run.batch_size), "--workers", str(run.workers), "--max_steps", str(steps)]
     command += ["--output_dir", str(place), "--overwrite_output_dir", *more]
-    limits = [] if not memory_gb else ["prlimit", f"--data={int(memory_gb * 1e9)}"]
-    done = subprocess.run([*limits, *command], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode == 0:
         return json.loads((place / "result.json").read_text())
     said = done.stderr.strip().splitlines()
@@ -119,29 +116,16 @@ def sweep(runs: list[SweepRun], arguments: argparse.Namespace, more: list[str]) 
 
 
 def attempt(run: SweepRun, arguments: argparse.Namespace, more: list[str]) -> dict:
+    limit = [] if arguments.memory_limit_mb is None else ["--memory_limit_mb", str(arguments.memory_limit_mb)]
     if arguments.skip_predicted_oom:
-        available = arguments.memory_gb * 1e9 * run.workers or psutil.virtual_memory().available
-        needed = predicted_bytes(run, model_shapes(run.model))
+        available = (arguments.memory_limit_mb or 0) * 1e6 or psutil.virtual_memory().available / run.workers
+        length = int(more[more.index("--length") + 1]) if "--length" in more[:-1] else LENGTH
+        needed = predicted_bytes(run, length)
         if needed > available:
-            words = f"predicted: {needed / 1e9:.1f} GB for weights and optimizer alone, {available / 1e9:.1f} available"
+            words = f"predicted: a step needs {needed / 1e9:.2f} GB on a worker, {available / 1e9:.2f} available"
             return keep_failure(arguments.output_dir / run.name, {"outcome": "OOM", "message": words})
     steps = arguments.steps or steps_for(run, arguments.output_dir, arguments.seconds)
-    return execute(run, arguments.output_dir, steps, more, arguments.memory_gb)
-
-
-def model_shapes(name: str) -> "list[Size]":
-    """Shapes of all parameters, without making them."""
-    import torch  # here, with all that needs it: the flags are checked before it is loaded
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    from benchmark.arguments import parse as parse_run
-    from benchmark.training.workload import load_workload
-
-    settings, _ = parse_run(["--model", name, "--strategy", "single"])
-    workload = load_workload(settings)
-    with torch.device("meta"):
-        auto = AutoModelForCausalLM if workload.kind == "gpt2" else AutoModelForSeq2SeqLM
-        return [parameter.shape for parameter in auto.from_config(workload.config).parameters()]
+    return execute(run, arguments.output_dir, steps, [*limit, *more])
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str]]:
@@ -156,12 +140,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str
     add("--workers", default="2", help="numbers of workers, separated by commas (2)")
     add("--seconds", type=float, default=10.0, help="seconds of measurement per run (10)")
     add("--steps", type=int, default=0, help="a fixed number of steps instead")
-    add(
-        "--memory_gb",
-        type=float,
-        default=0.0,
-        help="memory limit per worker in GB; exceeding it counts as OOM (no limit)",
-    )
+    add_memory_limit(parser)
     add("--skip_predicted_oom", action="store_true", help="skip runs that cannot fit into memory")
     add("--retry", action="store_true", help="rerun failed runs")
     add("--output_dir", type=Path, default=ROOT / "runs" / "benchmark" / "sweep", help="runs/benchmark/sweep")
@@ -172,8 +151,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str
         if name not in STRATEGIES:
             raise InputError(f"--strategies: expected names among {', '.join(STRATEGIES)}; got {name!r}")
     for name in arguments.models.split(","):
-        if name not in MODELS and not (Path(name) / "config.json").is_file():
-            raise InputError(f"--models: expected {', '.join(MODELS)} or folders; got {name!r}")
+        check_model("--models", name)
     numbers = {}
     for flag in ("batch_sizes", "workers"):
         words = getattr(arguments, flag).split(",")

@@ -2,11 +2,11 @@
 
     python -m benchmark.tables runs/benchmark/sweep
 
-latency.csv (ms per step, median) and mem.csv (MB, peak of live tensors of one worker) have a block of rows for each
-optimization level, a row for each model and a column for each batch size of one worker, as in the DeepSpeed profiling
-project. A cell is "OOM" or "error" if the run failed, and empty if there was no run. If several worker counts were run,
-each has its own file (latency_2.csv, ...); latency.csv has the largest count. scaling.csv has the throughput divided by
-one worker's, for each framework. Impossible values are flagged.
+latency.csv (ms per step, median) and mem.csv (MB that a step needs at its peak, on the worker with the most) have a
+block of rows for each optimization level, a row for each model and a column for each batch size of one worker, as in
+the DeepSpeed profiling project. A cell is "OOM" or "error" if the run failed, and empty if there was no run. If several
+worker counts were run, each has its own file (latency_2.csv, ...); latency.csv has the largest count. scaling.csv has
+the throughput divided by one worker's, for each framework. Impossible values are flagged.
 """
 
 import argparse
@@ -71,8 +71,13 @@ def latency(run: dict) -> float | None:
 
 
 def peak_mb(run: dict) -> float | None:
-    peak = run["memory"]["peak_live_tensors"]
-    return None if peak is None else peak / 1e6
+    return most_mb(run, lambda memory: memory["peak"])
+
+
+def most_mb(run: dict, figure: Callable[[dict], float | None]) -> float | None:
+    """A figure of a result's memory, in MB, of the worker with the most."""
+    found = [figure(worker["memory"]) for worker in run.get("workers", [run]) if "memory" in worker]
+    return max((size / 1e6 for size in found if size is not None), default=None)
 
 
 def scaling_rows(runs: dict[Cell, dict]) -> list[list[str]]:

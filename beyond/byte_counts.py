@@ -16,9 +16,12 @@ from torch.optim import Optimizer
 # run_gpt2.py at its first line. The lessons and their graders do not need it.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from beyond.rank_memory import PeakMemory, persistent_bytes
+from beyond.rank_memory import persistent_bytes
 from beyond.stage_runner import StageRunner
+from common.config import BeyondConfig
+from common.memory import MB, PeakMemory
 from common.record import Record
+from common.workers.process_group import Worker
 
 
 class SendCounter(TorchDispatchMode):
@@ -38,22 +41,24 @@ class SendCounter(TorchDispatchMode):
 class CommunicationRecord(Record):
     """A Record whose `collectives` also lists sends, and which has a summary per iteration under `communication`."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, config: BeyondConfig, worker: Worker, memory: PeakMemory) -> None:
+        super().__init__(config, worker)
+        self.memory = memory
         self.sends = SendCounter()
         self.persistent = 0
-        self.peak = PeakMemory(self.worker.device)
         self.watched: tuple[nn.Module, Optimizer] | None = None
         self.runner: StageRunner | None = None  # counts its own sends: a mode would slow the whole step down
 
     def watch_memory(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Count the bytes of parameters, gradients and optimizer state when all of them exist."""
+        """Measure what training needs, and count parameters, gradients and optimizer state when all of them exist."""
         self.watched = model, optimizer
+        self.memory.start()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         with super().phase(name), self.sends if name == "communication" else contextlib.nullcontext():
             yield
+        self.memory.sample()
         # In the second iteration, the optimizer has created its state. ZeRO-1 has its gradients between these two
         # phases only; a shard's gradient exists after communication.
         if self.watched and name in ("backward", "communication") and len(self._iterations) == 1:
@@ -71,15 +76,22 @@ class CommunicationRecord(Record):
             "messages": sum(entry["count"] for entry in record["collectives"]) / steps,
             "bytes": sum(entry["bytes"] for entry in record["collectives"]) / steps,
         }
-        record["memory"] = {"persistent_bytes": self.persistent, "peak_bytes": self.peak.bytes()}
+        self.memory.stop()
+        peaks = {"peak_bytes": self.memory.bytes, "process_peak_bytes": self.memory.process_bytes}
+        record["memory"] = {"persistent_bytes": self.persistent, **peaks}
         return record
 
     def _print_summary(self) -> None:
         super()._print_summary()
-        found = self.as_dict()["communication"]
+        record = self.as_dict()
+        found, memory = record["communication"], record["memory"]
         if found["exposed_seconds"] is not None:
             print(
                 f"communication per iteration: {found['exposed_seconds']:.4f} s not hidden by backward, "
                 f"{found['messages']:.1f} messages, {found['bytes']:,.0f} bytes passed to calls"
             )
-        print(f"memory: {self.persistent:,} bytes of parameters, gradients and optimizer state on this worker")
+        kept, peak, process = (None if size is None else f"{size / MB:,.0f} MB" for size in memory.values())
+        print(
+            f"memory of this worker: {kept} of parameters, gradients and optimizer state; a step needs "
+            f"{peak or 'unknown'} at its peak; the process had at most {process or 'unknown'}"
+        )

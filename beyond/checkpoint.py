@@ -72,7 +72,7 @@ def load_shards(folder: Path, sharded: Sharded) -> None:
 
 def _read(file: Path) -> list[dict[str, Any]]:
     try:
-        return torch.load(file)
+        return torch.load(file, mmap=True)  # what is not needed stays in the file
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise InputError(f"checkpoint {file}: cannot read it ({type(error).__name__}); save it again") from error
 

@@ -12,6 +12,7 @@ The zeros at the end fill up the last shard.
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -51,10 +52,22 @@ class FlatParameters:
         self.decayed = sum(parameter.numel() for parameter in self.parameters if parameter.dim() >= 2)
         self.shard_length = -(-sum(self.sizes) // world_size)
         first = self.parameters[0]
-        self.values = torch.zeros(self.shard_length * world_size, dtype=first.dtype, device=first.device)
+        device = first.deferred.device if first.is_meta else first.device
+        self.values = torch.zeros(self.shard_length * world_size, dtype=first.dtype, device=device)
         for parameter, piece in zip(self.parameters, self.pieces(self.values), strict=True):
-            piece.copy_(parameter.data)
+            if parameter.is_meta:
+                self._write_own(parameter, piece)
+            else:
+                piece.copy_(parameter.data)
             parameter.data = piece
+
+    def _write_own(self, parameter: Parameter, piece: Tensor) -> None:
+        """Write this rank's part of a parameter that was built without memory; see deferred.py."""
+        begin = dist.get_rank() * self.shard_length - piece.storage_offset()
+        begin, end = max(begin, 0), min(begin + self.shard_length, piece.numel())
+        if begin < end:
+            parameter.deferred.write(piece.view(-1), begin, end)
+        torch.utils.swap_tensors(parameter, Parameter(piece.new_empty(0)))  # the same object, on another device
 
     def pieces(self, flat: Tensor) -> list[Tensor]:
         """Return views of `flat` in the parameters' shapes; the zeros at the end are left out."""

@@ -1,10 +1,7 @@
-"""The memory that a strategy takes on this rank, in bytes. This code is given."""
+"""The memory that a strategy keeps on this rank, in bytes. This code is given."""
 
-import resource
-import sys
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -13,7 +10,7 @@ def persistent_bytes(model: nn.Module, optimizer: Optimizer) -> int:
     """Return the bytes of all parameters, gradients and optimizer state; memory that several tensors share counts once.
 
     Call it before the gradients are dropped. What a step needs only for a while is not included: activations, messages
-    in transit, gathered blocks.
+    in transit, gathered blocks. common/memory.py measures those, too.
     """
     storages = {}
     for tensor in _tensors(model, optimizer):
@@ -30,27 +27,3 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:
             yield kept.grad
     for state in optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
-
-
-class PeakMemory:
-    """Measures how much the peak memory of this process has grown since this object was created.
-
-    On a GPU, this is what torch has allocated there. On a CPU, it is the process's resident memory, which includes
-    memory that torch and Python keep for later use.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        self.start = self._peak()
-
-    def bytes(self) -> int:
-        """Return the bytes. On a CPU, this is 0 if the process has held more memory at an earlier time."""
-        return self._peak() - self.start
-
-    def _peak(self) -> int:
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return largest if sys.platform == "darwin" else 1024 * largest  # macOS counts bytes, Linux KiB

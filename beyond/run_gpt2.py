@@ -22,16 +22,19 @@ from torch.optim import AdamW
 from beyond import ring
 from beyond.byte_counts import CommunicationRecord
 from beyond.checkpoint import load_shards, save_shards
+from beyond.deferred import from_folder
 from beyond.on_grid import OnGrid
 from beyond.overlap import GradientReducer
 from beyond.replicated import Replicated
 from beyond.sharded_model import ShardedModel
 from beyond.sharded_optimizer import ShardedOptimizer
+from beyond.step_memory import what_would_fit
 from common.arguments import parse_beyond_arguments
 from common.data.oscar import load_blocks
 from common.data_partition import partition_dataset
 from common.errors import exit_on_input_error
 from common.evaluation import evaluate_text
+from common.memory import PeakMemory
 from common.models.fit import fit_model
 from common.models.load import load_tokenizer
 from common.optim import build_schedule, set_seed
@@ -52,6 +55,15 @@ def join(config):
         rank=config.rank,
     )
     # END SOLUTION 2a.1
+
+
+def load_model(config, tokenizer, device):
+    """Return the model. That of zero3 has no memory yet, if possible: each rank reads only its part of the weights."""
+    kind, folder = transformers.GPT2LMHeadModel, config.model_name_or_path
+    model = from_folder(kind, folder, device) if config.strategy == "zero3" else None
+    if model is None or len(tokenizer) > model.config.vocab_size:  # to add rows, it needs the whole matrix
+        model = kind.from_pretrained(folder).to(device)
+    return fit_model(model, config, tokenizer, config.model_max_length)
 
 
 def make_strategy(config, model):
@@ -121,22 +133,23 @@ def main():
         data = load_blocks(config, tokenizer)
         place = worker.rank // config.grid.tensor % config.grid.data  # on the data axis; see grid.py
         loader, _ = partition_dataset(data.train, config.batch_size, rank=place, world_size=config.grid.data)
-        model = transformers.GPT2LMHeadModel.from_pretrained(config.model_name_or_path)
-        model = fit_model(model, config, tokenizer, config.model_max_length).to(worker.device)
-        record = CommunicationRecord(config, worker)
-        record.describe(model, len(data.train), len(data.validation))
-        optimizer = make_strategy(config, model)
-        if config.resume_from:
-            load_shards(config.resume_from, optimizer)
-        if isinstance(optimizer, OnGrid):
-            record.runner = optimizer.runner
-        record.watch_memory(optimizer.model if isinstance(optimizer, OnGrid) else model, optimizer.optimizer)
-        # Each worker draws its own dropout masks from here on; a tensor group shares them, see dropout.py.
-        set_seed(config.seed + worker.rank // config.grid.tensor)
-        train(config, worker, model, optimizer, loader, data.validation, record)
-        if config.save_to:
-            save_shards(config.save_to, optimizer)
-        record.write()
+        memory = PeakMemory(worker.device)  # counts from here: what is there before the model
+        with memory.limited(config.memory_limit_mb, partial(what_would_fit, config)):
+            model = load_model(config, tokenizer, worker.device)
+            record = CommunicationRecord(config, worker, memory)
+            record.describe(model, len(data.train), len(data.validation))
+            optimizer = make_strategy(config, model)
+            if config.resume_from:
+                load_shards(config.resume_from, optimizer)
+            if isinstance(optimizer, OnGrid):
+                record.runner = optimizer.runner
+            record.watch_memory(optimizer.model if isinstance(optimizer, OnGrid) else model, optimizer.optimizer)
+            # Each worker draws its own dropout masks from here on; a tensor group shares them, see dropout.py.
+            set_seed(config.seed + worker.rank // config.grid.tensor)
+            train(config, worker, model, optimizer, loader, data.validation, record)
+            if config.save_to:
+                save_shards(config.save_to, optimizer)
+            record.write()
 
 
 if __name__ == "__main__":

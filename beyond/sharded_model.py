@@ -17,8 +17,9 @@
     network     | gather 1 |          | send 2 | gather 0 | | send 1 |            | send 0 |
     in memory     2, 1                  1, 0                  0
 
-Besides its shards and the root, a rank has at most two blocks in memory: the one that computes, and the next one. A
-step moves almost three units of S (N-1)/N bytes instead of the two of ZeRO-2, because the blocks are gathered twice.
+Besides its shards and the root, a rank has at most two blocks in memory, the one that computes and the next one, and
+two messages of gradients: before it sends a third one, it receives the first. A step moves almost three units of
+S (N-1)/N bytes instead of the two of ZeRO-2, because the blocks are gathered twice.
 
 Parameters outside the blocks (embeddings, the last norm), and those that several blocks share, are the root. It is
 gathered before forward, and freed when its gradients are complete.
@@ -26,6 +27,7 @@ gathered before forward, and freed when its gradients are complete.
 Sources: Rajbhandari et al., "ZeRO", 2020, section 5.3. Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -132,16 +134,15 @@ class ShardedBlock:
         """Wait for the message, and add the mean over all ranks to the gradient of this rank's shard.
 
         b.10 [4] Wait. Add the mean over all ranks, in fp32, to shard.gradient, which may be None.
-             [5] Release the tensors of the message (set them to None), and set `missing` to all parameters again.
+             [5] Release the tensors of the message and its handle (set them to None).
         """
-        # TODO(cos598d) b.10: steps [4] and [5] (about 6 lines)
+        # TODO(cos598d) b.10: steps [4] and [5] (about 5 lines)
         # BEGIN SOLUTION b.10
         self.sending.wait()
         world_size = dist.get_world_size()
         mean = self.received.view(world_size, -1).sum(dim=0, dtype=torch.float32) / world_size
         self.shard.gradient = mean if self.shard.gradient is None else self.shard.gradient + mean
         self.sending = self.received = self.outgoing = None
-        self.missing = set(self.flat.parameters)
         # END SOLUTION b.10
 
 
@@ -156,6 +157,7 @@ class ShardedModel:
     Attributes
     blocks: one ShardedBlock for each block, in order. root: the ShardedBlock of all other parameters.
     pieces: the blocks from last to first, then the root. optimizer: the torch optimizer that updates the shards.
+    in_transit: the blocks whose gradients have been sent and not been received, the oldest first.
     """
 
     def __init__(
@@ -171,6 +173,7 @@ class ShardedModel:
         self.root = ShardedBlock(root)
         self.blocks = [ShardedBlock(parameters) for parameters in of_blocks]
         self.pieces = [*self.blocks[::-1], self.root]  # the order in which backward completes them
+        self.in_transit = deque[ShardedBlock]()
         self.block_of = {parameter: block for block in self.pieces for parameter in block.flat.parameters}
         self.optimizer = make_optimizer(decay_groups([block.shard for block in self.pieces], weight_decay))
         model.register_forward_pre_hook(lambda module, inputs: self.before_model())
@@ -244,23 +247,40 @@ class ShardedModel:
         block = self.block_of[parameter]
         block.missing.remove(parameter)
         if not block.missing:
-            block.send()
+            self.send(block)
+        # END SOLUTION b.10
+
+    def send(self, block: ShardedBlock) -> None:
+        """Send a block's gradients, so that at most two messages are in transit.
+
+        b.10 [7] If two blocks are in transit, receive the older one: it had time to travel while backward computed two
+                 blocks. Without this step, the messages of all blocks are in memory when backward ends.
+             [8] Send this block, and add it to self.in_transit.
+        """
+        # TODO(cos598d) b.10: steps [7] and [8] (about 4 lines)
+        # BEGIN SOLUTION b.10
+        if len(self.in_transit) == 2:
+            self.in_transit.popleft().receive()
+        block.send()
+        self.in_transit.append(block)
         # END SOLUTION b.10
 
     def finish(self) -> None:
         """Wait until every shard has its gradient. Call it after every backward, micro-batches included.
 
-        b.10 [7] Send the blocks that have not been sent because one of their parameters got no gradient, in the order
-                 of self.pieces.
-             [8] Receive all blocks.
+        b.10 [9] Send the blocks that have not been sent because one of their parameters got no gradient, in the order
+                 of self.pieces: something is still missing in them.
+             [10] Receive the blocks that are still in transit. Then all parameters of every block are missing again.
         """
-        # TODO(cos598d) b.10: steps [7] and [8] (about 5 lines)
+        # TODO(cos598d) b.10: steps [9] and [10] (about 7 lines)
         # BEGIN SOLUTION b.10
         for block in self.pieces:
-            if block.sending is None:
-                block.send()
+            if block.missing:
+                self.send(block)
+        while self.in_transit:
+            self.in_transit.popleft().receive()
         for block in self.pieces:
-            block.receive()
+            block.missing = set(block.flat.parameters)
         # END SOLUTION b.10
 
     def clip(self, max_norm: float) -> Tensor:

@@ -17,6 +17,8 @@
 Adam keeps two numbers for every parameter. With N ranks, each rank keeps 1/N of them. A reduce_scatter followed by an
 all_gather moves as many bytes as one all_reduce, so this saves memory without sending more bytes. ZeRO-1 sends the
 gradients when backward has ended. ZeRO-2 sends the gradients of a block as soon as they are complete, and frees them.
+A message needs twice the memory of its gradients, so at most two are in transit: before a rank sends a third one, it
+receives the first. With one at a time, the network would wait for each rank to compute the next gradients.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, section 5.
 """
@@ -130,23 +132,38 @@ class ShardedOptimizer:
         b.6  [7] Remove the parameter from its bucket's `missing`. Send the next bucket if nothing is missing in it any
                  more, then the one after it, and so on, as in b.4: all ranks send in the same order.
         """
-        # TODO(cos598d) b.6: step [7] (about 4 lines)
+        # TODO(cos598d) b.6: step [7] (3-4 lines)
         # BEGIN SOLUTION b.6
         self.bucket_of[parameter].missing.remove(parameter)
         while self.next_bucket < len(self.buckets) and not self.buckets[self.next_bucket].missing:
-            self.buckets[self.next_bucket].send()
-            self.next_bucket += 1
+            self.send_next()
+        # END SOLUTION b.6
+
+    def send_next(self) -> None:
+        """Send the next bucket, so that at most two messages are in transit.
+
+        b.6  [8] If two buckets are in transit, receive the older one: it had time to travel while backward computed two
+                 buckets. Without this step, all messages are in memory when backward ends.
+             [9] Send the next bucket, and count it in next_bucket.
+        """
+        # TODO(cos598d) b.6: steps [8] and [9] (about 4 lines)
+        # BEGIN SOLUTION b.6
+        if self.next_bucket >= 2:
+            self.buckets[self.next_bucket - 2].receive()
+        self.buckets[self.next_bucket].send()
+        self.next_bucket += 1
         # END SOLUTION b.6
 
     def finish(self) -> None:
-        """Send the remaining buckets, and wait for all: every shard then has its gradient, and parameters have none.
+        """Send the remaining buckets, and receive what is left: every shard has its gradient, and parameters have none.
 
         With several micro-batches in a step, ZeRO-2 calls it after every backward, ZeRO-1 after the last one.
         """
-        for unsent in self.buckets[self.next_bucket :]:
-            unsent.send()
+        while self.next_bucket < len(self.buckets):
+            self.send_next()
         for bucket in self.buckets:
-            bucket.receive()
+            if bucket.work is not None:  # still in transit
+                bucket.receive()
             bucket.missing = set(bucket.flat.parameters)
         self.next_bucket = 0
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from common.config import BeyondConfig, GlueConfig, Gpt2Config, Grid, RunConfig, TrafficConfig
 from common.errors import InputError
-from common.flags import Parser, check_at_least, link_rate, or_default, true_or_false, whole_number
+from common.flags import Parser, add_memory_limit, check_at_least, link_rate, or_default, true_or_false, whole_number
 from common.paths import ROOT
 from common.workers.place import COURSE_PORT, PORT, Place, place_starter, place_worker
 from common.workers.rows import STOPPED_FILE
@@ -122,6 +122,7 @@ def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
     add("--grid", help="grid: ranks along each axis, for instance data=2,tensor=2 (the default on 4 workers)")
     add("--schedule", choices=("1f1b", "gpipe"), default="1f1b", help="with several stages: the order of work (1f1b)")
     add("--n_chunk", type=int, help="with several stages: micro-batches in the batch of a rank (4)")
+    add_memory_limit(parser)
     flags = parser.parse_args(argv)
     for name in ("save_to", "resume_from"):
         if getattr(flags, name) and not flags.strategy.startswith("zero"):

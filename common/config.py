@@ -106,3 +106,4 @@ class BeyondConfig(Gpt2Config):
     bucket_bytes: int  # overlap: the most that a bucket of gradients holds
     save_to: Path | None  # zero1 to zero3: folder for the shards at the end of the run
     resume_from: Path | None  # zero1 to zero3: folder with the shards of an earlier run
+    memory_limit_mb: int | None  # for model and training, on each rank; None: no limit

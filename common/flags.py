@@ -20,6 +20,16 @@ def whole_number(text: str) -> int:
 whole_number.__name__ = "whole number"  # argparse puts this name into its message
 
 
+def positive(text: str) -> int:
+    """Return the integer in `text`, from 1 on."""
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+positive.__name__ = "whole number above 0"
+
+
 def true_or_false(text: str) -> bool:
     """Return the truth value of a word; bool("False") would be True."""
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -68,3 +78,11 @@ def check_at_least(flags: object, least: int, *names: str) -> None:
     for name in names:
         if not getattr(flags, name) >= least:
             raise InputError(f"--{name}: expected {least} or more, got {getattr(flags, name)}")
+
+
+def add_memory_limit(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that common/memory.py enforces."""
+    parser.add_argument(
+        "--memory_limit_mb", type=positive, metavar="N",
+        help="end with an error if model and training take more than N MB on a worker; the steps take longer",
+    )  # fmt: skip

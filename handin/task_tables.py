@@ -34,7 +34,7 @@ def shares(runs: Sequence[Run], findings: Findings) -> str:
 
 
 def exposed(runs: Sequence[Run], findings: Findings) -> str:
-    """Runs of the bonus lessons, with that of task 3 on the same nodes: times, bytes moved and bytes kept."""
+    """Runs of the bonus lessons, with that of task 3 on the same nodes: times, bytes moved, kept and needed."""
     rows = []
     if not any(run.slot == "beyond" for run in runs):
         return "Not measured: the bonus is optional.\n"
@@ -45,8 +45,9 @@ def exposed(runs: Sequence[Run], findings: Findings) -> str:
         buckets = f"{config.get('bucket_mb')}" if strategy == "overlap" else "–"
         figures = [_cell(said.get("exposed_seconds"), 4), _cell(said.get("messages"), 1)]
         sent: Any = said.get("bytes")
-        stays: Any = (run.first.get("memory") or {}).get("persistent_bytes")
-        figures += [_cell(size / 1e6 if is_number(size) else None, 3) for size in (sent, stays)]
+        memory: dict = run.first.get("memory") or {}
+        sizes: list[Any] = [sent, memory.get("persistent_bytes"), memory.get("peak_bytes")]
+        figures += [_cell(size / 1e6 if is_number(size) else None, 3) for size in sizes]
         begin = [strategy, buckets, run.workers, run.setting["total batch"]]
         rows.append([*begin, *figures, str(iteration_time(run) or "–"), f"`{run.name}`"])
     head = [
@@ -58,6 +59,7 @@ def exposed(runs: Sequence[Run], findings: Findings) -> str:
         "messages",
         "MB passed to calls",
         "MB kept",
+        "MB at the peak",
         "s per iteration",
         "run",
     ]

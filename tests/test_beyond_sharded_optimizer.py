@@ -38,6 +38,7 @@ def test_gradients_cost_no_more_than_a_reduce_scatter_and_leave_no_memory_behind
         run = OptimizerRun(grade, world_size, setting)
         sharded_messages.check_gradient_bytes(run)
         sharded_gradients.check_given_up(run)
+    sharded_state.check_messages(grade)
 
 
 @graded("b.6", points=1)

@@ -27,7 +27,7 @@ import torch
 from benchmark.arguments import PRECISIONS
 from benchmark.arguments import parse as parse_run
 from benchmark.measure.machine import environment
-from benchmark.names import MODELS
+from benchmark.names import check_model
 from benchmark.sweep import SweepRun, execute
 from common.errors import InputError, exit_on_input_error
 from common.flags import Parser, check_at_least
@@ -92,7 +92,7 @@ def row_of(run: SweepRun, precision: str, result: dict[str, Any]) -> GpuRow:
         step_ms=result.get("step_ms"),
         tokens_per_second=result.get("tokens_per_second"),
         exposed_ms=result.get("communication", {}).get("exposed_ms"),
-        peak_memory=result.get("memory", {}).get("peak_live_tensors"),
+        peak_memory=result.get("memory", {}).get("peak"),
         utilisation=used.get("gpu_utilisation"),
         power=used.get("gpu_power"),
         temperature=used.get("gpu_temperature"),
@@ -146,8 +146,7 @@ def main() -> None:
     if arguments.quick:
         arguments.model, arguments.batch_size, arguments.length, arguments.steps = "gpt2-tiny", 2, 64, 8
     check_at_least(arguments, 1, "batch_size", "steps")
-    if arguments.model not in MODELS and not (Path(arguments.model) / "config.json").is_file():
-        raise InputError(f"--model: expected {', '.join(MODELS)} or a model's folder; got {arguments.model!r}")
+    check_model("--model", arguments.model)
     if not torch.cuda.is_available():
         print(NO_GPU)
         print(json.dumps({"gpus": [], "rows": []}))

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmark.cost.architecture import Architecture, Weight
-from benchmark.names import MODELS
+from benchmark.names import MODELS, sized_gpt2
 from common.cache import read_cached
 from common.paths import cache_dir
 
@@ -29,7 +29,7 @@ def describe(model: str, length: int) -> Architecture:
     def build(folder: Path) -> None:
         (folder / "architecture.json").write_text(json.dumps(asdict(inspect())))
 
-    if model not in MODELS:
+    if model not in MODELS and sized_gpt2(model) is None:
         return inspect()  # a folder may change
     name = f"{model}-{length}-{version('transformers')}-{version('torch')}-v{FORMAT}"
     return read_cached(cache_dir("architectures") / name, build, _read)

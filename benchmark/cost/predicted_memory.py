@@ -1,19 +1,22 @@
-"""Predict the memory of one worker: by the textbook, as the engine keeps it, and at its peak.
+"""Predict the memory of one worker: by the textbook, as the engine keeps it, and what a step needs at its peak.
 
-The peak is reached when backward begins: parameters, optimizer and what forward has kept for backward are there, and
-the first gradient, that of the logits. Gradients of parameters are not, unless they lie in a strategy's own buckets.
+The peaks of the lessons are those of beyond/step_memory.py; here are those of the frameworks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from benchmark.cost.architecture import BYTES, Architecture
 from benchmark.cost.cell import Cell
-from benchmark.cost.programs.stage_split import elements_of_rank, micro_batches, on_stage, one_forward_one_backward
+from benchmark.cost.programs.stage_split import elements_of_rank, micro_batches, on_stage
 from common.errors import InputError
 
+if TYPE_CHECKING:
+    from benchmark.settings import Settings
+    from beyond.step_memory import Sizes
+
+FITTING = ("ddp", "own_zero1", "own_zero2", "own_zero3", "fsdp", "own_tensor", "own_1f1b")
 STATES = 4  # parameter, gradient and Adam's two numbers, of 4 bytes each
-LOGITS = 2  # beside what forward keeps: their gradient, and a copy of it while it is computed
-IN_BUCKETS = ("ddp", "own_overlap")  # their gradients stay when a step ends
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,8 @@ def memory(cell: Cell, architecture: Architecture, process: float = 0.0) -> Memo
     from benchmark.measure.memory import textbook  # here: it loads torch
 
     by_the_book = textbook(cell.strategy, architecture.elements, cell.workers)
-    keeps = kept(cell, architecture)
-    gradients = 0.0 if cell.strategy in IN_BUCKETS else _gradients(cell, architecture)
-    activations, logits = _alive(cell, architecture)
-    peak = max(keeps, keeps - gradients + activations + LOGITS * logits)
-    return Memory(by_the_book, keeps, activations, peak, process)
+    activations = cell.batch * architecture.activations
+    return Memory(by_the_book, kept(cell, architecture), activations, peak(cell, architecture), process)
 
 
 def kept(cell: Cell, architecture: Architecture) -> float:
@@ -59,31 +59,47 @@ def kept(cell: Cell, architecture: Architecture) -> float:
     return found
 
 
-def _gradients(cell: Cell, architecture: Architecture) -> float:
-    """Bytes of gradients that are there after backward and not when the next one begins."""
+def peak(cell: Cell, architecture: Architecture) -> float:
+    """Return the most bytes that a step needs, on the worker with the most."""
+    from beyond.step_memory import cut, sent_during_backward  # here: it loads transformers
+    from beyond.step_memory import peak as of_lesson
+
+    sizes, name, workers = sizes_of(architecture), cell.strategy.removeprefix("own_"), cell.workers
     if cell.grid is not None:
-        return kept(cell, architecture) / STATES
-    is_sharded = cell.strategy.startswith(("own_zero2", "own_zero3", "fsdp"))
-    if cell.strategy.startswith("zero") and cell.strategy != "zero0":
-        return 0.0  # DeepSpeed's own buffers stay
-    return BYTES * architecture.elements / (cell.workers if is_sharded else 1)
+        sizes, count = cut(sizes, cell.tensor), micro_batches(cell)
+        batch = cell.batch * cell.stages * cell.tensor / count
+        return of_lesson("1f1b" if cell.stages > 1 else "tensor", sizes, batch, cell.stages, count)
+    if cell.strategy == "fsdp":
+        return sent_during_backward(
+            sizes, cell.batch, workers, gathered=2, messages=1
+        )  # reduce_scatter: a part arrives
+    if cell.strategy.startswith("zero"):  # DeepSpeed keeps its buffers
+        temporary = sizes.embedding + 2 * sizes.matrix
+        return kept(cell, architecture) + cell.batch * architecture.activations + temporary
+    return of_lesson(name, sizes, cell.batch, workers)
 
 
-def _alive(cell: Cell, architecture: Architecture) -> tuple[float, float]:
-    """Bytes that forward has kept when the most is there, and bytes of the logits that are computed at a time."""
-    if cell.grid is None:
-        return cell.batch * architecture.activations, cell.batch * architecture.logits
-    stages, count = cell.stages, micro_batches(cell)
-    size = cell.batch * stages * cell.tensor / count  # examples of a micro-batch
-    most = 0
-    alive = 0
-    for direction, _ in one_forward_one_backward(0, stages, count):
-        alive += 1 if direction == "forward" else -1
-        most = max(most, alive)
-    here = sum(weight.block is not None for weight in on_stage(cell, architecture, 0))
-    share = here / max(1, sum(weight.block is not None for weight in architecture.weights))
-    whole = architecture.activations - (0.0 if stages == 1 else LOGITS * architecture.logits)
-    return most * size * whole * share / cell.tensor, size * architecture.logits if stages == 1 else 0.0
+def sizes_of(architecture: Architecture) -> "Sizes":
+    """Return what the lessons' predictions need to know of a model."""
+    from beyond.step_memory import Sizes
+
+    border = BYTES * architecture.length * architecture.width
+    loss = int(2 * border + architecture.logits)
+    blocks = architecture.n_blocks
+    inside = [weight for weight in architecture.weights if weight.block is not None]
+    root = architecture.of_block(None)
+    return Sizes(
+        blocks=blocks,
+        block=sum(weight.bytes for weight in inside) // blocks,
+        root=sum(weight.bytes for weight in root),
+        matrix=max(weight.bytes for weight in inside),
+        embedding=max(weight.bytes for weight in root),
+        kept=int(architecture.activations - loss) // blocks,
+        whole=4 * border,
+        loss=loss,
+        logits=int(architecture.logits),
+        border=border,
+    )
 
 
 def check_fit(cell: Cell, needed: Memory, available: float, sharing: int) -> None:
@@ -94,3 +110,15 @@ def check_fit(cell: Cell, needed: Memory, available: float, sharing: int) -> Non
             f"each ({needed.kept / 1e9:.1f} kept, {needed.activations / 1e9:.1f} of activations), and it has "
             f"{available / 1e9:.1f} GB; use a smaller batch, more sharding, or --memory_gb for another machine"
         )
+
+
+def what_would_fit(settings: "Settings") -> str:
+    """Return, for the message of --memory_limit_mb, what a step needs by the prediction, and which strategies fit."""
+    from benchmark.cost.describe_model import describe
+    from beyond.step_memory import fitting
+
+    here = Cell(settings.strategy, settings.model, settings.world_size, settings.batch_size, settings.length)
+    architecture = describe(settings.model, settings.length)
+    names = [settings.strategy, *FITTING] if architecture.kind == "gpt2" else [settings.strategy, *FITTING[:-2]]
+    peaks = {name: peak(replace(here, strategy=name), architecture) for name in dict.fromkeys(names)}
+    return fitting(settings.strategy, peaks, settings.world_size, settings.memory_limit_mb)

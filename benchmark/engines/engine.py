@@ -35,7 +35,8 @@ class Engine(ABC):
 
     def __init__(self, settings: Settings, worker: Worker, model: nn.Module) -> None:
         self.settings, self.worker = settings, worker
-        self.bare = model.to(worker.device)
+        has_memory = not any(parameter.is_meta for parameter in model.parameters())
+        self.bare = model.to(worker.device) if has_memory else model  # otherwise wrap gives it memory
         self.model: Any = self.wrap(self.bare)
         self.optimizer: Any = self.make_optimizer()
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=settings.precision == "fp16")

@@ -14,8 +14,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from benchmark.engines.engine import HALF, Engine
+from beyond.deferred import Deferred
+from common.workers.process_group import Worker
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -29,9 +32,13 @@ class FSDP(Engine):
         half = HALF.get(self.settings.precision)
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
+        deferred = {name: p.deferred for name, p in model.named_parameters() if p.is_meta}
         for module in blocks(model):
             fully_shard(module, mesh=mesh, mp_policy=policy)
-        return fully_shard(model, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        if deferred:
+            materialise(model, deferred, self.worker)
+        return model
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
         self.model.set_requires_gradient_sync(last)
@@ -49,6 +56,28 @@ class FSDP(Engine):
         model, optimizer = get_state_dict(self.bare, self.optimizer)
         dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
         set_state_dict(self.bare, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+
+
+@torch.no_grad()
+def materialise(model: nn.Module, deferred: dict[str, Deferred], worker: Worker) -> None:
+    """Give a sharded model its memory, as FSDP2's users do, and fill the shards one parameter at a time."""
+    whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    kept = {name: local(tensor).clone() for name, tensor in whole.items() if name not in deferred}
+    model.to_empty(device=worker.device)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        own = local(tensor)
+        if name in kept:
+            own.copy_(kept[name])
+        elif own.numel():
+            row = tensor.numel() // tensor.shape[0]
+            begin = worker.rank * -(-tensor.shape[0] // worker.world_size) * row  # equal numbers of rows, in order
+            flat = torch.empty(tensor.numel(), dtype=own.dtype)
+            deferred[name].write(flat, begin, begin + own.numel())
+            own.copy_(flat[begin : begin + own.numel()].view_as(own))
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

@@ -14,7 +14,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 WHOLE = 100_000  # stage3_param_persistence_threshold of configs/zero3*.json: parameters up to this size stay whole
 BUCKET = 6_553_600  # reduce_bucket_size, elements: stage 3 keeps one for good
@@ -111,20 +111,6 @@ def reachable(root: object) -> dict[tuple, int]:
         else:
             todo += gc.get_referents(thing)
     return storages
-
-
-def live_bytes(device: torch.device) -> int:
-    """Bytes of all tensors of this process that Python knows."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    storages = {}
-    for thing in gc.get_objects():
-        if type(thing) in (Tensor, nn.Parameter):  # isinstance would wake every lazy object
-            storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
-            grad = thing.grad if thing.is_leaf else None
-            if type(grad) is Tensor:
-                storages[grad.untyped_storage().data_ptr()] = grad.untyped_storage().nbytes()
-    return sum(storages.values())
 
 
 def _tensors_of(tensor: Tensor) -> list[Tensor]:

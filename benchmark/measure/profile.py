@@ -1,4 +1,4 @@
-"""A few steps under torch.profiler: communication, its exposed part, CPU and device time, peak of live tensor bytes.
+"""A few steps under torch.profiler: communication, its exposed part, CPU and device time.
 
     main thread   [ forward ][ backward          ]....[ optimizer ]
     gloo               [=== all_reduce ===] [== all_reduce ==]        total: both; exposed: the dots, where nothing
@@ -32,7 +32,7 @@ class Tracer:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities, profile_memory=True, acc_events=True)
+        self._profile = profile(activities=activities, acc_events=True)
         self.steps = 0
 
     def start(self) -> None:
@@ -59,13 +59,11 @@ def mark(name: str) -> record_function:
 
 
 def read_trace(events: Iterable[dict], steps: int) -> dict[str, Any]:
-    """Communication per step (ms), its exposed share of each phase, growth of live bytes up to the peak."""
-    spans, phases, growth = defaultdict(list), defaultdict(list), [0]
+    """Communication per step (ms), its exposed share of each phase."""
+    spans, phases = defaultdict(list), defaultdict(list)
     for event in events:
         name = str(event.get("name", ""))
-        if name == "[memory]":
-            growth.append(growth[-1] + int(event["args"]["Bytes"]))
-        elif event.get("ph") == "X":
+        if event.get("ph") == "X":
             span = (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
             if name.startswith("phase:") and event.get("cat") == "user_annotation":
                 phases[name.removeprefix("phase:")].append(span)
@@ -83,7 +81,6 @@ def read_trace(events: Iterable[dict], steps: int) -> dict[str, Any]:
         "communication_ms": length(communication) / 1e3 / steps,
         "exposed_ms": length(exposed) / 1e3 / steps,
         "exposed_shares": shares,
-        "growth_bytes": max(growth),
     }
 
 

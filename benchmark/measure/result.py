@@ -7,7 +7,6 @@ import torch
 from benchmark.measure.intervals import interval
 from benchmark.measure.machine import environment
 from benchmark.measure.memory import known, textbook
-from benchmark.measure.profile import own_rss
 from benchmark.settings import Settings
 from common.workers.process_group import Worker
 
@@ -52,7 +51,7 @@ def assemble(settings: Settings, worker: Worker, shapes: list[torch.Size], measu
         "exposed_ms": trace.get("exposed_ms"),
         **{f"sent_{k}": v for k, v in (measured["payload"] or {"bytes": None, "calls": None}).items()},
     }
-    result["memory"] = memory(settings, worker, shapes, measured, trace)
+    result["memory"] = memory(settings, worker, shapes, measured)
     return result
 
 
@@ -67,19 +66,16 @@ def phases(steps: list[dict], trace: dict | None, strategy: str) -> dict[str, fl
     return found
 
 
-def memory(settings: Settings, worker: Worker, shapes: list[torch.Size], measured: dict, trace: dict) -> dict[str, Any]:
-    """Each figure by what it is."""
+def memory(settings: Settings, worker: Worker, shapes: list[torch.Size], measured: dict) -> dict[str, Any]:
+    """What stays, in three versions; what a step needs at its peak, and the process in that time."""
     count = sum(shape.numel() for shape in shapes)
     on_gpu = worker.device.type == "cuda"
-    peak = torch.cuda.max_memory_allocated(worker.device) if on_gpu else None
-    if not on_gpu and trace:
-        peak = measured["live"] + trace["growth_bytes"]
     return {
         "persistent_textbook": textbook(settings.strategy, count, settings.world_size),
         "persistent_known": known(settings.strategy, shapes, settings.world_size),
         "persistent_counted": measured["persistent"],
-        "peak_live_tensors": peak,
-        "rss": own_rss(),
+        "peak": measured["memory"].bytes,
+        "process_peak": measured["memory"].process_bytes,
         "device_reserved": torch.cuda.max_memory_reserved(worker.device) if on_gpu else None,
     }
 

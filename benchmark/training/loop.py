@@ -8,7 +8,7 @@ import torch.distributed as dist
 from tqdm.auto import tqdm
 
 from benchmark.engines.engine import Engine
-from benchmark.measure.memory import counted, live_bytes
+from benchmark.measure.memory import counted
 from benchmark.measure.meter import Meter, Window
 from benchmark.measure.payload import Payload
 from benchmark.measure.profile import Tracer, mark
@@ -16,9 +16,11 @@ from benchmark.settings import Settings
 from benchmark.training import checkpoint_folder
 from benchmark.training.log import Log
 from benchmark.training.workload import Workload
+from common.memory import PeakMemory
 from common.workers.process_group import Worker
 
 TRACED = 2  # steps
+PERIOD = 0.001  # seconds between two looks at the memory, in steps that are not timed
 
 
 def rate_at(settings: Settings, step: int) -> float:
@@ -40,23 +42,36 @@ class Plan:
         traced = TRACED if count - dropped > 2 * TRACED else 1 if count - dropped > 2 else 0
         self.timed_from, self.traced_from, self.last = first + dropped, last - traced, last
         self.dropped, self.timed, self.traced = dropped, count - dropped - traced, traced
+        # From the second step on, everything is there; the profiler of the traced steps needs memory itself.
+        self.measured_to = self.timed_from if dropped > 1 else self.traced_from
 
 
-def train(settings: Settings, worker: Worker, workload: Workload, engine: Engine, log: Log) -> dict[str, Any]:
+def train(
+    settings: Settings, worker: Worker, workload: Workload, engine: Engine, log: Log, memory: PeakMemory
+) -> dict[str, Any]:
     """Train to --max_steps; what was measured on this worker."""
     first, losses = checkpoint_folder.load(settings.output_dir / "checkpoints", engine) if settings.resume else (0, [])
     log.restart(losses)
     plan, meter, tracer = Plan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer()
-    measured: dict[str, Any] = {"plan": plan, "window": None, "trace": None, "payload": None, "persistent": None}
+    measured: dict[str, Any] = {
+        "plan": plan,
+        "window": None,
+        "trace": None,
+        "payload": None,
+        "persistent": None,
+        "memory": memory,
+    }
     batches = worker.batches(workload.batches(settings, first))
     payload, window = Payload(), Window(meter)
+    memory.start(PERIOD)
     for step in tqdm(range(first, plan.last), desc=settings.strategy, disable=not worker.is_first):
+        if step == plan.measured_to:
+            memory.stop()
         if step == plan.timed_from:
             dist.barrier()  # all workers begin together; what came before does not count
             payload, window = Payload(), Window(meter)  # in this order: reading the recorder takes a while
         if step == plan.traced_from:
             close(measured, window, payload, settings, engine)
-            measured["live"] = live_bytes(worker.device)
             tracer.start()
         traced = step >= plan.traced_from
         meter.begin()
@@ -66,9 +81,11 @@ def train(settings: Settings, worker: Worker, workload: Workload, engine: Engine
                 batch = next(batches)
             with meter.phase("forward"), marked("forward", traced):
                 output = engine.forward(batch)
+            memory.sample()
             with meter.phase("backward"), marked("backward", traced):
                 value = engine.backward(output, last=micro == settings.accumulation - 1)
             loss += value.item() / settings.accumulation
+            memory.sample()
         if step == plan.timed_from - 1 and step > 0:  # AdamW makes its states in the first step
             measured["persistent"] = counted(engine)
         with meter.phase("optimizer"), marked("optimizer", traced):
@@ -80,6 +97,7 @@ def train(settings: Settings, worker: Worker, workload: Workload, engine: Engine
         if is_due(settings, step + 1):
             with window.paused(), payload.ignored():
                 between_steps(settings, workload, engine, log, step + 1)
+    memory.stop()
     if plan.traced:
         keep = settings.output_dir / f"trace_{worker.rank}.json" if settings.keep_trace else None
         measured["trace"] = tracer.stop(keep)

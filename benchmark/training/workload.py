@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
-from benchmark.names import MODELS
+from benchmark.names import MODELS, sized_gpt2
 from benchmark.settings import Settings
+from beyond.deferred import from_folder, from_random
 from common.data.oscar import load_blocks
 from common.errors import InputError
-from common.models.fit import set_dropout
+from common.models.fit import leave_file, set_dropout
 from common.models.load import load_tokenizer, model_path
 from common.optim import set_seed
 
@@ -57,16 +58,28 @@ class Workload:
     train: Dataset
     validation: Dataset
 
-    def build(self, settings: Settings) -> nn.Module:
-        """A fresh model, the same on every worker and for every strategy with the same seed."""
+    def build(self, settings: Settings, device: torch.device | None = None) -> nn.Module:
+        """A fresh model, the same on every worker and for every strategy with the same seed.
+
+        With a device, that of own_zero3 and fsdp has no memory: its parameters get theirs there (beyond/deferred.py).
+        """
         set_seed(settings.seed)
         model_class: Any = GPT2LMHeadModel if self.kind == "gpt2" else T5ForConditionalGeneration
-        model = model_class.from_pretrained(self.source) if self.source else model_class(self.config)
+        model: Any = None
+        if device and settings.strategy in ("own_zero3", "fsdp"):
+            model = self._without_memory(model_class, device)
+        if model is None:
+            model = leave_file(model_class.from_pretrained(self.source)) if self.source else model_class(self.config)
         model.config.use_cache = False
         if settings.dropout is not None:
             set_dropout(model, settings.dropout)
         model.train()
         return model
+
+    def _without_memory(self, model_class: Any, device: torch.device) -> nn.Module | None:
+        if self.source:
+            return from_folder(model_class, self.source, device)
+        return from_random(lambda: model_class(self.config), device)
 
     def batches(self, settings: Settings, first_step: int = 0) -> Iterator[Batch]:
         """This worker's batches from `first_step` on, without end: `accumulation` of them for each step.
@@ -151,7 +164,7 @@ def summary(total: float, right: int, tokens: int) -> dict[str, float]:
 
 
 def _kind(name: str) -> str:
-    if name in MODELS:
+    if _is_name(name):
         return name.partition("-")[0]
     found = json.loads((Path(name) / "config.json").read_text()).get("model_type")
     if found not in ("gpt2", "t5"):
@@ -160,14 +173,18 @@ def _kind(name: str) -> str:
 
 
 def _is_folder(name: str) -> bool:
-    return name.endswith("-tiny") or name not in MODELS
+    return name.endswith("-tiny") or not _is_name(name)
+
+
+def _is_name(name: str) -> bool:
+    return name in MODELS or sized_gpt2(name) is not None
 
 
 def _config(name: str) -> Any:
     if name == "gpt2":
         return GPT2Config()  # 124,439,808 parameters
-    if name == "gpt2-24m":  # 95 MB in fp32: large enough that messages' frames weigh nothing, see accounting.py
-        return GPT2Config(vocab_size=2048, n_positions=256, n_embd=512, n_layer=7, n_head=8)
+    if size := sized_gpt2("gpt2-7x512" if name == "gpt2-24m" else name):  # of 24m, messages' frames weigh nothing
+        return GPT2Config(vocab_size=2048, n_positions=256, n_embd=size[1], n_layer=size[0], n_head=size[1] // 64)
     config = T5Config(**T5_SIZES[name], vocab_size=32128)
     config.decoder_start_token_id = 0
     return config

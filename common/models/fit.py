@@ -25,6 +25,17 @@ def fit_model(model: "PreTrainedModel", config: RunConfig, tokenizer, length: in
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
+    return leave_file(model)
+
+
+def leave_file(model: "PreTrainedModel") -> "PreTrainedModel":
+    """Return the model with parameters in memory of their own: loaded ones lie in a mapping of their file, all of it.
+
+    A parameter that is cut or replaced could not give its memory back otherwise.
+    """
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            parameter.data = parameter.data.clone()
     return model
 
 

@@ -43,7 +43,7 @@ class Broker:
         self._posted: Counter[tuple] = Counter()  # calls so far in each sequence, see Call.sequence
         self._collectives: dict[tuple[str, int], dict[int, Call]] = defaultdict(dict)  # (group, number) -> rank -> call
         self._pairs: dict[tuple, list[Call]] = defaultdict(list)  # sends and recvs without a partner, by sequence
-        self._open: dict[tuple[int, int], Call] = {}  # (rank, identity) of every call without an answer
+        self._calls: dict[tuple[int, int], Call] = {}  # by (rank, identity)
         self._waiting: list[dict[int, Call]] = [{} for _ in range(world_size)]  # rank -> thread -> call
         self._threads: list[set[int]] = [{0} for _ in range(world_size)]  # threads that call; 0 is the main one
 
@@ -56,9 +56,10 @@ class Broker:
         """A call has arrived. Raises MessageError for one that the backend in the rank cannot have sent."""
         call = parse_call(rank, message)
         self._record(rank, call)
+        call.posted_at = len(self.events[rank])
+        self._calls[rank, call.identity] = call
         self._posted[call.sequence] += 1
         call.number = self._posted[call.sequence]
-        self._open[rank, call.identity] = call
         if self.fault:
             self._refuse(call)
         elif call.point_to_point:
@@ -70,9 +71,11 @@ class Broker:
 
     def wait(self, rank: int, message: dict) -> None:
         """A thread of a rank does nothing more until this call is answered."""
-        call = self._open.get((rank, message["id"]))
-        if call is None:
-            return  # the answer is on its way
+        call = self._calls[rank, message["id"]]
+        if call.waited_at is None:
+            call.waited_at = len(self.events[rank])
+        if call.answered:
+            return  # the answer is on its way, or there
         if self.fault:
             return self._refuse(call)
         self._threads[rank] = {0, *message["threads"]}
@@ -144,7 +147,7 @@ class Broker:
         self._answer(call, {"error": f"{self.fault.kind}: {self.fault.text or 'no rank can continue'}"})
 
     def _answer(self, call: Call, content: dict) -> None:
-        del self._open[call.rank, call.identity]
+        call.answered = True
         for thread, waiting in list(self._waiting[call.rank].items()):
             if waiting is call:
                 del self._waiting[call.rank][thread]

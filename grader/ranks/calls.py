@@ -49,10 +49,17 @@ class Call(Event):
     number: int = 0  # position in the group's order of calls, from 1; of a send or recv: among its pair
     complete: bool = False
     waited: bool = True  # False: the handle was dropped, so the result never reached the tensor
+    answered: bool = False
+    posted_at: int = 0  # how many events its rank had then, this call included
+    waited_at: int | None = None  # the same when somebody began to wait for it
 
     @property
     def point_to_point(self) -> bool:
         return self.name in ("send", "recv")
+
+    def in_transit(self, later: "Call") -> bool:
+        """Whether this call was posted and not waited for when its rank posted a later one (or this one)."""
+        return self.posted_at <= later.posted_at and (self.waited_at is None or self.waited_at >= later.posted_at)
 
     @property
     def sequence(self) -> tuple:

@@ -6,8 +6,10 @@ Each scene is a function of (rank, world size, folder) that returns what is kept
 world size resumes from the checkpoint that the one before it has saved.
 """
 
+import json
 import sys
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW, Optimizer
-from transformers import GPT2LMHeadModel
+from torch.profiler import ProfilerActivity, profile
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from beyond.checkpoint import load_shards, save_shards
+from beyond.deferred import from_folder, from_random
 from beyond.rank_memory import persistent_bytes
 from beyond.sharded_model import ShardedModel
 from beyond.sharded_optimizer import ShardedOptimizer
@@ -86,9 +90,16 @@ def trained(rank: int, size: int, folder: Path) -> dict:
         found[stage] = losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     if rank > 0:
         return found
-    model, losses = tiny(), []
+    model = tiny()
+    losses = train_alone(model, batches(STEPS, 1))
+    return found | {"single": (losses, {name: parameter.detach() for name, parameter in model.named_parameters()})}
+
+
+def train_alone(model: nn.Module, data: list[torch.Tensor]) -> list[float]:
+    """The losses of one worker without a strategy."""
+    losses = []
     optimizer = MAKE(weight_decay_groups(model, DECAY))
-    for tokens in batches(STEPS, 1):
+    for tokens in data:
         total = 0.0
         for part in tokens.chunk(MICROS):
             loss = model(input_ids=part, labels=part).loss / MICROS
@@ -98,7 +109,61 @@ def trained(rank: int, size: int, folder: Path) -> dict:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(total)
-    return found | {"single": (losses, {name: parameter.detach() for name, parameter in model.named_parameters()})}
+    return losses
+
+
+def small_gpt2() -> GPT2LMHeadModel:
+    """A GPT-2 of many blocks, none of which is large."""
+    return GPT2LMHeadModel(GPT2Config(vocab_size=500, n_positions=16, n_embd=64, n_layer=6, n_head=4, eos_token_id=1))
+
+
+def deferred(rank: int, size: int, folder: Path) -> dict:
+    """What a model that is built without memory is, {"random", "saved": ...}: of rank 0 also what it must be, "single".
+
+    Each is its parameters, the losses of 20 steps and the next random number; besides, the peak of the bytes that torch
+    has allocated while the model is built and sharded, and the bytes of the whole model.
+    """
+    device, found = torch.device("cpu"), dict[str, dict]()
+    builds: dict[str, Any] = {
+        "random": (partial(from_random, small_gpt2, device), small_gpt2),
+        "saved": (
+            partial(from_folder, GPT2LMHeadModel, str(folder / "model"), device),
+            partial(GPT2LMHeadModel.from_pretrained, folder / "model"),
+        ),
+    }
+    for name, (build, build_at_once) in builds.items():
+        torch.manual_seed(7)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            model = build().eval()
+            strategy = sharded(3, model, model.transformer.h)
+        trace = folder / f"trace_{size}_{rank}.json"
+        profiled.export_chrome_trace(str(trace))
+        found[name] = seen(model, strategy) | {"peak": peak_of_allocations(trace)}
+        found[name]["losses"] = train(model, strategy, 3, batches(STEPS, 1), rank, size)
+        if rank == 0:
+            torch.manual_seed(7)
+            model = build_at_once().eval()
+            single = seen(model) | {"bytes": sum(parameter.nbytes for parameter in model.parameters())}
+            found[name]["single"] = single | {"losses": train_alone(model, batches(STEPS, 1))}
+    return found
+
+
+def seen(model: nn.Module, strategy: Any = None) -> dict[str, Any]:
+    """Copies of a model's parameters, and the next random number."""
+    drawn = torch.rand(())
+    if strategy:
+        gather(strategy)
+    parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for piece in strategy.pieces if strategy else []:
+        piece.free()
+    return {"parameters": parameters, "drawn": drawn}
+
+
+def peak_of_allocations(trace: Path) -> int:
+    """The most that was allocated at once, as torch's profiler saw it."""
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "[memory]"]
+    sizes = accumulate(event["args"]["Bytes"] for event in sorted(events, key=lambda event: event["ts"]))
+    return max(sizes)
 
 
 def resumed(rank: int, size: int, folder: Path) -> dict:
@@ -207,7 +272,7 @@ def memory(rank: int, size: int, folder: Path) -> dict:
     return found
 
 
-SCENES = (trained, resumed, odd_steps, memory)
+SCENES = (trained, resumed, odd_steps, memory, deferred)
 
 
 def keep(rank: int, size: int, folder: Path) -> None:
@@ -220,6 +285,8 @@ def keep(rank: int, size: int, folder: Path) -> None:
 def main() -> None:
     folder = Path(sys.argv[1])
     model_path("tiny", "gpt2")  # made before several ranks want it
+    torch.manual_seed(5)
+    small_gpt2().save_pretrained(folder / "model", max_shard_size="1MB")
     for size in map(int, sys.argv[2:]):
         on_ranks(size, lambda rank, size=size: keep(rank, size, folder))
 

@@ -203,7 +203,7 @@ def test_a_sweep_records_what_fails_and_goes_on(tmp_path):
 
 def test_out_of_memory_is_recorded_as_such(tmp_path):
     flags = ["--models", "gpt2-tiny", "--strategies", "single", "--batch_sizes", "4", "--workers", "1", "--steps", "3"]
-    limited = ["--memory_gb", "0.001", "--skip_predicted_oom", "--output_dir", tmp_path / "s"]
+    limited = ["--memory_limit_mb", "1", "--skip_predicted_oom", "--output_dir", tmp_path / "s"]
 
     done = run("-m", "benchmark.sweep", *flags, *limited, timeout=TOO_LONG)
 

@@ -183,6 +183,27 @@ def test_the_result_is_not_in_the_tensor_before_wait(play):
     assert [call.waited for call in result.ranks[0].calls if call.name == "all_reduce"] == [True, False, True, True]
 
 
+def test_a_call_is_in_transit_until_somebody_waits_for_it_also_if_its_answer_is_here(play):
+    source = """
+        def go(context):
+            context.join()
+            first = dist.all_reduce(torch.ones(2), async_op=True)
+            second = dist.all_reduce(torch.ones(2), async_op=True)
+            dist.barrier()  # waits for both: the answers are here
+            third = dist.all_reduce(torch.ones(2), async_op=True)
+            fourth = dist.all_reduce(torch.ones(2), async_op=True)
+            dist.all_gather([torch.ones(2) for _ in range(context.world_size)], torch.ones(2))
+            third.wait()
+            fifth = dist.all_reduce(torch.ones(2), async_op=True)
+            fifth.wait(), fourth.wait()
+    """
+
+    for rank in play(source).ranks:
+        calls = [call for call in rank.calls if call.name == "all_reduce"]
+        alive = [[earlier.in_transit(call) for earlier in calls[: i + 1]] for i, call in enumerate(calls)]
+        assert [sum(each) for each in alive] == [1, 2, 1, 2, 2]
+
+
 def test_a_barrier_completes_earlier_calls_as_gloo_does(play):
     source = """
         def go(context):

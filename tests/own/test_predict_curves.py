@@ -111,7 +111,7 @@ def test_the_command_draws_a_curve(file, tmp_path):
 def test_cells_that_cannot_be_run_are_filled_and_marked(file, tmp_path):
     kept = tmp_path / "sweep" / "t5-tiny-zero2-b1-w2"
     kept.mkdir(parents=True)
-    (kept / "result.json").write_text(json.dumps({"step_ms": 33.0, "memory": {"peak_live_tensors": 5e6}}))
+    (kept / "result.json").write_text(json.dumps({"step_ms": 33.0, "memory": {"peak": 5e6}}))
     words = ["--strategies", "zero2", "--models", "t5-tiny", "--batch_sizes", "1,2,9999", "--calibration", file]
 
     done = run("-m", "benchmark.fill_tables", tmp_path / "sweep", *words)
@@ -288,7 +288,7 @@ def test_with_two_gpus_every_framework_runs_on_one_and_on_both_in_each_precision
 def test_what_a_gpu_did_is_in_its_row():
     result = {
         "step_ms": 12.0, "tokens_per_second": 9e4, "communication": {"exposed_ms": 1.5}, "last_loss": 6.5,
-        "memory": {"peak_live_tensors": 2e9},
+        "memory": {"peak": 2e9},
         "utilisation": {"gpu_utilisation": 97.0, "gpu_power": 310.0, "gpu_temperature": 61.0},
     }  # fmt: skip
 

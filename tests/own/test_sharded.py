@@ -88,6 +88,39 @@ def test_no_block_of_zero3_stays_whole_after_an_evaluation(kept, size):
         assert rank[3][1] == 0
 
 
+BUILT = pytest.mark.parametrize("weights", ["random", "saved"])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@BUILT
+def test_a_model_built_block_by_block_has_the_weights_of_one_built_at_once_bit_for_bit(kept, size, weights):
+    ranks = [rank[weights] for rank in kept("deferred", size)]
+    expected = ranks[0]["single"]
+    for rank in ranks:
+        assert rank["parameters"].keys() == expected["parameters"].keys()
+        for name, parameter in rank["parameters"].items():
+            assert torch.equal(parameter, expected["parameters"][name]), name
+        assert torch.equal(rank["drawn"], expected["drawn"])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@BUILT
+def test_its_losses_of_20_steps_are_those_of_one_worker(kept, size, weights):
+    ranks = [rank[weights] for rank in kept("deferred", size)]
+    for rank in ranks:
+        assert rank["losses"] == pytest.approx(ranks[0]["single"]["losses"], abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.proof)])
+@BUILT
+def test_while_it_is_built_a_rank_has_its_shards_and_two_blocks_in_memory_at_most(kept, size, weights):
+    ranks = [rank[weights] for rank in kept("deferred", size)]
+    whole = ranks[0]["single"]["bytes"]
+    block = sum(p.nbytes for name, p in ranks[0]["parameters"].items() if name.startswith("transformer.h.0."))
+    for rank in ranks:
+        assert whole / size < rank["peak"] < whole / size + 2 * block < whole
+
+
 def test_a_block_without_trainable_parameters_is_refused():
     model = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Tanh()])
 

@@ -1,14 +1,15 @@
 """Runs a student's sharded optimizer on a toy whose gradients are drawn; see overlap for the toy and its permits."""
 
-import gc
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from grader.inside.context import Context
-from grader.probes.beyond.overlap import Toy, behind
+from grader.probes.beyond.overlap import Toy
+from grader.wire import tags
 from grader.wire.values import Fields
 
 
@@ -24,7 +25,8 @@ class ToyOptimizer:
         lesson = context.load(a["file"])
         self.mine = a["mine"]
         context.join()
-        self.toy = Toy(a, context.later)
+        self.context, self.late, self.box = context, a["late"], torch.zeros(1)
+        self.toy = Toy(a, self.later)
         for parameter, value in zip(self.toy.numbered, self.mine["values"], strict=True):
             parameter.data.copy_(value)
         blocks = [nn.ModuleList([self.toy.layers[k] for k in block]) for block in a["blocks"]]
@@ -39,6 +41,19 @@ class ToyOptimizer:
 
         return make_optimizer
 
+    def later(self, key: str) -> Tensor:
+        """A permit. Rank `late` gets it when all others have asked for the next one, or have ended backward."""
+        self.meet()
+        return self.context.later(key)
+
+    def meet(self, leads: bool = True, follows: bool = True) -> None:
+        ranks = [] if self.late is None else range(self.context.world_size)
+        for other in ranks:
+            if follows and self.context.rank == self.late != other:
+                dist.recv(self.box, other, tag=tags.OURS)
+            elif leads and self.context.rank != self.late == other:
+                dist.send(self.box, other, tag=tags.OURS)
+
     def state_elements(self) -> int:
         """The elements of all optimizer states; counters of steps aside."""
         states = [state for optimizer in self.made for state in optimizer.state.values()]
@@ -52,12 +67,12 @@ class ToyOptimizer:
 def backward(context: Context) -> Fields:
     """Some steps of backward and finish, with a stage's number of finishes, and no optimizer step.
 
-    Arguments: micros (of each step, how many micro-batches), late (the rank that waits in every micro-batch for the
-    backward of all others, or None); mine: uses and gradients, [step][micro-batch].
+    Arguments: micros (of each step, how many micro-batches), late (the rank that is one gradient behind, or None);
+    mine: uses and gradients, [step][micro-batch].
     """
     a = context.arguments
     sharded = ToyOptimizer(context)
-    owns, before, finishes = owned(sharded), live_bytes(), []
+    owns, finishes = owned(sharded), []
     for step, micros in enumerate(a["micros"]):
         for micro in range(micros):
             last = micro == micros - 1
@@ -66,12 +81,12 @@ def backward(context: Context) -> Fields:
                 sharded.optimizer.finish()
                 context.event("finished")
                 finishes.append({
-                    "step": step, "micro": micro, "live": live_bytes(),
+                    "step": step, "micro": micro,
                     "gradients": [described(bucket.shard.gradient) for bucket in sharded.optimizer.buckets],
                     "left": [k for k, p in enumerate(sharded.toy.numbered) if p.grad is not None],
                 })  # fmt: skip
         sharded.optimizer.zero_grad()
-    return {"own": owns, "before": before, "finishes": finishes, "parameters": sharded.parameters()}
+    return {"own": owns, "finishes": finishes, "parameters": sharded.parameters()}
 
 
 def run_backward(context: Context, sharded: ToyOptimizer, step: int, micro: int) -> None:
@@ -79,8 +94,9 @@ def run_backward(context: Context, sharded: ToyOptimizer, step: int, micro: int)
     context.event("backward", step=step, micro=micro)
     uses, gradients = (sharded.mine[name][step][micro] for name in ("uses", "gradients"))
     loss = sharded.toy(f"{step} {micro}", uses, gradients)
-    with behind(context, context.arguments["late"]):
-        torch.autograd.backward(loss)
+    sharded.meet(leads=False)
+    torch.autograd.backward(loss)
+    sharded.meet(follows=False)
     context.event("backward ended")
 
 
@@ -103,13 +119,6 @@ def described(value: object) -> Fields:
     if not isinstance(value, torch.Tensor):
         return {"type": type(value).__name__}
     return {"dtype": str(value.dtype).removeprefix("torch."), "values": value.detach().clone()}
-
-
-def live_bytes() -> int:
-    """The memory behind all tensors that Python knows of."""
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def clip(context: Context) -> list[Fields]:

@@ -9,9 +9,9 @@ from grader.inside.context import Context
 
 
 def steps(context: Context) -> None:
-    """Some steps of ZeRO-1 with Adam on gradients of ones.
+    """Some steps with Adam on gradients of ones, one block after the other; with stage 2 without the optimizer's step.
 
-    Arguments: file, shapes (of each block's only parameter), steps, measures.
+    Arguments: file, shapes (of each block's only parameter), stage, steps, measures.
     """
     a = context.arguments
     context.measure("start")
@@ -19,13 +19,15 @@ def steps(context: Context) -> None:
     context.join()
     model = nn.ModuleList([nn.ParameterList([nn.Parameter(torch.ones(shape))]) for shape in [*a["shapes"], [3]]])
     blocks = list(model)[:-1]
-    sharded = lesson.ShardedOptimizer(model, blocks, partial(torch.optim.Adam, lr=0.01), stage=1)
+    sharded = lesson.ShardedOptimizer(model, blocks, partial(torch.optim.Adam, lr=0.01), stage=a["stage"])
     context.measure("made")
     for step in range(a["steps"]):
-        for weight in model.parameters():
-            weight.grad = torch.ones_like(weight)
+        for block in [*reversed(blocks), model[-1]]:
+            block[0].sum().backward()
+        context.measure(f"{step} backward")
         sharded.finish()
         context.measure(f"{step} gradients")
-        sharded.step()
+        if a["stage"] == 1:
+            sharded.step()
         sharded.zero_grad()
         context.measure(f"{step} ended")

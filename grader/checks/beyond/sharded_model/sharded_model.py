@@ -28,10 +28,9 @@ WORDS_OF_CRASHES = {
     "computes in forward while": "the block that forward needs is not in memory: before_forward must wait for it",
     "beyond/flat_parameters.py": "a freed parameter is laid out flat again: parameters_by_block must return each "
     "parameter once; parameters that several blocks share belong to the root",
-    "KeyError": "a parameter was taken out of `missing` twice: finish must send and receive every block, and receive "
-    "must reset `missing` to all parameters",
-    "'NoneType' object has no attribute 'wait'": "wait() is called on a handle that is None: did you send this block's "
-    "message and store its handle?",
+    "KeyError": "a parameter was taken out of `missing` twice: finish must reset `missing` to all parameters",
+    "'NoneType' object has no attribute 'wait'": "wait() is called on a handle that is None: store the handle of every "
+    "message, and receive it once",
 }
 
 
@@ -87,7 +86,8 @@ class ModelRun:
                     "block computes\n"
                 )
             return (
-                f"{who} while backward still has gradients to compute: a gradient hook must not wait; wait in receive\n"
+                f"{who} while backward still has gradients to compute: a gradient hook must not wait for what it has "
+                "just sent; receive it when the next block is complete\n"
             )
         return ""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from grader.checks.beyond import in_transit
 from grader.checks.beyond.sharded_model.sharded_model import ModelRun
 from grader.checks.beyond.sharded_model.sharded_model_settings import BEGIN
 from grader.ranks.calls import Call
@@ -230,6 +231,9 @@ def check_sends(run: ModelRun) -> None:
             if one.micro is None:
                 continue
             found = [(given, ended, call, *about(run, rank, one, call)) for given, ended, call in one.calls]
+            messages = [(block, call) for *_, call, kind, block in found if kind == "send"]
+            sizes = [run.right.size(block) for block in range(run.setting.depth + 1)]
+            in_transit.check(run.grade, f"{one.name}: rank {rank}", messages, sizes, run.name)
             for block in range(run.setting.depth + 1):
                 sends = [(given, ended, call) for given, ended, call, kind, b in found if kind == "send" and b == block]
                 if len(sends) != 1:

@@ -1,5 +1,6 @@
 """The memory that a sharded model may have, at the points where its toy measures."""
 
+from grader.checks.beyond import in_transit
 from grader.checks.beyond.sharded_model import memory_limits
 from grader.checks.beyond.sharded_model.memory_limits import Limit
 from grader.checks.beyond.sharded_model.sharded_model import ModelRun
@@ -37,10 +38,13 @@ def check_blocks(run: ModelRun) -> None:
         shards = shard * (1 + bool(step and run.setting.finish))
         for direction in ("forward", "backward"):
             for place in range(run.setting.depth):
-                if direction == "backward" and run.setting.finish and place < run.setting.depth - 1:
-                    continue  # messages are in memory, too, and nobody can tell from outside whose memory it is
                 advice = "free a block after it has computed, and gather only one block ahead"
                 parts = {"shards": shards, "two blocks": 2 * whole}
+                sent = run.setting.depth - 1 - place if direction == "backward" and run.setting.finish else 0
+                if sent:
+                    parts["gradients of its shards"] = sent * whole // RANKS
+                    parts["messages in transit"] = 2 * whole * min(sent, in_transit.MOST)
+                    advice += "; receive must release the tensors of a message before many others are sent"
                 when = f"while block {place} computes in {direction} of step {step}"
                 limits.append(Limit(f"{step} 0 {direction} {place}", when, parts, advice))
     _check(run, limits)

@@ -73,11 +73,11 @@ ALONE = replace(PLAIN, micros=(1,))
 TRAINED = ((3, PLAIN), (2, ODD), (4, ODD), (2, HALF), (2, LARGE), (1, ODD))
 # One rank is one block behind the others: who waits for it without need waits for ever.
 LATE = replace(PLAIN, late=1)
-# Four blocks of 1.3 MB: what is in memory shows in the size of the process.
+# Seven blocks of 1.3 MB: what is in memory shows in the size of the process.
 MEMORY = ModelSetting(
-    shapes=[[320, 1024], [5]] * 4 + [[6]],
-    members=[[0, 1], [2, 3], [4, 5], [6, 7]],
-    begin=[8],
+    shapes=[[320, 1024], [5]] * 7 + [[6]],
+    members=[[2 * i, 2 * i + 1] for i in range(7)],
+    begin=[14],
     evaluate=(1,),
     measures=True,
 )

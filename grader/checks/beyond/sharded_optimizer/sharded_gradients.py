@@ -166,16 +166,8 @@ def check_frozen(run: OptimizerRun) -> None:
 
 
 def check_given_up(run: OptimizerRun) -> None:
-    """After finish() no parameter has a gradient, and no memory is left of the messages."""
-    allowed = sum(run.setting.flat(bucket, run.initial, run.n).shape[1] * 4 for bucket in run.buckets)
+    """After finish() no parameter has a gradient."""
     for rank, value in enumerate(run.result.values):
         for finish in value["finishes"]:
             if left := finish["left"]:
                 run.grade.fail(f"parameter {left[0]} still has a gradient on rank {rank} after finish()")
-            grown = finish["live"] - value["before"]
-            if grown > 1.1 * allowed + 20_000:
-                run.grade.fail(
-                    f"after finish(), rank {rank} keeps {grown} bytes more than before backward, expected {allowed}: "
-                    "the gradients of its shards. receive() must release the tensors of the message and its handle: "
-                    "set the attributes that hold them to None"
-                )

@@ -9,6 +9,7 @@ from itertools import groupby
 
 import numpy as np
 
+from grader.checks.beyond import in_transit
 from grader.checks.beyond.sharded_optimizer.sharded_run import ITEM, OptimizerRun, students_call
 from grader.ranks.calls import Call
 
@@ -78,6 +79,9 @@ def check_sent(run: OptimizerRun) -> None:
                 _check_silence(run, micro, where, last)
             if run.setting.stage == 2 or last:
                 held = _check_order(run, rank, micro, where)
+                sends = [(i, call) for i, (*_, call) in zip(held, micro.sends, strict=True)]
+                sizes = [sum(run.initial[k].size for k in bucket) for bucket in run.buckets]
+                in_transit.check(run.grade, where, sends, sizes, "bucket {}".format)
                 if run.setting.stage == 2:
                     _check_times(run, micro, held, where)
 

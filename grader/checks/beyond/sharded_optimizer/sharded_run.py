@@ -27,7 +27,7 @@ WORDS_OF_CRASHES = {
     "KeyError: Parameter": "a parameter was taken out of `missing` twice in one backward: only the hook may take "
     "it out, and finish() must put it back",
     "'NoneType' object has no attribute 'wait'": "receive() finds no handle: send() must start a message even for a "
-    "bucket without gradients, and store its handle in self.work",
+    "bucket without gradients, and store its handle in self.work; receive each bucket once",
     "torch.bfloat16 and (": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
     "torch.float32 and (": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
 }
@@ -167,7 +167,8 @@ class OptimizerRun:
         if behind and waits and (call := waits[0].call):
             return (
                 f"rank {waits[0].rank} waits for {call.name} #{call.number} ({call.where}) while backward still has "
-                "gradients to compute: a hook must not wait: no wait() and no blocking call\n"
+                "gradients to compute: a hook must not wait for what it has just sent; receive it when the next bucket "
+                "is complete\n"
             )
         sent = [sum(map(students_call, rank.events)) for rank in ranks]
         least, most = sent.index(min(sent)), sent.index(max(sent))

@@ -10,7 +10,7 @@ PLAIN = OptimizerSetting(
     blocks=[[0, 1, 2], [3, 4]],
     uses=[[[[5, 0, 1, 2, 3, 4, 6]]]],
 )
-# Rank 2 begins when all others have ended: a hook that waits for it never returns.
+# Rank 2 is one gradient behind the others: a hook that waits for what it has just sent never returns.
 LATE = replace(PLAIN, late=2)
 # On ranks above 0 the second bucket is complete first, and must wait for the first. All have one size.
 CROSSED = replace(

@@ -1,0 +1,129 @@
+"""The largest GPT-2 that trains under a limit of memory, for every strategy: what sharding is for.
+
+    python -m benchmark.capacity --limit_mb 600 --workers 4 [--picture beyond/capacity.png]
+
+Each worker may take --limit_mb beyond what its process has before the model is made (common/memory.py). A model trains
+if benchmark.run takes three steps with it: then everything is there that a step needs. The models have blocks of one
+width and differ in their number. The search begins where the prediction expects the limit; every model that is counted
+has been trained, and one that is at most a twentieth larger has failed. The last line is one JSON object.
+"""
+
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmark.cost.cell import Cell
+from benchmark.cost.describe_model import describe
+from benchmark.cost.predicted_memory import peak
+from benchmark.measure.machine import environment
+from benchmark.names import STRATEGIES
+from common.errors import InputError, exit_on_input_error
+from common.figures import bars
+from common.flags import Parser, check_at_least
+from common.paths import ROOT
+
+COMPARED = "single,ddp,own_zero1,own_zero2,own_zero3,fsdp,tensor"
+WIDTH, BATCH, LENGTH = 384, 1, 32  # of the models; of a worker
+USABLE = 0.95  # of the limit: threads and small blocks take the rest
+FINEST = 20  # the search ends when the next model is larger by less than one part of so many
+FOLDER = ROOT / "runs" / "benchmark" / "capacity"
+
+
+@dataclass(frozen=True)
+class Largest:
+    """blocks: of the largest model that trains; 0 if none does. failed: of the smallest that did not."""
+
+    strategy: str
+    workers: int
+    blocks: int
+    failed: int
+    parameters: int
+
+
+def model_name(blocks: int) -> str:
+    return f"gpt2-{blocks}x{WIDTH}"
+
+
+def parameters(blocks: int) -> int:
+    return describe(model_name(blocks), LENGTH).elements if blocks else 0
+
+
+def expected(strategy: str, workers: int, limit_mb: int) -> int:
+    """Blocks of the largest model that fits by the prediction, at least 1."""
+    one, two = (
+        peak(Cell(strategy, model_name(count), workers, BATCH, LENGTH), describe(model_name(count), LENGTH))
+        for count in (8, 16)
+    )
+    return max(1, int(8 + (USABLE * limit_mb * 1e6 - one) / ((two - one) / 8)))
+
+
+def trains(strategy: str, workers: int, blocks: int, limit_mb: int) -> bool:
+    """Whether a model of so many blocks takes its steps; raises RuntimeError if it fails for another reason."""
+    words = ["--strategy", strategy, "--model", model_name(blocks), "--workers", str(workers)]
+    words += ["--batch_size", str(BATCH), "--length", str(LENGTH), "--max_steps", "3", "--dropped", "2"]
+    words += ["--eval_batches", "1", "--memory_limit_mb", str(limit_mb), "--no_cuda"]
+    words += ["--output_dir", str(FOLDER / strategy), "--overwrite_output_dir"]
+    done = subprocess.run([sys.executable, "-m", "benchmark.run", *words], cwd=ROOT, capture_output=True, text=True)
+    reasons = [line for line in done.stderr.splitlines() if "--memory_limit_mb" in line]
+    if done.returncode and not reasons:
+        raise RuntimeError(f"{strategy}, {model_name(blocks)}: exit code {done.returncode}:\n{done.stderr[-2000:]}")
+    print(f"{strategy}, {blocks} blocks: {reasons[0] if done.returncode else 'trains'}", file=sys.stderr)
+    return not done.returncode
+
+
+def search(strategy: str, workers: int, limit_mb: int) -> Largest:
+    """Step up or down from the expected size until it is between a model that trains and one that does not."""
+    blocks = expected(strategy, workers, limit_mb)
+    fits, fails = 0, 0  # 0: not known
+    while not fails or fails - fits > max(1, fits // FINEST):
+        if trains(strategy, workers, blocks, limit_mb):
+            fits = blocks
+        else:
+            fails = blocks
+        step = max(1, blocks // FINEST)
+        if not fails:
+            blocks = fits + step
+        elif not fits:
+            if fails == 1:
+                break
+            blocks = max(1, fails - step)
+        else:
+            blocks = (fits + fails) // 2
+    return Largest(strategy, workers, fits, fails, parameters(fits))
+
+
+def main() -> None:
+    parser = Parser(prog="python -m benchmark.capacity", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--limit_mb", type=int, default=600, help="MB (10^6 bytes) that a worker may take for model and training (600)")
+    add("--workers", type=int, default=4, help="4; with single there is one")
+    add("--strategies", default=COMPARED, help="%(default)s")
+    add("--picture", type=Path, default=FOLDER / "capacity.png", help="where to draw the bars (%(default)s)")
+    add("--quick", action="store_true", help="40 MB, two workers, two strategies")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.limit_mb, arguments.workers, arguments.strategies = 40, 2, "ddp,own_zero3"
+    check_at_least(arguments, 1, "limit_mb", "workers")
+    names = arguments.strategies.split(",")
+    if unknown := set(names) - set(STRATEGIES):
+        raise InputError(f"--strategies: expected names among {', '.join(STRATEGIES)}; got {', '.join(unknown)}")
+    rows = [search(name, 1 if name == "single" else arguments.workers, arguments.limit_mb) for name in names]
+    print(f"{'strategy':<12}{'workers':>8}{'blocks':>8}{'parameters':>14}")
+    for row in rows:
+        print(f"{row.strategy:<12}{row.workers:>8}{row.blocks:>8}{row.parameters:>14,}")
+    title = f"{arguments.limit_mb} MB on each of {arguments.workers} workers"
+    millions = [row.parameters / 1e6 for row in rows]
+    labels = [row.strategy.replace("own_", "") for row in rows]
+    bars(arguments.picture, labels, millions, label="parameters of the largest GPT-2, millions", title=title)
+    found = [asdict(row) for row in rows]
+    print(json.dumps({"limit_mb": arguments.limit_mb, "rows": found, "environment": environment()}))
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,172 @@
+"""The memory of this process: the bytes that are alive, the most that training needs at a time, and a limit.
+
+The size of a process says little about its tensors: the C library keeps most of the memory that they give back. So what
+is alive is counted where it is allocated: on a GPU by torch, on a CPU by glibc. Nothing of this needs root.
+"""
+
+import contextlib
+import ctypes
+import re
+import resource
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from common.errors import InputError
+
+PERIOD = 0.004  # seconds between two samples: 2 % of a core
+M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
+THRESHOLD = 128 * 2**10  # bytes; glibc begins with it, and raises it when a larger block is freed
+OUT_OF_MEMORY = re.compile(
+    r"not enough memory|can't allocate memory|out of memory|bad_alloc|Cannot allocate|new thread"
+)
+MB = 10**6
+
+
+class _MallInfo2(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+def _mallinfo2() -> Callable[[], _MallInfo2] | None:
+    """Return glibc's function; None for another C library, or a glibc before 2.33."""
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
+    if function is not None:
+        function.restype = _MallInfo2
+    return function
+
+
+def alive_bytes(device: torch.device) -> int | None:
+    """Return the bytes of everything that is allocated: on a GPU by torch, on a CPU by torch, gloo and Python's C code.
+
+    None if the C library does not say.
+    """
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    mallinfo2 = _mallinfo2()
+    return None if mallinfo2 is None else _allocated(mallinfo2)
+
+
+def _allocated(mallinfo2: Callable[[], _MallInfo2]) -> int:
+    found = mallinfo2()
+    return found.uordblks + found.hblkhd  # on the heaps, and in mappings of their own
+
+
+class PeakMemory:
+    """Measures the most memory that is alive at a time while training runs, beyond what was alive before the model.
+
+        memory = PeakMemory(device)              # before the model is made
+        with memory.limited(megabytes, advice):  # or without a limit
+            ...                                  # make the model, load it, divide it among the workers
+            memory.start()
+            ...                                  # train
+            memory.stop()                        # memory.bytes, memory.process_bytes
+
+    On a GPU torch keeps the peak. On a CPU a thread looks every few milliseconds; `sample` looks at once.
+    bytes: None where it cannot be measured. process_bytes: the largest size of the whole process between start and
+    stop, with libraries and memory that is kept for later use; None if the system does not say.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.before = alive_bytes(device) or 0
+        self.bytes: int | None = None
+        self.process_bytes: int | None = None
+        self._mallinfo2 = None if device.type == "cuda" else _mallinfo2()
+        self._stopped: threading.Event | None = None  # None: no thread is looking
+
+    def start(self, period: float = PERIOD) -> None:
+        """Begin; what came before, such as loading, does not count."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+            self.process_bytes = 0
+        if self._mallinfo2 is not None:
+            self.bytes = 0
+            self._watch(period)
+
+    def sample(self) -> None:
+        """Look at once: call it where much is alive for a short time only."""
+        if self._mallinfo2 is not None and self.bytes is not None:
+            self.bytes = max(self.bytes, _allocated(self._mallinfo2) - self.before)
+
+    def stop(self) -> None:
+        """End the measurement; a second call does nothing."""
+        if self._stopped is not None:
+            self.sample()
+            self._stopped.set()
+            self._stopped = None
+        if self.device.type == "cuda":
+            self.bytes = torch.cuda.max_memory_allocated(self.device) - self.before
+        if self.process_bytes == 0:
+            self.process_bytes = _status("VmHWM")
+
+    @contextlib.contextmanager
+    def limited(self, megabytes: int | None, advice: Callable[[], str]) -> Iterator[None]:
+        """Let the block allocate at most this many MB (10^6 bytes) more than now; None: no limit.
+
+        Raises InputError if they are not enough: what was needed, and the advice, which is asked for only then.
+        On a CPU, blocks from 128 KiB on then leave the process when they are freed. glibc would otherwise keep them
+        and reach the limit with memory that nobody uses. This costs time, because the system hands out each page again:
+        a step takes a third to two thirds longer. Another C library is left as it is.
+        """
+        if megabytes is None:
+            yield
+            return
+        self.start()  # its thread needs memory, too
+        lift = _limit(megabytes, self.device)
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
+                raise
+            lift()
+            self.stop()
+            asked = re.search(r"tried to allocate (\d+) bytes", str(error))
+            more = f"{int(asked[1]) / MB:,.0f} MB more" if asked else "more"
+            raise InputError(
+                f"--memory_limit_mb: expected to need at most {megabytes} MB on this worker, but {more} did not fit "
+                f"when model and training had {(self.bytes or 0) / MB:,.0f} MB; {advice()}"
+            ) from error
+        finally:
+            lift()
+
+    def _watch(self, period: float) -> None:
+        """Start the thread, or replace the one that is looking."""
+        if self._stopped is not None:
+            self._stopped.set()
+        stopped = self._stopped = threading.Event()
+
+        def look() -> None:
+            while not stopped.wait(period):
+                self.sample()
+
+        threading.Thread(target=look, daemon=True).start()
+
+
+def _status(name: str) -> int:
+    """Return an entry of /proc/self/status in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found, name
+    return 1024 * int(found[1])
+
+
+def _limit(megabytes: int, device: torch.device) -> Callable[[], None]:
+    """Set the limit; return the function that lifts it."""
+    if device.type == "cuda":
+        share = (torch.cuda.memory_allocated(device) + megabytes * MB) / torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), device)
+        return lambda: torch.cuda.set_per_process_memory_fraction(1.0, device)
+    if sys.platform != "linux":
+        raise InputError("--memory_limit_mb: needs Linux or a GPU; leave the flag out")
+    if _mallinfo2() is not None:
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, THRESHOLD)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + megabytes * MB, hard))
+    return lambda: resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
