@@ -6,6 +6,7 @@ from grader.grading import Grade
 from grader.ranks.calls import Call
 
 MOST = 2
+COPIES = 3  # of a message's gradients: what is sent, room for what is received, and the grader's answer before wait()
 
 
 def check(

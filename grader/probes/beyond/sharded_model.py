@@ -180,7 +180,7 @@ class BlocksToy(nn.Module):
     def arrive(self, direction: str, place: int) -> None:
         """A block begins to compute: note whose memory is there, measure, and let the late rank follow."""
         self.seen.append([self.now, direction, place, [held(group) for group in self.groups]])
-        if self.measure:
+        if self.measure and 0 <= place < self.depth and not self.now.endswith("evaluation"):  # each takes a while
             self.measure(f"{self.now} {direction} {place}")
         if self.late is None or place == self.depth or self.now.endswith("evaluation"):
             return

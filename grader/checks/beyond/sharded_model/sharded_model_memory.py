@@ -43,7 +43,7 @@ def check_blocks(run: ModelRun) -> None:
                 sent = run.setting.depth - 1 - place if direction == "backward" and run.setting.finish else 0
                 if sent:
                     parts["gradients of its shards"] = sent * whole // RANKS
-                    parts["messages in transit"] = 2 * whole * min(sent, in_transit.MOST)
+                    parts["messages in transit"] = in_transit.COPIES * whole * min(sent, in_transit.MOST)
                     advice += "; receive must release the tensors of a message before many others are sent"
                 when = f"while block {place} computes in {direction} of step {step}"
                 limits.append(Limit(f"{step} 0 {direction} {place}", when, parts, advice))

@@ -3,7 +3,7 @@
 import math
 from functools import partial
 
-from grader.checks.beyond.in_transit import MOST
+from grader.checks.beyond.in_transit import COPIES, MOST
 from grader.checks.beyond.sharded_model import memory_limits
 from grader.checks.beyond.sharded_model.memory_limits import Limit
 from grader.grading import Grade
@@ -14,6 +14,7 @@ SHAPES = [[320, 1024]] * 6  # 1.3 MB each
 BLOCK = 4 * math.prod(SHAPES[0])
 WHOLE = BLOCK * len(SHAPES)
 SHARD = WHOLE // RANKS
+POOL = 2 * BLOCK * MOST  # buffers that may be kept for the next messages; what is kept by mistake is larger
 RELEASE = "receive() must release the tensors of a message and its handle: set the attributes that hold them to None"
 
 
@@ -27,7 +28,7 @@ def check_divided(grade: Grade) -> None:
         parts = {"parameters": WHOLE, "state of Adam": 2 * SHARD}
         advice = "keep optimizer state only for this rank's shards; is there still a reference to the gradients?"
         limits.append(Limit(f"{step} ended", f"after step {step}", parts, advice))
-    memory_limits.check(grade, partial(_run, grade, 1), limits, BLOCK)
+    memory_limits.check(grade, partial(_run, grade, 1), limits, POOL)
 
 
 def check_messages(grade: Grade) -> None:
@@ -35,10 +36,10 @@ def check_messages(grade: Grade) -> None:
     limits = list[Limit]()
     for step in range(STEPS):
         parts = {"parameters": WHOLE, "gradients of its shards": SHARD}
-        sent = parts | {"messages in transit": 2 * BLOCK * MOST}
+        sent = parts | {"messages in transit": COPIES * BLOCK * MOST}
         limits.append(Limit(f"{step} backward", f"at the end of backward of step {step}", sent, RELEASE))
         limits.append(Limit(f"{step} gradients", f"after finish of step {step}", parts, RELEASE))
-    memory_limits.check(grade, partial(_run, grade, 2), limits, 2 * BLOCK)  # a pool of buffers for one message is fine
+    memory_limits.check(grade, partial(_run, grade, 2), limits, POOL)
 
 
 def _run(grade: Grade, stage: int, attempt: int) -> Result:

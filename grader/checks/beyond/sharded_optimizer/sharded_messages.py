@@ -70,6 +70,7 @@ def trained_uses(run: OptimizerRun, rank: int, micro: Micro) -> list[int]:
 
 def check_sent(run: OptimizerRun) -> None:
     """Each rank sends its own gradients, all buckets in their order; stage 1 in finish(), stage 2 during backward."""
+    messages = list[tuple[str, list[tuple[int, Call]]]]()
     for rank in range(run.n):
         micros = read(run, rank)
         for micro in micros:
@@ -79,11 +80,12 @@ def check_sent(run: OptimizerRun) -> None:
                 _check_silence(run, micro, where, last)
             if run.setting.stage == 2 or last:
                 held = _check_order(run, rank, micro, where)
-                sends = [(i, call) for i, (*_, call) in zip(held, micro.sends, strict=True)]
-                sizes = [sum(run.initial[k].size for k in bucket) for bucket in run.buckets]
-                in_transit.check(run.grade, where, sends, sizes, "bucket {}".format)
+                messages.append((where, [(i, call) for i, (*_, call) in zip(held, micro.sends, strict=True)]))
                 if run.setting.stage == 2:
                     _check_times(run, micro, held, where)
+    sizes = [sum(run.initial[k].size for k in bucket) for bucket in run.buckets]
+    for where, sends in messages:
+        in_transit.check(run.grade, where, sends, sizes, "bucket {}".format)
 
 
 def _check_silence(run: OptimizerRun, micro: Micro, where: str, last: bool) -> None:
