@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from grader.grading import Grade
 from grader.ranks.calls import Call
 
-MOST = 2
-COPIES = 3  # of a message's gradients: what is sent, room for what is received, and the grader's answer before wait()
+MOST, COPIES = 2, 3  # COPIES of a message in transit: what is sent, what is received, the grader's answer before wait()
 
 
 def check(
