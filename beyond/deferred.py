@@ -113,7 +113,8 @@ def from_random(make: Callable[[], Model], device: torch.device) -> Model:
     for parameter in model.parameters():
         if parameter.is_meta:  # a bias that was made by torch.zeros has its few bytes already
             operations = initialisation.operations[parameter.untyped_storage()._cdata]
-            parameter.deferred = RandomValues(parameter.shape, parameter.dtype, operations, device)
+            values = RandomValues(parameter.shape, parameter.dtype, operations, device)
+            parameter.deferred = values  # type: ignore[attr-defined]
     return model
 
 
@@ -143,6 +144,7 @@ def from_folder(kind: type[Model], folder: str, device: torch.device) -> Model |
     """
     files = _files(Path(folder))
     with torch.device("meta"):
+        assert kind.config_class, "every model of transformers has one"
         config = kind.config_class.from_pretrained(folder)
         model = kind._from_config(config)
     for name, parameter in model.named_parameters():

@@ -22,7 +22,7 @@ class OwnHeads:
         self.library = torch.cuda if device.type == "cuda" else torch
         self.other = torch.Generator(device).manual_seed(seed).get_state()  # the state that is not in use
 
-    def draw_for(self, attention: nn.Module) -> None:
+    def draw_for(self, attention: GPT2Attention) -> None:
         """Use this generator between c_attn and c_proj of a GPT2Attention: there, weights of its heads are dropped."""
         attention.c_attn.register_forward_hook(self._swap)
         attention.c_proj.register_forward_pre_hook(self._swap)

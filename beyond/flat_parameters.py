@@ -52,7 +52,7 @@ class FlatParameters:
         self.decayed = sum(parameter.numel() for parameter in self.parameters if parameter.dim() >= 2)
         self.shard_length = -(-sum(self.sizes) // world_size)
         first = self.parameters[0]
-        device = first.deferred.device if first.is_meta else first.device
+        device = first.deferred.device if first.is_meta else first.device  # type: ignore[attr-defined]
         self.values = torch.zeros(self.shard_length * world_size, dtype=first.dtype, device=device)
         for parameter, piece in zip(self.parameters, self.pieces(self.values), strict=True):
             if parameter.is_meta:
@@ -66,7 +66,7 @@ class FlatParameters:
         begin = dist.get_rank() * self.shard_length - piece.storage_offset()
         begin, end = max(begin, 0), min(begin + self.shard_length, piece.numel())
         if begin < end:
-            parameter.deferred.write(piece.view(-1), begin, end)
+            parameter.deferred.write(piece.view(-1), begin, end)  # type: ignore[attr-defined]
         torch.utils.swap_tensors(parameter, Parameter(piece.new_empty(0)))  # the same object, on another device
 
     def pieces(self, flat: Tensor) -> list[Tensor]:

@@ -126,7 +126,7 @@ def measure(arguments: argparse.Namespace, gpus: int) -> list[GpuRow]:
             folder = arguments.output_dir / precision
             (folder / run.name).mkdir(parents=True, exist_ok=True)
             more = ["--precision", precision, "--length", str(arguments.length)]
-            row = row_of(run, precision, execute(run, folder, arguments.steps, more, 0.0))
+            row = row_of(run, precision, execute(run, folder, arguments.steps, more))
         rows.append(row)
         print(table([row]).splitlines()[-1], file=sys.stderr, flush=True)
     return rows

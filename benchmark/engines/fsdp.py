@@ -32,7 +32,8 @@ class FSDP(Engine):
         half = HALF.get(self.settings.precision)
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
-        deferred = {name: p.deferred for name, p in model.named_parameters() if p.is_meta}
+        on_meta = {name: p for name, p in model.named_parameters() if p.is_meta}
+        deferred = {name: p.deferred for name, p in on_meta.items()}  # type: ignore[attr-defined]
         for module in blocks(model):
             fully_shard(module, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
