@@ -19,6 +19,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 RUN_ONLY = {
     "strategy": None, "framework": None, "zero_stage": None, "offload": False, "eval_every": 0, "eval_batches": 8,
     "checkpoint_every": 0, "resume": False, "save": False, "dropped": 2, "keep_trace": False, "wandb": False,
+    "memory_limit_mb": None,
 }  # fmt: skip
 DEEPSPEED = tuple(name for name in STRATEGIES if name.startswith("zero"))
 OF_STRATEGY = {"bucket_mb": ("own_overlap",), "grid": ("own_grid",), "deepspeed_config": DEEPSPEED}
@@ -83,7 +84,6 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
     add_common_flags(parser)
     parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20)
     add = parser.add_argument
-    add_memory_limit(parser)
     add(
         "--model",
         "--model_name_or_path",
@@ -105,6 +105,7 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
     if command == "compare":
         parser.set_defaults(**RUN_ONLY)
         return parser
+    add_memory_limit(parser)
     add("--strategy", help=f"{', '.join(STRATEGIES)} (default: ddp)")
     add("--framework", choices=FRAMEWORKS, help="alternative to --strategy; combine with --zero_stage and --offload")
     add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")

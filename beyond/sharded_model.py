@@ -18,7 +18,7 @@
     in memory     2, 1                  1, 0                  0
 
 Besides its shards and the root, a rank has at most two blocks in memory, the one that computes and the next one, and
-two messages of gradients: before it sends a third one, it receives the first. A step moves almost three units of
+one message of gradients: before it sends the next one, it receives the one before. A step moves almost three units of
 S (N-1)/N bytes instead of the two of ZeRO-2, because the blocks are gathered twice.
 
 Parameters outside the blocks (embeddings, the last norm), and those that several blocks share, are the root. It is
@@ -251,15 +251,15 @@ class ShardedModel:
         # END SOLUTION b.10
 
     def send(self, block: ShardedBlock) -> None:
-        """Send a block's gradients, so that at most two messages are in transit.
+        """Send a block's gradients, so that at most one message is in transit.
 
-        b.10 [7] If two blocks are in transit, receive the older one: it had time to travel while backward computed two
-                 blocks. Without this step, the messages of all blocks are in memory when backward ends.
+        b.10 [7] If a block is in transit, receive it: it had time to travel while backward computed this one. Without
+                 this step, the messages of all blocks are in memory when backward ends.
              [8] Send this block, and add it to self.in_transit.
         """
         # TODO(cos598d) b.10: steps [7] and [8] (about 4 lines)
         # BEGIN SOLUTION b.10
-        if len(self.in_transit) == 2:
+        if self.in_transit:
             self.in_transit.popleft().receive()
         block.send()
         self.in_transit.append(block)

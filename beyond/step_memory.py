@@ -20,7 +20,7 @@ from common.config import BeyondConfig
 from common.memory import MB
 
 BYTES = 4  # of a number in fp32
-MESSAGES = 2  # of gradients in transit, with zero2 and zero3; each is there twice: what is sent, and what arrives
+MESSAGES = {"zero2": 2, "zero3": 1}  # of gradients in transit; each is there twice: what is sent, and what arrives
 MICRO_BATCHES = 4  # of 1f1b, as --n_chunk
 DATA_PARALLEL = ("overlap", "zero1", "zero2", "zero3")
 
@@ -82,7 +82,7 @@ def peak(strategy: str, sizes: Sizes, batch: float, workers: int, micro_batches:
     those of a slice. batch: examples that a worker computes together; with 1f1b a micro-batch, and `workers` stages.
     """
     if strategy in ("zero2", "zero3"):
-        return sent_during_backward(sizes, batch, workers, 0 if strategy == "zero2" else 2.5, 2 * MESSAGES)
+        return sent_during_backward(sizes, batch, workers, 0 if strategy == "zero2" else 2.5, 2 * MESSAGES[strategy])
     if strategy == "1f1b":
         return max(_stage(stage, sizes, batch, workers, micro_batches) for stage in range(workers))
     values = sizes.parameters
@@ -92,7 +92,7 @@ def peak(strategy: str, sizes: Sizes, batch: float, workers: int, micro_batches:
     last = 2 * values + states + 2 * sizes.embedding  # Adam computes with two more of the largest parameter
     if strategy == "zero1":
         gathered = 2 * (values / workers + sizes.block)  # as with zero2
-        last = values + states + max(values + MESSAGES * sizes.block, gathered)
+        last = values + states + max(values + MESSAGES["zero2"] * sizes.block, gathered)
     if strategy == "overlap":  # at the end of the first step it makes its buckets again, in another order
         last += values
     return max(first + _loss(sizes, batch), first + sizes.embedding + 2 * sizes.matrix, last)
