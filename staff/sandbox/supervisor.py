@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -104,7 +104,7 @@ class Supervisor:
 
     def _policy(self, tree: Path) -> Policy:
         walls = tuple(wall for wall in CONFINING if self.record[wall] and wall not in self.job.off)
-        return replace(Policy(walls, self.uid, str(tree), "network" in self.job.off), **self.job.limits)
+        return Policy(walls, self.uid, str(tree), "network" in self.job.off, False, **self.job.limits)
 
     def _watch(self, pid: int, policy: Policy, stage: Path) -> int:
         """Wait for pytest, until the deadline; meanwhile kill ranks that together take too much."""
