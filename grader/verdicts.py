@@ -1,4 +1,4 @@
-"""What a graded test comes to, besides passed: six outcomes, each an exception with the words a student reads."""
+"""What a graded test comes to, besides passed: seven outcomes, each an exception with the words a student reads."""
 
 import re
 from collections.abc import Sequence
