@@ -34,8 +34,8 @@ from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import STARTER_REPORTS, join, reports, start_workers
 from cluster.launch import free_port
 from common.errors import InputError, exit_on_input_error
-from common.memory import PeakMemory
 from common.paths import ROOT, atomic_write
+from common.peak_memory import PeakMemory
 from common.workers.process_group import Worker, process_group
 
 WARM_UP, MEASURED = 2, 2  # steps

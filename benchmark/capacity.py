@@ -2,10 +2,10 @@
 
     python -m benchmark.capacity --limit_mb 600 --workers 4 [--picture beyond/capacity.png]
 
-Each worker may take --limit_mb beyond what its process has before the model is made (common/memory.py). A model trains
-if benchmark.run takes three steps with it: then everything is there that a step needs. The models have blocks of one
-width and differ in their number. The search begins where the prediction expects the limit; every model that is counted
-has been trained, and one that is at most a twentieth larger has failed. The last line is one JSON object.
+Each worker may take --limit_mb beyond what its process has before the model is made (common/peak_memory.py). A model
+trains if benchmark.run takes three steps with it: then everything is there that a step needs. The models have blocks of
+one width and differ in their number. The search begins where the prediction expects the limit; every model that is
+counted has been trained, and one that is at most a twentieth larger has failed. The last line is one JSON object.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)

@@ -40,8 +40,8 @@ from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import join, reports, start_workers
 from cluster.guard import threads_per_command
 from common.errors import InputError, exit_on_input_error
-from common.memory import MB, PeakMemory, alive_bytes
 from common.paths import atomic_write
+from common.peak_memory import MB, PeakMemory, alive_bytes
 from common.workers.process_group import Worker, process_group
 
 WARM_UP = 3  # rounds

@@ -30,8 +30,8 @@ from benchmark.training.translation import bleu
 from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import join, reports, start_workers
 from common.errors import InputError, exit_on_input_error
-from common.memory import PeakMemory
 from common.paths import atomic_write
+from common.peak_memory import PeakMemory
 from common.workers.process_group import process_group
 
 

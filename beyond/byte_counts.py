@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from beyond.rank_memory import persistent_bytes
 from beyond.stage_runner import StageRunner
 from common.config import BeyondConfig
-from common.memory import MB, PeakMemory
+from common.peak_memory import MB, PeakMemory
 from common.record import Record
 from common.workers.process_group import Worker
 

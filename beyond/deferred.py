@@ -110,7 +110,7 @@ def from_random(make: Callable[[], Model], device: torch.device) -> Model:
     """Return make() without memory: a model with random weights."""
     with Initialisation() as initialisation:
         model = make()
-    for parameter in model.parameters():
+    for _, parameter in model.named_parameters():
         if parameter.is_meta:  # a bias that was made by torch.zeros has its few bytes already
             operations = initialisation.operations[parameter.untyped_storage()._cdata]
             values = RandomValues(parameter.shape, parameter.dtype, operations, device)
@@ -119,6 +119,8 @@ def from_random(make: Callable[[], Model], device: torch.device) -> Model:
 
 
 # --- saved weights ---
+
+NUMPY_KNOWS = {"F16", "F32", "F64"}  # of safetensors' names; bfloat16 is none of numpy's
 
 
 @dataclass(frozen=True)
@@ -132,15 +134,15 @@ class SavedValues:
 
     def write(self, flat: Tensor, begin: int, end: int) -> None:
         first = begin // self.width
-        with safe_open(self.file, "pt") as weights:
-            rows = weights.get_slice(self.name)[first : -(-end // self.width)]
+        with safe_open(self.file, "np") as weights:  # as tensors ("pt"), it would take memory for the whole file
+            rows = torch.from_numpy(weights.get_slice(self.name)[first : -(-end // self.width)])
         flat[begin:end] = rows.flatten()[begin - first * self.width : end - first * self.width]
 
 
 def from_folder(kind: type[Model], folder: str, device: torch.device) -> Model | None:
     """Return a model of this class without memory; its weights are in the folder.
 
-    Returns None if a parameter is missing there, or is not saved as safetensors.
+    Returns None if a parameter is missing there, or is not saved as safetensors in a format that numpy knows.
     """
     files = _files(Path(folder))
     with torch.device("meta"):
@@ -157,11 +159,11 @@ def from_folder(kind: type[Model], folder: str, device: torch.device) -> Model |
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return the file of every tensor in the folder."""
+    """Return the file of every tensor in the folder that can be read by numpy."""
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-    if not (folder / "model.safetensors").is_file():
-        return {}
-    with safe_open(folder / "model.safetensors", "pt") as weights:
-        return dict.fromkeys(weights.keys(), folder / "model.safetensors")
+    names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    found = dict[str, Path]()
+    for file in [folder / name for name in names if (folder / name).is_file()]:
+        with safe_open(file, "np") as weights:
+            found |= {key: file for key in weights.keys() if weights.get_slice(key).get_dtype() in NUMPY_KNOWS}
+    return found

@@ -10,7 +10,7 @@ def persistent_bytes(model: nn.Module, optimizer: Optimizer) -> int:
     """Return the bytes of all parameters, gradients and optimizer state; memory that several tensors share counts once.
 
     Call it before the gradients are dropped. What a step needs only for a while is not included: activations, messages
-    in transit, gathered blocks. common/memory.py measures those, too.
+    in transit, gathered blocks. common/peak_memory.py measures those, too.
     """
     storages = {}
     for tensor in _tensors(model, optimizer):

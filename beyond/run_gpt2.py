@@ -34,10 +34,10 @@ from common.data.oscar import load_blocks
 from common.data_partition import partition_dataset
 from common.errors import exit_on_input_error
 from common.evaluation import evaluate_text
-from common.memory import PeakMemory
 from common.models.fit import fit_model
 from common.models.load import load_tokenizer
 from common.optim import build_schedule, set_seed
+from common.peak_memory import PeakMemory
 from common.workers.process_group import process_group
 
 

@@ -17,9 +17,9 @@
     network     | gather 1 |          | send 2 | gather 0 | | send 1 |            | send 0 |
     in memory     2, 1                  1, 0                  0
 
-Besides its shards and the root, a rank has at most two blocks in memory, the one that computes and the next one, and
-one message of gradients: before it sends the next one, it receives the one before. A step moves almost three units of
-S (N-1)/N bytes instead of the two of ZeRO-2, because the blocks are gathered twice.
+Besides its shards and the root, a rank has at most two blocks in memory, the one that computes and the next one. It
+has at most one message of gradients: it receives a message before it sends the next one. A step moves almost three
+units of S (N-1)/N bytes instead of the two of ZeRO-2, because the blocks are gathered twice.
 
 Parameters outside the blocks (embeddings, the last norm), and those that several blocks share, are the root. It is
 gathered before forward, and freed when its gradients are complete.
@@ -157,7 +157,7 @@ class ShardedModel:
     Attributes
     blocks: one ShardedBlock for each block, in order. root: the ShardedBlock of all other parameters.
     pieces: the blocks from last to first, then the root. optimizer: the torch optimizer that updates the shards.
-    in_transit: the blocks whose gradients have been sent and not been received, the oldest first.
+    in_transit: the block whose gradients have been sent and not been received; empty if there is none.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class ShardedModel:
 
         b.10 [9] Send the blocks that have not been sent because one of their parameters got no gradient, in the order
                  of self.pieces: something is still missing in them.
-             [10] Receive the blocks that are still in transit. Then all parameters of every block are missing again.
+             [10] Receive the block that is still in transit. Then all parameters of every block are missing again.
         """
         # TODO(cos598d) b.10: steps [9] and [10] (about 7 lines)
         # BEGIN SOLUTION b.10

@@ -1,8 +1,8 @@
 """Predict the most memory that a step needs on a worker: what stays, what forward keeps, blocks and messages.
 
 Adam needs 16 bytes for a parameter in fp32: value, gradient and two states. What a strategy does not keep whole, it
-still needs whole for a while, a block at a time. README.md of this folder has a table of measured peaks. This code is
-given.
+still needs whole for a while, a block at a time. README.md of this folder has a table of such predictions. This code
+is given.
 
 The highest point of a step depends on the strategy, so `peak` returns the highest of these:
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from transformers import AutoConfig, PretrainedConfig
 
 from common.config import BeyondConfig
-from common.memory import MB
+from common.peak_memory import MB
 
 BYTES = 4  # of a number in fp32
 MESSAGES = {"zero2": 2, "zero3": 1}  # of gradients in transit; each is there twice: what is sent, and what arrives
@@ -78,8 +78,9 @@ def cut(sizes: Sizes, slices: int) -> Sizes:
 def peak(strategy: str, sizes: Sizes, batch: float, workers: int, micro_batches: int = 1) -> float:
     """Return the most bytes that a step needs on the worker with the most.
 
-    strategy: as for --strategy; also single, and ddp, whose gradients stay in its buckets. sizes: with tensor and grid,
-    those of a slice. batch: examples that a worker computes together; with 1f1b a micro-batch, and `workers` stages.
+    strategy: as for --strategy; also single, and ddp, whose gradients stay in its buckets.
+    sizes: with tensor and grid, those of a slice.
+    batch: examples that a worker computes together; with 1f1b a micro-batch, and `workers` stages.
     """
     if strategy in ("zero2", "zero3"):
         return sent_during_backward(sizes, batch, workers, 0 if strategy == "zero2" else 2.5, 2 * MESSAGES[strategy])

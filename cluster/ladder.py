@@ -12,6 +12,8 @@ own emulated node, and all bytes between workers cross links of --rate. Each lin
 the runs of your own commands are elsewhere.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import subprocess

@@ -8,6 +8,8 @@ are those of the median step, without the first, which is a warm-up. A run is ca
 the cores meanwhile.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import os

@@ -81,7 +81,7 @@ def check_at_least(flags: object, least: int, *names: str) -> None:
 
 
 def add_memory_limit(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that common/memory.py enforces."""
+    """Add the flag that common/peak_memory.py enforces."""
     parser.add_argument(
         "--memory_limit_mb", type=positive, metavar="N",
         help="end with an error if model and training take more than N MB on a worker; the steps take longer",

@@ -55,11 +55,11 @@ def average_gradients(model):
     """
     # TODO(cos598d) 2b.7: all_reduce every gradient and divide by the number of workers (about 5 lines)
     # BEGIN SOLUTION 2b.7
-    num_workers = dist.get_world_size()
+    world_size = dist.get_world_size()
     for parameter in model.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
-            parameter.grad.div_(num_workers)
+            parameter.grad.div_(world_size)
     # END SOLUTION 2b.7
 
 

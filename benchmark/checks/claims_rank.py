@@ -5,6 +5,8 @@
 Each function is called on all ranks, in a gloo group. What it returns is written as JSON.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import contextlib
 import datetime

@@ -16,7 +16,7 @@ from benchmark.settings import Settings
 from benchmark.training import checkpoint_folder
 from benchmark.training.log import Log
 from benchmark.training.workload import Workload
-from common.memory import PeakMemory
+from common.peak_memory import PeakMemory
 from common.workers.process_group import Worker
 
 TRACED = 2  # steps

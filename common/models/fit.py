@@ -29,13 +29,13 @@ def fit_model(model: "PreTrainedModel", config: RunConfig, tokenizer, length: in
 
 
 def leave_file(model: "PreTrainedModel") -> "PreTrainedModel":
-    """Return the model with parameters in memory of their own: loaded ones lie in a mapping of their file, all of it.
+    """Return the model with parameters in memory of their own: loaded ones are in a mapping of the whole file.
 
     A parameter that is cut or replaced could not give its memory back otherwise.
     """
-    for parameter in model.parameters():
-        if not parameter.is_meta:
-            parameter.data = parameter.data.clone()
+    for loaded in model.parameters():
+        if not loaded.is_meta:
+            loaded.data = loaded.data.clone()
     return model
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from grader.inside import guard, join_group
+from grader.inside import join_group, refusals
 from grader.inside.find import find_function
 from grader.wire import values
 from grader.wire.call_sites import Sites
@@ -187,14 +187,14 @@ def run_probe(connection: socket.socket) -> None:
     wire = Wire(connection, sites)
     join_group.install(wire, job["rank"], job["world_size"])
     context = Context(wire, job)
-    guard.forget_graders()
-    guard.load_in_one_process()
     if "stops" in job:  # a run of grader.debug
         from grader.inside.debugger import prepare
 
         prepare(job["rank"], job["stops"], context.event)
     else:
-        sys.breakpointhook = guard.refuse_debugger
+        sys.breakpointhook = refusals.refuse_debugger
+    refusals.forget_graders()
+    refusals.load_in_one_process()
     try:
         message = {"kind": "returned", "value": probe(context)}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too
@@ -245,7 +245,9 @@ def describe_error(error: BaseException, sites: Sites, during: str) -> dict:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     name = type(error).__name__
     try:
-        text = guard.NO_DEBUGGER if name == "BdbQuit" else str(error)  # pdb.set_trace() has read the end of its input
+        text = (
+            refusals.NO_DEBUGGER if name == "BdbQuit" else str(error)
+        )  # pdb.set_trace() has read the end of its input
     except Exception:
         text = "(its message cannot be printed)"
     return {"type": name, "message": text, "during": during, "trace": trace, "code": code}

@@ -2,15 +2,13 @@
 
 import pdb
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
-
-from grader.inside.context import Tell
 
 STOPPED = "stopped in the debugger"
 
 
-def prepare(rank: int, stops: Iterable[tuple[str, int]] | None, tell: Tell) -> None:
+def prepare(rank: int, stops: Iterable[tuple[str, int]] | None, tell: Callable[[str], None]) -> None:
     """Let breakpoint() and pdb.set_trace() stop in the debugged rank, and do nothing in the others: no `stops`."""
     if stops is None:
         sys.breakpointhook = pdb.set_trace = _run_on
@@ -27,7 +25,7 @@ def _run_on(*_arguments: object, **_keywords: object) -> None:
 class Debugger(pdb.Pdb):
     """pdb that says once that it has stopped, and whose q ends the rank without asking."""
 
-    def __init__(self, rank: int, tell: Tell) -> None:
+    def __init__(self, rank: int, tell: Callable[[str], None]) -> None:
         super().__init__(nosigint=True)
         self.prompt = f"(Pdb, rank {rank}) "
         self.tell = tell

@@ -7,6 +7,8 @@ honest ones are graded first without them. With --whole all tests are run, other
 {"submissions": n, "honest": n, "as_alone": n, "harm": [what was seen]}; exit code 0 only if there is no harm.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import csv
 import json

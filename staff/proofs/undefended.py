@@ -4,6 +4,8 @@ For staff/attacks.py alone, as a supervisor of its own: the one that grades stud
 come in its job, in a process that no submission is in.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import ast
 import atexit
 import contextlib

@@ -21,7 +21,6 @@ Always there: the graders are in other processes than the ranks and take values 
 environment; a copied tree; a deadline; a watch on memory; a sweep of all that is left. staff/attacks.py proves each.
 """
 
-import argparse
 import functools
 import json
 import os
@@ -258,35 +257,3 @@ def protect() -> list[str]:
         path = ROOT / name
         path.chmod(path.stat().st_mode & ~0o007)
     return closed
-
-
-def tests_not_graded_here() -> list[str]:
-    """The tests that need a network of their own, where there is none, each with its points."""
-    from staff.grade import hand_ins  # which runs what is above
-
-    with tempfile.TemporaryDirectory() as scratch:
-        tests = [] if probe()["network"] else hand_ins.collect(Path(scratch), hand_ins.grader_files())
-    return hand_ins.not_graded_here(tests)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m staff.sandbox", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--probe", action="store_true", help="show which layers this machine supports (default)")
-    parser.add_argument(
-        "--protect", action="store_true", help="as root: make solutions and hidden tests unreadable for other users"
-    )
-    options = parser.parse_args(argv)
-    if options.protect:
-        for name in protect():
-            print(f"closed to other users: {name}")
-    held = probe() | {"not_graded_here": tests_not_graded_here()}
-    for name in ("user", "landlock", "seccomp", "network", "scratch", "limits", "memory"):
-        print(f"{name:10} {'active' if held[name] else 'NOT AVAILABLE HERE'}")
-    if held["files"] == "open":
-        print(f"submissions could read: {', '.join(open_secrets()[:5])}; run --protect as root to prevent this")
-    for line in held["not_graded_here"]:
-        print(line)
-    print(held["level"])
-    print(json.dumps(held))

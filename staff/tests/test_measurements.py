@@ -43,7 +43,7 @@ SMALL = {
     r"benchmark\.accounting .*--emulated": "-m benchmark.accounting --workers 2 --only ddp --emulated",
     r"benchmark\.sweep": "-m benchmark.sweep --strategies single --batch_sizes 1 --workers 1 --steps 3",
     r"benchmark\.frameworks": "-m benchmark.frameworks --strategies single,ddp --workers 1,2 --steps 6",
-    r"benchmark\.checks\.memory": "-m benchmark.checks.memory --quick",
+    r"benchmark\.checks\.memory": "-m benchmark.checks.step_peaks --quick",
     r"benchmark\.capacity": "-m benchmark.capacity --quick",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }

@@ -121,14 +121,6 @@ def test_ranks_at_different_points_do_not_agree(tmp_path):
     assert result.outcome == "mismatch" and "different points of a probe" in result.explain()
 
 
-def test_a_students_line_that_measures_is_noted(tmp_path):
-    (tmp_path / "run.py").write_text('def go(context):\n    context.measure("mine")\n')
-
-    result = ranks.run("grader.inside.context:call", 1, {"file": "run.py", "function": "go"}, tree=tmp_path)
-
-    assert "calls the grader's process group by hand" in " ".join(flag.what for flag in result.ranks[0].flags)
-
-
 class FirstFailure:
     """Stands in for a Grade, and remembers the message of its failure."""
 

@@ -9,8 +9,8 @@ import torch
 from transformers import GPT2Config
 
 from beyond.step_memory import fitting, gpt2_sizes, peak
-from common.memory import MB, PeakMemory, alive_bytes
 from common.paths import ROOT
+from common.peak_memory import MB, PeakMemory, alive_bytes
 from tests.own.started_processes import run
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def test_what_was_alive_before_the_model_and_what_loading_took_do_not_count():
 UNDER_A_LIMIT = """
 import torch
 from common.errors import InputError
-from common.memory import PeakMemory
+from common.peak_memory import PeakMemory
 
 memory, kept = PeakMemory(torch.device("cpu")), []
 try:

@@ -81,7 +81,7 @@ class PeakMemory:
         self._stopped: threading.Event | None = None  # None: no thread is looking
 
     def start(self, period: float = PERIOD) -> None:
-        """Begin; what came before, such as loading, does not count."""
+        """Begin to count; loading and sharding are over and do not count."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         with contextlib.suppress(OSError):

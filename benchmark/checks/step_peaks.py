@@ -1,6 +1,6 @@
 """What a step needs of memory, measured and predicted, for every way to divide a model; and what fits under a limit.
 
-    python -m benchmark.checks.memory [--quick]
+    python -m benchmark.checks.step_peaks [--quick]
 
 Three parts. 1. The peaks of GPT-2 with 12 and 7 blocks of 512 on 2 and 4 workers (benchmark.accounting), each beside
 its prediction (benchmark/cost/predicted_memory.py): what is alive, libraries and loading left out. 2. The first model
