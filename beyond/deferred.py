@@ -165,5 +165,6 @@ def _files(folder: Path) -> dict[str, Path]:
     found = dict[str, Path]()
     for file in [folder / name for name in names if (folder / name).is_file()]:
         with safe_open(file, "np") as weights:
-            found |= {key: file for key in weights.keys() if weights.get_slice(key).get_dtype() in NUMPY_KNOWS}
+            names_here = weights.keys()
+            found |= {key: file for key in names_here if weights.get_slice(key).get_dtype() in NUMPY_KNOWS}
     return found

@@ -22,6 +22,8 @@ def script(path: str, refused: str) -> Command:
 LIGHT = (
     module("cluster.launch", "--workers 0 -- cluster/hello.py"),
     module("cluster.ladder", "--workers 1"),
+    module("cluster.two_workers", "--steps 0"),
+    module("cluster.random_bert", "1X"),
     module("cluster.pictures", "--rate fast"),
     module("cluster.doctor", "--master_port none"),
     module("cluster.emulate", "--nodes 0 -- true"),
