@@ -1,5 +1,7 @@
 """The command `python -m staff.sandbox`: which layers work on this machine; see graded_run.py."""
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import tempfile

@@ -17,6 +17,7 @@ def result(speed: float, loss: float, **values) -> dict:
         "wall_s": 4.0,
         "steps": {"dropped": 2, "timed": 20, "traced": 2},
         "communication": {"total_ms": 50.0, "exposed_ms": 10.0},
+        "memory": {"persistent_counted": {"total": 3_000_000}, "peak": 5_000_000},
         "evaluations": [{"step": 12, "loss": 9.0, "perplexity": 9.0}, {"step": 24, "loss": loss, "perplexity": 7.5}],
     } | values
 
@@ -34,13 +35,14 @@ def test_a_row_compares_with_one_worker_of_the_same_examples_and_adds_up_the_tim
 
     assert csv_rows(rows)[0] == (
         "model framework workers batch_size speedup over_single examples_per_second total_s communication_s exposed_s "
-        "validation_loss perplexity"
+        "kept_mb peak_mb validation_loss perplexity"
     ).split(" ")
     assert csv_rows(rows)[3] == (
-        "gpt2-tiny ddp 2 4 1.5000 1.2000 120.0000 4.0000 1.0000 0.2000 2.0000 7.5000".split(" ")
+        "gpt2-tiny ddp 2 4 1.5000 1.2000 120.0000 4.0000 1.0000 0.2000 3.0000 5.0000 2.0000 7.5000".split(" ")
     )
     assert markdown(rows).splitlines()[-1] == (
-        "| gpt2-tiny | ddp | 2 | 4 | 1.5000 | 1.2000 | 120.0000 | 4.0000 | 1.0000 | 0.2000 | 2.0000 | 7.5000 |"
+        "| gpt2-tiny | ddp | 2 | 4 | 1.5000 | 1.2000 | 120.0000 | 4.0000 | 1.0000 | 0.2000 "
+        "| 3.0000 | 5.0000 | 2.0000 | 7.5000 |"
     )
 
 
@@ -49,8 +51,8 @@ def test_what_was_not_measured_is_empty():
 
     row = row_of(TWO, alone)
 
-    assert csv_rows([row])[1] == "gpt2-tiny ddp 2 4   120.0000 4.0000    ".split(" ")
-    assert " | - | - | 120.0000 | 4.0000 | - | - | - | - |" in markdown([row])
+    assert csv_rows([row])[1] == "gpt2-tiny ddp 2 4   120.0000 4.0000   3.0000 5.0000  ".split(" ")
+    assert " | - | - | 120.0000 | 4.0000 | - | - | 3.0000 | 5.0000 | - | - |" in markdown([row])
 
 
 @pytest.mark.parametrize("loss", [2.01, 1.99, float("nan")])
