@@ -43,7 +43,7 @@ SMALL = {
     r"benchmark\.accounting .*--emulated": "-m benchmark.accounting --workers 2 --only ddp --emulated",
     r"benchmark\.sweep": "-m benchmark.sweep --strategies single --batch_sizes 1 --workers 1 --steps 3",
     r"benchmark\.frameworks": "-m benchmark.frameworks --strategies single,ddp --workers 1,2 --steps 6",
-    r"benchmark\.checks\.memory": "-m benchmark.checks.step_peaks --quick",
+    r"benchmark\.checks\.step_peaks": "-m benchmark.checks.step_peaks --quick",
     r"benchmark\.capacity": "-m benchmark.capacity --quick",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
@@ -135,7 +135,7 @@ def marked(command: str) -> object:
     marks = [pytest.mark.proof if command in IN_MAKE_BANK else pytest.mark.slow]
     if NO_NODES and any(word in command for word in ("checks.network", "--nodes", "--emulated", "cluster.pictures")):
         marks.append(pytest.mark.skip(reason=NO_NODES))
-    if re.search(r"benchmark\.(?!checks\.(?!memory)|tables)", command) and not importlib.util.find_spec("tensorboard"):
+    if re.search(r"benchmark\.(?!checks\.(?!step_peaks)|tables)", command) and not importlib.util.find_spec("tensorboard"):
         marks.append(pytest.mark.skip(reason="needs the benchmark's packages: python install.py benchmark"))
     return pytest.param(command, marks=marks)
 
