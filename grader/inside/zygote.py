@@ -138,7 +138,7 @@ class Zygote:
             _give_back()
         self.forked_with = memory(os.getpid())
         for rank in range(size):
-            folder = os.path.join(self.folder, f"rank{rank}")
+            folder = os.path.join(self.folder, f"rank{rank}-{secrets.token_hex(8)}")
             os.mkdir(folder)
             pid = os.fork()
             if pid == 0:

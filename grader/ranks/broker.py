@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grader.ranks.calls import MEASUREMENT, Call, Event, compute, disagreement, parse_call
-from grader.wire.values import TooMuchError
+from grader.wire.values import MessageError, TooMuchError
 
 MAX_EVENTS = 20_000  # per rank and run: about 20 MB; a right solution needs a hundredth of them
 
@@ -52,9 +52,18 @@ class Broker:
         name, where, inside = (message[key][:200] for key in ("name", "where", "inside"))
         self._record(rank, Event(name, where, inside, dict(message["data"])))
 
+    def _check_measurement(self, rank: int, call: Call) -> None:
+        """Raises MessageError for a measurement that no probe asks for: all ranks meet at a point, and only once."""
+        point = call.data["point"]
+        before = [event.data["point"] for event in self.events[rank] if event.name == MEASUREMENT]
+        if len(call.members) < len(self.events) or (point and point in before):
+            raise MessageError("a measurement that no probe asks for")
+
     def post(self, rank: int, message: dict) -> None:
         """A call has arrived. Raises MessageError for one that the backend in the rank cannot have sent."""
         call = parse_call(rank, message)
+        if call.name == MEASUREMENT:
+            self._check_measurement(rank, call)
         self._record(rank, call)
         call.posted_at = len(self.events[rank])
         self._calls[rank, call.identity] = call

@@ -30,6 +30,7 @@ GRACE = 0.5  # seconds in which a rank that still computes may end by itself onc
 STACK_TIME = 3  # seconds in which a rank may say where it is once the deadline has passed; it takes milliseconds
 END_TIME = 30  # seconds for the zygote to kill what is left
 FLOOD_PAUSE = 0.005  # seconds
+GIVEN = "given"  # the event of a piece that a rank was given
 OURS = "referee"  # the argument that no rank is told, see referee
 PRIVATE = {"each": "mine", "later": "later"}  # arguments that are lists by rank, and what a rank's own item is called
 
@@ -254,7 +255,7 @@ class RankRun:
                     peer.outgoing += b"".join(values.pack({"id": number, "payload": said}) for number, said in answers)
                 case "inputs":
                     peer.outgoing += values.pack({"id": int(message["id"]), "payload": self._given(peer, message)})
-                case "event":
+                case "event" if message["name"] != GIVEN:  # which the grader alone puts down
                     self.broker.note(peer.rank, message)
                 case "returned" | "raised" as ending:
                     peer.never_waited = list(message["never_waited"])
@@ -273,7 +274,7 @@ class RankRun:
         key = message.get("key")
         if key is None:
             return peer.mine
-        self.broker.note(peer.rank, {"name": "given", "where": "", "inside": "", "data": {"key": str(key)}})
+        self.broker.note(peer.rank, {"name": GIVEN, "where": "", "inside": "", "data": {"key": str(key)}})
         return peer.later[key]
 
 

@@ -152,7 +152,7 @@ def unpack(header: bytes, body: bytes | memoryview, make: MakeArray) -> Any:
     """One message back. Every length, type and offset is checked before it is used: the sender may be lying."""
     try:
         return _decode(json.loads(header), memoryview(body), make)
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise MessageError(f"not a message: {type(error).__name__}: {str(error)[:200]}") from None
 
 

@@ -31,10 +31,12 @@ REFUSED = {
     "socketpair": (53, 199), "memfd_create": (319, 279), "memfd_secret": (447, 447), "inotify_add_watch": (254, 27),
     # a lock on a file that all can read is seen by other ranks; a processor may be another hand-in's
     "flock": (73, 32), "sched_setaffinity": (203, 122),
+    # what a process may set of itself, and every other one may ask for by number
+    "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
+    "ioprio_set": (251, 30),
 }  # fmt: skip
 ONLY_MYSELF = {  # 0 as the first argument means the caller
-    "prlimit64": (302, 261), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
+    "prlimit64": (302, 261), "sched_getscheduler": (145, 120), "sched_getattr": (315, 275), "getpgid": (121, 155),
 }  # fmt: skip
 SIGNALS = {
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),

@@ -135,7 +135,9 @@ def marked(command: str) -> object:
     marks = [pytest.mark.proof if command in IN_MAKE_BANK else pytest.mark.slow]
     if NO_NODES and any(word in command for word in ("checks.network", "--nodes", "--emulated", "cluster.pictures")):
         marks.append(pytest.mark.skip(reason=NO_NODES))
-    if re.search(r"benchmark\.(?!checks\.(?!step_peaks)|tables)", command) and not importlib.util.find_spec("tensorboard"):
+    if re.search(r"benchmark\.(?!checks\.(?!step_peaks)|tables)", command) and not importlib.util.find_spec(
+        "tensorboard"
+    ):
         marks.append(pytest.mark.skip(reason="needs the benchmark's packages: python install.py benchmark"))
     return pytest.param(command, marks=marks)
 

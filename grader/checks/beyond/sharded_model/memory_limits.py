@@ -34,6 +34,7 @@ def check(grade: Grade, run: Callable[[int], Result], limits: list[Limit], spare
     for attempt in range(2):
         result = run(attempt)
         grade.must_return(result)
+        check_seen(grade, result, limits)
         found = too_much(result, limits, spare)
         if not found:
             return
@@ -60,6 +61,20 @@ def check_seen(grade: Grade, result: Result, limits: list[Limit]) -> None:
     for limit in limits:
         if limit.point not in result.memory:
             grade.fail(f"{limit.when}: the run never reached this point")
+
+
+def check_order(grade: Grade, result: Result) -> None:
+    """Fails if a rank is measured before it is there: the permits that it was given show where it is."""
+    for rank in result.ranks:
+        permit = ""  # the last one, "step ..."
+        for event in rank.events:
+            if event.name == "given":
+                permit = event.data["key"]
+            elif event.name == "measurement" and event.data["point"] not in ("", "start", "made"):
+                step, *place = event.data["point"].split()
+                if not permit.startswith(step):
+                    grade.fail(f"rank {rank.rank} is measured at {event.data['point']!r} before it is there")
+                permit = permit if len(place) == 1 else ""  # within a step each point needs a permit of its own
 
 
 def _mb(size: int) -> str:

@@ -57,4 +57,5 @@ def _shard(run: ModelRun) -> int:
 
 def _check(run: ModelRun, limits: list[Limit]) -> None:
     memory_limits.check_seen(run.grade, run.result, limits)
+    memory_limits.check_order(run.grade, run.result)
     memory_limits.check(run.grade, run.run, limits, run.right.bytes(0) // 5)
