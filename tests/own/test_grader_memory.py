@@ -121,6 +121,18 @@ def test_ranks_at_different_points_do_not_agree(tmp_path):
     assert result.outcome == "mismatch" and "different points of a probe" in result.explain()
 
 
+def test_a_point_is_measured_only_once(tmp_path):
+    _, result = measured(tmp_path, 'measure("start")\nmeasure("start")', world_size=1)
+
+    assert result.outcome == "raised" and "a measurement that no probe asks for" in result.explain()
+
+
+def test_what_the_grader_puts_down_of_a_rank_a_rank_cannot_send(tmp_path):
+    _, result = measured(tmp_path, 'context.event("given", key="0 0")', world_size=1)
+
+    assert result.outcome == "raised" and "a message of the kind event" in result.explain()
+
+
 class FirstFailure:
     """Stands in for a Grade, and remembers the message of its failure."""
 
