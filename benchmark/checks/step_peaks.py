@@ -82,7 +82,7 @@ def under_a_limit(model: str, workers: int, limit: int | None) -> dict:
     """Train with own_zero3 under the limit, and with one worker without: losses, and the lines of what does not fit."""
     found: dict = {"model": model, "limit_mb": limit}
     batch = BATCHES[model]
-    words = ["--model", model, "--length", LENGTH, "--max_steps", STEPS, "--eval_batches", 1]
+    words = ["--model", model, "--length", LENGTH, "--max_steps", STEPS, "--eval_batches", 1, "--learning_rate", 1e-5]
     limited = [] if limit is None else ["--memory_limit_mb", limit]
     with tempfile.TemporaryDirectory() as folder:
         for strategy, count, more in (
