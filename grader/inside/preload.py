@@ -1,7 +1,6 @@
 """What the zygote loads before it forks ranks: at first what each of them needs, the rest before the first run with it.
 
-A rank whose probe needs more imports it itself, in its own time: what is missing here costs seconds. Only what imports
-ctypes must be here, since ranks may not.
+A rank whose probe needs more imports it itself, in its own time: what is missing here costs seconds.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ GROUPS = {
         "tqdm.auto",
         "zstandard",
     ),
-    # What the metrics of STS-B import. A rank could not: it may not import ctypes, which scipy does. 1 s.
+    # What the metrics of STS-B import: 1 s.
     "correlations": ("scipy.stats",),
     # What building a model and reading its files import: 2 s more.
     "models": (
