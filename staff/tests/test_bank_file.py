@@ -187,14 +187,14 @@ def test_graders_that_never_end_are_ended_with_all_that_would_follow(tmp_path, m
     (tmp_path / "conftest.py").write_text(
         "def pytest_addoption(parser):\n    parser.addoption('--tree')\n    parser.addoption('--seed')\n"
     )
-    (tmp_path / "test_x.py").write_text(ENDLESS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_endless.py").write_text(ENDLESS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
     monkeypatch.setattr(grading_pool, "ROOT", tmp_path)
     monkeypatch.setattr(grading_pool, "LIMIT", 2)
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(TimeoutError, match="not ended after 2 s"):
-        grading_pool.grade(tmp_path, ["test_x.py"], 1)
+        grading_pool.grade(tmp_path, ["test_endless.py"], 1)
 
     assert not (tmp_path / "reached").exists()
 
