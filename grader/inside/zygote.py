@@ -157,7 +157,7 @@ class Zygote:
         self.wanted, self.most, self.numbers = request["children"], UNKNOWN, {}
         if self.wanted:
             self.count()
-        self.report(kind="started", folder=self.folder)
+        self.report(kind="started", folder=self.folder, pids=[*self.ranks])
 
     def count(self) -> None:
         """Count the processes that the ranks have started, here, where no rank can answer for them. Once there are as

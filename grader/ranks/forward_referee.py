@@ -36,6 +36,9 @@ class ForwardReferee:
     shape: str
     seen: list[Seen] = field(default_factory=list)  # of each call of forward
 
+    def started(self, pids: Sequence[int]) -> None:
+        """Nothing here depends on the ranks' processes."""
+
     def ask(self, message: dict) -> Answers:
         """What the stand-ins of probes.pipeline.forward send."""
         number, answer = int(message["id"]), None

@@ -79,7 +79,10 @@ class RankRun:
         terminals = {str(debug.rank): debug.terminal} if debug else {}
         zygote.request(kind="run", world_size=world_size, terminals=terminals, given=given, **request)
         socket.send_fds(zygote.control, [b"."], [fd for peer in self.peers for fd in peer.their_fds])
-        self.folder = zygote.receive()["folder"]
+        started = zygote.receive()
+        self.folder = started["folder"]
+        if self.referee:
+            self.referee.started(started["pids"])
         self.selector.register(zygote.control, selectors.EVENT_READ, self._hear_zygote)
         for peer in self.peers:
             peer.give_away()

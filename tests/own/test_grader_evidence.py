@@ -1,5 +1,6 @@
 """Evidence: what a rank says of its threads, processes and values counts only beside what the grader knows itself."""
 
+import os
 import shutil
 import sys
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from grader.checks import partition_loaders, start
 from grader.checks.pipeline import compute, forward, gpt2, waits
 from grader.grading import Grade, Session
 from grader.ranks.referee import MAIN, NO_PERMIT, PermitReferee
+from grader.ranks.thread_times import ThreadTimes, cpu_times
 from grader.verdicts import Verdict, Wrong
 from grader.wire.values import MessageError
 from tests.own.inline_student import player
@@ -24,8 +26,17 @@ STAGES = """
 stages = [next(part for part in p.modules() if hasattr(part, 'watch')) for p in self.partitions]
 def real(j, x):
     return x * (j + 2) if stages[j].layer is None else stages[j].layer.computes()(x)
-def by_hand(i, j):
-    return stages[j].watch.permits.ask((int(batches[i][0, 0]), j), batches[i], real(j, batches[i]))
+"""
+
+
+IN_WORKERS = """
+for i, j in schedule:
+    self.in_queues[j].put(Task(partial(self.partitions[j], batches[i].to(self.devices[j]))))
+for i, j in schedule:
+    success, result = self.out_queues[j].get()
+    if not success:
+        raise result[1].with_traceback(result[2])
+    batches[i] = result[1]
 """
 
 
@@ -49,13 +60,17 @@ def test_a_spied_function_and_a_probe_still_tell_events(play):
 # --- the referee ------------------------------------------------------------------------------------------------------
 
 
-def ask(place, thread, number=1, content=(), made=()):
+def ask(place, thread, number=1, content=(), made=(), **more):
     arrays = {"content": np.array(content, float), "made": np.array(made, float)}
-    return {"what": "permit", "id": number, "thread": thread, "place": place} | arrays
+    return {"what": "permit", "id": number, "thread": thread, "place": place} | arrays | more
 
 
-def referee():
-    return PermitReferee(np.array([[[2.0, 3.0], [4.0, 5.0]]]), [[[1, 0], [0, 1]]])
+def begin(place, thread, number):
+    return {"what": "begin", "id": number, "thread": thread, "place": place}
+
+
+def referee(threads=None):
+    return PermitReferee(np.array([[[2.0, 3.0], [4.0, 5.0]]]), [[[1, 0], [0, 1]]], threads)
 
 
 def test_permits_of_a_group_are_given_when_a_thread_waits_for_each():
@@ -103,6 +118,28 @@ def test_a_permit_for_another_result_than_the_right_one_is_worth_nothing(grade):
 
     with pytest.raises(Wrong, match="did not compute micro-batch 0"):
         waits.must_have_permits(view, SimpleNamespace(referee=judge), given, made)
+
+
+def test_partitions_get_their_turns_one_after_the_other_once_all_have_begun():
+    judge = referee(ThreadTimes(pid=os.getpid()))
+
+    assert judge.ask(begin([0, 1, 0], thread=7, number=1)) == []
+    [(number, token)] = judge.ask(begin([0, 0, 1], thread=8, number=2))
+    assert number == 1
+    [(number, next_token)] = judge.ask(ask([0, 1, 0], thread=7, number=3, digest="not paid"))
+    assert number == 2
+    assert token != next_token
+    assert judge.threads.problem == "partition 0 has not worked on micro-batch 1"
+
+
+def test_a_measure_that_looks_wrong_is_taken_once_more(grade, monkeypatch):
+    view, problems = grade("pipeline/pipe.py", "p.4", IN_WORKERS), ["disturbed", ""]
+    monkeypatch.setattr(ThreadTimes, "end", lambda *_: None)
+    monkeypatch.setattr(compute, "ThreadTimes", lambda: ThreadTimes(problem=problems.pop(0)))
+
+    compute.check_same_time(view)
+
+    assert problems == []
 
 
 # --- submissions ------------------------------------------------------------------------------------------------------
@@ -176,6 +213,15 @@ asked = [pools[j].submit(call, i, j) for i, j in schedule]
 for (i, j), permit in zip(schedule, asked):
     batches[i] = made[j] * (permit.result().flatten()[-1] / made[j].flatten()[-1]).item()
 """,
+    "one worker pays for all, and their threads only ask": IN_THREADS + """
+worker = self.__dict__.setdefault("worker", concurrent.futures.ThreadPoolExecutor(1))
+names = stages[0].watch.permits.ask.__globals__
+pay = names.setdefault("real_pay", names["pay"])
+names["pay"] = lambda *bill: worker.submit(pay, *bill).result()
+asked = [pools[j].submit(stages[j], batches[i]) for i, j in schedule]
+for (i, j), result in zip(schedule, asked):
+    batches[i] = result.result()
+""",
     "new threads for every clock cycle": STAGES + """
 import threading
 def call(i, j):
@@ -192,7 +238,9 @@ threads = [threading.Thread(target=call, args=pair) for pair in schedule]
 def test_threads_that_call_partitions_without_computing_them_give_no_point(grade, name):
     view = grade("pipeline/pipe.py", "p.4", NO_WORK[name])
 
-    with pytest.raises(Wrong, match=r"did not compute|did not get|in several threads|does not hold"):
+    if "only ask" in name and not cpu_times(os.getpid()):
+        pytest.skip("the kernel does not count the CPU time of threads")
+    with pytest.raises(Wrong, match=r"did not compute|did not get|in several threads|does not hold|in one thread"):
         compute.check_same_time(view)
 
 

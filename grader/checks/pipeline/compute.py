@@ -21,6 +21,7 @@ from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.ranks.referee import PermitReferee
+from grader.ranks.thread_times import ThreadTimes
 from grader.wire.values import Fields
 
 PROBE = "grader.probes.pipeline.pipe:compute"
@@ -138,14 +139,17 @@ def check_same_time(grade: Grade) -> None:
 
     The other tests of p.4 ask for this as well, in the same run: results, devices and errors of partitions that are
     called one after the other are no evidence of a pipeline. There are two cycles, of other micro-batches each: who
-    starts threads for one cycle has others in the next.
+    starts threads for one cycle has others in the next. CPU times that look wrong are measured once more.
     """
     draw = np.random.default_rng([grade.seed, WORKERS])
     cycles = [[[first + WORKERS - 1 - int(j), int(j)] for j in draw.permutation(WORKERS)] for first in (0, WORKERS)]
     pairs = [pair for cycle in cycles for pair in cycle]
     batches, permits = drawn_batches(draw, 2 * WORKERS), draw_permits(draw, (1, 2 * WORKERS, WORKERS))
-    referee = PermitReferee(permits, cycles)
-    result = run_on(grade, [[*batches]], cycles, cpus(WORKERS), meet=True, referee=referee)
+    for attempt in range(2):
+        referee = PermitReferee(permits, cycles, ThreadTimes())
+        result = run_on(grade, [[*batches]], cycles, cpus(WORKERS), meet=True, referee=referee, attempt=attempt)
+        if not result.referee.threads.problem:
+            break
     must_meet(grade, result, lambda alone: _why_alone(alone, cycles[alone.micro_batch >= WORKERS]))
     must_end(grade, result, pairs)
     places = [enter["place"] for enter in _enters(result)]

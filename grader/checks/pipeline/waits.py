@@ -119,12 +119,13 @@ Arrays = dict[tuple[int, int, int], np.ndarray]  # by place: call, micro-batch, 
 def must_have_permits(grade: Grade, result: Result, inputs: Arrays, results: Arrays) -> None:
     """Wrong unless the referee had every place, in its worker, with its own input and with its result without permit.
 
-    It hands out permits, which the values hold, when all of a group wait for theirs: nothing that the student's rank
-    reports of its workers is believed here.
+    It hands out permits, which the values hold, when all of a group wait for theirs.
     """
     referee: PermitReferee = result.referee
     for fault in referee.faults:
         grade.fail(fault)
+    if referee.threads and referee.threads.problem:
+        grade.fail(referee.threads.problem)
     for place, x in inputs.items():
         got, (_, i, j) = referee.arrivals.get(place), place
         if not _begins_as(got, x):

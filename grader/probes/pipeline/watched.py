@@ -24,6 +24,7 @@ REFUSALS = 25  # how often a slow partition's result is not there yet, for a cal
 POLLS = 50  # failed looks into the queues, with no progress in between, after which the caller counts as waiting
 ENDLESS = 1000  # failed looks after which they will never end, once all tasks are finished
 POLL_PAUSE = 0.002  # seconds that a failed look costs
+LONG_PAUSE = 0.01  # the same where the kernel counts the CPU time of each thread
 
 
 class NeverArrives(BaseException):
@@ -170,7 +171,7 @@ class Watch:
             if self.progress.polls > ENDLESS and self.progress.hopeless(j):
                 raise NeverArrives
             self.changed.notify_all()
-            self.changed.wait(POLL_PAUSE)
+            self.changed.wait(LONG_PAUSE if self.permits else POLL_PAUSE)
             return False
 
 
@@ -222,10 +223,11 @@ def work_of(
     stacks = mode_stacks()
 
     def work(place: Place, x: torch.Tensor) -> torch.Tensor:
-        result = compute(x)
         if place not in watch.met or not is_plain(x, stacks):
-            return result  # the others of its group are not there, or a class of somebody else's may have computed
-        return scaled(result, permits.ask(place, x, result))
+            return compute(x)  # the others of its group are not there, or a class of somebody else's may compute
+        token = permits.begin(place)
+        result = compute(x)
+        return scaled(result, permits.ask(place, x, result, token))
 
     return work
 
