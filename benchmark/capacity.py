@@ -28,7 +28,7 @@ from common.flags import Parser, check_at_least
 from common.paths import ROOT
 
 COMPARED = "single,ddp,own_zero1,own_zero2,own_zero3,fsdp,tensor"
-WIDTH, BATCH, LENGTH = 384, 1, 32  # of the models; of a worker
+WIDTH, BATCH, LENGTH = 256, 1, 32  # of the models (4 heads); of a worker
 USABLE = 0.95  # of the limit: threads and small blocks take the rest
 FINEST = 20  # the search ends when the next model is larger by less than one part of so many
 FOLDER = ROOT / "runs" / "benchmark" / "capacity"
@@ -113,16 +113,21 @@ def main() -> None:
     names = arguments.strategies.split(",")
     if unknown := set(names) - set(STRATEGIES):
         raise InputError(f"--strategies: expected names among {', '.join(STRATEGIES)}; got {', '.join(unknown)}")
-    rows = [search(name, 1 if name == "single" else arguments.workers, arguments.limit_mb) for name in names]
     print(f"{'strategy':<12}{'workers':>8}{'blocks':>8}{'parameters':>14}")
-    for row in rows:
-        print(f"{row.strategy:<12}{row.workers:>8}{row.blocks:>8}{row.parameters:>14,}")
+    rows = []
+    for name in names:
+        row = search(name, 1 if name == "single" else arguments.workers, arguments.limit_mb)
+        print(f"{row.strategy:<12}{row.workers:>8}{row.blocks:>8}{row.parameters:>14,}", flush=True)
+        rows.append(row)
     title = f"{arguments.limit_mb} MB on each of {arguments.workers} workers"
     millions = [row.parameters / 1e6 for row in rows]
     labels = [row.strategy.replace("own_", "") for row in rows]
     bars(arguments.picture, labels, millions, label="parameters of the largest GPT-2, millions", title=title)
-    found = [asdict(row) for row in rows]
-    print(json.dumps({"limit_mb": arguments.limit_mb, "rows": found, "environment": environment()}))
+    print(
+        json.dumps(
+            {"limit_mb": arguments.limit_mb, "rows": [asdict(row) for row in rows], "environment": environment()}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -139,7 +139,10 @@ def parse_beyond_arguments(argv: list[str] | None = None) -> BeyondConfig:
     if grid.pipeline > 1:
         _check_batch(config.batch_size, grid.data * config.n_chunk, "micro-batches, see --n_chunk")
     if grid.tensor * grid.pipeline > 1:
-        _check_cut(config.model_name_or_path, grid)
+        from transformers import AutoConfig  # here, because it takes seconds and other strategies do not need it
+
+        sizes = AutoConfig.from_pretrained(config.model_name_or_path)
+        check_cut(sizes.n_layer, sizes.n_head, grid)
     return config
 
 
@@ -166,17 +169,13 @@ def parse_grid(strategy: str, text: str | None, world_size: int) -> Grid:
     return grid
 
 
-def _check_cut(model: str, grid: Grid) -> None:
-    """Raise InputError unless the model can be cut into these stages and slices."""
-    from transformers import AutoConfig  # imported here, because it takes seconds and other strategies do not need it
-
-    config = AutoConfig.from_pretrained(model)
-    if grid.pipeline > config.n_layer:
-        raise InputError(f"--grid: expected at most {config.n_layer} stages, one for each block; got {grid.pipeline}")
-    if config.n_head % grid.tensor:
+def check_cut(blocks: int, heads: int, grid: Grid) -> None:
+    """Raise InputError unless a model with so many blocks and heads can be cut into these stages and slices."""
+    if grid.pipeline > blocks:
+        raise InputError(f"--grid: expected at most {blocks} stages, one for each block; got {grid.pipeline}")
+    if heads % grid.tensor:
         raise InputError(
-            f"--grid: expected a tensor axis that divides the {config.n_head} attention heads of the model, "
-            f"got {grid.tensor}"
+            f"--grid: expected a tensor axis that divides the {heads} attention heads of the model, got {grid.tensor}"
         )
 
 

@@ -20,7 +20,7 @@ from benchmark.settings import Settings
 from benchmark.training.workload import summary, validation_sums
 from beyond.on_grid import OnGrid
 from beyond.tensor_parallel import ColumnParallel, RowParallel, attention_columns, own_part
-from common.arguments import parse_grid
+from common.arguments import check_cut, parse_grid
 from common.workers.process_group import Worker
 
 MICRO_BATCHES_A_STAGE = 4  # as engines/pipeline.py
@@ -35,6 +35,7 @@ class OwnGrid(Engine):
         self.config: GPT2Config = model.config
         strategy = settings.strategy.removeprefix("own_")
         self.sizes = parse_grid(strategy, settings.grid if strategy == "grid" else None, settings.world_size)
+        check_cut(model.config.n_layer, model.config.n_head, self.sizes)
         super().__init__(settings, worker, model)
         self.model = self.bare = self.grid.model  # the rest goes with the last reference to the whole model
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from benchmark.engines.engine import BETAS, Engine
 from benchmark.engines.gathered import of_all_workers
+from common.errors import InputError
 
 PLAN = {"q": ColwiseParallel, "k": ColwiseParallel, "v": ColwiseParallel, "out": RowwiseParallel}
 
@@ -52,6 +53,9 @@ class TensorParallel(Engine):
     """The matrices of every block are cut over the workers, which compute the same examples; DTensor does the rest."""
 
     def wrap(self, model: Any) -> nn.Module:
+        heads, workers = model.config.n_head, self.worker.world_size
+        if heads % workers:
+            raise InputError(f"--strategy tensor: {heads} heads cannot be divided among {workers} workers")
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
         for block in model.transformer.h:
             block.attn = SplitAttention(block.attn)

@@ -362,3 +362,13 @@ def test_short_steps_are_measured_more_often(tmp_path):
 
 def test_one_process_strategies_are_planned_on_one_worker_only():
     assert [run.workers for run in plan(["single", "ddp"], ["gpt2"], [1], [1, 2])] == [1, 1, 2]
+
+
+def test_heads_that_cannot_be_divided_among_the_workers_are_one_clear_line():
+    from benchmark.engines.tensor import TensorParallel
+
+    engine = SimpleNamespace(worker=SimpleNamespace(world_size=4, device=torch.device("cpu")))
+    model = SimpleNamespace(config=SimpleNamespace(n_head=6))
+
+    with pytest.raises(InputError, match="6 heads cannot be divided among 4 workers"):
+        TensorParallel.wrap(engine, model)

@@ -26,7 +26,7 @@ class Permits:
         def begin(place: Place) -> str:
             return str(ask("begin", place=[self.call, *place]))
 
-        def asked(place: Place, x: torch.Tensor, made: torch.Tensor, token: str) -> float:
+        def asked(place: Place, x: torch.Tensor, made: torch.Tensor, token: str = "") -> float:
             content, result = (tensor.detach().double().flatten()[:CONTENT] for tensor in (x, made))
             digest = pay(token, content.numpy().tobytes()) if token else ""
             return float(ask("permit", place=[self.call, *place], content=content, made=result, digest=digest))
