@@ -67,6 +67,7 @@ def trains(strategy: str, workers: int, blocks: int, limit_mb: int) -> bool:
     words = ["--strategy", strategy, "--model", model_name(blocks), "--workers", str(workers)]
     words += ["--batch_size", str(BATCH), "--length", str(LENGTH), "--max_steps", "3", "--dropped", "2"]
     words += ["--eval_batches", "1", "--memory_limit_mb", str(limit_mb), "--no_cuda"]
+    words += ["--hang_seconds", "600"]  # 2,000 parameters as DTensors take FSDP2 minutes on a busy machine
     words += ["--output_dir", str(FOLDER / strategy), "--overwrite_output_dir"]
     done = subprocess.run([sys.executable, "-m", "benchmark.run", *words], cwd=ROOT, capture_output=True, text=True)
     reasons = [line for line in done.stderr.splitlines() if "--memory_limit_mb" in line]

@@ -38,6 +38,7 @@ def reduce_scatter(flat: Tensor) -> list[Tensor]:
              r-3, and so on. Chunks are counted modulo N.
          [3] Receive into a separate tensor, and add that to the chunk.
     Every rank sends and receives at the same time: if all ranks send first and receive later, all may wait forever.
+    Wait for both, for the send too: until then, its message may be lost, and its chunk must not change.
     """
     # TODO(cos598d) b.1: cut flat, then N-1 rounds of send, receive and add (about 12 lines)
     # BEGIN SOLUTION b.1
@@ -64,7 +65,7 @@ def all_gather(chunks: list[Tensor]) -> None:
 
     b.2  In each of the N-1 rounds, send to the right neighbour the chunk that you received last; in round 0, send your
          own, chunks[rank]. Receive the chunk whose number is one lower (modulo N) from the left neighbour, directly
-         into its place.
+         into its place. Wait for both.
     """
     # TODO(cos598d) b.2: N-1 rounds of send and receive (about 8 lines)
     # BEGIN SOLUTION b.2

@@ -133,16 +133,18 @@ class ShardedBlock:
     def receive(self) -> None:
         """Wait for the message, and add the mean over all ranks to the gradient of this rank's shard.
 
-        b.10 [4] Wait. Add the mean over all ranks, in fp32, to shard.gradient, which may be None.
-             [5] Release the tensors of the message and its handle (set them to None).
+        b.10 [4] Wait. Release what was sent (set it to None), so that its memory is free for the mean.
+             [5] Add the mean over all ranks, in fp32, to shard.gradient, which may be None. Release what has arrived and
+                 the handle, too.
         """
-        # TODO(cos598d) b.10: steps [4] and [5] (about 5 lines)
+        # TODO(cos598d) b.10: steps [4] and [5] (about 6 lines)
         # BEGIN SOLUTION b.10
         self.sending.wait()
+        self.outgoing = None
         world_size = dist.get_world_size()
         mean = self.received.view(world_size, -1).sum(dim=0, dtype=torch.float32) / world_size
         self.shard.gradient = mean if self.shard.gradient is None else self.shard.gradient + mean
-        self.sending = self.received = self.outgoing = None
+        self.sending = self.received = None
         # END SOLUTION b.10
 
 

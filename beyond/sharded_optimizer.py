@@ -78,19 +78,20 @@ class Bucket:
     def receive(self) -> None:
         """Wait for the message, and add the mean over all ranks to the gradient of this rank's shard.
 
-        b.6  [4] Wait. Compute the mean over all ranks of this rank's shard, in fp32.
+        b.6  [4] Wait. Release what was sent (set it to None), so that its memory is free for the mean. Compute the mean
+                 over all ranks of this rank's shard, in fp32.
              [5] Store this mean as shard.gradient. If there is already one from an earlier micro-batch, add the mean
                  to it.
-             [6] Release the tensors of the message (set them to None): they need as much memory as ZeRO saves on
-                 gradients.
+             [6] Release what has arrived and the handle, too: messages need as much memory as ZeRO saves on gradients.
         """
-        # TODO(cos598d) b.6: steps [4] to [6] (about 5 lines)
+        # TODO(cos598d) b.6: steps [4] to [6] (about 6 lines)
         # BEGIN SOLUTION b.6
         self.work.wait()
+        self.outgoing = None
         world_size = dist.get_world_size()
         mean = self.received.view(world_size, -1).sum(dim=0, dtype=torch.float32) / world_size
         self.shard.gradient = mean if self.shard.gradient is None else self.shard.gradient + mean
-        self.work = self.received = self.outgoing = None
+        self.work = self.received = None
         # END SOLUTION b.6
 
 

@@ -56,9 +56,10 @@ STATUSES = ("passed", *(kind.status for kind in Verdict.__subclasses__()))
 
 
 def verdict_of(result: Result, region: str) -> Verdict | None:
-    """Why a run did not return on every rank; None if it did."""
+    """Why a run did not return on every rank, or left a message behind; None if neither."""
     if result.outcome == "returned":
-        return None
+        lost = lost_message(result)
+        return Wrong(lost) if lost else None
     todo = missing_region(result)
     if todo:
         return not_attempted(region) if todo in (region, ANY_REGION) else builds_on(todo)
@@ -104,6 +105,18 @@ def missing_region(result: Result) -> str:
     for rank in result.ranks:
         if rank.error and rank.error.type == "NotImplementedError" and (match := _TODO.search(rank.error.message)):
             return match[1] or ANY_REGION
+    return ""
+
+
+def lost_message(result: Result) -> str:
+    """Say which message nobody has waited for; "" if there is none. Here its values arrive, with gloo not always."""
+    for rank in result.ranks:
+        for call in rank.calls:
+            if call.name == "send" and not call.waited:
+                return (
+                    f"rank {rank.rank} never waits for message #{call.number} to rank {call.root} ({call.where}): gloo "
+                    "may lose it, and then the program hangs; keep what isend returns, and call its wait()"
+                )
     return ""
 
 

@@ -2,7 +2,8 @@
 
 Every call posts its tensor to the grader and returns a handle at once; the result is written into the student's tensor
 only when somebody waits for the handle (torch itself does so for a call without async_op, a barrier does so for all
-earlier ones). A forgotten wait() therefore shows in every run, and not by luck.
+earlier ones). A forgotten wait() therefore shows in every run, and not by luck. So does a message whose tensor is used
+while it travels: gloo reads what it sends at any time before wait() returns.
 """
 
 import datetime
@@ -45,9 +46,18 @@ class FreedError(RuntimeError):
 class Handle(c10d.Work):
     """What a call returns. The outputs are written when the call has completed and somebody asks."""
 
-    def __init__(self, wire: Wire, number: int, outputs: Sequence[torch.Tensor], announced: bool) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        number: int,
+        outputs: Sequence[torch.Tensor],
+        announced: bool,
+        sends: Sequence[torch.Tensor] = (),
+    ) -> None:
         super().__init__()
-        self._wire, self._number, self._outputs, self._announced = wire, number, outputs, announced
+        self._wire, self._number, self.outputs, self._announced = wire, number, outputs, announced
+        self.sends = list(sends)  # of a message: kept as gloo keeps them, so nobody else gets their memory
+        self._contents = [tensor_bytes(plain_tensor(tensor)) for tensor in sends]
         self._done = False
         self.earlier: list[Handle] = []  # a barrier completes these too, as gloo's does
         wire.pending[number] = self
@@ -55,8 +65,16 @@ class Handle(c10d.Work):
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         if not self._done:
             self._wire.pending.pop(self._number, None)
+            for tensor, content in zip(self.sends, self._contents, strict=True):
+                if tensor_bytes(plain_tensor(tensor)) != content:
+                    raise SilentlyWrongError(
+                        "send: the tensor was changed while it was being sent (gloo gives no error, and may send "
+                        "either); wait for the send first, or change a copy"
+                    )
+            self.sends.clear()
+            self._contents.clear()
             announced, self._announced = self._announced, False
-            _write(self._wire.answer(self._number, announced), self._outputs)
+            _write(self._wire.answer(self._number, announced), self.outputs)
             self._done = True
             for handle in self.earlier:
                 handle.wait()
@@ -69,11 +87,21 @@ class Handle(c10d.Work):
         """A completed future: DDP asks for it in its backward hook, and waits right here for the other ranks."""
         self.wait()
         future: torch.futures.Future = torch.futures.Future()
-        future.set_result(list(self._outputs))
+        future.set_result(list(self.outputs))
         return future
 
     def synchronize(self) -> None:
         self.wait()
+
+
+def _overlap(these: Sequence[torch.Tensor], those: Sequence[torch.Tensor]) -> bool:
+    """Whether two of the tensors share memory, judged by their first and last elements."""
+    return any(low < end and begin < high for low, high in map(_span, these) for begin, end in map(_span, those))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + ((last + 1) * tensor.element_size() if tensor.numel() else 0)
 
 
 def _write(payload: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
@@ -142,8 +170,20 @@ class BrokeredGroup(ProcessGroup):
             "async": asynchronous,
             "payload": torch.frombuffer(bytearray(b"".join(payload)), dtype=torch.uint8) if any(payload) else None,
         }
+        sends = inputs if name == "send" else []
+        for handle in list(self._wire.pending.values()):
+            if _overlap(outputs, handle.sends):
+                raise SilentlyWrongError(
+                    f"{name}: the result would overwrite a tensor that is still being sent (gloo gives no error); wait "
+                    "for the send first, or receive into a tensor of its own"
+                )
+            if _overlap(sends, handle.outputs):
+                raise SilentlyWrongError(
+                    "send: the values of this tensor have not arrived yet: wait() for the receive first (gloo gives no "
+                    "error, and sends what is there)"
+                )
         number = self._wire.post(name, fields, waits=not asynchronous)
-        return Handle(self._wire, number, outputs, announced=not asynchronous)
+        return Handle(self._wire, number, outputs, not asynchronous, sends)
 
     def _root(self, options: Any) -> dict:
         return {"root": self._members[options.rootRank]}

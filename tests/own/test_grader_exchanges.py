@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from grader.verdicts import verdict_of
 from tests.own.inline_student import player
 
 pytestmark = pytest.mark.medium
@@ -59,3 +60,50 @@ def test_each_call_is_priced_by_the_fewest_bytes_that_it_needs(play):
         whole = 6 * 4 * 2 / 3  # (N-1)/N S
         half = {name: pytest.approx(whole) for name in ("reduce_scatter", "all_gather", "all_to_all")}
         assert prices == {"all_reduce": pytest.approx(2 * whole), **half, "send": 20, "recv": 0, "barrier": 0}
+
+
+IN_FLIGHT = {
+    "would overwrite a tensor that is still being sent": """
+        sending = dist.isend(x, right)
+        dist.recv(x, left)
+        sending.wait()
+    """,
+    "have not arrived yet: wait() for the receive first": """
+        receiving = dist.irecv(x, left)
+        sending = dist.isend(x, right)
+        receiving.wait()
+        sending.wait()
+    """,
+    "was changed while it was being sent": """
+        sending = dist.isend(x, right)
+        dist.recv(torch.ones(4), left)
+        x.zero_()
+        sending.wait()
+    """,
+}
+
+
+@pytest.mark.parametrize("words", IN_FLIGHT)
+def test_a_tensor_that_is_used_while_its_message_travels_is_an_error(play, words):
+    head = """
+        context.join()
+        x, right, left = torch.ones(4), (context.rank + 1) % 3, (context.rank - 1) % 3
+    """
+
+    result = play("def go(context):" + head + IN_FLIGHT[words])
+
+    assert words in result.explain()
+
+
+def test_a_message_that_nobody_waits_for_is_no_right_program(play):
+    source = """
+        def go(context):
+            context.join()
+            dist.isend(torch.ones(4), (context.rank + 1) % 3)
+            dist.recv(torch.ones(4), (context.rank - 1) % 3)
+    """
+
+    result = play(source)
+
+    assert result.outcome == "returned"
+    assert "rank 0 never waits for message #1 to rank 1" in str(verdict_of(result, "b.1"))
