@@ -119,8 +119,8 @@ class ShardedBlock:
 
         b.10 [1] Take the gradients: `take_gradients` returns them as one tensor, in the order of flat.values.
              [2] Free the parameters: this block is done.
-             [3] Start a reduce_scatter or an all_to_all that does not wait. Keep the handle in `sending`, and both
-                 tensors until it is done.
+             [3] Start a reduce_scatter (in fp32: it adds in the dtype of its tensors) or an all_to_all that does not
+                 wait. Keep the handle in `sending`, and both tensors until it is done.
         """
         # TODO(cos598d) b.10: steps [1] to [3] (about 4 lines)
         # BEGIN SOLUTION b.10
@@ -134,8 +134,8 @@ class ShardedBlock:
         """Wait for the message, and add the mean over all ranks to the gradient of this rank's shard.
 
         b.10 [4] Wait. Release what was sent (set it to None), so that its memory is free for the mean.
-             [5] Add the mean over all ranks, in fp32, to shard.gradient, which may be None. Release what has arrived and
-                 the handle, too.
+             [5] Add the mean over all ranks, in fp32, to shard.gradient, which may be None. Release what has arrived
+                 and the handle, too.
         """
         # TODO(cos598d) b.10: steps [4] and [5] (about 6 lines)
         # BEGIN SOLUTION b.10

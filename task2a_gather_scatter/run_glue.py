@@ -65,7 +65,7 @@ def sync_gradients(model, world_size):
         rank 0   g0 <-gather-- g1 g2 g3      mean = (g0 + g1 + g2 + g3) / 4      mean --scatter-> all ranks
 
     2a.3  For every parameter that has a gradient, in the same order on every worker:
-          [1] rank 0 gathers the workers' gradients,
+          [1] rank 0 gathers the workers' gradients, into tensors of their size and dtype (some models train in 16 bit),
           [2] rank 0 computes their mean, element by element,
           [3] rank 0 scatters the mean, and every worker puts it into param.grad.
     """

@@ -68,6 +68,7 @@ def test_every_shard_gets_the_mean_gradient_and_steps_as_the_whole_model_does(gr
     for world_size, setting in settings.TRAINED:
         run = ModelRun(grade, world_size, setting)
         run.check_gradients()
+        sharded_model_events.check_sums(run)
         run.check_updates()
         run.check_losses()
 

@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -76,6 +76,9 @@ def rendezvous(given: Fields) -> Fields:
         if not parts.hostname or parts.port is None:
             raise ValueError(f"init_method must name a host and a port, tcp://HOST:PORT, got {method}")
         address = f"{parts.hostname}:{parts.port}"
+        query = parse_qs(parts.query)  # tcp://HOST:PORT?rank=0&world_size=4
+        rank = int(query["rank"][0]) if rank == -1 and "rank" in query else rank
+        size = int(query["world_size"][0]) if size == -1 and "world_size" in query else size
     elif parts.scheme == "file":
         address = parts.path
     else:

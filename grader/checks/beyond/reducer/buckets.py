@@ -84,17 +84,17 @@ def check_order(grade: Grade) -> None:
         for i, first in enumerate(each[0]):
             for rank in range(world_size):
                 if words := _wrong_order(got[rank][i], got[0][i], first, each[rank][i]["ready"], rank):
-                    grade.fail(
-                        f"{world_size} ranks, {first['count']} parameters, ready on rank 0: {first['ready']}: on rank "
-                        f"{rank} {words}; got {short(got[rank][i], 100)}"
-                    )
+                    ready = f"{first['count']} parameters, ready on rank 0: {short(first['ready'], 100)}"
+                    result = short(got[rank][i], 100)
+                    grade.fail(f"{world_size} ranks, {ready}: on rank {rank} {words}; got {result}")
 
 
 def _ready(draw: np.random.Generator, rank: int) -> list[dict]:
-    """All of 9 in some order, 5 of them on rank 0 and others elsewhere, none at all on rank 0."""
+    """All of 9 in some order, 5 of them on rank 0 and others elsewhere, none at all on rank 0; all but 10 of 300."""
     whole, parts = draw.permutation(9).tolist(), [5, 3 + rank, 0 if rank == 0 else 4]
     some = [draw.permutation(9)[:count].tolist() for count in parts]
-    return [{"count": 9, "ready": ready} for ready in (whole, *some)]
+    many = draw.permutation(300)[:290].tolist()  # more than a byte can number, as in every real model
+    return [*({"count": 9, "ready": ready} for ready in (whole, *some)), {"count": 300, "ready": many}]
 
 
 def _wrong_order(got: list[int] | str, rank_0: list[int] | str, first: dict, own: list[int], rank: int) -> str:

@@ -241,6 +241,17 @@ def check_sends(run: ModelRun) -> None:
                 _check_send(run, rank, one, block, *sends[0])
 
 
+def check_sums(run: ModelRun) -> None:
+    """No message adds bfloat16 gradients in bfloat16: the mean is due in fp32."""
+    for rank in run.result.ranks:
+        for call in rank.calls:
+            if call.name == "reduce_scatter" and call.dtype == "bfloat16":
+                run.grade.fail(
+                    f"rank {rank.rank}: {call.name} #{call.number} ({call.where}) adds in bfloat16, the dtype of its "
+                    "tensors: give a reduce_scatter float32, or use all_to_all and add in float32"
+                )
+
+
 def _missing(run: ModelRun, rank: int, one: Pass, block: int, count: int) -> str:
     what = f"{one.name}: rank {rank} sends the gradients of {run.name(block)} {count} times, expected once"
     unused = [k for k in run.right.groups[block] if k in run.setting.unused]

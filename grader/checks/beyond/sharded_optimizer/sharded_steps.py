@@ -159,10 +159,17 @@ def check_gather(grade: Grade) -> None:
         run = OptimizerRun(grade, n, replace(setting), "steps")
         size = sum(run.bytes_of(i) for i in range(len(run.buckets)))
         steps = [_calls_of_steps(run, rank) for rank in range(n)]
+        halves = sum(setting.dtype(bucket[0]) == "bfloat16" for bucket in run.buckets)
         for step, calls in enumerate(zip(*steps, strict=True)):
             every = [call for mine in calls for call in mine]
             advice = "each rank sends its shard, in the parameters' dtype, and no more: all_gather"
             sharded_messages.check_price(run, every, size, f"step {step}: for the new parameters", advice)
+            widened = [call for call in every if call.payload and call.dtype == "float32"]
+            if halves and len(widened) > n * (len(run.buckets) - halves):
+                grade.fail(
+                    f"step {step}: parameters in bfloat16 are gathered in float32 ({widened[0].where}): send a shard "
+                    "in the dtype of flat.values"
+                )
             for call in every:
                 if call.payload and not call.asynchronous and call.price > sharded_messages.SMALL:
                     grade.fail(
