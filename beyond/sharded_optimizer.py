@@ -15,8 +15,8 @@
     rank 3    ■ ■ ■ ■                  . . . ■             . . . ■                ■ ■ ■ ■
 
 Adam keeps two numbers for every parameter. With N ranks, each rank keeps 1/N of them. A reduce_scatter followed by an
-all_gather moves as many bytes as one all_reduce, so this saves memory without sending more bytes. ZeRO-1 sends the
-gradients when backward has ended. ZeRO-2 sends the gradients of a block as soon as they are complete, and frees them.
+all_gather (one unit each) moves as many bytes as one all_reduce, so this saves memory without sending more. ZeRO-1
+sends the gradients when backward has ended. ZeRO-2 sends those of a block as soon as they are complete, and frees them.
 A message needs twice the memory of its gradients, so at most two are in transit: before a rank sends a third one, it
 receives the first. With one at a time, the network would wait for each rank to compute the next gradients.
 
@@ -158,7 +158,8 @@ class ShardedOptimizer:
     def finish(self) -> None:
         """Send the remaining buckets, and receive what is left: every shard has its gradient, and parameters have none.
 
-        With several micro-batches in a step, ZeRO-2 calls it after every backward, ZeRO-1 after the last one.
+        With M micro-batches in a step, ZeRO-2 calls it after every backward, ZeRO-1 after the last one: ZeRO-2 then
+        sends M + 1 units in a step.
         """
         while self.next_bucket < len(self.buckets):
             self.send_next()

@@ -16,9 +16,9 @@ from common.workers.process_group import Worker
 def evaluate(config: GlueConfig, worker: Worker, model: nn.Module, data: GlueData) -> dict[str, float]:
     """Return the task's metrics on the whole dev set, by their short names: {"acc": 0.66}.
 
-    Every rank evaluates the whole set. This function calls no collective itself. But the forward pass of a model that
-    is wrapped in DistributedDataParallel does: it sends the model's buffers from rank 0. Then every rank must take
-    part, or the others wait forever in their next step. The model stays in eval mode, without dropout: call
+    Every rank evaluates the whole set. This function calls no collective itself. But the first forward pass after a
+    training step does, if the model is wrapped in DistributedDataParallel: it sends the model's buffers from rank 0.
+    Then every rank must take part, or the others wait forever in their next step. The model stays in eval mode, without dropout: call
     model.train() before training.
     """
     model.eval()

@@ -5,8 +5,6 @@
 Each function is called on all ranks, in a gloo group. What it returns is written as JSON.
 """
 
-import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
-
 import argparse
 import contextlib
 import datetime
@@ -20,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it starts as a script, on every node
+
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import torch
 import torch.distributed as dist
