@@ -18,8 +18,8 @@ def evaluate(config: GlueConfig, worker: Worker, model: nn.Module, data: GlueDat
 
     Every rank evaluates the whole set. This function calls no collective itself. But the first forward pass after a
     training step does, if the model is wrapped in DistributedDataParallel: it sends the model's buffers from rank 0.
-    Then every rank must take part, or the others wait forever in their next step. The model stays in eval mode, without dropout: call
-    model.train() before training.
+    Then every rank must take part, or the others wait forever in their next step. The model stays in eval mode, without
+    dropout: call model.train() before training.
     """
     model.eval()
     loader = DataLoader(data.dev, batch_size=config.per_gpu_eval_batch_size)

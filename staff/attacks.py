@@ -59,7 +59,7 @@ def run_mode(mode: str, attacks: Sequence[Attack], jobs: int) -> dict[str, int]:
         print(f"{mode}: not available on this machine, so attacks against these may succeed: {names}")
     with ThreadPoolExecutor(jobs) as pool:
         rows = []
-        for row in pool.map(try_both, attacks):
+        for row in pool.map(try_both, [attack for attack in attacks if mode in attack.modes]):
             show(mode, *row)
             rows.append(row)
     return figures(rows)

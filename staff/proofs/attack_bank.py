@@ -40,7 +40,7 @@ class Attack:
     stands at the end of `file`: an unsolved Partition, or the clean or (`solved`) the solved file of that name. `files`
     lie beside it. `named` are the names of hand-ins of a class, all with this content. `entries` are those of a zip
     (or, with `folder`, of a folder) for staff/grade/unpack.py. `most_memory` is how many MiB graders and ranks may take
-    together; `limits` are fields of confine.Policy.
+    together; `limits` are fields of confine.Policy. `modes` are those in which it succeeds without its defences.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Attack:
     limits: dict[str, int] = field(default_factory=dict)
     most_memory: float = 3000.0
     deadline: float = 240.0
+    modes: tuple[str, ...] = ("root", "user")
 
 
 def load(names: Iterable[str] = (), folder: Path = BANKS / "attacks") -> list[Attack]:
@@ -91,7 +92,8 @@ def _read(path: Path) -> list[Attack]:
 
 def _attack(name: str, row: dict[str, Any]) -> Attack:
     entries = tuple((str(a), str(b), str(c)) for a, b, c in row.pop("entries", ()))
-    attack = Attack(name, off=tuple(row.pop("off", ())), entries=entries, named=tuple(row.pop("named", ())), **row)
+    row |= {key: tuple(row[key]) for key in ("off", "named", "modes") if key in row}
+    attack = Attack(name, **({"off": ()} | row | {"entries": entries}))
     if attack.wants not in WANTS or not (attack.code or attack.files or attack.entries):
         raise KeyError(f"{name}: wants one of {', '.join(WANTS)}, and code, files or entries")
     if bool(attack.off) == bool(attack.row):
