@@ -74,12 +74,13 @@ class OwnGrid(Engine):
         self.grid.clip(norm)
 
     def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
-        sums = torch.zeros(3, dtype=torch.float64)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.worker.device)
         with self.grid.evaluating():
             for batch in self.worker.batches(batches):
                 logits = self.grid.runner.only_forward(batch["input_ids"])
                 if logits is not None:
-                    sums += torch.tensor(validation_sums(logits, batch, kind), dtype=torch.float64)
+                    values = validation_sums(logits, batch, kind)
+                    sums += torch.tensor(values, dtype=sums.dtype, device=sums.device)
         dist.all_reduce(sums, group=self.grid.pipeline)
         total, right, tokens = sums.tolist()
         return summary(total, int(right), int(tokens))
