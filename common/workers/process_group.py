@@ -157,7 +157,7 @@ def _join(config: RunConfig, join: Callable[[RunConfig], None]) -> None:
         raise InputError(f"expected to join as {wanted}, but joined as rank {joined[0]} of {joined[1]} (region 2a.1)")
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: BaseException) -> str:
     """The first sentence of gloo's message without the place in its sources, or what NCCL calls its last error."""
     general, _, last = str(error).partition("Last error:")
     sentence = (last.strip() or general).splitlines()[0].split(". ")[0]

@@ -26,6 +26,7 @@ def errors():
     return on_fake_gpu("tests.own.gpu.scenes", *SCENES)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("scene", SCENES)
 def test_it_runs_on_fake_gpus(errors, scene):
     assert not errors[scene]
