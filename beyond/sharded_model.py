@@ -78,8 +78,6 @@ class ShardedBlock:
         b.8  [2] Resize the storage of flat.values to 0 bytes (Tensor.untyped_storage, UntypedStorage.resize_): the
                  tensor and its views stay as they are, without memory. Set is_whole to False.
         """
-        if self.gathering is not None:  # of a block that got no gradient: the message still writes into this memory
-            self.wait()
         # TODO(cos598d) b.8: step [2] (2 lines)
         # BEGIN SOLUTION b.8
         self.flat.values.untyped_storage().resize_(0)
@@ -124,6 +122,8 @@ class ShardedBlock:
              [3] Start a reduce_scatter (in fp32: it adds in the dtype of its tensors) or an all_to_all that does not
                  wait. Keep the handle in `sending`, and both tensors until it is done.
         """
+        if self.missing and self.gathering is not None:  # no gradient came, and the gather still writes
+            self.wait()
         # TODO(cos598d) b.10: steps [1] to [3] (about 4 lines)
         # BEGIN SOLUTION b.10
         self.outgoing = self.flat.take_gradients()

@@ -34,7 +34,7 @@ RING: Mapping[Average, tuple[float, Mapping[float, str]]] = {
     (800, 4, 0, 100): (12, {14: "a factor of N/(N-1) too much", 16: "there are 2(N-1) rounds, not 2N"}),
     (800, 4, 1, 1e12): (6, {1: "the latency is paid once per message, not once", 8: "there are 2(N-1) rounds, not 2N"}),
     (1000, 8, 0.25, 50): (38.5, {}),
-    (10, 3, 0, 1): (40 / 3, {}),  # pieces that are no whole number of bytes
+    (10, 907, 0, 1): (18120 / 907, {}),  # pieces of no whole bytes: 907 is prime, and larger than the drawn factor
     (700, 7, 2, 10): (144, {}),
     (500, 2, 1, 50): (12, {}),
     (900, 1, 0.5, 100): (0, {}),

@@ -129,13 +129,13 @@ class Gate:
 
     def _leave(self, j: int, computed: Callable[[], Computed | None]) -> Callable:
         watch, width, cat = self.watch, SIZES["n_embd"], torch.cat
-        ask = watch.permits.ask if watch.permits else lambda place, *of_block: 1.0
+        permits = watch.permits
 
         def leave(module: object, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
             """The columns of a mask are left as they are."""
             place = (self.calls[j] - 1, j)
             of_block = computed()
-            permit = ask(place, *of_block) if of_block and place in watch.met else 1.0
+            permit = permits.ask(place, *of_block) if permits and of_block and place in watch.met else 1.0
             watch.leave(place)
             hidden, rest = output[..., :width], output[..., width:]
             return cat([hidden * permit, rest], dim=-1)

@@ -267,13 +267,13 @@ def test_a_memory_limit_on_a_gpu_leaves_the_limits_of_the_process_alone(monkeypa
     assert shares == [0.5, 1.0]
 
 
-def test_a_block_that_is_freed_during_its_gather_waits_for_it_and_gathers_again():
+def test_a_block_that_backward_gathered_in_vain_is_sent_after_its_gather():
     with joined(0, 2):
         block = ShardedBlock([nn.Parameter(torch.ones(3, 2))])
         block.start_gather()
         gather = block.gathering = mock.Mock()
 
-        block.free()
+        block.send()
 
         gather.wait.assert_called_once_with()
         assert block.gathering is None
