@@ -16,6 +16,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from common.figures import bars
 from common.paths import ROOT
 from common.timeline.boxes import Timeline, only_step, shortest_step
 from common.timeline.parts import NAMES as PARTS
-from common.timeline.parts import mean, parts
+from common.timeline.parts import mean, milliseconds, parts
 from common.timeline.picture import draw_below_each_other
 from common.timeline.trace import read_trace
 from course.next_step import next_step, open_in_script
@@ -142,11 +143,21 @@ def run(task: str, workers: int, arguments: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "cluster.emulate", *nodes, "--", *command, *place]
     elif workers > 1:
         command = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--", *command[1:]]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if done.returncode:
         said = done.stdout.strip().splitlines() or ["nothing"]
         errors = [line for line in said if "error:" in line] or said
         raise InputError(f"{task} ended with exit code {done.returncode}: {errors[0].replace('error: ', '', 1)}")
+
+
+def environment(arguments: argparse.Namespace) -> dict[str, str]:
+    """The tasks' environment: no GPU where not all workers have their own, so that task 1 uses what the others use."""
+    import torch  # here: it takes seconds
+
+    own = not arguments.nodes and torch.cuda.device_count() >= arguments.workers
+    return {**os.environ} if own else os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def read_row(task: str, name: str, workers: int) -> Rung:
@@ -194,7 +205,7 @@ def times(rows: list[Rung]) -> str:
     lines = [f"{'ms of a step, mean of ranks':<28}" + "".join(f"{name:>10}" for name in (*PARTS, "(hidden)"))]
     for row in rows:
         found = mean(parts(row.timeline))
-        lines.append(f"{row.name:<28}" + "".join(f"{found[name] * 1e3:10.1f}" for name in (*PARTS, "hidden")))
+        lines.append(f"{row.name:<28}" + "".join(f"{milliseconds(found[name], 1):>10}" for name in (*PARTS, "hidden")))
     return "\n".join(["", *lines, ""])
 
 

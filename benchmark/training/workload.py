@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,14 @@ class Workload:
         size, count = settings.batch_size, len(self.validation)  # type: ignore[arg-type]
         for begin in range(0, min(count, settings.eval_batches * size) - size + 1, size):
             yield default_collate([self.validation[i] for i in range(begin, begin + size)])
+
+
+def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield batches on a GPU, copied from pinned memory: the copy need not wait for the GPU. On a CPU, as they are."""
+    for batch in batches:
+        if device.type == "cuda":
+            batch = {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.items()}
+        yield batch
 
 
 def load_workload(settings: Settings) -> Workload:
