@@ -23,6 +23,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import torch.distributed as dist
 
 from benchmark.arguments import parse
+from benchmark.engines.engine import Engine
 from benchmark.engines.operators import compile_operators
 from benchmark.measure.machine import environment
 from benchmark.measure.memory import counted, known, textbook
@@ -92,8 +93,7 @@ def account(settings: Settings, worker: Worker, workload: Workload) -> dict[str,
     after = transmitted()
     sizes = engine.group_sizes()
     sent = payload.since(worker.world_size, settings.backend, MEASURED, sizes) or {"bytes": None, "calls": None}
-    unrecorded = engine.unrecorded_bytes() if settings.backend == "gloo" else 0.0  # NCCL's recorder has its sends
-    payload_bytes = None if sent["bytes"] is None else sent["bytes"] + unrecorded
+    payload_bytes = None if sent["bytes"] is None else sent["bytes"] + unrecorded_bytes(engine, settings.backend)
     on_wire = None if before is None or after is None else (after - before) / MEASURED
     mine = {"payload": payload_bytes, "interface": on_wire, "peak": memory.bytes, **persistent}
     everybody: list[Any] = [None] * worker.world_size
@@ -115,6 +115,11 @@ def account(settings: Settings, worker: Worker, workload: Workload) -> dict[str,
         "units": None if not unit or means["payload"] is None else means["payload"] / unit,
         "interface": means["interface"],
     }
+
+
+def unrecorded_bytes(engine: Engine, backend: str) -> float:
+    """Bytes of a step that the flight recorder does not see: it has NCCL's messages from rank to rank, not gloo's."""
+    return engine.unrecorded_bytes() if backend == "gloo" else 0.0
 
 
 def transmitted() -> int | None:

@@ -17,9 +17,9 @@ STARTER_REPORTS = "COS598D_STARTER_REPORTS"  # in the environment of workers tha
 
 def join(config: RunConfig) -> None:
     """The process group of a run; waits until all workers are there."""
-    # DeepSpeed takes its GPU by this. Without torchrun, rank_on_node is the global rank: choose_device has chosen.
-    on_gpu = torch.cuda.is_available() and not config.no_cuda
-    os.environ["LOCAL_RANK"] = str(torch.cuda.current_device() if on_gpu else config.rank_on_node)
+    # DeepSpeed takes its GPU by this. Without torchrun, rank_on_node is the global rank; the GPU is chosen already.
+    here = torch.cuda.current_device() if torch.cuda.is_initialized() else config.rank_on_node
+    os.environ["LOCAL_RANK"] = str(here)
     address = f"tcp://{config.master_ip}:{config.master_port}"
     dist.init_process_group(config.backend, init_method=address, rank=config.rank, world_size=config.world_size)
 
