@@ -72,7 +72,7 @@ def load_shards(folder: Path, sharded: Sharded) -> None:
 
 def _read(file: Path) -> list[dict[str, Any]]:
     try:
-        return torch.load(file, mmap=True)  # what is not needed stays in the file
+        return torch.load(file, map_location="cpu", mmap=True)  # what is not needed stays in the file
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise InputError(f"checkpoint {file}: cannot read it ({type(error).__name__}); save it again") from error
 
@@ -111,7 +111,7 @@ def _set_state(piece: Piece, optimizer: Optimizer, whole: dict[str, Tensor], num
     for name, tensor in whole.items():
         padded = torch.zeros(length * dist.get_world_size())
         padded[: sum(flat.sizes)] = tensor[: sum(flat.sizes)]
-        mine[name] = padded[dist.get_rank() * length :][:length].clone()
+        mine[name] = padded[dist.get_rank() * length :][:length].to(shard.values.device, copy=True)
         if name == "values" and flat.values.untyped_storage().nbytes():  # not with ZeRO-3, which has freed this memory
             flat.values.copy_(padded)
     shard.values.copy_(mine.pop("values"))

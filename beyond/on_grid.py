@@ -115,12 +115,12 @@ class OnGrid:
 
     def evaluate(self, worker: Worker, blocks: Dataset, batch_size: int = 16) -> dict[str, float]:
         """Return the metrics of common.evaluation.evaluate_text, on every rank."""
-        sums = torch.zeros(3, dtype=torch.float64)
+        sums = torch.zeros(3, dtype=torch.float64, device=worker.device)
         with self.evaluating():
             for tokens in worker.batches(DataLoader(blocks, batch_size=batch_size)):  # (B, T)
                 logits = self.runner.only_forward(tokens)  # (B, T, V), on the last stage
                 if logits is not None:
-                    sums += torch.tensor(text_sums(logits, tokens), dtype=torch.float64)
+                    sums += sums.new_tensor(text_sums(logits, tokens))
         dist.all_reduce(sums, group=self.pipeline)
         total_loss, right, count = sums.tolist()
         return text_metrics(total_loss, int(right), int(count))

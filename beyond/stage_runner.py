@@ -4,9 +4,10 @@
     embeddings  ──>  blocks     ──>   blocks, norm, head  ──> loss         forward: activations (B, T, D) to the right
                 <──             <──                                        backward: their gradients to the left
 
-With Gloo, a send returns at once, so two neighbours that send to each other at the same time do not block. (With NCCL,
-they would: torch's schedules start the two together, with batch_isend_irecv.) Messages between two ranks
-arrive in the order in which they were sent; with a correct schedule, that is the order in which they are needed.
+NCCL carries out the sends and receives of two ranks in a group one after another: if both ranks of a pair begin with a
+receive, or both with a send, neither ever ends. So messages to a higher rank use the pipeline group and messages to a
+lower rank the group of all ranks: in each of the two, one rank only sends and the other only receives. Messages in one
+direction arrive in the order in which they were sent; with a correct schedule, they are needed in that order.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter, functional
 
 from beyond.one_f_one_b import Action
+
+Group = dist.ProcessGroup | None  # None: the group of all ranks
 
 
 class Stage(nn.Module):
@@ -59,12 +62,12 @@ class Stage(nn.Module):
 class Message:
     """Activations (B, T, D) or their gradients that arrive from a neighbour, possibly while this rank is computing.
 
-    tokens: the micro-batch (B, T) that they belong to. rank: the sender.
+    tokens: the micro-batch (B, T) that they belong to. rank: the sender. group: the one that it sends in.
     """
 
-    def __init__(self, tokens: Tensor, width: int, rank: int) -> None:
+    def __init__(self, tokens: Tensor, width: int, rank: int, group: Group) -> None:
         self.tensor = torch.empty(*tokens.shape, width, device=tokens.device)
-        self.handle = dist.irecv(self.tensor, rank)
+        self.handle = dist.irecv(self.tensor, rank, group=group)
 
     def wait(self) -> Tensor:
         """Return the tensor when it has arrived."""
@@ -76,14 +79,14 @@ class Message:
 class StageRunner:
     """Runs one stage through a step.
 
-    group: the pipeline group; stage i runs on its i-th rank.
+    group: the pipeline group; stage i runs on its i-th rank. On GPUs it must not be the group of all ranks itself.
 
     Attributes: alive, the micro-batches whose activations are kept; most_alive, the largest number of them so far;
     count and bytes of the messages that this rank has sent in training.
     """
 
     def __init__(self, stage: Stage, group: dist.ProcessGroup) -> None:
-        self.stage = stage
+        self.stage, self.group = stage, group
         ranks = dist.get_process_group_ranks(group)
         index = dist.get_rank(group)
         self.left = None if stage.is_first else ranks[index - 1]
@@ -117,16 +120,22 @@ class StageRunner:
 
     def only_forward(self, tokens: Tensor) -> Tensor | None:
         """Run forward on tokens (B, T) without a backward; return the logits (B, T, V) on the last stage."""
-        y = self.stage(tokens if self.left is None else Message(tokens, self.stage.width, self.left).wait())
+        arriving = self.expect(Action("forward", 0), [tokens])
+        y = self.stage(tokens if arriving is None else arriving.wait())
         if self.right is None:
             return y
-        dist.send(y.contiguous(), self.right)
+        dist.send(y.contiguous(), self.right, group=self.group_towards(self.right))
         return None
 
     def expect(self, action: Action, micro_batches: Sequence[Tensor]) -> Message | None:
         """Begin to receive what an action needs: activations from the left or their gradients from the right."""
-        rank = self.left if action.kind == "forward" else self.right
-        return None if rank is None else Message(micro_batches[action.micro_batch], self.stage.width, rank)
+        is_forward = action.kind == "forward"
+        rank, group = (self.left, self.group) if is_forward else (self.right, None)
+        return None if rank is None else Message(micro_batches[action.micro_batch], self.stage.width, rank, group)
+
+    def group_towards(self, rank: int) -> Group:
+        """Return the group in which this rank sends to another one."""
+        return self.group if rank > dist.get_rank() else None
 
     def forward(self, i: int, micro_batches: Sequence[Tensor], activations: Message | None) -> Tensor:
         tokens = micro_batches[i]
@@ -150,7 +159,8 @@ class StageRunner:
 
     def send(self, tensor: Tensor, rank: int) -> None:
         tensor = tensor.contiguous()
-        self.sends.append((dist.isend(tensor, rank), tensor))  # the tensor must live until it is sent
+        handle = dist.isend(tensor, rank, group=self.group_towards(rank))
+        self.sends.append((handle, tensor))  # the tensor must live until it is sent
         self.count += 1
         self.bytes += tensor.nbytes
 
@@ -168,7 +178,7 @@ class StageRunner:
         assert shared is not None and shared.grad is not None
         theirs = torch.empty_like(shared.grad)
         self.send(shared.grad, self.other_end)
-        dist.recv(theirs, self.other_end)
+        dist.recv(theirs, self.other_end, group=self.group if self.stage.is_last else None)
         self.wait_for_sends()
         shared.grad += theirs
 

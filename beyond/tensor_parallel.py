@@ -208,10 +208,11 @@ def squared_norm(model: nn.Module, group: Group = None) -> Tensor:
     b.12 [5] A slice is on one rank only: the squares of its gradient are summed over the group. Every other parameter
              is on all ranks, and counts once. `sliced` yields the slices. Parameters may have no gradient.
     """
-    # TODO(cos598d) b.12: step [5] (about 7 lines)
+    # TODO(cos598d) b.12: step [5] (about 8 lines)
     # BEGIN SOLUTION b.12
     slices = set(sliced(model))
-    on_one_rank, on_all_ranks = torch.zeros(()), torch.zeros(())
+    device = next(model.parameters()).device
+    on_one_rank, on_all_ranks = torch.zeros((), device=device), torch.zeros((), device=device)
     for parameter in model.parameters():
         if parameter.grad is not None:
             (on_one_rank if parameter in slices else on_all_ranks).add_(parameter.grad.square().sum())

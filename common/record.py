@@ -49,6 +49,7 @@ class Record:
     def __init__(self, config: RunConfig, worker: Worker):
         self.config = config
         self.worker = worker
+        self.devices = [worker.device]  # that compute in a step; a pipeline with threads has several
         self.steps_per_epoch = 0
         self.examples = {"train": 0, "dev": 0}
         self.parameters = 0
@@ -206,8 +207,9 @@ class Record:
             self._profiler.step()
 
     def _synchronize(self) -> None:
-        if self.worker.device.type == "cuda":
-            torch.cuda.synchronize(self.worker.device)
+        for device in self.devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
     def _print_summary(self) -> None:
         if self.losses:

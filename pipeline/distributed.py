@@ -130,7 +130,8 @@ class PipelinedProcesses:
     def clip_gradients(self, _all: object, max_norm: float) -> None:
         """Clip by the norm of the whole model's gradient. No process sees all of it, so all add up their squares."""
         counted = [p for p in self.parameters if p.grad is not None and (p is not self.shared or self.rank == 0)]
-        mine = sum(torch.linalg.vector_norm(p.grad).item() ** 2 for p in counted)
+        norms = torch.stack([torch.linalg.vector_norm(p.grad) for p in counted])
+        mine = sum(norm**2 for norm in norms.tolist())  # one wait for a GPU, not one for each parameter
         squares = [0.0] * self.world_size
         dist.all_gather_object(squares, mine)
         norm = torch.tensor(sum(squares)).sqrt()

@@ -11,6 +11,7 @@ Shapes: B examples in a batch, T tokens in an example. README.md in this folder 
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
@@ -32,6 +33,15 @@ from common.workers.process_group import process_group
 from pipeline.mode_comparison import compare_modes, epoch_metrics
 from pipeline.timeline import Trace, traced_blocks
 from pipeline.who_waits import explain
+
+
+def use_cpu_with_one_gpu(config):
+    """Return the configuration; partitions need two devices, so with one GPU they share the CPU, and so does the data."""
+    partitioned = config.schedule == "threads" and config.model_parallel_mode != "none"
+    if config.no_cuda or not partitioned or torch.cuda.device_count() != 1:
+        return config
+    print(f"{config.model_parallel_mode}: 1 GPU on this machine, two are needed; using the CPU", flush=True)
+    return replace(config, no_cuda=True)
 
 
 def choose_devices(config):
@@ -108,7 +118,7 @@ def join(config):
 
 
 def main():
-    config = parse_gpt2_arguments("pipeline")
+    config = use_cpu_with_one_gpu(parse_gpt2_arguments("pipeline"))
     # Imported here because it takes 3 s, and a wrong flag should be reported first.
     from pipeline.model_parallel import GPT2LMHeadModelParallel
 
@@ -130,6 +140,7 @@ def main():
         else:
             worker.pulse.explain = explain  # where each partition's thread is, if the run hangs (--hang_seconds)
             spread(config, worker, model)
+            record.devices = list(dict.fromkeys(parameter.device for parameter in model.parameters()))
             train(config, worker, model, data, record)
             show_a_step(config, worker, model, data)
         record.write()

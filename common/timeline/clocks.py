@@ -66,6 +66,7 @@ def _answer(device: torch.device, now: Callable[[], float]) -> None:
     stamp = torch.zeros(1, dtype=torch.float64, device=device)
     for _ in range(EXCHANGES):
         dist.recv(stamp, 0)
+        stamp.item()  # NCCL's recv returns before the message is here
         stamp.fill_(now())
         dist.send(stamp, 0)
 

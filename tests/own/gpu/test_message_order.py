@@ -1,0 +1,122 @@
+"""No schedule and no ring can deadlock under NCCL's order of messages, and every message is waited for."""
+
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from beyond import ring, stage_runner
+from beyond.on_grid import SCHEDULES
+from pipeline import distributed
+from tests.own.gpu.fake_gpu import joined
+from tests.own.gpu.message_order import Program, stuck
+
+SIZES = [(stages, micro_batches) for stages in (2, 3, 4) for micro_batches in range(1, 9)]
+PIPELINE = "pipeline"
+
+
+class Toy(nn.Module):
+    """A stage of one matrix; the first and the last stage share it."""
+
+    width = 4
+
+    def __init__(self, rank: int, stages: int) -> None:
+        super().__init__()
+        self.is_first, self.is_last = rank == 0, rank == stages - 1
+        self.table = nn.Parameter(torch.ones(8, 4))
+
+    def forward(self, x):
+        x = self.table[x] if self.is_first else x * self.table[0]
+        return x @ self.table.t() if self.is_last else x
+
+    def shared_parameter(self):
+        return self.table
+
+
+def stub(program: Program, ranks: int) -> SimpleNamespace:
+    """torch.distributed for one rank: notes messages, moves nothing."""
+    send, receive = program.one(True), program.one(False)
+    return SimpleNamespace(
+        isend=send,
+        irecv=receive,
+        send=lambda tensor, peer, group=None: send(tensor, peer, group).wait(),
+        recv=lambda tensor, peer, group=None: receive(tensor, peer, group).wait(),
+        batch_isend_irecv=program.batch,
+        P2POp=lambda op, tensor, peer: SimpleNamespace(op=op, peer=peer),
+        get_rank=lambda group=None: program.rank,
+        get_world_size=lambda group=None: ranks,
+        get_process_group_ranks=lambda group: list(range(ranks)),
+    )
+
+
+def step_of_runner(program: Program, schedule: str, stages: int, micro_batches: int) -> None:
+    """A step of the lessons' runner, its exchange of the shared matrix, and an evaluation."""
+    with mock.patch.object(stage_runner, "dist", stub(program, stages)):
+        runner = stage_runner.StageRunner(Toy(program.rank, stages), PIPELINE)
+        tokens = [torch.zeros(1, 3, dtype=torch.int64) for _ in range(micro_batches)]
+        runner.run(SCHEDULES[schedule](micro_batches, stages, program.rank), tokens)
+        runner.finish()
+        runner.only_forward(tokens[0])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_stage_runner_ends_for_every_number_of_stages_and_micro_batches(schedule):
+    for stages, micro_batches in SIZES:
+        programs = [Program(rank) for rank in range(stages)]
+        for program in programs:
+            step_of_runner(program, schedule, stages, micro_batches)
+        assert not stuck(programs), f"{stages} stages, {micro_batches} micro-batches"
+
+
+def test_every_message_of_the_stage_runner_is_waited_for():
+    for rank in range(3):
+        program = Program(rank)
+        step_of_runner(program, "1f1b", 3, 4)
+        started = {id(transfer) for kind, transfer in program.steps if kind == "start"}
+        assert started == {id(transfer) for kind, transfer in program.steps if kind == "wait"}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_the_ring_ends(ranks):
+    programs = [Program(rank) for rank in range(ranks)]
+    for program in programs:
+        with mock.patch.object(ring, "dist", stub(program, ranks)):
+            ring.all_reduce(torch.zeros(7))
+    assert not stuck(programs)
+
+
+@pytest.mark.parametrize("schedule", distributed.STAGES_PER_PROCESS)
+def test_the_schedules_between_processes_end(schedule):
+    here = distributed.STAGES_PER_PROCESS[schedule]
+    for processes, micro_batches in SIZES:
+        if schedule == "interleaved" and micro_batches % processes:
+            continue  # torch refuses it
+        programs = [Program(rank) for rank in range(processes)]
+        for program in programs:
+            with joined(program.rank, processes), mock.patch.object(dist, "batch_isend_irecv", program.batch):
+                step_between_processes(program, schedule, here, micro_batches)
+        assert not stuck(programs), f"{processes} processes, {micro_batches} micro-batches"
+
+
+def step_between_processes(program: Program, schedule: str, here: int, micro_batches: int) -> None:
+    """One step of torch's schedule on stages of one layer, and the exchange of the shared matrix."""
+    last = dist.get_world_size() - 1
+    real, example = distributed.PipelineStage, torch.zeros(1, 2)
+
+    def stage(module, index, count, device):  # without shapes, the ranks would ask each other
+        x, y = (example.clone().requires_grad_(needed) for needed in (index > 0, True))
+        gradients = {"input_grads": example if index else None, "output_grads": example if index < count - 1 else None}
+        return real(module, index, count, device, input_args=x, output_args=y, **gradients)
+
+    with mock.patch.object(distributed, "PipelineStage", stage):
+        layers = [nn.Linear(2, 2) for _ in range(here)]
+        made = distributed.make_schedule(schedule, layers, micro_batches, nn.functional.mse_loss, torch.device("cpu"))
+    whole = torch.zeros(micro_batches, 2)
+    made.step(*([whole] if program.rank == 0 else []), target=whole if program.rank == last else None, losses=[])
+    if program.rank in (0, last):
+        processes = SimpleNamespace(shared=nn.Parameter(torch.zeros(2)))
+        processes.shared.grad = torch.zeros(2)
+        distributed.PipelinedProcesses._add_shared_gradients(processes, last - program.rank)
