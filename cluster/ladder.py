@@ -16,7 +16,6 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -143,21 +142,11 @@ def run(task: str, workers: int, arguments: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "cluster.emulate", *nodes, "--", *command, *place]
     elif workers > 1:
         command = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--", *command[1:]]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         said = done.stdout.strip().splitlines() or ["nothing"]
         errors = [line for line in said if "error:" in line] or said
         raise InputError(f"{task} ended with exit code {done.returncode}: {errors[0].replace('error: ', '', 1)}")
-
-
-def environment(arguments: argparse.Namespace) -> dict[str, str]:
-    """The tasks' environment: no GPU where not all workers have their own, so that task 1 uses what the others use."""
-    import torch  # here: it takes seconds
-
-    own = not arguments.nodes and torch.cuda.device_count() >= arguments.workers
-    return {**os.environ} if own else os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def read_row(task: str, name: str, workers: int) -> Rung:

@@ -161,7 +161,7 @@ def validation_sums(logits: Tensor, batch: Batch, kind: str) -> tuple[float, int
         logits.float().flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100
     )
     counted = labels != -100
-    return loss.item(), int((logits.argmax(-1) == labels)[counted].sum()), int(counted.sum())
+    return loss.item(), int(((logits.argmax(-1) == labels) & counted).sum()), int(counted.sum())
 
 
 def summary(total: float, right: int, tokens: int) -> dict[str, float]:

@@ -1,7 +1,8 @@
-"""What the benchmark, task 4 and the timeline do with GPUs, on a machine whose torch.cuda only pretends to have some."""
+"""What the benchmark, task 4 and the timeline do with GPUs, where torch.cuda only pretends to have some."""
 
 import json
 import os
+import shutil
 import sys
 import threading
 import tomllib
@@ -29,7 +30,7 @@ from benchmark.measure.profile import read_trace
 from benchmark.measure.result import phases
 from benchmark.training import loop
 from benchmark.training.workload import to_device
-from cluster import emulate, gpu_check, ladder
+from cluster import emulate, gpu_check
 from common.paths import ROOT
 from common.record import Record
 from common.timeline import capture, collect, parts, trace
@@ -38,15 +39,17 @@ from common.timeline.profile_events import Profile
 from common.timeline.waiting import Message
 from common.workers.process_group import Worker
 from task4_traffic.traffic import COUNTABLE, TrafficRecord
+from tests.own.gpu.engines import SCENES
+from tests.own.gpu.fake_gpu import on_fake_gpu
 from tests.own.made_timelines import during_backward
 
 GPU = torch.device("cuda", 0)
 ELSEWHERE = Worker(device=torch.device("meta"))  # a device that a CPU build of torch can move tensors to
 SETTINGS = SimpleNamespace(
     strategy="dp", precision="bf16", learning_rate=1e-4, adam_epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0,
-    deepspeed_config=None, accumulation=1, batch_size=1, examples_per_step=1, world_size=1, backend="nccl", resume=False,
+    deepspeed_config=None, accumulation=1, batch_size=1, examples_per_step=1, world_size=1, backend="nccl",
     max_steps=12, dropped=2, eval_every=0, checkpoint_every=0, warmup_steps=0, cosine=False, keep_trace=False,
-    output_dir=ROOT,
+    resume=False, output_dir=ROOT,
 )  # fmt: skip
 
 
@@ -207,16 +210,6 @@ def test_emulated_nodes_have_no_gpu(called):
     assert start.call_args.kwargs["env"]["CUDA_VISIBLE_DEVICES"] == ""
 
 
-@pytest.mark.parametrize("nodes, count, is_hidden", [(None, 4, False), (None, 1, True), (4, 4, True)])
-def test_all_tasks_of_the_ladder_use_gpus_or_none_does(nodes, count, is_hidden, gpus, monkeypatch):
-    gpus(count)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    environment = ladder.environment(SimpleNamespace(nodes=nodes, workers=4))
-
-    assert (environment.get("CUDA_VISIBLE_DEVICES") == "") is is_hidden
-
-
 def test_in_task_4_nccl_sends_along_a_ring_over_the_interface_that_is_counted(called, monkeypatch):
     called(Record, "__init__")
     for name in COUNTABLE:
@@ -228,6 +221,12 @@ def test_in_task_4_nccl_sends_along_a_ring_over_the_interface_that_is_counted(ca
 
     assert {name: os.environ[name] for name in COUNTABLE} == COUNTABLE
     assert (COUNTABLE["NCCL_ALGO"], COUNTABLE["NCCL_PROTO"], COUNTABLE["NCCL_NET"]) == ("Ring", "Simple", "Socket")
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="compiles fake_cuda.cpp with g++")
+@pytest.mark.medium
+def test_the_benchmarks_own_engines_train_and_validate_on_fake_gpus():
+    assert on_fake_gpu("tests.own.gpu.engines", *SCENES) == dict.fromkeys(SCENES, "")
 
 
 # ------------------------------------------------------------------------------------------- what is measured
