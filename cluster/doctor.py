@@ -26,6 +26,7 @@ from cluster.emulate import why_not
 from cluster.launch import SSH, address_of, remote_folder, remote_python
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
+from common.workers.driver import nvidia_driver
 
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "scikit-learn", "tqdm")
 DISK_GB, MEMORY_GB = 10, 4  # what the course needs with the embedded sample, see README.md
@@ -112,6 +113,29 @@ def check_emulation(reason: str) -> Finding:
     return Finding("note", f"{text} are not allowed here", reason) if reason else Finding("ok", f"{text} are allowed")
 
 
+def check_gpu(driver: str, torch_build: str, gpus: int) -> Finding:
+    """Report what each script will use. torch_build: torch's version and CUDA's, "" if torch was not asked."""
+    if not driver:
+        return Finding("ok", "GPUs: no NVIDIA driver; every script uses the CPU and gloo")
+    text = f"GPUs: NVIDIA driver {driver}, {torch_build}, {gpus} for torch to use"
+    if gpus == 0:
+        why = "rm -r .venv; make setup" if torch_build.endswith("without CUDA") else "check nvidia-smi"
+        return Finding("note", f"{text}; every script uses the CPU and gloo", why)
+    count = f"up to {gpus} workers" if gpus > 1 else "one worker"
+    threads = "on the GPUs" if gpus > 1 else "on the CPU (two GPUs needed)"
+    return Finding("ok", f"{text}; {count} with NCCL, more with the CPU and gloo; the pipeline with threads {threads}")
+
+
+def torch_on_gpus() -> tuple[str, int]:
+    """Return torch's build and the number of GPUs that it can use; asked in a process, since importing takes seconds."""
+    code = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.device_count())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        return "torch cannot be imported", 0
+    number, cuda, gpus = done.stdout.split()
+    return f"torch {number} " + ("without CUDA" if cuda == "None" else f"for CUDA {cuda}"), int(gpus)
+
+
 def versions() -> dict[str, str]:
     """Python's and the packages' versions, from their metadata: importing torch takes seconds."""
     found = {"Python": ".".join(str(part) for part in sys.version_info[:3])}
@@ -151,11 +175,12 @@ def interface_addresses() -> dict[str, str]:
 
 def examine_node(master_ip: str, port: int) -> dict:
     """Return everything about the node on which this runs, ready for JSON."""
-    addresses = interface_addresses()
+    addresses, driver = interface_addresses(), nvidia_driver()
     findings = [
         check_versions(versions()),
         check_disk(shutil.disk_usage(ROOT).free),
         check_memory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        check_gpu(driver, *(torch_on_gpus() if driver else ("", 0))),
         check_interface(master_ip, addresses),
         check_emulation(why_not()),
     ]

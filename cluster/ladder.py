@@ -31,6 +31,7 @@ from common.timeline.parts import NAMES as PARTS
 from common.timeline.parts import mean, milliseconds, parts
 from common.timeline.picture import draw_below_each_other
 from common.timeline.trace import read_trace
+from common.workers.driver import no_cuda_for
 from course.next_step import next_step, open_in_script
 from course.table import load_course
 
@@ -133,6 +134,7 @@ def run(task: str, workers: int, arguments: argparse.Namespace) -> None:
         "--output_dir",
         str(FOLDER / task),
         "--overwrite_output_dir",
+        *(["--no_cuda"] if arguments.nodes else no_cuda_for(arguments.workers)),  # all tasks on the same device
         *arguments.flags,
     ]
     command = [sys.executable, f"{task}/run_glue.py", *flags]

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
+from common.workers.driver import no_cuda_for
 from common.workers.processor import disturbance, other_programs
 from course.next_step import open_in_script
 
@@ -65,7 +66,7 @@ def measure(name: str, workers: int, threads: int, steps: int) -> Speed:
         "max_steps": steps, "n_epochs": 1, "dropout": 0, "output_dir": folder,
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, SCRIPT, *words, "--overwrite_output_dir"]
+    command = [sys.executable, SCRIPT, *words, "--overwrite_output_dir", *no_cuda_for(2)]
     done = subprocess.run(
         command,
         cwd=ROOT,

@@ -1,7 +1,8 @@
 """The collectives of this rank, read from torch's flight recorder, which also records those of DDP.
 
-The recorder keeps the last BUFFER entries, each with operation, sizes, dtypes and Python frames. It is an internal
-part of PyTorch. If it is missing, everything here reports no collectives.
+The recorder keeps the last BUFFER entries, each with operation, sizes, dtypes and Python frames. Gloo and NCCL have one
+each. Only NCCL's has sends and receives; they are left out, since they differ between ranks and are counted elsewhere.
+The recorder is an internal part of PyTorch. If it is missing, everything here reports no collectives.
 """
 
 import math
@@ -11,6 +12,8 @@ import threading
 import time
 from bisect import bisect_right
 from dataclasses import dataclass
+
+import torch.distributed as dist
 
 BUFFER = 4000
 ITERATIONS = 1000  # whose counts are kept
@@ -25,7 +28,7 @@ def turn_on_recorder() -> None:
 class Collective:
     """One entry of the recorder."""
 
-    number: int
+    number: int  # among the collectives; in a pipeline on NCCL, only if the recorder still has all entries
     name: str  # all_reduce, gather, ...
     bytes: int  # of this rank's input tensors
     shapes: tuple
@@ -33,6 +36,12 @@ class Collective:
     is_pending: bool = False  # started and not completed
     group: str = ""  # the process group, and which of its calls this is: the same on all ranks of the group
     sequence: int = 0
+    messages_before: int = 0  # entries that are left out
+
+    @property
+    def entry(self) -> int:
+        """Its number among all entries of the recorder."""
+        return self.number + self.messages_before
 
     @property
     def tensors(self) -> str:
@@ -49,13 +58,30 @@ def recorded() -> list[Collective]:
     The source lines are left out: looking them up takes seconds the first time.
     """
     try:
-        from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
-
-        dump = _dump_fr_trace(includeStackTraces=False)
-        entries = pickle.loads(dump)["entries"]  # made by torch in this process
+        entries = pickle.loads(_dump())["entries"]  # made by torch in this process
     except (ImportError, RuntimeError, KeyError, TypeError):
         return []
-    return [_collective(entry) for entry in entries]
+    found: list[Collective] = []
+    for i, entry in enumerate(entries):
+        if not (entry.get("is_p2p") or "coalesced" in entry["profiling_name"]):
+            found.append(_collective(entry, messages_before=i - len(found)))
+    return found
+
+
+def uses_nccl() -> bool:
+    """Return whether this rank is in a process group of NCCL."""
+    return dist.is_initialized() and dist.get_backend() == "nccl"
+
+
+def _dump() -> bytes:
+    """Return the recorder of the backend in use."""
+    if uses_nccl():
+        from torch._C._distributed_c10d import _dump_nccl_trace  # type: ignore[attr-defined]
+
+        return _dump_nccl_trace(includeStackTraces=False)
+    from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
+
+    return _dump_fr_trace(includeStackTraces=False)
 
 
 class CollectiveLog:
@@ -81,19 +107,20 @@ class CollectiveLog:
         return bisect_right(self.begun, nanoseconds)
 
     def drain(self, entries: list[Collective] | None = None) -> int:
-        """Add the entries since the last call; return their number."""
+        """Add the entries since the last call; return their number, with those that are left out."""
         with self._lock:
-            fresh = [entry for entry in (recorded() if entries is None else entries) if entry.number > self._last]
+            before = self._last
+            fresh = [entry for entry in (recorded() if entries is None else entries) if entry.entry > before]
             for entry in fresh:
                 self._count[entry.name] = self._count.get(entry.name, 0) + 1
                 self._bytes[entry.name] = self._bytes.get(entry.name, 0) + entry.bytes
                 self.total[entry.name] = self.total.get(entry.name, 0) + 1
                 cell = self.of_iteration.setdefault(self.iteration_at(entry.created_ns), {})
                 cell[entry.name] = cell.get(entry.name, 0) + 1
-                self._last = entry.number
+                self._last = entry.entry
             for old in sorted(self.of_iteration)[:-ITERATIONS]:
                 del self.of_iteration[old]
-            return len(fresh)
+            return self._last - before
 
     def forget(self) -> None:
         """Forget earlier entries and start to count."""
@@ -116,12 +143,15 @@ class CollectiveLog:
 _BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2}  # others: 1
 
 
-def _collective(entry: dict) -> Collective:
+def _collective(entry: dict, messages_before: int = 0) -> Collective:
     name = entry["profiling_name"].split(":")[-1].split(" ")[0]
-    name = {"allreduce": "all_reduce", "allgather": "all_gather"}.get(name, name)
+    name = {"allreduce": "all_reduce", "allgather": "all_gather", "all_reduce_barrier": "barrier"}.get(name, name)
     shapes = tuple(tuple(shape) for shape in entry.get("input_sizes", ()))
     dtypes = [dtype.removeprefix("torch.") for dtype in entry.get("input_dtypes", ())]
     sizes = [math.prod(shape) * _BYTES.get(dtype, 1) for shape, dtype in zip(shapes, dtypes, strict=False)]
-    created, retired = entry.get("time_created_ns") or 0, entry.get("retired", True)
+    # Gloo marks an entry as retired when it is complete. NCCL only does so later, in a thread of its own.
+    on_nccl = entry["profiling_name"].startswith("nccl:")
+    pending = entry["state"] != "completed" if on_nccl else not entry.get("retired", True)
+    created, number = entry.get("time_created_ns") or 0, entry["record_id"] - messages_before
     group, sequence = str(entry.get("process_group", [""])[0]), entry.get("collective_seq_id") or 0
-    return Collective(entry["record_id"], name, sum(sizes), shapes, created, not retired, group, sequence)
+    return Collective(number, name, sum(sizes), shapes, created, pending, group, sequence, messages_before)

@@ -4,10 +4,9 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from common.errors import InputError
 from common.flags import or_default
+from common.workers.gpus import device_and_backend, workers_on_machine
 
 WORLD_SIZES = range(1, 65)
 PORT = 6585
@@ -24,6 +23,7 @@ class Place:
     master_ip: str
     master_port: int
     backend: str
+    no_cuda: bool  # on request, or because the machine has fewer GPUs than workers
 
 
 def place_worker(flags: Namespace, environment: Mapping[str, str]) -> Place:
@@ -37,7 +37,9 @@ def place_worker(flags: Namespace, environment: Mapping[str, str]) -> Place:
     rank_on_node = int(torchrun.get("LOCAL_RANK", rank))
     master_ip = or_default(flags.master_ip, torchrun.get("MASTER_ADDR", "127.0.0.1"))
     master_port = or_default(flags.master_port, int(torchrun.get("MASTER_PORT", PORT)))
-    return _checked(Place(rank, rank_on_node, world_size, master_ip, master_port, _backend(flags)))
+    workers = workers_on_machine(world_size, master_ip, environment)
+    no_cuda, backend = device_and_backend(workers, flags.no_cuda, flags.backend, speaks=rank == 0)
+    return _checked(Place(rank, rank_on_node, world_size, master_ip, master_port, backend, no_cuda))
 
 
 def place_starter(flags: Namespace, world_size: int, port: int, environment: Mapping[str, str]) -> Place:
@@ -49,14 +51,8 @@ def place_starter(flags: Namespace, world_size: int, port: int, environment: Map
         )
     world_size = or_default(flags.world_size, world_size)
     master_ip, master_port = or_default(flags.master_ip, "127.0.0.1"), or_default(flags.master_port, port)
-    return _checked(Place(0, 0, world_size, master_ip, master_port, _backend(flags)))
-
-
-def _backend(flags: Namespace) -> str:
-    on_gpu = torch.cuda.is_available() and not flags.no_cuda
-    if flags.backend == "nccl" and not on_gpu:
-        raise InputError("--backend nccl needs an NVIDIA GPU that PyTorch can see; use --backend gloo on CPUs")
-    return flags.backend or ("nccl" if on_gpu else "gloo")
+    no_cuda, backend = device_and_backend(world_size, flags.no_cuda, flags.backend, speaks=True)
+    return _checked(Place(0, 0, world_size, master_ip, master_port, backend, no_cuda))
 
 
 def _checked(place: Place) -> Place:

@@ -88,6 +88,8 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
             watchdog.lost_contact(_reason(error), error.__traceback__)
         watchdog.failed(error)
         watchdog.close()
+        if "Duplicate GPU" in str(error):
+            raise InputError(f"{_reason(error)}; NCCL needs a GPU for each worker: add --no_cuda") from error
         raise
     watchdog.leave_together()
     if dist.is_initialized():
@@ -156,14 +158,18 @@ def _join(config: RunConfig, join: Callable[[RunConfig], None]) -> None:
 
 
 def _reason(error: RuntimeError) -> str:
-    """The first sentence of gloo's or NCCL's message, without the place in their sources."""
-    sentence = str(error).splitlines()[0].split(". ")[0]
+    """The first sentence of gloo's message without the place in its sources, or what NCCL calls its last error."""
+    general, _, last = str(error).partition("Last error:")
+    sentence = (last.strip() or general).splitlines()[0].split(". ")[0]
     return sentence.split("] ", 1)[-1][:120]
 
 
 _SIGNS = ("closed by peer", "connection reset", "broken pipe", "connection refused", "socket closed", "timed out")
+_MISUSE = ("invalid usage", "invalid argument", "ncclinvalid", "duplicate gpu", "unhandled cuda error")  # of NCCL
 
 
 def _is_lost_contact(error: RuntimeError) -> bool:
     text = str(error).lower()
+    if any(sign in text for sign in _MISUSE):
+        return False
     return isinstance(error, dist.DistError) or any(sign in text for sign in _SIGNS)

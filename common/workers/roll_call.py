@@ -120,6 +120,10 @@ def _check_in(
         wrong = f"rank {rank} at {address} runs {task}, rank 0 runs {config.task}"
     elif who.get("timeline", 0) != config.timeline:  # it communicates, so all ranks must use it
         wrong = f"rank {rank} at {address} has --timeline {who.get('timeline', 0)}, rank 0 has {config.timeline}"
+    elif who.get("backend", config.backend) != config.backend:
+        wrong = (
+            f"rank {rank} at {address} uses {who['backend']}, rank 0 uses {config.backend}; use --no_cuda everywhere"
+        )
     caller.send(greeting="wait for the others")
     there[rank] = caller  # the wrong one gets the message as well
     return wrong
@@ -159,7 +163,7 @@ def _whose_run(config: RunConfig) -> str:
 
 def _announce(connection: socket.socket, config: RunConfig) -> str:
     """Send this worker's line; return what rank 0 answers. Raises OSError or ValueError if that is no answer."""
-    who = {name: getattr(config, name) for name in ("rank", "world_size", "task", "timeline")}
+    who = {name: getattr(config, name) for name in ("rank", "world_size", "task", "timeline", "backend")}
     with connection.makefile("rw", encoding="utf-8") as line:
         line.write(json.dumps({**who, "process": asdict(Process.own())}) + "\n")
         line.flush()

@@ -4,7 +4,8 @@ Each rank has a thread that looks twice a second. It costs next to nothing while
 trouble if
     - a connection to another rank was lost, or
     - all ranks wait or have finished, not all in the same collective, and no byte moves: nobody can continue, or
-    - one rank has made no progress for --hang_seconds.
+    - one rank has made no progress for --hang_seconds: on GPUs, where a thread that waits is not asleep, this ends a
+      deadlock.
 A worker on its own is watched only while a step is due: nobody waits for it while it downloads, draws or is debugged.
 
 The rank that notices tells the others through the store. Then every rank writes its row there, the lowest rank prints
@@ -22,7 +23,7 @@ from types import TracebackType
 
 from common.config import RunConfig
 from common.paths import atomic_write
-from common.workers.collectives import CollectiveLog, recorded
+from common.workers.collectives import CollectiveLog, recorded, uses_nccl
 from common.workers.comparison import conclude
 from common.workers.exchange import Exchange
 from common.workers.pulse import (
@@ -177,10 +178,10 @@ class Watchdog:
         """Return what the main thread does right now."""
         if self._has_finished:
             return FINISHED
-        if which_compute([self._main])[0]:
+        computes, pending = which_compute([self._main])[0], any(entry.is_pending for entry in recorded())
+        if computes and not (pending and uses_nccl()):  # a thread that waits for a GPU uses its core fully
             return COMPUTES
-        waits = torch_function(self._main.frames()) in POINT_TO_POINT or any(entry.is_pending for entry in recorded())
-        return WAITS if waits else IDLE
+        return WAITS if pending or torch_function(self._main.frames()) in POINT_TO_POINT else IDLE
 
     def _row(self, state: str, traceback: TracebackType | None = None, note: str = "", takes_part: bool = False) -> Row:
         explained = self._pulse.explain(self._main) if self._pulse.explain else Explanation([])

@@ -41,7 +41,7 @@ class Program:
 
     def batch(self, messages: Sequence[Any]) -> "list[Handle]":
         """Stand for batch_isend_irecv."""
-        return [self.start((None,), [("isend" in one.op.__name__, one.peer) for one in messages])]
+        return [self.start((None,), [(one.op.__name__ == "isend", one.peer) for one in messages])]
 
 
 @dataclass
