@@ -75,7 +75,9 @@ def available_bytes(workers: int, no_cuda: bool) -> float:
     """What one worker may use: of the smallest GPU if each worker has one, otherwise its share of this machine."""
     import torch
 
-    gpus = 0 if no_cuda or not torch.cuda.is_available() else torch.cuda.device_count()
+    from common.workers.gpus import count_gpus  # here: the flags are checked before torch is loaded
+
+    gpus = 0 if no_cuda else count_gpus()
     if workers <= gpus:
         return float(min(torch.cuda.get_device_properties(i).total_memory for i in range(gpus)))
     return psutil.virtual_memory().available / workers

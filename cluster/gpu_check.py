@@ -24,6 +24,7 @@ from common.errors import exit_on_input_error
 from common.flags import Parser
 from common.paths import ROOT, atomic_write
 from common.record import versions
+from common.workers.gpus import count_gpus
 
 NO_GPU = "no GPU that PyTorch can see: nothing was checked; use a machine with one, and a build of PyTorch for it"
 TOLERANCE = 1e-4  # of a loss; docs/gpu.md says why it is more than on CPUs
@@ -103,14 +104,14 @@ def run(check: Check, seconds: float) -> CheckResult:
     begin = time.monotonic()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3").split(",")[: check.gpus]
     output, code = output_of(check.command, seconds, CUDA_VISIBLE_DEVICES=",".join(visible))
-    mine, on_cpu = losses(output), ()
+    on_gpu, on_cpu = losses(output), losses("")
     outcome = "passed" if code == 0 and re.search(check.pattern, output) else f"failed: exit code {code}"
     if outcome == "passed" and check.as_on_cpu:
         on_cpu = losses(output_of(check.command, seconds, CUDA_VISIBLE_DEVICES="")[0])
-        if not same(mine, on_cpu):
+        if not same(on_gpu, on_cpu):
             outcome = f"failed: losses are not those on the CPU, to {TOLERANCE:g}"
     took = round(time.monotonic() - begin, 1)
-    return CheckResult(check.number, check.command, outcome, took, mine, on_cpu, output[-2000:])
+    return CheckResult(check.number, check.command, outcome, took, on_gpu, on_cpu, output[-2000:])
 
 
 def output_of(command: str, seconds: float, **variables: str) -> tuple[str, int]:
@@ -148,7 +149,7 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=1.0, help="start no check after so long (1)")
     parser.add_argument("--output", type=Path, default=ROOT / "runs" / "gpu_check.json", help="runs/gpu_check.json")
     arguments = parser.parse_args()
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = count_gpus()
     if not gpus:
         print(NO_GPU)
         sys.exit(2)

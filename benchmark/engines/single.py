@@ -20,12 +20,12 @@ class Single(Engine):
 class Autocast(nn.Module):
     """A model that enters autocast in the thread that calls it: DataParallel's threads enter it without the dtype."""
 
-    def __init__(self, model: nn.Module, half: Callable[[], AbstractContextManager]) -> None:
+    def __init__(self, model: nn.Module, autocast: Callable[[], AbstractContextManager]) -> None:
         super().__init__()
-        self.model, self.half = model, half
+        self.model, self.autocast = model, autocast
 
     def forward(self, **batch: Tensor) -> Any:
-        with self.half():
+        with self.autocast():
             return self.model(**batch)
 
 
