@@ -120,7 +120,7 @@ class OnGrid:
             for tokens in worker.batches(DataLoader(blocks, batch_size=batch_size)):  # (B, T)
                 logits = self.runner.only_forward(tokens)  # (B, T, V), on the last stage
                 if logits is not None:
-                    sums += sums.new_tensor(text_sums(logits, tokens))
+                    sums += torch.tensor(text_sums(logits, tokens), dtype=sums.dtype, device=sums.device)
         dist.all_reduce(sums, group=self.pipeline)
         total_loss, right, count = sums.tolist()
         return text_metrics(total_loss, int(right), int(count))

@@ -127,7 +127,7 @@ def check_gpu(driver: str, torch_build: str, gpus: int) -> Finding:
 
 
 def torch_on_gpus() -> tuple[str, int]:
-    """Return torch's build and the number of GPUs that it can use; asked in a process, since importing takes seconds."""
+    """Return torch's build and the number of GPUs that it can use, asked in a process of its own."""
     code = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.device_count())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode:

@@ -36,7 +36,7 @@ from pipeline.who_waits import explain
 
 
 def use_cpu_with_one_gpu(config):
-    """Return the configuration; partitions need two devices, so with one GPU they share the CPU, and so does the data."""
+    """Return the configuration, with no_cuda if there are partitions and one GPU: they need two devices."""
     partitioned = config.schedule == "threads" and config.model_parallel_mode != "none"
     if config.no_cuda or not partitioned or torch.cuda.device_count() != 1:
         return config

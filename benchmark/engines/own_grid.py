@@ -80,7 +80,8 @@ class OwnGrid(Engine):
             for batch in self.worker.batches(batches):
                 logits = self.grid.runner.only_forward(batch["input_ids"])
                 if logits is not None:
-                    sums += sums.new_tensor(validation_sums(logits, batch, kind))
+                    values = validation_sums(logits, batch, kind)
+                    sums += torch.tensor(values, dtype=sums.dtype, device=sums.device)
         dist.all_reduce(sums, group=self.grid.pipeline)
         total, right, tokens = sums.tolist()
         return summary(total, int(right), int(tokens))

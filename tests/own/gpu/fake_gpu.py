@@ -17,6 +17,7 @@ import ctypes
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -166,18 +167,22 @@ def script(module: str, folder: Path, rank: int, world_size: int, *flags: str, e
     """Run the main() of a script for two steps and an evaluation, as one rank on cuda:{rank}."""
     import torch
 
+    from common.config import RunConfig
     from common.workers.process_group import Worker
 
     @contextlib.contextmanager
-    def group(config: object, join: object = None) -> Iterator[Worker]:
+    def group(config: RunConfig, join: object = None) -> Iterator[Worker]:
+        device = torch.device("cpu") if config.no_cuda else torch.device("cuda", rank % torch.cuda.device_count())
         with joined(rank, world_size) if world_size > 1 else contextlib.nullcontext():
-            yield Worker(rank, world_size, torch.device("cuda", rank % torch.cuda.device_count()))
+            yield Worker(rank, world_size, device)
 
     found = importlib.import_module(module)
     common = ["--max_steps", "2", "--output_dir", str(folder), "--overwrite_output_dir", "--dropout", "0", *flags]
     place = ["--world_size", str(world_size), "--local_rank", str(rank)] if world_size > 1 else []
     words = mock.patch.object(sys, "argv", [module, *common, *(place if entry == "main" else place[:2])])
-    with mock.patch.object(found, "process_group", group), words:
+    batches = Worker.batches
+    two = mock.patch.object(Worker, "batches", lambda worker, loader: itertools.islice(batches(worker, loader), 2))
+    with mock.patch.object(found, "process_group", group), words, two:
         if entry == "main":
             found.main()
         else:  # task 2b's run_gpt2.py starts its processes itself

@@ -7,18 +7,21 @@ only clipping runs. ZeRO-3 runs with the whole model: a model without memory cha
 
 from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 
 from tests.own.gpu.fake_gpu import fake_gpu, script
 
 
-def beyond(folder: Path, *flags: str, ranks: tuple[int, ...] = (0, 1), world_size: int = 2) -> None:
+def beyond(folder: Path, *flags: str, ranks: tuple[int, ...] = (1,), world_size: int = 2) -> None:
     import beyond.run_gpt2
 
     for rank in ranks:
-        with fake_gpu(world_size), mock.patch.object(beyond.run_gpt2, "from_folder", lambda *_: None):
+        with fake_gpu(world_size), mock.patch.object(beyond.run_gpt2, "from_folder", return_value=None):
             script("beyond.run_gpt2", folder, rank, world_size, *flags)
 
 
@@ -26,19 +29,19 @@ def task(folder: Path, module: str, world_size: int = 2, entry: str = "main") ->
     import task3_ddp.run_glue
     import task3_ddp.run_gpt2
 
-    with contextlib_bare(task3_ddp.run_glue), contextlib_bare(task3_ddp.run_gpt2), fake_gpu():
+    with without_ddp(task3_ddp.run_glue), without_ddp(task3_ddp.run_gpt2), fake_gpu():
         script(module, folder, world_size - 1, world_size, entry=entry)
 
 
-def contextlib_bare(module):
+def without_ddp(module: ModuleType) -> Any:
     return mock.patch.object(module, "DistributedDataParallel", lambda model, device_ids: model)
 
 
 def resume(folder: Path, strategy: str) -> None:
-    """Each of two ranks saves on its own GPU; both resume."""
+    """Each of two ranks saves on its own GPU; the second resumes."""
     shards = str(folder / "shards")
     with torch.serialization.skip_data(materialize_fake_tensors=True):  # the file has shapes and devices
-        beyond(folder, "--strategy", strategy, "--save_to", shards)
+        beyond(folder, "--strategy", strategy, "--save_to", shards, ranks=(0, 1))
     beyond(folder, "--strategy", strategy, "--resume_from", shards)
 
 
@@ -47,7 +50,26 @@ def pipeline(folder: Path, mode: str, devices: int) -> None:
         script("pipeline.run_gpt2", folder, 0, 1, "--model_parallel_mode", mode)
 
 
-STRATEGIES = ("ring", "overlap", "zero1", "zero2", "zero3", "tensor", "1f1b")
+def clip_between_processes(folder: Path) -> None:
+    """The gradients' norm of a process is read from the GPU once."""
+    from pipeline.distributed import PipelinedProcesses
+
+    made = PipelinedProcesses.__new__(PipelinedProcesses)
+    made.rank, made.world_size = 0, 1
+    with fake_gpu(), mock.patch("torch.distributed.all_gather_object", side_effect=_gather_alone):
+        made.parameters = [nn.Parameter(torch.ones(3, 2).to("cuda")) for _ in range(4)]
+        made.shared = made.parameters[0]
+        for parameter in made.parameters:
+            parameter.grad = torch.ones(3, 2).to("cuda")
+        with mock.patch("torch._subclasses.fake_tensor.FakeTensor.item", side_effect=AssertionError("one item each")):
+            made.clip_gradients(None, 1.0)
+
+
+def _gather_alone(everyone: list, own: object) -> None:
+    everyone[0] = own
+
+
+STRATEGIES = ("ring", "overlap", "zero1", "zero2", "zero3", "tensor")
 GRID = ("--strategy", "grid", "--grid", "pipeline=2,data=2,tensor=2", "--schedule", "gpipe")
 SCENES = {
     "task1": partial(task, module="task1_single.run_glue", world_size=1),
@@ -58,11 +80,12 @@ SCENES = {
     "task3_gpt2": partial(task, module="task3_ddp.run_gpt2"),
     "task4": partial(task, module="task4_traffic.run_glue"),
     **{name: partial(lambda folder, name: beyond(folder, "--strategy", name), name=name) for name in STRATEGIES},
+    "1f1b": lambda folder: beyond(folder, "--strategy", "1f1b", ranks=(0, 1)),
     "grid": lambda folder: beyond(folder, *GRID, ranks=(0, 7), world_size=8),
-    **{f"resume_{name}": partial(resume, strategy=name) for name in ("zero1", "zero2", "zero3")},
-    **{
-        f"{mode}_{devices}": partial(pipeline, mode=mode, devices=devices)
-        for mode in ("none", "model_parallel", "pipeline_parallel")
-        for devices in (1, 2)
-    },
+    **{f"resume_{name}": partial(resume, strategy=name) for name in ("zero2", "zero3")},
+    "clip_between_processes": clip_between_processes,
+    "none": partial(pipeline, mode="none", devices=1),
+    "model_parallel": partial(pipeline, mode="model_parallel", devices=2),
+    "pipeline_parallel": partial(pipeline, mode="pipeline_parallel", devices=2),
+    "pipeline_parallel_on_one": partial(pipeline, mode="pipeline_parallel", devices=1),
 }

@@ -201,7 +201,8 @@ def test_a_sweep_compares_with_the_memory_of_the_smallest_gpu(gpus):
     assert sweep.available_bytes(2, no_cuda=True) != 10**9
 
 
-def test_emulated_nodes_have_no_gpu(called):
+def test_emulated_nodes_have_no_gpu(called, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     start = called(emulate.subprocess, "Popen")
 
     with pytest.raises(StopHereError):
@@ -361,6 +362,7 @@ def check(gpus, monkeypatch, tmp_path):
 
     def run(count, with_gpus=EVERYTHING, without=EVERYTHING):
         gpus(count)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         file = tmp_path / "checks.json"
         monkeypatch.setattr(sys, "argv", ["gpu_check", "--output", str(file)])
         outputs = lambda *_, **env: (without if env.get("CUDA_VISIBLE_DEVICES") == "" else with_gpus, 0)  # noqa: E731

@@ -1,0 +1,75 @@
+"""Every lesson and task script takes two steps and evaluates on fake GPUs, under NCCL's rule; see scenes.py."""
+
+import ast
+import shutil
+from pathlib import Path
+
+import pytest
+
+from common.paths import ROOT
+from tests.own.gpu.fake_gpu import on_fake_gpu
+from tests.own.gpu.scenes import SCENES
+
+COLLECTIVES = (
+    "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "send", "recv", "isend",
+    "irecv", "all_gather_single", "all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor",
+)  # fmt: skip
+FACTORIES = ("zeros", "ones", "empty", "full", "tensor", "arange", "rand", "randn")
+FOLDERS = ("common", "beyond", "pipeline", "cluster", "task2a_gather_scatter", "task2b_allreduce", "task4_traffic")
+
+
+@pytest.fixture(scope="module")
+def errors():
+    """The traceback of each scene, "" if it passed; all run in one process."""
+    if not shutil.which("g++"):
+        pytest.skip("fake CUDA tensors need a C++ compiler (g++)")
+    return on_fake_gpu("tests.own.gpu.scenes", *SCENES)
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_it_runs_on_fake_gpus(errors, scene):
+    assert not errors[scene]
+
+
+def made_without_device(source: str) -> list[str]:
+    """Return "line N: name" of each tensor that is made without device= and then passed to a collective."""
+    found = []
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        made: set[str] = set()
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and any(_is_made_on_cpu(part) for part in ast.walk(node.value)):
+                names = (part for target in node.targets for part in ast.walk(target))
+                made |= {name.id for name in names if isinstance(name, ast.Name)}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and _name(node.func) in [f"dist.{name}" for name in COLLECTIVES]:
+                passed = [part for argument in node.args for part in ast.walk(argument)]
+                found += [f"line {n.lineno}: {n.id}" for n in passed if isinstance(n, ast.Name) and n.id in made]
+                found += [f"line {part.lineno}: a new tensor" for part in passed if _is_made_on_cpu(part)]
+    return found
+
+
+def _is_made_on_cpu(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or _name(node.func) not in [f"torch.{name}" for name in FACTORIES]:
+        return False
+    return not any(keyword.arg == "device" for keyword in node.keywords)
+
+
+def _name(node: ast.expr) -> str:
+    return (
+        f"{node.value.id}.{node.attr}" if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else ""
+    )
+
+
+@pytest.mark.parametrize("path", sorted(p for f in FOLDERS for p in (ROOT / f).rglob("*.py")), ids=lambda p: p.stem)
+def test_no_collective_gets_a_tensor_that_was_made_without_a_device(path: Path):
+    assert not made_without_device(path.read_text())
+
+
+def test_the_lint_sees_a_tensor_without_a_device():
+    first = "def f():\n    a, b = torch.zeros(()), torch.ones(2, device=d)\n"
+    source = first + "    dist.all_reduce(a)\n    dist.send(torch.ones(1), 0)"
+
+    assert made_without_device(source) == ["line 3: a", "line 4: a new tensor"]
+    assert not made_without_device(source.replace("(()", "((), device=d").replace("(1)", "(1, device=d)"))
