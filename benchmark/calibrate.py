@@ -8,6 +8,8 @@ For each link: every operation by size and number of workers; `loopback` is this
 For the engines: a whole step of each strategy on loopback; what a prediction of the same step lacks is the engine's
 own cost, which is then added to all predictions.
 
+All of it is measured on CPUs with Gloo, on a machine with GPUs as well.
+
 The result is one JSON file. What is measured again replaces what was there; everything else stays, as long as machine
 and versions are the same.
 """
@@ -52,7 +54,7 @@ def execute(plan: CalibrationPlan, workers: int, flags: list[str]) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         task, result = Path(folder) / "plan.json", Path(folder) / "result.json"
         task.write_text(json.dumps(asdict(plan)))
-        words = [str(task), str(result), *flags]
+        words = [str(task), str(result), "--no_cuda", *flags]  # times of a GPU's calls would be those of launches
         if plan.link == LOOPBACK:
             code = start_workers(MODULE, workers, words)
         else:

@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from benchmark.arguments import parse
+from benchmark.engines.operators import compile_operators
 from benchmark.measure.intervals import interval, ratio
 from benchmark.measure.machine import environment
 from benchmark.measure.meter import Meter
@@ -117,7 +118,10 @@ def work(settings: Settings, labels: list[str]) -> None:
                 compared[turn].step(number, batches)
                 dist.barrier()  # a step ends when the slowest worker has ended it
                 seconds[number, turn] = time.perf_counter() - begin
-        losses = torch.tensor([[loss.item() for loss in strategy.losses] for strategy in compared]).double()
+        losses = torch.tensor(
+            [[loss.item() for loss in strategy.losses] for strategy in compared], device=worker.device
+        )
+        losses = losses.double()
         dist.all_reduce(losses)  # workers see different shares of a step; single sees all of it on each
         losses /= worker.world_size
         parameters = [strategy.engine.full_parameters() for strategy in compared]  # collectives
@@ -206,10 +210,7 @@ def main() -> None:
         if reports(settings):
             report(settings, labels, missing, base)
         return
-    if any(label.startswith("zero") for label in labels):
-        from benchmark.engines.deepspeed import compile_operators
-
-        compile_operators()
+    compile_operators(labels, settings.no_cuda)
     prepare(settings.output_dir)
     if code := start_workers("benchmark.compare", workers, without(argv, "--workers")):
         sys.exit(code)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from benchmark.arguments import parse
 from benchmark.cost.predicted_memory import what_would_fit
 from benchmark.engines.engine import Engine
+from benchmark.engines.operators import compile_operators
 from benchmark.measure.result import assemble, table
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
@@ -49,7 +50,7 @@ def work(settings: Settings) -> None:
             engine = STRATEGIES[settings.strategy](settings, worker, model)
             del model
             measured = train(settings, worker, workload, engine, log, memory)
-        result = assemble(settings, worker, shapes, measured, log)
+        result = assemble(settings, shapes, measured, log)
         if settings.save:
             result["bleu"] = save_model(settings, engine, workload)
         log.close()
@@ -98,10 +99,7 @@ def main(argv: list[str] | None = None) -> None:
         if reports(settings):
             show(settings)
         return
-    if settings.strategy.startswith("zero"):
-        from benchmark.engines.deepspeed import compile_operators
-
-        compile_operators()
+    compile_operators([settings.strategy], settings.no_cuda)
     load_workload(settings)  # a wrong name or empty data is said once, not by every worker
     code = start_workers("benchmark.run", workers, without(argv, "--workers"))
     if code:

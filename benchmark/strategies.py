@@ -14,6 +14,7 @@ from torch import nn
 from benchmark.engines.ddp import DDP
 from benchmark.engines.engine import Engine
 from benchmark.engines.fsdp import FSDP
+from benchmark.engines.operators import use_cpu
 from benchmark.engines.single import DP, Single
 from benchmark.settings import Settings
 from common.arguments import parse_grid
@@ -22,6 +23,8 @@ from common.workers.process_group import Worker
 
 
 def make_deepspeed(stage: int, offload: bool, settings: Settings, worker: Worker, model: nn.Module) -> Engine:
+    if worker.device.type == "cpu":
+        use_cpu()
     from benchmark.engines.deepspeed import DeepSpeed  # the import takes seconds
 
     return DeepSpeed(stage, offload, settings, worker, model)

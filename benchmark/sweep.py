@@ -71,6 +71,18 @@ def predicted_bytes(run: SweepRun, length: int) -> float:
     return peak(Cell(run.strategy, run.model, run.workers, run.batch_size, length), describe(run.model, length))
 
 
+def available_bytes(workers: int, no_cuda: bool) -> float:
+    """What one worker may use: of the smallest GPU if each worker has one, otherwise its share of this machine."""
+    import torch
+
+    from common.workers.gpus import count_gpus  # here: the flags are checked before torch is loaded
+
+    gpus = 0 if no_cuda else count_gpus()
+    if workers <= gpus:
+        return float(min(torch.cuda.get_device_properties(i).total_memory for i in range(gpus)))
+    return psutil.virtual_memory().available / workers
+
+
 def execute(run: SweepRun, folder: Path, steps: int, more: list[str]) -> dict:
     """SweepRun one combination; its result, or {"outcome": "OOM" or "error", "message": ...}. Raises nothing."""
     place = folder / run.name
@@ -118,7 +130,7 @@ def sweep(runs: list[SweepRun], arguments: argparse.Namespace, more: list[str]) 
 def attempt(run: SweepRun, arguments: argparse.Namespace, more: list[str]) -> dict:
     limit = [] if arguments.memory_limit_mb is None else ["--memory_limit_mb", str(arguments.memory_limit_mb)]
     if arguments.skip_predicted_oom:
-        available = (arguments.memory_limit_mb or 0) * 1e6 or psutil.virtual_memory().available / run.workers
+        available = (arguments.memory_limit_mb or 0) * 1e6 or available_bytes(run.workers, "--no_cuda" in more)
         length = int(more[more.index("--length") + 1]) if "--length" in more[:-1] else LENGTH
         needed = predicted_bytes(run, length)
         if needed > available:

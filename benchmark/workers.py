@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import torch
 import torch.distributed as dist
 
 from benchmark.settings import Settings
@@ -16,7 +17,9 @@ STARTER_REPORTS = "COS598D_STARTER_REPORTS"  # in the environment of workers tha
 
 def join(config: RunConfig) -> None:
     """The process group of a run; waits until all workers are there."""
-    os.environ["LOCAL_RANK"] = str(config.rank_on_node)  # DeepSpeed and torch's own launcher look for it
+    # DeepSpeed takes its GPU by this. Without torchrun, rank_on_node is the global rank; the GPU is chosen already.
+    here = torch.cuda.current_device() if torch.cuda.is_initialized() else config.rank_on_node
+    os.environ["LOCAL_RANK"] = str(here)
     address = f"tcp://{config.master_ip}:{config.master_port}"
     dist.init_process_group(config.backend, init_method=address, rank=config.rank, world_size=config.world_size)
 

@@ -137,7 +137,8 @@ def run_inside(argv: list[str], interactive: bool) -> int:
         stdin=None if interactive else subprocess.PIPE,  # closed to say: stop
         start_new_session=not interactive,  # Ctrl-C reaches only us, but a shell needs its terminal
         preexec_fn=die_with_parent,
-        env=os.environ | {INSIDE: "1"},
+        # GPUs would reach each other past the links, and NCCL refuses several ranks on one.
+        env=os.environ | {INSIDE: "1", "CUDA_VISIBLE_DEVICES": ""},
     )
     received: list[int] = []
 

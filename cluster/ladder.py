@@ -28,7 +28,7 @@ from common.figures import bars
 from common.paths import ROOT
 from common.timeline.boxes import Timeline, only_step, shortest_step
 from common.timeline.parts import NAMES as PARTS
-from common.timeline.parts import mean, parts
+from common.timeline.parts import mean, milliseconds, parts
 from common.timeline.picture import draw_below_each_other
 from common.timeline.trace import read_trace
 from common.workers.driver import no_cuda_for
@@ -196,7 +196,7 @@ def times(rows: list[Rung]) -> str:
     lines = [f"{'ms of a step, mean of ranks':<28}" + "".join(f"{name:>10}" for name in (*PARTS, "(hidden)"))]
     for row in rows:
         found = mean(parts(row.timeline))
-        lines.append(f"{row.name:<28}" + "".join(f"{found[name] * 1e3:10.1f}" for name in (*PARTS, "hidden")))
+        lines.append(f"{row.name:<28}" + "".join(f"{milliseconds(found[name], 1):>10}" for name in (*PARTS, "hidden")))
     return "\n".join(["", *lines, ""])
 
 

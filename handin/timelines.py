@@ -6,10 +6,11 @@ from typing import Any
 
 from common.errors import InputError
 from common.timeline.parts import NAMES as PARTS
+from common.timeline.parts import milliseconds
 from common.timeline.trace import read_trace
 from handin.report_pictures import Pictures
 from handin.runs import Run
-from handin.schema import Shape, is_number, is_text, is_whole, misfit
+from handin.schema import Shape, is_number, is_text, is_whole, misfit, or_null
 from handin.sections import Findings, table
 
 # Slot -> its name in the table, and the command that makes its timeline.
@@ -26,7 +27,7 @@ SHOWN = {
 TIMELINE: dict[str, Shape] = {
     "run": is_text,
     "clock_error": is_number,
-    "steps": [{"rank": is_whole, "step": is_whole, "hidden": is_number, **dict.fromkeys(PARTS, is_number)}],
+    "steps": [{"rank": is_whole, "step": is_whole, **dict.fromkeys((*PARTS, "hidden"), or_null(is_number))}],
 }
 
 
@@ -78,7 +79,7 @@ def _cells(run: Run) -> list[list[object]]:
     found: list[list[object]] = []
     for rank in sorted({row["rank"] for row in steps}):
         mine = [row for row in steps if row["rank"] == rank]
-        found.append(
-            [rank, *(f"{1e3 * sum(row[part] for row in mine) / len(mine):.1f}" for part in (*PARTS, "hidden"))]
-        )
+        columns = [[row[part] for row in mine] for part in (*PARTS, "hidden")]  # None: not measured, on a GPU
+        means = [None if None in column else sum(column) / len(column) for column in columns]
+        found.append([rank, *(milliseconds(value, 1) for value in means)])
     return found

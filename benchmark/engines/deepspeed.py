@@ -6,13 +6,13 @@ Stage 1 shards the optimizer's states over the workers, 2 the gradients too, 3 t
 import contextlib
 import logging
 import os
-import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
+import deepspeed
+from deepspeed.utils import safe_get_full_fp32_param
+from deepspeed.utils.logging import logger
 from torch import Tensor, nn
 
 from benchmark.engines.deepspeed_config import deepspeed_config
@@ -20,22 +20,11 @@ from benchmark.engines.engine import Engine
 from benchmark.settings import Settings
 from common.errors import InputError
 from common.optim import weight_decay_groups
-from common.paths import cache_dir, locked
 from common.workers.process_group import Worker
-
-# DeepSpeed looks at its accelerator when it is imported, and asks for all it has to say through this logger.
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-import deepspeed
-from deepspeed.comm.torch import build_shm_op
-from deepspeed.utils import safe_get_full_fp32_param
-from deepspeed.utils.logging import logger
 
 logger.setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="deepspeed")
 warnings.filterwarnings("ignore", message="Full backward hook")
-
-OLD_LOCK_SECONDS = 60
 
 
 class DeepSpeed(Engine):
@@ -55,7 +44,7 @@ class DeepSpeed(Engine):
         engine, self.optimizer, _, _ = deepspeed.initialize(
             model=model,
             model_parameters=weight_decay_groups(model, self.settings.weight_decay),
-            config=deepspeed_config(self.settings, self.name),
+            config=deepspeed_config(self.settings, self.name, on_gpu=self.worker.device.type == "cuda"),
             dist_init_required=False,
         )
         return engine
@@ -105,23 +94,3 @@ class DeepSpeed(Engine):
 
     def load(self, folder: Path) -> None:
         self.model.load_checkpoint(str(folder), tag="state", load_module_strict=True)
-
-
-def compile_operators() -> None:
-    """Build DeepSpeed's operators (g++ and ninja), outside anything timed and before any worker looks for them.
-
-    torch builds under a lock file that outlives a killed process, and then waits for it for ever. Workers hold it for
-    an instant, builders only in here, one at a time: an old one is nobody's.
-    """
-    from deepspeed.ops.op_builder import CPUAdamBuilder
-
-    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
-    with locked(cache_dir("operators") / "build"):
-        for lock in folder.rglob("lock"):
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - lock.stat().st_mtime > OLD_LOCK_SECONDS:
-                    lock.unlink()
-        with contextlib.redirect_stdout(sys.stderr):
-            CPUAdamBuilder().load(verbose=False)
-            if not torch.cuda.is_available():
-                build_shm_op()

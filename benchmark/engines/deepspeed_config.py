@@ -48,9 +48,14 @@ def shared(settings: Settings, offload: bool) -> dict:
     return config
 
 
-def deepspeed_config(settings: Settings, strategy: str) -> dict:
-    """The file's configuration with the shared values."""
+def deepspeed_config(settings: Settings, strategy: str, on_gpu: bool) -> dict:
+    """The file's configuration with the shared values. Ours are for GPUs; a CPU has no streams and nothing to pin."""
     config = read_config(settings.deepspeed_config or CONFIGS / f"{strategy}.json")
+    zero = config.get("zero_optimization", {})
+    if not (on_gpu or settings.deepspeed_config):
+        zero |= {"overlap_comm": False} if "overlap_comm" in zero else {}
+        for name in ("offload_optimizer", "offload_param"):
+            zero |= {name: zero[name] | {"pin_memory": False}} if name in zero else {}
     return config | shared(settings, offload=strategy.endswith("_offload"))
 
 

@@ -32,11 +32,12 @@ class Engine(ABC):
     a strategy changes what it does differently, and nothing else."""
 
     autocasts = True  # half precision by autocast: weights stay fp32, operations choose
+    cuts = False  # wrap cuts the model and moves the parts to the device, which need not hold the whole model
 
     def __init__(self, settings: Settings, worker: Worker, model: nn.Module) -> None:
         self.settings, self.worker = settings, worker
         has_memory = not any(parameter.is_meta for parameter in model.parameters())
-        self.bare = model.to(worker.device) if has_memory else model  # otherwise wrap gives it memory
+        self.bare = model.to(worker.device) if has_memory and not self.cuts else model  # otherwise wrap does it
         self.model: Any = self.wrap(self.bare)
         self.optimizer: Any = self.make_optimizer()
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=settings.precision == "fp16")
@@ -110,7 +111,7 @@ class Engine(ABC):
             torch.save(state | {"scaler": self.scaler.state_dict()}, folder / "state.pt")
 
     def load(self, folder: Path) -> None:
-        state = torch.load(folder / "state.pt", map_location=self.worker.device)
+        state = torch.load(folder / "state.pt", map_location="cpu")  # AdamW reads `step` in every step
         self.bare.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])

@@ -29,6 +29,7 @@ MICRO_BATCHES_A_STAGE = 4  # as engines/pipeline.py
 class OwnGrid(Engine):
     """Each worker has one cell of the grid: some blocks, a slice of their matrices, a part of the batch."""
 
+    cuts = True
     grid: OnGrid
 
     def __init__(self, settings: Settings, worker: Worker, model: Any) -> None:
@@ -48,8 +49,9 @@ class OwnGrid(Engine):
         if grid.pipeline > 1:
             most = min(count, MICRO_BATCHES_A_STAGE * grid.pipeline)
             chunks = max(c for c in range(1, most + 1) if count % c == 0)
+        model.transformer.wte.to(self.worker.device)  # where a model's first parameter is, OnGrid draws dropout masks
         self.grid = OnGrid(model, grid, make, settings.weight_decay, "1f1b", chunks)
-        return self.grid.model
+        return self.grid.model.to(self.worker.device)
 
     def make_optimizer(self) -> Any:
         return self.grid.optimizer
@@ -155,6 +157,6 @@ class OwnGrid(Engine):
         torch.save(state, folder / f"cell{self.worker.rank}.pt")
 
     def load(self, folder: Path) -> None:
-        state = torch.load(folder / f"cell{self.worker.rank}.pt", map_location=self.worker.device)
+        state = torch.load(folder / f"cell{self.worker.rank}.pt", map_location="cpu")
         self.bare.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

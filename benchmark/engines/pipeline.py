@@ -25,6 +25,8 @@ from pipeline.model_parallel import GPT2LMHeadModelParallel
 class Pipeline(Engine):
     """One stage on each worker, schedule 1F1B; as many micro-batches as examples of a worker, at most four a stage."""
 
+    cuts = True
+
     def __init__(self, settings: Settings, worker: Worker, model: Any) -> None:
         parallel = GPT2LMHeadModelParallel(model.config)
         parallel.load_state_dict(model.state_dict())
@@ -100,7 +102,7 @@ class Pipeline(Engine):
         torch.save(state, folder / f"stage{self.worker.rank}.pt")
 
     def load(self, folder: Path) -> None:
-        state = torch.load(folder / f"stage{self.worker.rank}.pt", map_location=self.worker.device)
+        state = torch.load(folder / f"stage{self.worker.rank}.pt", map_location="cpu")
         self.parts.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 

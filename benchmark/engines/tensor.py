@@ -52,6 +52,8 @@ class SplitAttention(nn.Module):
 class TensorParallel(Engine):
     """The matrices of every block are cut over the workers, which compute the same examples; DTensor does the rest."""
 
+    cuts = True
+
     def wrap(self, model: Any) -> nn.Module:
         heads, workers = model.config.n_head, self.worker.world_size
         if heads % workers:
@@ -63,7 +65,7 @@ class TensorParallel(Engine):
             block.mlp.c_proj = linear(block.mlp.c_proj.weight.data, block.mlp.c_proj.bias.data)
             plan = {f"attn.{name}": style() for name, style in PLAN.items()}
             parallelize_module(block, mesh, plan | {"mlp.c_fc": ColwiseParallel(), "mlp.c_proj": RowwiseParallel()})
-        return model  # type: ignore[no-any-return]
+        return model.to(self.worker.device)  # type: ignore[no-any-return]  # the blocks' matrices are there already
 
     def make_optimizer(self) -> Any:
         """AdamW's fused kernels take either kind of parameter, not both in one group."""

@@ -24,7 +24,7 @@ class Meter:
     """Seconds of every step and of its phases; costs some microseconds a step, and on a GPU one wait per phase."""
 
     def __init__(self, worker: Worker) -> None:
-        self.on_gpu = worker.device.type == "cuda"
+        self.device = worker.device
         self.steps: list[dict[str, float]] = []  # {"wall": ..., "data": ..., ...}
         self.process = psutil.Process()
         self._now: dict[str, float] = {}
@@ -50,8 +50,8 @@ class Meter:
         self.steps.append({"wall": wall, **self._now})
 
     def _wait(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize()  # a GPU still computes after the call has returned
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a GPU still computes after the call has returned
 
 
 class Window:
@@ -71,7 +71,7 @@ class Window:
             "wall_s": wall,
             "phases_s": sum(step["wall"] for step in self.steps),
             "cpu_utilisation": cpu / wall,  # 1.0: one core is busy all the time
-            **gpu_figures(),
+            **gpu_figures(self.meter.device),
         }
 
     @contextlib.contextmanager
@@ -91,13 +91,15 @@ class Window:
         return used.user + used.system
 
 
-def gpu_figures() -> dict[str, float | None]:
-    """Utilisation (%), temperature (degrees C), power (W) of this process's GPU; None where they cannot be read."""
+def gpu_figures(device: torch.device) -> dict[str, float | None]:
+    """Utilisation (%), temperature (degrees C), power (W) of a worker's GPU; None where they cannot be read.
+
+    torch reads them with nvidia-ml-py, which the extra "benchmark" installs. A worker on a CPU has none.
+    """
     readings = {"gpu_utilisation": "utilization", "gpu_temperature": "temperature", "gpu_power": "power_draw"}
     found: dict[str, float | None] = dict.fromkeys(readings)
-    for name, function in readings.items():
-        with contextlib.suppress(Exception):  # no GPU, no NVML, or a GPU that keeps this to itself
-            if torch.cuda.is_available():
-                value = float(getattr(torch.cuda, function)())
-                found[name] = value / 1000 if name == "gpu_power" else value  # torch says milliwatts
+    for name, function in readings.items() if device.type == "cuda" else ():
+        with contextlib.suppress(Exception):  # no NVML, or a GPU that keeps this to itself
+            value = float(getattr(torch.cuda, function)(device))
+            found[name] = value / 1000 if name == "gpu_power" else value  # torch says milliwatts
     return found

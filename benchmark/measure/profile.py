@@ -16,22 +16,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 Spans = list[tuple[float, float]]  # begin and end in microseconds, in order, apart from each other
 
 COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories; those of annotations show the same time once more
 WAITING = ("c10d::", "record_param_comms", "autograd::engine", "DistributedDataParallel", "gloo:", "nccl:")
 
 
 class Tracer:
     """Starts with the first traced step; `phase` marks the phases in the trace."""
 
-    def __init__(self) -> None:
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
+    def __init__(self, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         self._profile = profile(activities=activities, acc_events=True)
         self.steps = 0
 
@@ -47,19 +46,18 @@ class Tracer:
             events = json.loads(file.read_text())["traceEvents"]
         averages = self._profile.key_averages()
         cpu = sum(row.self_cpu_time_total for row in averages if not row.key.startswith(COMMUNICATION))
-        device = sum(row.self_device_time_total for row in averages)
-        return read_trace(events, self.steps) | {
-            "cpu_ms": cpu / 1e3 / self.steps,
-            "device_ms": device / 1e3 / self.steps,
-        }
+        return read_trace(events, self.steps, self.on_gpu) | {"cpu_ms": cpu / 1e3 / self.steps}
 
 
 def mark(name: str) -> record_function:
     return record_function(f"phase:{name}")
 
 
-def read_trace(events: Iterable[dict], steps: int) -> dict[str, Any]:
-    """Communication per step (ms), its exposed share of each phase."""
+def read_trace(events: Iterable[dict], steps: int, on_gpu: bool = False) -> dict[str, Any]:
+    """Communication per step (ms), its exposed share of each phase; the time of everything on the GPU.
+
+    On a GPU, kernels tell: a call of NCCL ends when it is queued. None where the profiler saw none.
+    """
     spans, phases = defaultdict(list), defaultdict(list)
     for event in events:
         name = str(event.get("name", ""))
@@ -67,10 +65,16 @@ def read_trace(events: Iterable[dict], steps: int) -> dict[str, Any]:
             span = (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
             if name.startswith("phase:") and event.get("cat") == "user_annotation":
                 phases[name.removeprefix("phase:")].append(span)
-            elif name.startswith(COMMUNICATION):
-                spans["communication"].append(span)
-            elif _computes(event, name):
+                continue
+            if on_gpu and event.get("cat") in ON_DEVICE:
+                spans["device"].append(span)
+            if name.startswith(COMMUNICATION):
+                if not on_gpu or event.get("cat") == "kernel" or name.startswith("gloo:"):
+                    spans["communication"].append(span)
+            elif _computes(event, name, on_gpu):
                 spans["compute"].append(span)
+    if on_gpu and not spans["device"]:
+        return dict.fromkeys(("communication_ms", "exposed_ms", "exposed_shares", "device_ms"))
     communication, compute = merge(spans["communication"]), merge(spans["compute"])
     exposed = without(communication, compute)
     shares = {}
@@ -81,12 +85,13 @@ def read_trace(events: Iterable[dict], steps: int) -> dict[str, Any]:
         "communication_ms": length(communication) / 1e3 / steps,
         "exposed_ms": length(exposed) / 1e3 / steps,
         "exposed_shares": shares,
+        "device_ms": length(spans["device"]) / 1e3 / steps if on_gpu else None,
     }
 
 
-def _computes(event: dict, name: str) -> bool:
+def _computes(event: dict, name: str, on_gpu: bool) -> bool:
     """A kernel, or on the CPU an operator that does arithmetic; what wraps a wait is not counted."""
-    if torch.cuda.is_available():
+    if on_gpu:
         return event.get("cat") == "kernel"
     return event.get("cat") == "cpu_op" and name.startswith("aten::") and event.get("tid") is not None
 

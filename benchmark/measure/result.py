@@ -8,10 +8,9 @@ from benchmark.measure.intervals import interval
 from benchmark.measure.machine import environment
 from benchmark.measure.memory import known, textbook
 from benchmark.settings import Settings
-from common.workers.process_group import Worker
 
 
-def assemble(settings: Settings, worker: Worker, shapes: list[torch.Size], measured: dict, log: Any) -> dict[str, Any]:
+def assemble(settings: Settings, shapes: list[torch.Size], measured: dict, log: Any) -> dict[str, Any]:
     """All figures of this worker; seconds in ms, bytes in bytes, None for what could not be measured."""
     plan, window = measured["plan"], measured["window"]
     parameters = sum(shape.numel() for shape in shapes)
@@ -51,32 +50,32 @@ def assemble(settings: Settings, worker: Worker, shapes: list[torch.Size], measu
         "exposed_ms": trace.get("exposed_ms"),
         **{f"sent_{k}": v for k, v in (measured["payload"] or {"bytes": None, "calls": None}).items()},
     }
-    result["memory"] = memory(settings, worker, shapes, measured)
+    result["memory"] = memory(settings, shapes, measured)
     return result
 
 
 def phases(steps: list[dict], trace: dict | None, strategy: str) -> dict[str, float | None]:
     """Mean ms per step; what the trace saw as exposed communication is taken out of the phase it was in."""
     means = {name: sum(step[name] for step in steps) / len(steps) * 1e3 for name in steps[0] if name != "wall"}
-    shares = (trace or {}).get("exposed_shares", {})
+    seen = (trace or {}).get("exposed_shares")
+    shares = seen or {}
     communication = {name: means[name] * shares.get(name, 0.0) for name in means}
     found: dict[str, float | None] = {name: means[name] - communication[name] for name in means}
-    found["communication"] = sum(communication.values()) if trace else None
+    found["communication"] = sum(communication.values()) if seen is not None else None
     found["wall"] = sum(means.values())
     return found
 
 
-def memory(settings: Settings, worker: Worker, shapes: list[torch.Size], measured: dict) -> dict[str, Any]:
+def memory(settings: Settings, shapes: list[torch.Size], measured: dict) -> dict[str, Any]:
     """What stays, in three versions; what a step needs at its peak, and the process in that time."""
     count = sum(shape.numel() for shape in shapes)
-    on_gpu = worker.device.type == "cuda"
     return {
         "persistent_textbook": textbook(settings.strategy, count, settings.world_size),
         "persistent_known": known(settings.strategy, shapes, settings.world_size),
         "persistent_counted": measured["persistent"],
         "peak": measured["memory"].bytes,
         "process_peak": measured["memory"].process_bytes,
-        "device_reserved": torch.cuda.max_memory_reserved(worker.device) if on_gpu else None,
+        "device_reserved": measured["reserved"],
     }
 
 
@@ -99,7 +98,11 @@ def table(result: dict[str, Any]) -> str:
         rows.append(
             ("throughput", f"{result['samples_per_second']:.1f} examples/s, {result['tokens_per_second']:.0f} tokens/s")
         )
-        rows.append(("CPU utilisation", f"{result['utilisation']['cpu_utilisation']:.2f} cores"))
+        used = result["utilisation"]
+        rows.append(("CPU utilisation", f"{used['cpu_utilisation']:.2f} cores"))
+        if result["environment"]["gpu"] is not None:
+            percent = used["gpu_utilisation"]
+            rows.append(("GPU utilisation", "not measured" if percent is None else f"{percent:.0f} %"))
     communication, memory = result["communication"], result["memory"]
     if communication["total_ms"] is not None:
         rows.append(

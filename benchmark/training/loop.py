@@ -2,8 +2,10 @@
 
 import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from tqdm.auto import tqdm
 
@@ -15,7 +17,7 @@ from benchmark.measure.profile import Tracer, mark
 from benchmark.settings import Settings
 from benchmark.training import checkpoint_folder
 from benchmark.training.log import Log
-from benchmark.training.workload import Workload
+from benchmark.training.workload import Workload, to_device
 from common.peak_memory import PeakMemory
 from common.workers.process_group import Worker
 
@@ -52,23 +54,20 @@ def train(
     """Train to --max_steps; what was measured on this worker."""
     first, losses = checkpoint_folder.load(settings.output_dir / "checkpoints", engine) if settings.resume else (0, [])
     log.restart(losses)
-    plan, meter, tracer = Plan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer()
-    measured: dict[str, Any] = {
-        "plan": plan,
-        "window": None,
-        "trace": None,
-        "payload": None,
-        "persistent": None,
-        "memory": memory,
-    }
-    batches = worker.batches(workload.batches(settings, first))
+    on_gpu = worker.device.type == "cuda"  # there, torch counts memory in the timed steps at no cost
+    plan, meter, tracer = Plan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer(on_gpu)
+    measured: dict[str, Any] = dict.fromkeys(("window", "trace", "payload", "persistent", "reserved"))
+    measured |= {"plan": plan, "memory": memory}
+    batches = worker.batches(to_device(workload.batches(settings, first), worker.device))
     payload, window = Payload(), Window(meter)
     memory.start(PERIOD)
     for step in tqdm(range(first, plan.last), desc=settings.strategy, disable=not worker.is_first):
-        if step == plan.measured_to:
+        if step == plan.measured_to and not on_gpu:
             memory.stop()
         if step == plan.timed_from:
             dist.barrier()  # all workers begin together; what came before does not count
+            if on_gpu:
+                memory.start()
             payload, window = Payload(), Window(meter)  # in this order: reading the recorder takes a while
         if step == plan.traced_from:
             close(measured, window, payload, settings, engine)
@@ -77,18 +76,18 @@ def train(
         meter.begin()
         loss = 0.0
         for micro in range(settings.accumulation):
-            with meter.phase("data"), marked("data", traced):
+            with phase(meter, "data", traced):
                 batch = next(batches)
-            with meter.phase("forward"), marked("forward", traced):
+            with phase(meter, "forward", traced):
                 output = engine.forward(batch)
             memory.sample()
-            with meter.phase("backward"), marked("backward", traced):
+            with phase(meter, "backward", traced):
                 value = engine.backward(output, last=micro == settings.accumulation - 1)
             loss += value.item() / settings.accumulation
             memory.sample()
         if step == plan.timed_from - 1 and step > 0:  # AdamW makes its states in the first step
             measured["persistent"] = counted(engine)
-        with meter.phase("optimizer"), marked("optimizer", traced):
+        with phase(meter, "optimizer", traced):
             engine.step(rate_at(settings, step))
         log.loss(step, loss, rate_at(settings, step), meter.steps[-1:])  # part of "other", as in any training
         del output, value  # freeing the graph is a part of the step
@@ -97,7 +96,8 @@ def train(
         if is_due(settings, step + 1):
             with window.paused(), payload.ignored():
                 between_steps(settings, workload, engine, log, step + 1)
-    memory.stop()
+    if not on_gpu:
+        memory.stop()
     if plan.traced:
         keep = settings.output_dir / f"trace_{worker.rank}.json" if settings.keep_trace else None
         measured["trace"] = tracer.stop(keep)
@@ -123,11 +123,18 @@ def between_steps(settings: Settings, workload: Workload, engine: Engine, log: L
 def close(measured: dict[str, Any], window: Window, payload: Payload, settings: Settings, engine: Engine) -> None:
     """The end of the timed steps."""
     window.close()
+    memory = measured["memory"]
+    if memory.device.type == "cuda":
+        memory.stop()
+        measured["reserved"] = torch.cuda.max_memory_reserved(memory.device)
     measured["window"] = window
     if window.steps:
         steps, sizes = len(window.steps), engine.group_sizes()
         measured["payload"] = payload.since(settings.world_size, settings.backend, steps, sizes)
 
 
-def marked(name: str, traced: bool) -> contextlib.AbstractContextManager:
-    return mark(name) if traced else contextlib.nullcontext()
+@contextlib.contextmanager
+def phase(meter: Meter, name: str, traced: bool) -> Iterator[None]:
+    """A phase of a step; its mark in the trace ends after the meter has waited for the GPU."""
+    with mark(name) if traced else contextlib.nullcontext(), meter.phase(name):
+        yield

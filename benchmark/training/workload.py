@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,14 @@ class Workload:
             yield default_collate([self.validation[i] for i in range(begin, begin + size)])
 
 
+def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield batches on a GPU, copied from pinned memory: the copy need not wait for the GPU. On a CPU, as they are."""
+    for batch in batches:
+        if device.type == "cuda":
+            batch = {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.items()}
+        yield batch
+
+
 def load_workload(settings: Settings) -> Workload:
     """Data and configuration for --model; raises InputError if there is no such model or no usable data."""
     from benchmark.training.translation import load_pairs
@@ -153,7 +161,7 @@ def validation_sums(logits: Tensor, batch: Batch, kind: str) -> tuple[float, int
         logits.float().flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100
     )
     counted = labels != -100
-    return loss.item(), int((logits.argmax(-1) == labels)[counted].sum()), int(counted.sum())
+    return loss.item(), int(((logits.argmax(-1) == labels) & counted).sum()), int(counted.sum())
 
 
 def summary(total: float, right: int, tokens: int) -> dict[str, float]:

@@ -72,6 +72,7 @@ class Timeline:
     notes: tuple[str, ...] = field(default=())  # lines below the picture
     labels: tuple[str, ...] = ()  # names of the ranks, where they are not rank 0, rank 1, ...
     run: str = ""  # drawn at random by rank 0 of a measured run; records of the same run hold it, too
+    on_gpu: bool = False  # then boxes of the row "network" end when the collective is queued, and there are no waits
 
     def label(self, rank: int) -> str:
         """The name of a rank's row."""

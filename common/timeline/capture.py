@@ -48,14 +48,14 @@ class SeenOnRank:
     blocked: list[Blocked] = field(default_factory=list)
     own_code: list[Span] = field(default_factory=list)  # in the phase communication; not known on a GPU
     error: float = 0.0
+    on_gpu: bool = False
 
 
 class Capture:
     """Collects, in `seen`, what a rank does in `count` steps. A Record calls it in every step."""
 
     def __init__(self, rank: int, count: int, on_gpu: bool = False) -> None:
-        self.seen = SeenOnRank(rank)
-        self._on_gpu = on_gpu
+        self.seen = SeenOnRank(rank, on_gpu=on_gpu)
         self._count = count
         self._chosen = range(0)
         self._model: nn.Module | None = None
@@ -122,11 +122,12 @@ class Capture:
         seen = self.seen
         seen.messages, seen.micro_batches = numbered(found.messages, of_group), found.micro_batches
         seen.error = found.error
+        if seen.on_gpu:  # the profile has the launches: a message seems to end when it is queued
+            return
         for _, limits in seen.steps:
             seen.blocked += blocked(limits, found.busy, seen.messages)
-        if not self._on_gpu:
-            phases = [span for name, span in seen.phases if name == "communication"]
-            seen.own_code = own_code(phases, found.busy, seen.blocked)
+        phases = [span for name, span in seen.phases if name == "communication"]
+        seen.own_code = own_code(phases, found.busy, seen.blocked)
 
     def _mark(self) -> None:
         for _ in range(MARKS):

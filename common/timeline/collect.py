@@ -15,6 +15,8 @@ from common.timeline.spans import Span, merged, within, without
 from common.timeline.threads import timeline_of_threads
 from common.timeline.waiting import Message, by_key, delivered, keys, spreads, waits
 
+ON_GPU = "on GPUs, the end of a collective is not measured: its box ends when it is queued"
+
 
 def gather(seen: SeenOnRank) -> list[SeenOnRank]:
     """Return on rank 0 what every rank saw, and an empty list on the others."""
@@ -36,7 +38,10 @@ def assemble(title: str, run: str, everyone: Sequence[SeenOnRank], clocks: Seque
     calls = by_key([seen.messages for seen in moved])
     steps = [Step(seen.rank, number, *span) for seen in moved for number, span in seen.steps]
     boxes = [box for seen in moved for box in [*process_boxes(seen), *network_boxes(seen, calls)]]
-    return Timeline(title, len(moved), tuple(steps), tuple(boxes), sum(errors[-2:]) if len(moved) > 1 else 0.0, run=run)
+    error = sum(errors[-2:]) if len(moved) > 1 else 0.0
+    on_gpu = any(seen.on_gpu for seen in moved)
+    notes = (ON_GPU,) if on_gpu else ()
+    return Timeline(title, len(moved), tuple(steps), tuple(boxes), error, notes=notes, run=run, on_gpu=on_gpu)
 
 
 def shifted(seen: SeenOnRank, to: Callable[[float], float]) -> SeenOnRank:
@@ -51,7 +56,8 @@ def shifted(seen: SeenOnRank, to: Callable[[float], float]) -> SeenOnRank:
     return SeenOnRank(
         seen.rank, spans(seen.steps), spans(seen.phases), spans(seen.micro_batches),
         [moved(box) for box in seen.partitions], [moved(message) for message in seen.messages],
-        [moved(part) for part in seen.blocked], [(to(start), to(end)) for start, end in seen.own_code], seen.error,
+        [moved(part) for part in seen.blocked], [(to(start), to(end)) for start, end in seen.own_code],
+        seen.error, seen.on_gpu,
     )  # fmt: skip
 
 

@@ -7,6 +7,9 @@
 - waiting: the process is blocked, and the last rank that it needs has not arrived.
 - other: between the phases, such as reading the loss and printing.
 - hidden: communication while the process does something else. It is not part of the sum.
+
+On a GPU, a rank does not see when a collective is complete, so waiting and hidden are None. exposed is then the whole
+phase communication, waiting included, or None without such a phase: DDP's communication is in computing.
 """
 
 from dataclasses import dataclass
@@ -27,10 +30,10 @@ class Parts:
     seconds: float
     computing: float
     data: float
-    exposed: float
-    waiting: float
+    exposed: float | None
+    waiting: float | None
     other: float
-    hidden: float
+    hidden: float | None
 
 
 def parts(timeline: Timeline) -> list[Parts]:
@@ -51,20 +54,25 @@ def parts(timeline: Timeline) -> list[Parts]:
         data = time_in("data", but=waiting)
         exposed = time_in("communication", but=waiting)
         seconds = step.end - step.start
-        found.append(
-            Parts(
-                step.rank, step.number, seconds, computing, data, exposed, duration(waiting),
-                seconds - computing - data - exposed - duration(waiting),
-                hidden=duration(without(merged(within(network, limits)), [*communication, *waiting])),
-            )
-        )  # fmt: skip
+        other = seconds - computing - data - exposed - duration(waiting)
+        if timeline.on_gpu:
+            row = Parts(step.rank, step.number, seconds, computing, data, exposed or None, None, other, None)
+        else:
+            hidden = duration(without(merged(within(network, limits)), [*communication, *waiting]))
+            row = Parts(step.rank, step.number, seconds, computing, data, exposed, duration(waiting), other, hidden)
+        found.append(row)
     return found
 
 
-def mean(rows: list[Parts]) -> dict[str, float]:
-    """Return the mean of each part, and of the step, in seconds."""
-    names = ("seconds", *NAMES, "hidden")
-    return {name: sum(getattr(row, name) for row in rows) / max(1, len(rows)) for name in names}
+def mean(rows: list[Parts]) -> dict[str, float | None]:
+    """Return the mean of each part, and of the step, in seconds; None for a part that was not measured."""
+    values = {name: [getattr(row, name) for row in rows] for name in ("seconds", *NAMES, "hidden")}
+    return {name: None if None in column else sum(column) / max(1, len(rows)) for name, column in values.items()}
+
+
+def milliseconds(seconds: float | None, digits: int = 2) -> str:
+    """Return a table's cell, "-" where nothing was measured."""
+    return "-" if seconds is None else f"{seconds * 1e3:.{digits}f}"
 
 
 def table(timeline: Timeline) -> str:
@@ -75,6 +83,6 @@ def table(timeline: Timeline) -> str:
     lines = [f"{f'{which}, ms':<16} {'step':>9} " + " ".join(f"{name:>9}" for name in NAMES) + f" {'(hidden)':>10}"]
     for rank in range(timeline.world_size):
         of_rank = mean([row for row in rows if row.rank == rank])
-        cells = " ".join(f"{of_rank[name] * 1e3:9.2f}" for name in ("seconds", *NAMES))
-        lines.append(f"{timeline.label(rank):<16} {cells} {of_rank['hidden'] * 1e3:10.2f}")
+        cells = " ".join(f"{milliseconds(of_rank[name]):>9}" for name in ("seconds", *NAMES))
+        lines.append(f"{timeline.label(rank):<16} {cells} {milliseconds(of_rank['hidden']):>10}")
     return "\n".join(lines)

@@ -27,6 +27,7 @@ def write_trace(timeline: Timeline, path: str | Path) -> None:
         "notes": timeline.notes,
         "labels": timeline.labels,
         "run": timeline.run,
+        "on_gpu": timeline.on_gpu,
     }
     events = [event for rank in range(timeline.world_size) for event in _events_of(timeline, rank)]
     with atomic_write(path) as file:
@@ -121,4 +122,5 @@ def _timeline(about: dict, events: list[dict]) -> Timeline:
     return Timeline(
         about["title"], about["world_size"], tuple(steps), tuple(boxes), about["clock_error"], about["predicted"],
         tuple(about["notes"]), tuple(about["labels"]), about["run"],
+        about.get("on_gpu", False),
     )  # fmt: skip

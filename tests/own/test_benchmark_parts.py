@@ -107,7 +107,7 @@ def test_what_must_be_equal_is_equal_in_every_deepspeed_configuration(strategy):
     pytest.importorskip("deepspeed")
     settings, _ = parse(["--strategy", strategy, "--max_grad_norm", "0", "--learning_rate", "3e-4"])
 
-    config = deepspeed_config(settings, strategy)
+    config = deepspeed_config(settings, strategy, on_gpu=False)
 
     assert config["gradient_clipping"] == 0  # DeepSpeed would clip at 1.0 by itself
     assert config["optimizer"]["params"]["lr"] == 3e-4
