@@ -126,9 +126,7 @@ def beside() -> Verdict:
     found, _ = on_ranks("beside", 2, "1gbit")
     ratios = [result["ratio"] for result in found]
     holds = sum(ratios) > len(ratios) and all(result["under_way"] for result in found)
-    return holds, "computing takes " + " and ".join(
-        f"{ratio:.2f}" for ratio in ratios
-    ) + " times as long"
+    return holds, "computing takes " + " and ".join(f"{ratio:.2f}" for ratio in ratios) + " times as long"
 
 
 def fp16() -> Verdict:
