@@ -85,10 +85,11 @@ def prove_all(settings: Settings, worker: Worker, wanted: Engines, keep: Path | 
 
 
 def table(settings: Settings, rows: list[dict]) -> str:
+    width = max([16, *(len(row["strategy"]) + 2 for row in rows)])
     lines = [
         f"{settings.model}, {settings.world_size} workers, {settings.batch_size} x {settings.length} tokens each, "
         f"{settings.precision}; scale, error and norm: the largest deviation of all SGD steps",
-        f"{'strategy':<16}{'gradient':<44}{'scale':>8}{'error':>9}{'norm':>9}  sent in the first step",
+        f"{'strategy':<{width}}{'gradient':<44}{'scale':>8}{'error':>9}{'norm':>9}  sent in the first step",
     ]
     for row in rows:
         norm = "-" if row["norm"] is None else f"{row['norm']:.4f}"
@@ -98,7 +99,7 @@ def table(settings: Settings, rows: list[dict]) -> str:
             dtype = what.split()[-1]
             sent[dtype] = sent.get(dtype, 0.0) + size / 1e6
         words = ", ".join(f"{size:.2f} MB {dtype}" for dtype, size in sent.items())
-        lines.append(f"{row['strategy']:<16}{row['gradient'][:42]:<44}{figures}  {words or '-'}")
+        lines.append(f"{row['strategy']:<{width}}{row['gradient'][:42]:<44}{figures}  {words or '-'}")
     return "\n".join(lines)
 
 
@@ -167,7 +168,7 @@ def main() -> None:
         if code and not done and not rows:
             sys.exit(code)
         if code and names:  # this one stopped all workers; the others have a launch of their own
-            rows.append(Proof(names.pop(0), [Verdict("", [f"ended with exit code {code}"])]).row())
+            rows.append(Proof(names.pop(0), [Verdict("its workers", [f"exit code {code}"])]).row())
     report(settings, rows, left_out)
 
 

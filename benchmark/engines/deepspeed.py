@@ -49,6 +49,11 @@ class DeepSpeed(Engine):
         self.model = self.wrap(model)
         self.bare = self.model.module
         self.model.clip_fp32_gradients = self._clip_whole
+        # In half precision, stage 0 makes the optimizer's states by a step with gradients of zero. It decays the
+        # weights, and AdamW would count it: the first real update would be 0.74 times as large.
+        for parameter, copy in self._masters().items():
+            copy.data.copy_(parameter.data)
+            self.optimizer.optimizer.state.clear()
         self.half = contextlib.nullcontext  # type: ignore[method-assign]  # its weights are in half precision already
         self._check(self.name)
 
@@ -116,7 +121,7 @@ class DeepSpeed(Engine):
 
     def _masters(self) -> dict[nn.Parameter, Tensor]:
         """The fp32 copies of stage 0 in half precision, by parameter: no function of DeepSpeed's gives them."""
-        if self.stage:
+        if self.stage or self.settings.precision == "fp32":
             return {}
         pairs = zip(self.optimizer.fp16_groups, self.optimizer.fp32_groups, strict=True)
         return {parameter: copy for halves, copies in pairs for parameter, copy in zip(halves, copies, strict=True)}

@@ -33,7 +33,7 @@ class Proof:
     @property
     def gradient(self) -> str:
         """The column: ok, or the first fault."""
-        return next((fault for verdict in self.verdicts for fault in verdict.faults), "ok")
+        return next((fault.partition(" in step ")[0] for verdict in self.verdicts for fault in verdict.faults), "ok")
 
     @property
     def is_wrong(self) -> bool:
@@ -41,9 +41,9 @@ class Proof:
 
     @property
     def sentence(self) -> str:
-        """The first fault, and the case that shows it."""
-        case = next((verdict.case for verdict in self.verdicts if verdict.faults), "")
-        return f"{self.name}: {self.gradient}" + (f", {case}" if case else "")
+        """What is wrong in the first case that shows it; empty if nothing is."""
+        wrong = next((verdict for verdict in self.verdicts if verdict.faults), None)
+        return f"{self.name} with {wrong.case}: {', '.join(wrong.faults[:3])}" if wrong else ""
 
     def row(self) -> dict[str, Any]:
         """The figures for JSON, which has no NaN. scale, error and norm: the worst of all steps of SGD."""
@@ -72,7 +72,7 @@ class Prover:
         self.references: dict[Case, Reference] = {}
 
     def prove(self, name: str, strategy: str, make: MakeEngine) -> Proof:
-        """Take an engine through its cases, until one fails to run. A collective."""
+        """Take an engine through its cases, up to the first that is wrong. A collective."""
         settings, proof = replace(self.settings, strategy=strategy), Proof(name)
         self.cuts_model = False
         for case in cases(settings.accumulation):
@@ -86,15 +86,14 @@ class Prover:
                 proof.left_out = str(refusal)
             except Exception as failure:  # whatever a framework raises
                 error = f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
-            errors: list[str] = [""] * self.worker.world_size
-            dist.all_gather_object(errors, error)
-            gc.collect()  # engines have hooks, and so circles
-            if proof.left_out:
-                break
-            if error := next(filter(None, errors), ""):
-                proof.verdicts.append(Verdict(case.name, [error]))
-                break
+            ends: list[tuple[str, bool]] = [("", False)] * self.worker.world_size
+            dist.all_gather_object(ends, (error, bool(proof.left_out or (verdict and verdict.faults))))
+            if error := next((error for error, _ in ends if error), ""):
+                verdict = Verdict(case.name, [error])
             proof.verdicts += [verdict] if verdict else []
+            if error or any(ended for _, ended in ends):
+                break
+        gc.collect()  # engines have hooks, and so circles
         return proof
 
     def run(self, case: Case, settings: Settings, make: MakeEngine) -> Verdict | None:
