@@ -63,7 +63,8 @@ def parse(argv: list[str], command: str = "run", about: str | None = None) -> tu
         raise InputError("--precision fp16 needs a GPU that PyTorch can see; use bf16 or fp32 here")
     if settings.warmup_steps >= settings.max_steps:
         raise InputError(f"--warmup_steps: expected fewer than {settings.max_steps} steps, got {settings.warmup_steps}")
-    for package in ["tensorboard", *(["wandb"] if settings.wandb else [])]:
+    needed = [] if command == "prove" else ["tensorboard", *(["wandb"] if settings.wandb else [])]
+    for package in needed:
         if not importlib.util.find_spec(package):
             raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
     from benchmark.strategies import why_not  # here: it loads every strategy's library

@@ -7,7 +7,8 @@ and after each step. With `single`, every worker computes all examples of the st
 to it is the inverse of the speed-up.
 Before that, each strategy has to show that its gradient is right (benchmark.prove, on a tiny model): a wrong one is
 named and not timed, and the exit code is 1. All start from the same weights and see the same examples, so the timed
-steps' losses and gradient norms are compared with single's, too. "again" is a second engine of the strategy that all are compared with, and "metered" a third with the phase timers on:
+steps' losses and gradient norms are compared with single's, too.
+"again" is a second engine of the strategy that all are compared with, and "metered" a third with the phase timers on:
 their ratios, which should be 1, are the error of the table and the cost of measuring.
 
 --only NAME,NAME limits the strategies; --base NAME sets the one to compare with. Other flags are those of
@@ -250,7 +251,7 @@ def main() -> None:
 
 
 def report(settings: Settings, missing: list[str], base: str) -> None:
-    """Print the table and, as the last line, the figures; both are kept in comparison.json. Exits with 1 for a fault."""
+    """Print the table and, as the last line, the figures; keep them in comparison.json. Exits with 1 for a fault."""
     found = json.loads((settings.output_dir / "rounds.json").read_text())
     base = base if base in found["labels"] else "single"  # a wrong base is compared with nothing
     rows = evaluate(settings, base, found)

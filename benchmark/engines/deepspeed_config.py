@@ -54,6 +54,8 @@ def shared(settings: Settings, offload: bool) -> dict:
 def deepspeed_config(settings: Settings, strategy: str) -> dict:
     """The file's configuration with the shared values."""
     config = read_config(settings.deepspeed_config or CONFIGS / f"{strategy}.json")
+    if settings.optimizer == "sgd" and strategy.startswith("zero3"):  # the proof: a small model is gathered, too
+        config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     return config | shared(settings, offload=strategy.endswith("_offload"))
 
 

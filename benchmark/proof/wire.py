@@ -74,7 +74,7 @@ def faults(sent: Sequence[Message], promised: tuple[torch.dtype, torch.dtype], e
                 found.append(text)
     count = sum(message.elements for message in sent if message.carries == "gradients")
     if count < elements:
-        found.append(f"gradients of {count} elements are sent, expected {elements}")
+        found.append(f"sends gradients of {count} elements, expected {elements}")
     return found
 
 

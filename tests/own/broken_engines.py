@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from benchmark.engines.ddp import DDP
@@ -370,8 +369,17 @@ class fsdp_reduce_dtype(FSDP):
 class ddp_compressed(DDP):
     def wrap(self, model: nn.Module) -> Any:
         wrapped = super().wrap(model)
-        wrapped.register_comm_hook(None, bf16_compress_hook)
+        wrapped.register_comm_hook(None, compressed)
         return wrapped
+
+
+def compressed(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """torch's bf16_compress_hook, which refuses a CPU."""
+    short = bucket.buffer().bfloat16()
+    dist.all_reduce(short)
+    done: torch.futures.Future = torch.futures.Future()
+    done.set_result(short.to(bucket.buffer().dtype) / dist.get_world_size())
+    return done
 
 
 @wrong(rf"x 2\.0000 {ALL}")
@@ -402,6 +410,14 @@ class zero3_block_summed(OwnZero3):
 class crashing(DDP):
     def step(self, rate: float) -> None:
         raise RuntimeError("out of luck")
+
+
+class hanging(Averaging):  # not in WRONG: it takes a launch of its own
+    """A worker that leaves out a collective: the others wait for it."""
+
+    def average(self, name: str, gradient: Any) -> None:
+        if name != MATRIX or self.worker.is_first:
+            super().average(name, gradient)
 
 
 def zero2_doubled(*arguments: Any) -> Engine:
