@@ -139,6 +139,8 @@ def main() -> None:
     if "RANK" not in os.environ and not any(word.startswith(("--workers", "--world_size")) for word in rest):
         rest += ["--workers", "2"]
     settings, workers = parse(rest, "prove", __doc__)
+    if settings.precision == "fp16":
+        raise InputError("--precision: the gradient scaler of fp16 skips steps, so prove fp32 or bf16; got fp16")
     wanted, left_out = chosen(settings, own["--strategy"], own["--engine"])
     kept = settings.output_dir / "proof.json"
     if workers is None:
