@@ -267,7 +267,7 @@ def report(settings: Settings, missing: list[str], base: str) -> None:
             "down; see Measurement error in benchmark/README.md"
         )
     print("\n".join([table(settings, rows, base), *notes, wrong or "all ok"]))
-    result = {"wrong": [row["strategy"] for row in rows if row["gradient"] != "ok"], "rows": rows}
+    result: dict[str, Any] = {"wrong": [row["strategy"] for row in rows if row["gradient"] != "ok"], "rows": rows}
     result |= {"left_out": missing, "base": base, "environment": environment()}
     with atomic_write(settings.output_dir / "comparison.json") as file:
         json.dump(result, file, indent=1)

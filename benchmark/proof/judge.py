@@ -1,6 +1,7 @@
 """Whether what an engine did in a case is right; what is wrong in a few words, such as x 0.5000 (every parameter)."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -170,5 +171,5 @@ def short(names: list[str]) -> str:
     return first if len(names) == 1 else f"{first} and {len(names) - 1} more"
 
 
-def norm_of(tensors: object) -> float:
-    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))  # type: ignore[attr-defined]
+def norm_of(tensors: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))

@@ -20,7 +20,7 @@ from tests.own.broken_engines import WRONG
 from tests.own.started_processes import run
 from tests.own.warm import Script
 
-BANK = "tests/own/broken_engines.py"
+BANK = ROOT / "tests" / "own" / "broken_engines.py"
 TOO_LONG = 900  # seconds; a busy machine
 SOME = ["one_percent", "bias_unreduced", "summed_micro_batches", "second_use_lost", "clip_half", "drifting_replica"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="starts workers with gloo")
