@@ -63,7 +63,8 @@ def parse(argv: list[str], command: str = "run", about: str | None = None) -> tu
         raise InputError("--precision fp16 needs a GPU that PyTorch can see; use bf16 or fp32 here")
     if settings.warmup_steps >= settings.max_steps:
         raise InputError(f"--warmup_steps: expected fewer than {settings.max_steps} steps, got {settings.warmup_steps}")
-    for package in ["tensorboard", *(["wandb"] if settings.wandb else [])]:
+    needed = [] if command == "prove" else ["tensorboard", *(["wandb"] if settings.wandb else [])]
+    for package in needed:
         if not importlib.util.find_spec(package):
             raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
     from benchmark.strategies import why_not  # here: it loads every strategy's library
@@ -82,7 +83,7 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
         conflict_handler="resolve",  # --model_name_or_path is another name of --model here
     )
     add_common_flags(parser)
-    parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20)
+    parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20, optimizer="adamw")
     add = parser.add_argument
     add(
         "--model",
@@ -98,8 +99,10 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
     add("--deepspeed_config", type=Path, help="a DeepSpeed file of your own")
     add("--bucket_mb", help="own_overlap: gradient bucket size in MiB, or auto to measure and choose (4)")
     add("--grid", help="own_grid: workers along each axis, such as data=2,tensor=2 (the default on 4)")
-    if command == "accounting":  # a few steps at one rate
+    if command in ("accounting", "prove"):  # a few steps at one rate
         parser.set_defaults(cosine=False, **RUN_ONLY)
+        if command == "prove":
+            parser.set_defaults(batch_size=2, length=32)
         return parser
     add("--cosine", action="store_true", help="cosine learning-rate decay (default: constant)")
     if command == "compare":

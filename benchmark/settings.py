@@ -29,6 +29,7 @@ class Settings(RunConfig):
     grid: str | None  # of own_grid, such as data=2,tensor=2
     memory_limit_mb: int | None  # for model and training, on each worker; None: no limit
     bucket_mb: float | None  # of own_overlap, MiB; None: chosen from what link and backward take
+    optimizer: str  # adamw, or sgd, whose update is the gradient: the proof reads it there
 
     @property
     def examples_per_step(self) -> int:

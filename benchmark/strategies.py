@@ -17,6 +17,7 @@ from benchmark.engines.fsdp import FSDP
 from benchmark.engines.operators import use_cpu
 from benchmark.engines.single import DP, Single
 from benchmark.settings import Settings
+from benchmark.training.workload import model_config
 from common.arguments import parse_grid
 from common.errors import InputError
 from common.workers.process_group import Worker
@@ -99,11 +100,15 @@ def why_not(settings: Settings) -> str:
             return f"--strategy {name} cuts GPT-2 into parts, got {settings.model}; use --model gpt2 or gpt2-tiny"
         if settings.precision != "fp32":
             return f"--strategy {name} supports only fp32, got {settings.precision}; use --precision fp32"
+    parts = world if name in ("tensor", "own_tensor") else 1
     if name == "own_grid":
         try:
-            parse_grid("grid", settings.grid, settings.world_size)
+            parts = parse_grid("grid", settings.grid, settings.world_size).tensor
         except InputError as error:
             return str(error)
+    heads = model_config(settings.model)[2].n_head if parts > 1 else 0
+    if heads % parts:
+        return f"--strategy {name}: expected workers that divide the model's {heads} attention heads, got {parts}"
     return ""
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
+import torch
+from deepspeed.runtime.utils import clip_grad_norm_
 from deepspeed.utils import safe_get_full_fp32_param
 from deepspeed.utils.logging import logger
 from torch import Tensor, nn
 
 from benchmark.engines.deepspeed_config import deepspeed_config
-from benchmark.engines.engine import Engine
+from benchmark.engines.engine import HALF, Engine
 from benchmark.settings import Settings
 from common.errors import InputError
 from common.optim import weight_decay_groups
@@ -36,6 +38,12 @@ class DeepSpeed(Engine):
         os.environ.setdefault("LOCAL_RANK", str(worker.device.index or 0))
         self.model = self.wrap(model)
         self.bare = self.model.module
+        self.model.clip_fp32_gradients = self._clip_whole
+        # In half precision, stage 0 makes the optimizer's states by a step with gradients of zero. It decays the
+        # weights, and AdamW would count it: the first real update would be 0.74 times as large.
+        for parameter, copy in self._masters().items():
+            copy.data.copy_(parameter.data)
+            self.optimizer.optimizer.state.clear()
         self.half = contextlib.nullcontext  # type: ignore[method-assign]  # its weights are in half precision already
         self._check(self.name)
 
@@ -58,7 +66,7 @@ class DeepSpeed(Engine):
             "accumulation": (settings.accumulation, engine.gradient_accumulation_steps()),
             "stage": (self.stage, engine.zero_optimization_stage()),
             "learning rate": (settings.learning_rate, group["lr"]),
-            "epsilon": (settings.adam_epsilon, group["eps"]),
+            "epsilon": (settings.adam_epsilon, group.get("eps", settings.adam_epsilon)),
             "weight decay": (settings.weight_decay, group["weight_decay"]),
         }
         for what, (wanted, came) in promised.items():
@@ -76,18 +84,37 @@ class DeepSpeed(Engine):
     def step(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        self.norm = None
         self.model.step()
+        if self.settings.max_grad_norm and self.norm is None:
+            self.norm = self.model.get_global_grad_norm()
+
+    def _clip_whole(self) -> None:
+        """DeepSpeed's clip of stage 0 in fp32, which drops the norm."""
+        self.norm = clip_grad_norm_(self.bare.parameters(), self.settings.max_grad_norm)
+
+    def sent_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        half = HALF.get(self.settings.precision, torch.float32)
+        return half, half  # communication_data_type
 
     def full_parameters(self) -> dict[str, Tensor]:
         if self.stage < 3 and self.settings.precision == "fp32":
             return super().full_parameters()
         # A collective for stage 3: every worker has to call it for every parameter, in the same order.
-        gathered = {}
+        gathered, whole = {}, self._masters()
         for name, parameter in self.bare.named_parameters():
-            full = safe_get_full_fp32_param(parameter)
+            full = whole[parameter] if parameter in whole else safe_get_full_fp32_param(parameter)
+            full = parameter if full is None else full  # a frozen one has no fp32 copy
             if self.worker.is_first:
                 gathered[name] = full.detach().cpu().clone()
         return gathered
+
+    def _masters(self) -> dict[nn.Parameter, Tensor]:
+        """The fp32 copies of stage 0 in half precision, by parameter: no function of DeepSpeed's gives them."""
+        if self.stage or self.settings.precision == "fp32":
+            return {}
+        pairs = zip(self.optimizer.fp16_groups, self.optimizer.fp32_groups, strict=True)
+        return {parameter: copy for halves, copies in pairs for parameter, copy in zip(halves, copies, strict=True)}
 
     def save(self, folder: Path) -> None:
         self.model.save_checkpoint(str(folder), tag="state", save_latest=False)

@@ -39,12 +39,15 @@ def shared(settings: Settings, offload: bool) -> dict:
         "train_micro_batch_size_per_gpu": settings.batch_size,
         "gradient_accumulation_steps": settings.accumulation,
         "gradient_clipping": settings.max_grad_norm,  # DeepSpeed's own default is 1.0
-        # torch's AdamW, as everywhere else. An offloaded state is updated by DeepSpeed's own, vectorised for CPUs.
+        # torch's optimizers, as everywhere else. An offloaded AdamW is DeepSpeed's own, vectorised for CPUs.
         "optimizer": {"type": "AdamW", "params": adam if offload else adam | {"torch_adam": True}},
         "bf16": {"enabled": settings.precision == "bf16"},
         "fp16": {"enabled": settings.precision == "fp16"},
         "steps_per_print": 10**9,
     }
+    if settings.optimizer == "sgd":
+        config["optimizer"] = {"type": "SGD", "params": {"lr": settings.learning_rate}}
+        config |= {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
     return config
 
 
@@ -56,6 +59,8 @@ def deepspeed_config(settings: Settings, strategy: str, on_gpu: bool) -> dict:
         zero |= {"overlap_comm": False} if "overlap_comm" in zero else {}
         for name in ("offload_optimizer", "offload_param"):
             zero |= {name: zero[name] | {"pin_memory": False}} if name in zero else {}
+    if settings.optimizer == "sgd" and strategy.startswith("zero3"):  # the proof: a small model is gathered, too
+        config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     return config | shared(settings, offload=strategy.endswith("_offload"))
 
 

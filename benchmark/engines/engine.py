@@ -7,7 +7,8 @@ loss = engine.forward(batch); engine.backward(loss, last=True); engine.step(rate
 import contextlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,25 @@ BETAS = (0.9, 0.999)
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def optimizer_class(settings: Settings) -> Callable[[list[dict]], torch.optim.Optimizer]:
+    """The optimizer of every strategy, for groups of parameters."""
+    if settings.optimizer == "sgd":
+        return partial(torch.optim.SGD, lr=settings.learning_rate)
+    return partial(torch.optim.AdamW, lr=settings.learning_rate, eps=settings.adam_epsilon, betas=BETAS)
+
+
 class Engine(ABC):
     """A model and AdamW, spread over the workers in some way; `wrap` says how. The rest is that of one worker alone:
     a strategy changes what it does differently, and nothing else."""
 
     autocasts = True  # half precision by autocast: weights stay fp32, operations choose
-    cuts = False  # wrap cuts the model and moves the parts to the device, which need not hold the whole model
+    cuts_model = False  # wrap cuts the model and moves the parts to the device, which need not hold the whole model
+    norm: Tensor | float | None = None  # of the last step's gradient before clipping; None: not clipped, or not known
 
     def __init__(self, settings: Settings, worker: Worker, model: nn.Module) -> None:
         self.settings, self.worker = settings, worker
         has_memory = not any(parameter.is_meta for parameter in model.parameters())
-        self.bare = model.to(worker.device) if has_memory and not self.cuts else model  # otherwise wrap does it
+        self.bare = model.to(worker.device) if has_memory and not self.cuts_model else model  # otherwise wrap does it
         self.model: Any = self.wrap(self.bare)
         self.optimizer: Any = self.make_optimizer()
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=settings.precision == "fp16")
@@ -47,8 +56,7 @@ class Engine(ABC):
         """The model as forward calls it: nn.Module, DistributedDataParallel, ... (B, T) token ids -> .loss, .logits."""
 
     def make_optimizer(self) -> Any:
-        groups = weight_decay_groups(self.model, self.settings.weight_decay)
-        return torch.optim.AdamW(groups, lr=self.settings.learning_rate, eps=self.settings.adam_epsilon, betas=BETAS)
+        return optimizer_class(self.settings)(weight_decay_groups(self.model, self.settings.weight_decay))
 
     def half(self) -> contextlib.AbstractContextManager:
         half = HALF.get(self.settings.precision)
@@ -70,13 +78,14 @@ class Engine(ABC):
             group["lr"] = rate
         if self.settings.max_grad_norm:
             self.scaler.unscale_(self.optimizer)
-            self.clip(self.settings.max_grad_norm)
+            self.norm = self.clip(self.settings.max_grad_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
 
-    def clip(self, norm: float) -> None:
-        clip_grad_norm_(self.bare.parameters(), norm)
+    def clip(self, norm: float) -> Tensor:
+        """Scale the gradients so that the norm of all of them is at most `norm`; return it as it was before."""
+        return clip_grad_norm_(self.bare.parameters(), norm)
 
     def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
         """Loss, perplexity and accuracy; every worker validates on the same batches."""
@@ -95,6 +104,16 @@ class Engine(ABC):
     def full_parameters(self) -> dict[str, Tensor]:
         """All parameters by the model's own names, gathered on the first worker's CPU; {} on the others."""
         return {name: p.detach().cpu() for name, p in self.bare.named_parameters()} if self.worker.is_first else {}
+
+    def copies(self, full: dict[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Name, what this worker holds, and that part of `full`, for what several workers hold and must agree on."""
+        for name, p in self.bare.named_parameters():
+            if name in full and p.shape == full[name].shape and not hasattr(p, "to_local"):
+                yield name, p.detach().cpu(), full[name]
+
+    def sent_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """The dtypes in which gradients and parameters are sent."""
+        return torch.float32, torch.float32
 
     def unrecorded_bytes(self) -> float:
         """Bytes a worker sends in a step that torch's flight recorder does not see (mean over the workers)."""

@@ -45,6 +45,9 @@ class FSDP(Engine):
         self.model.set_requires_gradient_sync(last)
         return super().backward(loss, last)
 
+    def sent_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        return torch.float32, HALF.get(self.settings.precision, torch.float32)  # wrap's policy
+
     def full_parameters(self) -> dict[str, Tensor]:
         full: Any = get_model_state_dict(self.bare, options=FULL)  # a collective; {} on all but the first worker
         return full

@@ -7,16 +7,17 @@ ZeRO's stages shard. With --precision bf16 their model is bf16 and the shards ar
 
 import contextlib
 import sys
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmark.engines.bucket_size import bucket_bytes, measure
-from benchmark.engines.engine import BETAS, HALF, Engine
+from benchmark.engines.engine import HALF, Engine, optimizer_class
 from benchmark.engines.fsdp import blocks
 from benchmark.measure.payload import sent
 from common.paths import ROOT, import_file
@@ -89,10 +90,9 @@ class OwnSharded(Engine):
 
     def wrap(self, model: nn.Module) -> Any:
         settings = self.settings
-        make = partial(torch.optim.AdamW, lr=settings.learning_rate, eps=settings.adam_epsilon, betas=BETAS)
         if settings.precision != "fp32":
             model = model.to(HALF[settings.precision])
-        self.sharded = self.shard(model, blocks(model), make, settings.weight_decay)
+        self.sharded = self.shard(model, blocks(model), optimizer_class(settings), settings.weight_decay)
         return model
 
     def shard(self, *arguments: object) -> Any:
@@ -111,9 +111,28 @@ class OwnSharded(Engine):
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if self.settings.max_grad_norm:
-            self.sharded.clip(self.settings.max_grad_norm)
+            self.norm = self.clip(self.settings.max_grad_norm)
         self.sharded.step()
         self.sharded.zero_grad()
+
+    def clip(self, norm: float) -> Tensor:
+        clipped: Tensor = self.sharded.clip(norm)
+        return clipped
+
+    def sent_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        half = HALF.get(self.settings.precision, torch.float32)
+        return half, half
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """The shards' fp32 values, which are more exact than a half-precision model's."""
+        names = {id(parameter): name for name, parameter in self.bare.named_parameters()}
+        full = {name: p.detach().cpu() for name, p in self.bare.named_parameters() if not p.requires_grad}
+        for piece in self.sharded.pieces:
+            whole = piece.shard.values.new_empty(self.worker.world_size * piece.flat.shard_length)
+            dist.all_gather_single(whole, piece.shard.values.detach())
+            for parameter, value in zip(piece.flat.parameters, piece.flat.pieces(whole), strict=True):
+                full[names[id(parameter)]] = value.cpu()
+        return full if self.worker.is_first else {}
 
     def save(self, folder: Path) -> None:
         lesson("checkpoint").save_shards(folder, self.sharded)
@@ -149,11 +168,5 @@ class OwnZero3(OwnSharded):
     def shard(self, *arguments: object) -> Any:
         return lesson("sharded_model").ShardedModel(*arguments)
 
-    def full_parameters(self) -> dict[str, Tensor]:
-        for block in self.sharded.pieces:
-            block.wait()
-        full = super().full_parameters()
-        full = {name: parameter.clone() for name, parameter in full.items()}
-        for block in self.sharded.pieces:
-            block.free()
-        return full
+    def copies(self, full: dict[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        yield from ()  # every worker has its own shards

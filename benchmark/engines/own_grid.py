@@ -4,8 +4,7 @@ own_tensor has all workers on the tensor axis, own_1f1b on the pipeline axis, ow
 Forward and backward are interleaved by the schedule, so both count as backward. They compute in fp32.
 """
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmark.engines.engine import BETAS, Engine
+from benchmark.engines.engine import Engine, optimizer_class
 from benchmark.engines.gathered import of_all_workers
 from benchmark.settings import Settings
 from benchmark.training.workload import summary, validation_sums
@@ -29,7 +28,7 @@ MICRO_BATCHES_A_STAGE = 4  # as engines/pipeline.py
 class OwnGrid(Engine):
     """Each worker has one cell of the grid: some blocks, a slice of their matrices, a part of the batch."""
 
-    cuts = True
+    cuts_model = True
     grid: OnGrid
 
     def __init__(self, settings: Settings, worker: Worker, model: Any) -> None:
@@ -42,7 +41,6 @@ class OwnGrid(Engine):
 
     def wrap(self, model: Any) -> nn.Module:
         settings, grid = self.settings, self.sizes
-        make = partial(torch.optim.AdamW, lr=settings.learning_rate, eps=settings.adam_epsilon, betas=BETAS)
         # The workers of a replica compute the examples of all of them together.
         count = settings.batch_size * grid.pipeline * grid.tensor
         chunks = 1
@@ -50,7 +48,7 @@ class OwnGrid(Engine):
             most = min(count, MICRO_BATCHES_A_STAGE * grid.pipeline)
             chunks = max(c for c in range(1, most + 1) if count % c == 0)
         model.transformer.wte.to(self.worker.device)  # where a model's first parameter is, OnGrid draws dropout masks
-        self.grid = OnGrid(model, grid, make, settings.weight_decay, "1f1b", chunks)
+        self.grid = OnGrid(model, grid, optimizer_class(settings), settings.weight_decay, "1f1b", chunks)
         return self.grid.model.to(self.worker.device)
 
     def make_optimizer(self) -> Any:
@@ -72,8 +70,8 @@ class OwnGrid(Engine):
             self.grid.finish()
         return value
 
-    def clip(self, norm: float) -> None:
-        self.grid.clip(norm)
+    def clip(self, norm: float) -> Tensor:
+        return self.grid.clip(norm)
 
     def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
         sums = torch.zeros(3, dtype=torch.float64, device=self.worker.device)
@@ -104,6 +102,11 @@ class OwnGrid(Engine):
             else:
                 whole[name].index_copy_(place[0], place[1], value)
         return whole
+
+    def copies(self, full: dict[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        for name, p in self.names():
+            place, whole = self.place(p), full[name]
+            yield name, p.detach().cpu(), whole if place is None else whole.index_select(*place)
 
     def names(self) -> Iterable[tuple[str, nn.Parameter]]:
         """This worker's parameters by the names of the whole model."""

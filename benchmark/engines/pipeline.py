@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmark.engines.engine import BETAS, Engine
+from benchmark.engines.engine import Engine, optimizer_class
 from benchmark.engines.gathered import of_all_workers
 from benchmark.settings import Settings
 from common.errors import InputError
@@ -25,7 +25,7 @@ from pipeline.model_parallel import GPT2LMHeadModelParallel
 class Pipeline(Engine):
     """One stage on each worker, schedule 1F1B; as many micro-batches as examples of a worker, at most four a stage."""
 
-    cuts = True
+    cuts_model = True
 
     def __init__(self, settings: Settings, worker: Worker, model: Any) -> None:
         parallel = GPT2LMHeadModelParallel(model.config)
@@ -50,8 +50,7 @@ class Pipeline(Engine):
         return model
 
     def make_optimizer(self) -> Any:
-        groups = weight_decay_groups(self.parts, self.settings.weight_decay)
-        return torch.optim.AdamW(groups, lr=self.settings.learning_rate, eps=self.settings.adam_epsilon, betas=BETAS)
+        return optimizer_class(self.settings)(weight_decay_groups(self.parts, self.settings.weight_decay))
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Gathers the workers' examples: stage 0 reads all of them, the last one needs all labels."""
@@ -67,8 +66,15 @@ class Pipeline(Engine):
                     parameter.grad *= scale
         return result
 
-    def clip(self, norm: float) -> None:
-        self.processes.clip_gradients(None, norm)
+    def clip(self, norm: float) -> Tensor:
+        """As PipelinedProcesses.clip_gradients, which does not return the norm: the shared matrix counts once."""
+        processes, rank = self.processes, self.worker.rank
+        counted = [p for p in processes.parameters if p.grad is not None and (p is not processes.shared or rank == 0)]
+        squares = [0.0] * self.worker.world_size
+        dist.all_gather_object(squares, sum(torch.linalg.vector_norm(p.grad).item() ** 2 for p in counted))
+        total = torch.tensor(sum(squares)).sqrt()
+        nn.utils.clip_grads_with_norm_(processes.parameters, norm, total)
+        return total
 
     def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
         """By the first worker, on the whole model put together; the others wait at their next collective."""

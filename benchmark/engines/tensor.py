@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from benchmark.engines.engine import BETAS, Engine
+from benchmark.engines.engine import Engine, optimizer_class
 from benchmark.engines.gathered import of_all_workers
 from common.errors import InputError
 
@@ -52,7 +52,7 @@ class SplitAttention(nn.Module):
 class TensorParallel(Engine):
     """The matrices of every block are cut over the workers, which compute the same examples; DTensor does the rest."""
 
-    cuts = True
+    cuts_model = True
 
     def wrap(self, model: Any) -> nn.Module:
         heads, workers = model.config.n_head, self.worker.world_size
@@ -75,13 +75,12 @@ class TensorParallel(Engine):
             for is_cut in (True, False):
                 kind = [p for p in group["params"] if isinstance(p, DTensor) is is_cut]
                 groups.append({"params": kind, "weight_decay": group["weight_decay"]})
-        settings = self.settings
-        return torch.optim.AdamW(groups, lr=settings.learning_rate, eps=settings.adam_epsilon, betas=BETAS)
+        return optimizer_class(self.settings)(groups)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return super().forward({name: of_all_workers(value, self.worker.world_size) for name, value in batch.items()})
 
-    def clip(self, norm: float) -> None:
+    def clip(self, norm: float) -> Tensor:
         """torch's clip_grad_norm_ takes either kind of gradient, not both: the factor is that of both norms."""
         gradients = [p.grad for p in self.bare.parameters() if p.grad is not None]
         cut = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
@@ -91,6 +90,7 @@ class TensorParallel(Engine):
         for parameters in (True, False):
             kind = [p for p in self.bare.parameters() if isinstance(p, DTensor) is parameters]
             nn.utils.clip_grads_with_norm_(kind, norm, total)
+        return total
 
     def full_parameters(self) -> dict[str, Tensor]:
         """By GPT-2's own names, with Conv1D's orientation."""

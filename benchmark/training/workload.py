@@ -73,6 +73,9 @@ class Workload:
         model.config.use_cache = False
         if settings.dropout is not None:
             set_dropout(model, settings.dropout)
+            for module in model.modules():
+                if isinstance(getattr(module, "dropout", None), float):  # T5's attention keeps a number
+                    module.dropout = settings.dropout  # type: ignore[assignment]
         model.train()
         return model
 

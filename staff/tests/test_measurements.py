@@ -39,6 +39,7 @@ SMALL = {
     r"make demo-cluster|cluster\.ladder --nodes": "-m cluster.ladder --nodes 2 --random_bert 1M --iterations 2",
     r"benchmark\.run": "-m benchmark.run --workers 2 --max_steps 4 --dropped 1",
     r"benchmark\.compare": "-m benchmark.compare --workers 2 --max_steps 5 --only fsdp",
+    r"benchmark\.prove": "-m benchmark.prove --strategy ddp",
     r"benchmark\.accounting": "-m benchmark.accounting --workers 2 --only ddp",
     r"benchmark\.accounting .*--emulated": "-m benchmark.accounting --workers 2 --only ddp --emulated",
     r"benchmark\.sweep": "-m benchmark.sweep --strategies single --batch_sizes 1 --workers 1 --steps 3",

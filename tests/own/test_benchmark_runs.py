@@ -35,57 +35,25 @@ def result_of(done) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_all_strategies_train_as_one_worker_does(tmp_path):
-    """20 steps in fp32: losses to 5e-6, gathered parameters to 1e-5."""
+def test_all_strategies_are_timed_beside_each_other_and_train_as_one_worker_does(tmp_path):
+    """20 steps in fp32: losses to 5e-6; that the gradients are right is test_prove.py's business."""
     pytest.importorskip("deepspeed")
     done = run("-m", "benchmark.compare", "--workers", "2", "--output_dir", tmp_path / "c", timeout=TOO_LONG)
 
     rows = {row["strategy"]: row for row in result_of(done)["rows"]}
 
-    assert len(rows) == 18  # 16 strategies, and twice ddp again
-    assert all(row["loss_difference"] <= 5e-6 for row in rows.values()), rows
-    assert all(row["parameter_difference"] <= 1e-5 for row in rows.values()), rows
+    assert len(rows) == 21  # 18 strategies, single, ddp again and ddp metered
+    assert all(row["gradient"] == "ok" and row["loss_difference"] <= 5e-6 for row in rows.values()), rows
     assert rows["single"]["last_loss"] < 7.0
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    ["fsdp", "pipeline", "own_overlap", "own_zero3", "own_1f1b", slow("own_ring"), slow("own_zero2"), slow("tensor")],
-)
-def test_accumulated_steps_are_those_of_a_larger_batch(strategy, tmp_path):
-    flags = ["--max_steps", "4", "--only", strategy, "--base", strategy, "--workers", "2"]
-    done = run(
-        *["-m", "benchmark.compare", *flags, "--accumulation", "2", "--output_dir", tmp_path / "c"], timeout=TOO_LONG
-    )
-
-    rows = result_of(done)["rows"]
-
-    assert all(row["loss_difference"] <= 5e-6 for row in rows), rows
-    assert all(row["parameter_difference"] <= 1e-5 for row in rows), rows
-
-
-@pytest.mark.parametrize("grid", ["data=2,tensor=2", slow("pipeline=2,tensor=2"), slow("pipeline=2,data=2")])
-def test_a_grid_trains_as_one_worker_does(grid, tmp_path):
-    flags = ["--max_steps", "4", "--only", "own_grid", "--grid", grid, "--base", "single", "--workers", "4"]
-    flags += ["--weight_decay", "0.1", "--max_grad_norm", "0.5"]
-    done = run("-m", "benchmark.compare", *flags, "--output_dir", tmp_path / "c", timeout=TOO_LONG)
-
-    rows = {row["strategy"]: row for row in result_of(done)["rows"]}
-
-    assert rows["own_grid"]["loss_difference"] <= 5e-6, rows
-    assert rows["own_grid"]["parameter_difference"] <= 1e-5, rows
-
-
-def test_buckets_of_a_chosen_size_train_as_one_worker_does(tmp_path):
+def test_buckets_of_a_chosen_size_are_right(tmp_path):
     """The backward passes that are timed leave nothing behind, and all ranks choose the same."""
-    flags = ["--only", "own_overlap", "--bucket_mb", "auto", "--accumulation", "2", "--max_steps", "5"]
-    done = run(*["-m", "benchmark.compare", *flags, "--workers", "2", "--output_dir", tmp_path / "c"], timeout=TOO_LONG)
-
-    rows = {row["strategy"]: row for row in result_of(done)["rows"]}
+    flags = ["--strategy", "own_overlap", "--bucket_mb", "auto", "--workers", "2"]
+    done = run("-m", "benchmark.prove", *flags, "--output_dir", tmp_path / "c", timeout=TOO_LONG)
 
     assert "own_overlap: buckets of " in done.stderr
-    assert rows["own_overlap"]["loss_difference"] <= 5e-6, rows
-    assert rows["own_overlap"]["parameter_difference"] <= 1e-5, rows
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_run_writes_its_table_its_files_and_one_json_line(tmp_path):

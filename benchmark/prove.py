@@ -1,0 +1,178 @@
+"""The proof that a strategy computes the right gradient; a wrong one is named, and the exit code is 1.
+
+    python -m benchmark.prove                                                  # all strategies that run here
+    python -m benchmark.prove --strategy zero2,fsdp --accumulation 4 --precision bf16 --workers 3
+    python -m benchmark.prove --engine my_engine.py:MyEngine                   # an Engine outside of this repository
+
+Each strategy trains a small model a few times, see proof/cases.py: plain SGD without clipping, so that a factor shows,
+with accumulation, with modules that are used twice, with clipping, and with AdamW. The reference is plain PyTorch in
+fp64 on one process that takes the workers' micro-batches in turn. Compared are all parameters of all workers after
+every step, the norm by which the engine clips, the losses, and the dtype of everything that is sent.
+
+An engine of your own is a class or function `(settings, worker, model) -> Engine`, see engines/engine.py; several names
+of a file are separated by commas. --strategy then says which strategy's settings it gets (ddp). Other flags are those
+of benchmark.compare.
+"""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
+from tqdm.auto import tqdm
+
+from benchmark.arguments import parse
+from benchmark.measure.machine import environment
+from benchmark.proof.judge import Verdict
+from benchmark.proof.run import MakeEngine, Proof, Prover
+from benchmark.run import prepare, without
+from benchmark.settings import Settings
+from benchmark.strategies import STRATEGIES, why_not
+from benchmark.training.workload import load_workload
+from benchmark.workers import join, reports, start_workers
+from common.errors import InputError, exit_on_input_error
+from common.paths import atomic_write, import_file
+from common.workers.process_group import Worker, process_group
+
+CASES = 5  # of a strategy, at most
+Engines = dict[str, tuple[str, MakeEngine]]  # name -> the strategy whose settings it gets, and how it is made
+
+
+def chosen(settings: Settings, names: str, engines: str) -> tuple[Engines, list[str]]:
+    """What to prove, by name: whose settings it gets, and how it is made. And why others are left out."""
+    if engines:
+        path, _, wanted = engines.rpartition(":")
+        module = import_file(Path(path).resolve(), Path(path).stem) if path and Path(path).is_file() else None
+        missing = [name for name in wanted.split(",") if not hasattr(module, name)]
+        if missing:
+            raise InputError(f"--engine: expected FILE.py:NAME, got {engines!r}; there is no {missing[0]} in {path!r}")
+        return {name: (names or "ddp", getattr(module, name)) for name in wanted.split(",")}, []
+    found: Engines = {}
+    left_out = []
+    for name in names.split(",") if names else [name for name in STRATEGIES if name != "single"]:
+        if name not in STRATEGIES:
+            raise InputError(f"--strategy: expected names among {', '.join(STRATEGIES)}; got {name!r}")
+        reason = why_not(replace(settings, strategy=name))
+        if reason:
+            left_out.append(reason)
+        else:
+            found[name] = (name, STRATEGIES[name])
+    return found, left_out
+
+
+def prove_all(settings: Settings, worker: Worker, wanted: Engines, keep: Path | None = None) -> list[Proof]:
+    """Prove everything in turn, with a bar on the first worker; `keep` is written after each. A collective."""
+    proofs: list[Proof] = []
+    workload = load_workload(settings)
+    with tqdm(total=CASES * len(wanted), desc="proof", disable=not worker.is_first, leave=False) as bar:
+
+        def tell(what: str) -> None:
+            worker.pulse.beat()
+            bar.set_postfix_str(what)
+            bar.update()
+
+        prover = Prover(settings, worker, workload, tell)
+        for name, (strategy, make) in wanted.items():
+            proofs.append(prover.prove(name, strategy, make))
+            if keep and worker.is_first:
+                with atomic_write(keep) as file:
+                    json.dump([proof.row() for proof in proofs], file)
+    return proofs
+
+
+def table(settings: Settings, rows: list[dict]) -> str:
+    width = max([16, *(len(row["strategy"]) + 2 for row in rows)])
+    lines = [
+        f"{settings.model}, {settings.world_size} workers, {settings.batch_size} x {settings.length} tokens each, "
+        f"{settings.precision}; scale, error and norm: the largest deviation of all SGD steps",
+        f"{'strategy':<{width}}{'gradient':<44}{'scale':>8}{'error':>9}{'norm':>9}  sent in the first step",
+    ]
+    for row in rows:
+        norm = "-" if row["norm"] is None else f"{row['norm']:.4f}"
+        figures = f"{number(row['scale'], '.4f'):>8}{number(row['error'], '.1e'):>9}{norm:>9}"
+        sent: dict[str, float] = {}
+        for what, size in row["sent"].items():
+            dtype = what.split()[-1]
+            sent[dtype] = sent.get(dtype, 0.0) + size / 1e6
+        words = ", ".join(f"{size:.2f} MB {dtype}" for dtype, size in sent.items())
+        lines.append(f"{row['strategy']:<{width}}{row['gradient'][:42]:<44}{figures}  {words or '-'}")
+    return "\n".join(lines)
+
+
+def number(value: float | None, form: str) -> str:
+    return "nan" if value is None else format(value, form)
+
+
+def verdict(rows: list[dict]) -> str:
+    """What is wrong, in one line; empty if nothing is."""
+    wrong = [row["sentence"] for row in rows if row["gradient"] != "ok"]
+    return f"wrong: {'; '.join(wrong)}" if wrong else ""
+
+
+def report(settings: Settings, rows: list[dict], left_out: list[str]) -> None:
+    """Print the table and, as the last line, the figures. Exits with 1, and with what is wrong, if anything is."""
+    left_out = [*left_out, *(row["left_out"] for row in rows if row["left_out"])]
+    rows = [row for row in rows if not row["left_out"]]
+    wrong = verdict(rows)
+    result = {
+        "wrong": {row["strategy"]: row["gradient"] for row in rows if row["gradient"] != "ok"},
+        "rows": rows,
+        "left_out": left_out,
+        "environment": environment(),
+    }
+    print("\n".join([table(settings, rows), *(f"left out: {reason}" for reason in left_out), wrong or "all ok"]))
+    print(json.dumps(result), flush=True)
+    if wrong:
+        sys.exit(wrong)
+    if not rows:
+        raise InputError("nothing was proved: see left out")
+
+
+def main() -> None:
+    argv = sys.argv[1:]
+    own = {flag: argv[argv.index(flag) + 1] if flag in argv[:-1] else "" for flag in ("--strategy", "--engine")}
+    rest = without(without(argv, "--strategy"), "--engine")
+    if "RANK" not in os.environ and not any(word.startswith(("--workers", "--world_size")) for word in rest):
+        rest += ["--workers", "2"]
+    settings, workers = parse(rest, "prove", __doc__)
+    if settings.precision == "fp16":
+        raise InputError("--precision: the gradient scaler of fp16 skips steps, so prove fp32 or bf16; got fp16")
+    wanted, left_out = chosen(settings, own["--strategy"], own["--engine"])
+    kept = settings.output_dir / "proof.json"
+    if workers is None:
+        with process_group(settings, join) as worker:
+            prove_all(settings, worker, wanted, kept)
+        if reports(settings):
+            report(settings, json.loads(kept.read_text()), left_out)
+        return
+    if any(strategy.startswith("zero") for strategy, _ in wanted.values()):
+        from benchmark.engines.deepspeed import compile_operators
+
+        compile_operators()
+    load_workload(settings)  # a wrong name or empty data is said once, not by every worker
+    prepare(settings.output_dir)
+    rows: list[dict] = []
+    names = list(wanted)
+    while names:
+        kept.unlink(missing_ok=True)
+        words = ["--strategy", own["--strategy"]] if own["--strategy"] else []
+        words += ["--engine", own["--engine"].rpartition(":")[0] + ":" + ",".join(names)]
+        if not own["--engine"]:
+            words = ["--strategy", ",".join(names)]
+        code = start_workers("benchmark.prove", workers, [*without(rest, "--workers"), *words])
+        done = json.loads(kept.read_text()) if kept.exists() else []
+        rows += done
+        names = names[len(done) :]
+        if code and not done and not rows:
+            sys.exit(code)
+        if code and names:  # this one stopped all workers; the others have a launch of their own
+            rows.append(Proof(names.pop(0), [Verdict("its workers", [f"exit code {code}"])]).row())
+    report(settings, rows, left_out)
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

@@ -1,0 +1,202 @@
+"""benchmark.prove: engines that are wrong on purpose are named, right ones are not."""
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmark.arguments import parse
+from benchmark.proof.judge import FP32, change, compare
+from benchmark.proof.wire import Message, faults
+from benchmark.prove import chosen
+from cluster.launch import free_port
+from common.errors import InputError
+from common.paths import ROOT
+from tests.own.broken_engines import WRONG
+from tests.own.started_processes import run
+from tests.own.warm import Script
+
+BANK = ROOT / "tests" / "own" / "broken_engines.py"
+TOO_LONG = 900  # seconds; a busy machine
+SOME = ["one_percent", "bias_unreduced", "summed_micro_batches", "second_use_lost", "clip_half", "drifting_replica"]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="starts workers with gloo")
+
+
+def rows_of(done) -> dict[str, dict]:
+    return {row["strategy"]: row for row in json.loads(done.stdout.splitlines()[-1])["rows"]}
+
+
+def prove(*words: object, folder: Path, **options):
+    return run("-m", "benchmark.prove", *map(str, words), "--output_dir", folder, timeout=TOO_LONG, **options)
+
+
+# --- two workers that are forked from a process which has loaded torch ---
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory):
+    """The rows of a right engine and of some wrong ones."""
+    folder = tmp_path_factory.mktemp("prove")
+    words = ["--engine", f"{BANK}:Averaging,{','.join(SOME)}", "--output_dir", folder / "p", "--master_ip", "127.0.0.1"]
+    words += ["--master_port", free_port(), "--world_size", 2, "--local_rank"]
+    log = [folder / f"log{rank}" for rank in range(2)]
+    ranks = [Script(ROOT / "benchmark" / "prove.py", [*words, rank], log[rank]) for rank in range(2)]
+    try:
+        codes = [rank.wait(TOO_LONG) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert codes == [1, 0], log[0].read_text()[-2000:]
+    return {row["strategy"]: row for row in json.loads((folder / "p" / "proof.json").read_text())}
+
+
+@pytest.mark.medium
+def test_a_right_engine_is_ok(some):
+    assert some["Averaging"]["gradient"] == "ok"
+    assert all(case["of_limit"] < 0.5 for case in some["Averaging"]["cases"].values()), some["Averaging"]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", SOME)
+def test_a_wrong_engine_is_named_with_what_is_wrong(some, name):
+    assert re.search(WRONG[name][0], some[name]["sentence"]), some[name]
+
+
+# --- the whole bank, and all strategies ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_wrong_engine_of_the_bank_is_named(precision, tmp_path):
+    names = [name for name, (_, shown_by) in WRONG.items() if shown_by == precision]
+    done = prove("--engine", f"{BANK}:{','.join(names)}", "--precision", precision, folder=tmp_path / "p")
+
+    rows = rows_of(done)
+
+    assert done.returncode == 1
+    assert list(rows) == names
+    missed = {name: row["sentence"] for name, row in rows.items() if not re.search(WRONG[name][0], row["sentence"])}
+    assert missed == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_every_strategy_is_right(workers, precision, tmp_path):
+    pytest.importorskip("deepspeed")
+    done = prove("--workers", workers, "--precision", precision, folder=tmp_path / "p")
+
+    rows = rows_of(done)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(rows) == (18 if precision == "fp32" else 14)
+    assert all(row["gradient"] == "ok" for row in rows.values())
+
+
+@pytest.mark.slow
+def test_every_strategy_is_right_on_a_model_with_two_stacks(tmp_path):
+    done = prove("--strategy", "ddp,fsdp,own_zero2,own_zero3", "--model", "t5-tiny", folder=tmp_path / "p")
+
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", ["data=2,tensor=2", "pipeline=2,tensor=2", "pipeline=2,data=2"])
+def test_a_grid_is_right(grid, tmp_path):
+    done = prove("--strategy", "own_grid", "--grid", grid, "--workers", 4, folder=tmp_path / "p")
+
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_an_engine_that_stops_the_workers_is_named_and_the_others_are_proved(tmp_path):
+    words = ["--engine", f"{BANK}:hanging,Averaging", "--hang_seconds", "20"]
+    done = prove(*words, folder=tmp_path / "p")
+
+    rows = rows_of(done)
+
+    assert rows["hanging"]["gradient"] != "ok"
+    assert rows["Averaging"]["gradient"] == "ok"
+
+
+@pytest.mark.proof
+def test_compare_names_a_wrong_strategy_times_the_others_and_exits_with_1(tmp_path):
+    pytest.importorskip("tensorboard")
+    code = (
+        "import sys; sys.path.insert(0, '.'); import common.workers.environment\n"
+        "from tests.own.broken_engines import doubled\n"
+        "from benchmark.strategies import STRATEGIES\n"
+        "STRATEGIES['own_ring'] = doubled\n"
+        "from benchmark import compare; compare.main()\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    words = ["--only", "own_ring", "--max_steps", "5", "--output_dir", tmp_path / "c"]
+    done = run("-m", "cluster.launch", "--workers", "2", "--", script, *words, timeout=TOO_LONG)
+
+    rows = {row["strategy"]: row for row in json.loads((tmp_path / "c/comparison.json").read_text())["rows"]}
+
+    assert done.returncode == 1
+    assert rows["own_ring"]["gradient"] == "x 2.0000 (every parameter)"
+    assert "ratio" not in rows["own_ring"]
+    assert rows["ddp"]["gradient"] == "ok"
+    assert "wrong: own_ring with accumulation 1: x 2.0000 (every parameter) in step 1" in done.stderr
+
+
+def test_an_engine_that_is_not_there_is_one_clear_line():
+    settings, _ = parse(["--workers", "2"], "prove")
+
+    with pytest.raises(InputError, match=r"expected FILE.py:NAME, got .*there is no no_such_engine in"):
+        chosen(settings, "", f"{BANK}:no_such_engine")
+
+
+# --- the judge alone ---
+
+
+@pytest.fixture
+def update():
+    """Parameters before a step, and the right ones after it."""
+    torch.manual_seed(1)
+    before = {name: torch.randn(8, 8, dtype=torch.float64) for name in ("transformer.a", "transformer.b", "c")}
+    return before, {name: value - torch.randn_like(value) for name, value in before.items()}
+
+
+@pytest.mark.parametrize(
+    ("factors", "says"),
+    [
+        ({"transformer.a": 1, "transformer.b": 1, "c": 1}, ""),
+        ({"transformer.a": 0.5, "transformer.b": 0.5, "c": 0.5}, "x 0.5000 (every parameter)"),
+        ({"transformer.a": 1, "transformer.b": 2, "c": 1}, "x 2.0000 (b)"),
+        ({"transformer.a": 1, "transformer.b": 1.002, "c": 1}, "x 1.0020 (b)"),
+        ({"transformer.a": 1, "transformer.b": 1, "c": math.nan}, "nan (c)"),
+    ],
+)
+def test_a_factor_is_named_with_its_parameter(update, factors, says):
+    before, after = update
+    want = change(before, after)
+    got = {name: value * factors[name] for name, value in want.items()}
+
+    assert compare(got, want, before, FP32).fault == says
+
+
+def test_a_missing_parameter_is_named(update):
+    before, after = update
+    want = change(before, after)
+
+    assert compare({name: want[name] for name in ("c", "transformer.a")}, want, before, FP32).fault == "missing (b)"
+
+
+def test_a_message_in_another_dtype_and_a_missing_gradient_are_named():
+    promised = (torch.float32, torch.bfloat16)
+    right = [Message("all_reduce", torch.float32, 4000), Message("all_gather", torch.bfloat16, 4000)]
+    a_norm = Message("all_reduce", torch.float64, 1)
+
+    assert faults([*right, a_norm], promised, 4000) == []
+    assert faults([Message("all_to_all", torch.bfloat16, 4000)], promised, 4000) == [
+        "all_to_all sends bfloat16, expected float32"
+    ]
+    assert faults(right, promised, 4001) == ["sends gradients of 4000 elements, expected 4001"]
