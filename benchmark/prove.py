@@ -26,6 +26,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 from tqdm.auto import tqdm
 
 from benchmark.arguments import parse
+from benchmark.engines.operators import compile_operators
 from benchmark.measure.machine import environment
 from benchmark.proof.judge import Verdict
 from benchmark.proof.run import MakeEngine, Proof, Prover
@@ -149,10 +150,7 @@ def main() -> None:
         if reports(settings):
             report(settings, json.loads(kept.read_text()), left_out)
         return
-    if any(strategy.startswith("zero") for strategy, _ in wanted.values()):
-        from benchmark.engines.deepspeed import compile_operators
-
-        compile_operators()
+    compile_operators([strategy for strategy, _ in wanted.values()], settings.no_cuda)
     load_workload(settings)  # a wrong name or empty data is said once, not by every worker
     prepare(settings.output_dir)
     rows: list[dict] = []
