@@ -66,7 +66,7 @@ def chosen(settings: Settings, names: str, engines: str) -> tuple[Engines, list[
 
 
 def prove_all(settings: Settings, worker: Worker, wanted: Engines, keep: Path | None = None) -> list[Proof]:
-    """Prove everything in turn, with a bar on the first worker; `keep` is written after each. A collective."""
+    """Prove everything in turn, with a bar on the first worker; `keep` is written there after each. A collective."""
     proofs: list[Proof] = []
     workload = load_workload(settings)
     with tqdm(total=CASES * len(wanted), desc="proof", disable=not worker.is_first, leave=False) as bar:
@@ -77,12 +77,17 @@ def prove_all(settings: Settings, worker: Worker, wanted: Engines, keep: Path | 
             bar.update()
 
         prover = Prover(settings, worker, workload, tell)
+        save(keep, proofs)
         for name, (strategy, make) in wanted.items():
             proofs.append(prover.prove(name, strategy, make))
-            if keep and worker.is_first:
-                with atomic_write(keep) as file:
-                    json.dump([proof.row() for proof in proofs], file)
+            save(keep, proofs)
     return proofs
+
+
+def save(path: Path | None, proofs: list[Proof]) -> None:
+    if path:
+        with atomic_write(path) as file:
+            json.dump([proof.row() for proof in proofs], file)
 
 
 def table(settings: Settings, rows: list[dict]) -> str:
@@ -146,7 +151,7 @@ def main() -> None:
     kept = settings.output_dir / "proof.json"
     if workers is None:
         with process_group(settings, join) as worker:
-            prove_all(settings, worker, wanted, kept)
+            prove_all(settings, worker, wanted, kept if worker.is_first else None)
         if reports(settings):
             report(settings, json.loads(kept.read_text()), left_out)
         return
@@ -165,7 +170,7 @@ def main() -> None:
         done = json.loads(kept.read_text()) if kept.exists() else []
         rows += done
         names = names[len(done) :]
-        if code and not done and not rows:
+        if code and not kept.exists():  # the workers have not even met
             sys.exit(code)
         if code and names:  # this one stopped all workers; the others have a launch of their own
             rows.append(Proof(names.pop(0), [Verdict("its workers", [f"exit code {code}"])]).row())
