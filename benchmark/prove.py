@@ -28,8 +28,8 @@ from tqdm.auto import tqdm
 from benchmark.arguments import parse
 from benchmark.engines.operators import compile_operators
 from benchmark.measure.machine import environment
-from benchmark.proof.judge import Verdict
-from benchmark.proof.run import MakeEngine, Proof, Prover
+from benchmark.proof.judge import CaseResult
+from benchmark.proof.prover import MakeEngine, Proof, Prover
 from benchmark.run import prepare, without
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
@@ -173,7 +173,7 @@ def main() -> None:
         if code and not kept.exists():  # the workers have not even met
             sys.exit(code)
         if code and names:  # this one stopped all workers; the others have a launch of their own
-            rows.append(Proof(names.pop(0), [Verdict("its workers", [f"exit code {code}"])]).row())
+            rows.append(Proof(names.pop(0), [CaseResult("its workers", [f"exit code {code}"])]).row())
     report(settings, rows, left_out)
 
 

@@ -122,7 +122,7 @@ class ShardedBlock:
              [3] Start a reduce_scatter (in fp32: it adds in the dtype of its tensors) or an all_to_all that does not
                  wait. Keep the handle in `sending`, and both tensors until it is done.
         """
-        if self.missing and self.gathering is not None:  # no gradient came, and the gather still writes
+        if self.missing and self.gathering is not None:  # it has no gradient, and its gather still writes
             self.wait()
         # TODO(cos598d) b.10: steps [1] to [3] (about 4 lines)
         # BEGIN SOLUTION b.10

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from benchmark.proof.cases import Case, Reference
-from benchmark.proof.wire import Message, by_kind
+from benchmark.proof.wire import SentMessage, by_kind
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Observed:
     parameters: list[dict[str, Tensor]] = field(default_factory=list)
     norms: list[float | None] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    sent: list[Message] | None = None
+    sent: list[SentMessage] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CaseResult:
     """A case's faults, the gravest first, and its figures."""
 
     case: str
@@ -81,7 +81,7 @@ class Verdict:
 
 def judge(
     case: Case, precision: str, right: Reference, observed: Observed, norms: list[list[float | None]], more: list[str]
-) -> Verdict:
+) -> CaseResult:
     """Compare a case with its reference. norms: of each worker, step by step. more: faults found elsewhere."""
     allowed = limits(case, precision)
     ends = list(range(1, case.steps + 1)) if case.optimizer == "sgd" else [case.steps]
@@ -105,7 +105,7 @@ def judge(
             faults.append(f"loss {loss:.5f} instead of {expected:.5f} in step {step}")
     shown = max(updates, key=lambda update: -math.inf if math.isnan(update.error) else update.error)
     worst = max(updates, key=lambda update: update.worst).worst
-    return Verdict(case.name, faults, shown.scale, shown.error, norm, worst, by_kind(observed.sent or []))
+    return CaseResult(case.name, faults, shown.scale, shown.error, norm, worst, by_kind(observed.sent or []))
 
 
 def start(got: dict[str, Tensor], want: dict[str, Tensor], allowed: float) -> list[str]:

@@ -13,7 +13,7 @@ SMALL = 1000  # elements of a message; norms and flags have any dtype
 
 
 @dataclass(frozen=True)
-class Message:
+class SentMessage:
     """A collective of this worker. elements: of its input. carries: gradients or parameters."""
 
     name: str
@@ -34,7 +34,7 @@ def newest() -> int:
     return max((entry["record_id"] for entry in entries()), default=-1)
 
 
-def messages(after: int) -> list[Message] | None:
+def messages(after: int) -> list[SentMessage] | None:
     """The floating-point collectives after this number; None where torch has no recorder, or has forgotten some."""
     recorded, found = entries(), []
     if not recorded or recorded[0]["record_id"] > after + 1:
@@ -45,7 +45,7 @@ def messages(after: int) -> list[Message] | None:
             for shape, dtype in zip(entry["input_sizes"], entry["input_dtypes"], strict=False):
                 kind = DTYPES.get(dtype.removeprefix("torch."))
                 if kind is not None:
-                    found.append(Message(name, kind, math.prod(shape)))
+                    found.append(SentMessage(name, kind, math.prod(shape)))
     return found
 
 
@@ -60,7 +60,7 @@ def entries() -> list[dict[str, Any]]:
     return recorded
 
 
-def faults(sent: Sequence[Message], promised: tuple[torch.dtype, torch.dtype], elements: int) -> list[str]:
+def faults(sent: Sequence[SentMessage], promised: tuple[torch.dtype, torch.dtype], elements: int) -> list[str]:
     """What is sent in another dtype than promised (of gradients, of parameters), or not at all.
 
     elements: how many gradients a step has to send at least.
@@ -82,7 +82,7 @@ def word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def by_kind(sent: Sequence[Message]) -> dict[str, int]:
+def by_kind(sent: Sequence[SentMessage]) -> dict[str, int]:
     """Bytes of a step's inputs, by collective and dtype."""
     found: dict[str, int] = {}
     for message in sent:

@@ -19,6 +19,7 @@ def no_cuda_for(workers: int) -> list[str]:
     """Return --no_cuda if `workers` workers on this machine cannot have a GPU each: for runs that are compared."""
     if not nvidia_driver():
         return []
-    from common.workers.gpus import count_gpus
+    import torch  # imported here, because it takes seconds
 
-    return ["--no_cuda"] if count_gpus() < workers else []
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ["--no_cuda"] if gpus < workers else []

@@ -193,8 +193,8 @@ DEADLOCKS = {
         "rank 2 has already returned",
     ),
     "ring with two right neighbours": (
-        "to, of = (rank + 1) % n, (rank + 1) % n\n"
-        "[w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, g, to), dist.P2POp(dist.irecv, g, of)])]",
+        "to, t = (rank + 1) % n, 0 * g\n"
+        "[w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, g, to), dist.P2POp(dist.irecv, t, to)])]",
         "deadlock: rank 0 waits in send #1 to rank 1 (task/run.py:8); rank 1 waits in send #1 to rank 2 (:8); "
         "rank 2 waits in send #1 to rank 0 (:8)",
     ),

@@ -11,7 +11,7 @@ import torch
 
 from benchmark.arguments import parse
 from benchmark.proof.judge import FP32, change, compare
-from benchmark.proof.wire import Message, faults
+from benchmark.proof.wire import SentMessage, faults
 from benchmark.prove import chosen
 from cluster.launch import free_port
 from common.errors import InputError
@@ -192,11 +192,11 @@ def test_a_missing_parameter_is_named(update):
 
 def test_a_message_in_another_dtype_and_a_missing_gradient_are_named():
     promised = (torch.float32, torch.bfloat16)
-    right = [Message("all_reduce", torch.float32, 4000), Message("all_gather", torch.bfloat16, 4000)]
-    a_norm = Message("all_reduce", torch.float64, 1)
+    right = [SentMessage("all_reduce", torch.float32, 4000), SentMessage("all_gather", torch.bfloat16, 4000)]
+    a_norm = SentMessage("all_reduce", torch.float64, 1)
 
     assert faults([*right, a_norm], promised, 4000) == []
-    assert faults([Message("all_to_all", torch.bfloat16, 4000)], promised, 4000) == [
+    assert faults([SentMessage("all_to_all", torch.bfloat16, 4000)], promised, 4000) == [
         "all_to_all sends bfloat16, expected float32"
     ]
     assert faults(right, promised, 4001) == ["sends gradients of 4000 elements, expected 4001"]

@@ -16,6 +16,7 @@ def engine(folder: Path, strategy: str, world_size: int = 2, precision: str = "f
     settings = SimpleNamespace(
         strategy=strategy, precision=precision, learning_rate=1e-4, adam_epsilon=1e-8, weight_decay=0.1, accumulation=2,
         max_grad_norm=1.0, batch_size=4, world_size=world_size, grid="pipeline=2,tensor=2", bucket_mb=4.0,
+        optimizer="adamw",
     )  # fmt: skip
     for rank in (0, world_size - 1):
         with fake_gpu(1), joined(rank, world_size):

@@ -49,7 +49,7 @@ SETTINGS = SimpleNamespace(
     strategy="dp", precision="bf16", learning_rate=1e-4, adam_epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0,
     deepspeed_config=None, accumulation=1, batch_size=1, examples_per_step=1, world_size=1, backend="nccl",
     max_steps=12, dropped=2, eval_every=0, checkpoint_every=0, warmup_steps=0, cosine=False, keep_trace=False,
-    resume=False, output_dir=ROOT,
+    resume=False, output_dir=ROOT, optimizer="adamw",
 )  # fmt: skip
 
 

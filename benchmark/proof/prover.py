@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmark.engines.engine import Engine
 from benchmark.proof import wire
 from benchmark.proof.cases import Case, Reference, built, cases, reference
-from benchmark.proof.judge import Observed, Verdict, judge
+from benchmark.proof.judge import CaseResult, Observed, judge
 from benchmark.settings import Settings
 from benchmark.training.workload import Workload
 from common.errors import InputError
@@ -27,7 +27,7 @@ class Proof:
     """What is known about an engine after its cases. left_out: why it cannot be proved here."""
 
     name: str
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[CaseResult] = field(default_factory=list)
     left_out: str = ""
 
     @property
@@ -89,14 +89,14 @@ class Prover:
             ends: list[tuple[str, bool]] = [("", False)] * self.worker.world_size
             dist.all_gather_object(ends, (error, bool(proof.left_out or (verdict and verdict.faults))))
             if error := next((error for error, _ in ends if error), ""):
-                verdict = Verdict(case.name, [error])
+                verdict = CaseResult(case.name, [error])
             proof.verdicts += [verdict] if verdict else []
             if error or any(ended for _, ended in ends):
                 break
         gc.collect()  # engines have hooks, and so circles
         return proof
 
-    def run(self, case: Case, settings: Settings, make: MakeEngine) -> Verdict | None:
+    def run(self, case: Case, settings: Settings, make: MakeEngine) -> CaseResult | None:
         """One case; the first worker returns the verdict."""
         worker = self.worker
         if worker.is_first and case not in self.references:
