@@ -17,10 +17,10 @@ LOOPBACK = next(name for name, at in psutil.net_if_addrs().items() if any(a.addr
 
 @pytest.fixture
 def config(tmp_path):
-    """A worker on its own, at a port that is free."""
+    """A worker on its own, on the CPU, at a port that is free."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-    flags = ["--world_size", "1", "--local_rank", "0", "--master_ip", "127.0.0.1", "--master_port", port]
+    flags = ["--world_size", "1", "--local_rank", "0", "--master_ip", "127.0.0.1", "--master_port", port, "--no_cuda"]
     return parse_glue_arguments("task2b_allreduce", [*flags, "--output_dir", str(tmp_path / "run")])
 
 
