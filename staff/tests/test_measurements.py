@@ -22,7 +22,6 @@ SMALL = {
     r"task1_single/run_glue\.py": "task1_single/run_glue.py --max_steps 2",
     r"benchmark\.checks\.bare_loop": "-m benchmark.checks.bare_loop --quick",
     r"benchmark\.checks\.loop_overhead": "-m benchmark.checks.loop_overhead --quick",
-    r"benchmark\.checks\.tokenise_speed": "-m benchmark.checks.tokenise_speed --quick",
     r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
     r"benchmark\.checks\.ladder": "-m benchmark.checks.ladder_steps --quick",
     r"benchmark\.checks\.claims": "-m benchmark.checks.claims --quick",
@@ -48,7 +47,7 @@ SMALL = {
     r"benchmark\.capacity": "-m benchmark.capacity --quick",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
-IN_MAKE_BANK = [row for row in SMALL.values() if re.search("bare_loop|loop_overhead|tokenise_speed|parts tiny", row)]
+IN_MAKE_BANK = [row for row in SMALL.values() if re.search("bare_loop|loop_overhead|parts tiny", row)]
 NO_JSON = (
     "task1_single",
     "-m cluster.ladder",
