@@ -79,7 +79,7 @@ def read_documents(files: Iterable[str | Path]) -> Iterator[str]:
 
 
 def _lines(file: str) -> Iterator[str]:
-    """Yield the lines of a file, or of all files that a pattern of the hub stands for."""
+    """Yield the lines of a file, or of all files that match a pattern on the hub."""
     from datasets import load_dataset  # here: it takes a second, and only the first run with a text needs it
 
     path = file if "://" in file else str(Path(file).absolute())

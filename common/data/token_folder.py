@@ -2,7 +2,7 @@
 
 Each .bin file is one stream of ids, 16 or 32 bits each, little-endian, without a header. Every document is followed by
 the end-of-text token. A training block is the next T ids of the stream, so one folder serves every block length.
-common/cache.py makes the folder: it gets its name when it is complete, and is checked when it is opened.
+The cache (common/cache.py) makes the folder: it gets its name when it is complete, and is checked when it is opened.
 """
 
 import hashlib
