@@ -65,8 +65,6 @@ ELSEWHERE = {
     r"benchmark\.checks\.feedback": "tests/own/test_feedback_check.py runs its --quick, in make bank",
     r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
     r"benchmark\.(predict|fill_tables|checks\.gpu)": "tests/own/test_predict_curves.py and test_predict.py",
-    r"staff\.proofs\.code_measures": "test_the_command_prints_its_figures",
-    r"staff\.proofs\.feedback_lines": "test_a_student_reads_the_cause_of_a_forgotten_division_at_once",
     r"python -m pytest tests/": "the tests themselves",
     r"staff\.repeat": "test_equal_submissions_get_equal_reports",
 }
