@@ -66,21 +66,6 @@ def write(path: Path, text: str) -> None:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
-def move_old_results(out: Path) -> None:
-    """Earlier versions kept results in DIR/NAME: move them to DIR/hand_ins/NAME."""
-    old = [path.parent for path in out.glob("*/report.json")]
-    if not old:
-        return
-    with tempfile.TemporaryDirectory(dir=out, prefix=".moving-") as moving:
-        if (out / HAND_INS / "report.json").exists():  # a hand-in of this very name
-            os.rename(out / HAND_INS, Path(moving, HAND_INS))
-            old = [Path(moving, HAND_INS) if folder.name == HAND_INS else folder for folder in old]
-        (out / HAND_INS).mkdir(exist_ok=True)
-        for folder in old:
-            with contextlib.suppress(OSError):  # graded by this version as well: the new result counts
-                os.rename(folder, folder_of(out, folder.name))
-
-
 @contextlib.contextmanager
 def at_work(out: Path, part: str = "") -> Iterator[Path]:
     """Alone in `out`, or alone with this part of it, and with a scratch folder that is removed at the end.
@@ -99,8 +84,6 @@ def at_work(out: Path, part: str = "") -> Iterator[Path]:
             _lock(mine, fcntl.LOCK_EX, out)
         mine.seek(0)
         _remove_scratch(mine.read())
-        if not part:
-            move_old_results(out)
         scratch = tempfile.mkdtemp(prefix=PREFIX)
         os.chmod(scratch, 0o711)  # the sandbox's folders are in here, and their users must get to them
         try:

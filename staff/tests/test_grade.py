@@ -170,18 +170,6 @@ def test_the_longest_name_can_be_made_on_a_file_system(tmp_path):
     (tmp_path / submission.name).mkdir()
 
 
-@pytest.mark.parametrize("name", ["gradebook.csv", "index.html", "hand_ins", ".grading"])
-def test_results_of_earlier_versions_are_moved_and_no_name_is_that_of_a_class_file(tmp_path, name):
-    (tmp_path / name).mkdir()
-    for file in ("report.json", "run.json"):
-        (tmp_path / name / file).write_text('{"submission": "x"}')
-
-    result_store.move_old_results(tmp_path)
-
-    assert result_store.read(tmp_path, name).name == "x"
-    assert os.listdir(tmp_path) == ["hand_ins"]
-
-
 def test_two_graders_do_not_share_a_folder_of_results(tmp_path):
     with at_work(tmp_path / "out"):
         with pytest.raises(InputError, match="is using this folder"), at_work(tmp_path / "out"):
@@ -255,6 +243,12 @@ def test_full_marks_are_in_the_last_bin():
     bins = gradebook.histogram([row("x", ("1.1", "passed", 3, "")), row("y", ("1.1", "wrong", 3, ""))])
 
     assert (bins[0][1], bins[-1][1]) == (1, 1)
+
+
+def test_a_score_of_87_percent_is_in_the_bin_from_80_to_90():
+    bins = gradebook.histogram([row("x", ("1.1", "passed", 87, ""), ("1.2", "wrong", 13, ""))])
+
+    assert [name for name, count in bins if count] == ["80–90 %"]
 
 
 def test_what_a_terminal_could_trip_over_is_written_as_an_escape():

@@ -44,6 +44,20 @@ STUBS = {
             os._exit(7)
         signal.pause()
         """,
+    "rank_1_fails_before_rank_2": """
+        ready()
+        wait_for_all()
+        if rank == '2':
+            guard = open(f'/proc/{pid_of(1)}/stat').read().split()[3]  # its parent, which the launcher waits for
+            open(f'{folder}/known', 'w').close()
+            while os.path.exists(f'/proc/{guard}'):
+                pass
+        while not os.path.exists(f'{folder}/known'):
+            pass
+        if rank in '12':
+            os._exit(10 + int(rank))
+        signal.pause()
+        """,
     "rank_2_is_killed": """
         ready()
         if rank == '2':

@@ -49,6 +49,13 @@ def test_the_cause_is_named_even_if_a_rank_that_lost_it_ended_sooner(stub):
     assert result.returncode == 7
 
 
+def test_of_two_ranks_with_errors_of_their_own_the_first_is_the_cause(stub):
+    result = launch(stub("rank_1_fails_before_rank_2"))
+
+    assert result.stderr.splitlines()[0] == "rank 1 failed first: exit code 11"
+    assert result.returncode == 11
+
+
 def test_a_rank_ended_by_a_signal_gives_128_and_the_signal(stub):
     result = launch(stub("rank_2_is_killed"))
 

@@ -26,6 +26,7 @@ from transformers import (
 
 from common.data import sample_data
 from common.errors import InputError
+from common.models.fit import fit_model
 from common.models.load import KINDS, load_tokenizer, model_path
 from common.paths import ROOT
 from tests.own.hub_server import hub_server
@@ -419,3 +420,14 @@ def test_fine_tuning_the_tiny_bert_on_the_sample_learns_the_task_whatever_the_se
 
     record = json.loads((tmp_path / "run" / "rank0.json").read_text())
     assert record["evaluations"][-1]["metrics"]["acc"] >= 0.90
+
+
+def test_the_input_may_be_as_long_as_the_model_has_positions_and_not_longer():
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("gpt2", n_layer=1, n_embd=4, n_head=1, n_positions=8, vocab_size=10)
+    )
+    config = SimpleNamespace(dropout=None)
+
+    fit_model(model, config, range(10), length=8)
+    with pytest.raises(InputError, match="9 tokens exceed the model's 8 positions"):
+        fit_model(model, config, range(10), length=9)

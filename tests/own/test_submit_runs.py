@@ -216,3 +216,11 @@ def test_epochs_that_are_missing_get_a_folder_of_their_own(tmp_path):
     assert what == "task 1 over 3 epochs (runs/task1_single has only 1 of them)"
     epochs = "--num_train_epochs 3"  # as in the run that is there: the schedule depends on it
     assert command == f"python task1_single/run_glue.py {epochs} --dropout 0 --output_dir runs/task1_epochs"
+
+
+def test_a_run_of_one_worker_is_not_in_the_table_of_scalability(runs):
+    write_run(runs / "alone", TASK, 1)
+
+    chosen = choose(find_runs(runs.parent, runs)[0])
+
+    assert [run.workers for run in chosen.scaled] == [3]

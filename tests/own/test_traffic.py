@@ -98,6 +98,8 @@ def test_a_volume_between_readings_is_interpolated_and_one_outside_is_refused():
     assert volume(samples, 10.5, 11.5) == (50.0, 300.0)
     with pytest.raises(InputError, match="start counting earlier"):
         volume(samples, 9.0, 11.0)
+    with pytest.raises(InputError, match=r"expected counters from 11\.0 to 12\.5, got 10\.0 to 12\.0"):
+        volume(samples, 11.0, 12.5)
 
 
 def test_a_mark_beside_a_regular_reading_makes_no_peak():
