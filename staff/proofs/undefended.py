@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from grader import grading, imports, ranks
-from grader.checks import averages, bert, joining, partition_loaders, partitions, reference
+from grader.checks import bert, joining, partition_loaders, partitions, reference
 from grader.checks import start as starting
 from grader.checks.beyond.grid import groups
 from grader.checks.beyond.one_f_one_b import stages
@@ -37,6 +37,7 @@ from grader.ranks import broker, one_run, peer, referee, thread_times, zygote_pr
 from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import values
 from staff.sandbox import supervisor
+from tests.gradients import test_averaging as averaging
 
 
 def switch_off(names: Sequence[str]) -> None:
@@ -222,7 +223,7 @@ def _ranks_are_believed() -> None:
     """What a rank says of itself counts without anything beside it that is computed here."""
     replace(partitions, "texts", lambda _, count: [f"text {number}" for number in range(count)])
     for module, name in (
-        (partitions, "_must_be_exact"), (partition_loaders, "must_be_divided_at_random"), (averages, "check_used"),
+        (partitions, "_must_be_exact"), (partition_loaders, "must_be_divided_at_random"), (averaging, "check_used"),
         (joining, "check_met"), (starting, "check_met"),
         (starting, "check_counted"), (starting, "check_numbers"),
         (sampling, "check_trained_on"), (bert, "_check_logits"),

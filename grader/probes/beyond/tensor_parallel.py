@@ -1,9 +1,8 @@
-"""Runs a student's f and g, the two parallel layers, blocks of GPT-2, and squared_norm.
+"""Runs a student's blocks of GPT-2, and squared_norm.
 
 Of what is cut, a rank is given its own slices right, and noise in the others' places.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,86 +13,19 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.pytorch_utils import Conv1D
 
 from grader.inside.context import Context
+from grader.inside.tools import copy_of as copy
+from grader.inside.tools import dtype_of as kind_of
+from grader.inside.tools import own_group
 from grader.wire.values import Fields
 
-FUNCTIONS = ("to_slices", "sum_slices")
 SEED = 1  # of dropout
 Group = dist.ProcessGroup | None
 
 
 def join(context: Context) -> Group:
-    """Join, and make the groups of the argument `groups`. Returns this rank's; None if there are none: all ranks."""
+    """Join, and return this rank's group of the argument `groups`; None if there are none: all ranks."""
     context.join()
-    groups = context.arguments["groups"]
-    made = [dist.new_group(ranks) for ranks in groups]
-    return next((group for group, ranks in zip(made, groups, strict=True) if context.rank in ranks), None)
-
-
-def kind_of(value: object) -> str:
-    """The dtype of a tensor, or the name of what is none."""
-    return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else type(value).__name__
-
-
-def copy(value: object) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else None
-
-
-# --- f and g ---
-
-
-def functions(context: Context) -> Fields:
-    """Both functions, forward and backward, and both at once with two groups.
-
-    Arguments: file, groups, cases ((dtype, layout) of each); mine: cases (x and upstream of each), twice (the same).
-    """
-    lesson = context.load(context.arguments["file"])
-    mine = context.arguments["mine"]
-    group = join(context)
-    found: Fields = {name: [] for name in FUNCTIONS}
-    for name in FUNCTIONS:
-        for (dtype, layout), given in zip(context.arguments["cases"], mine["cases"], strict=True):
-            x, upstream = (laid_out(given[key].to(getattr(torch, dtype)), layout) for key in ("x", "upstream"))
-            found[name].append(one_function(context, name, getattr(lesson, name), (x, upstream), group))
-    found["twice"] = {name: twice(getattr(lesson, name), mine["twice"], group) for name in FUNCTIONS}
-    return found
-
-
-def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """The same values with other strides: expanded from one row, with holes between elements, or transposed."""
-    if layout == "expanded":
-        return tensor[:1].expand(tensor.shape)
-    if layout == "holes":
-        return torch.stack([tensor, tensor], dim=-1)[..., 0]
-    return tensor.t().contiguous().t() if layout == "transposed" else tensor.clone()
-
-
-def one_function(
-    context: Context, name: str, function: Callable[..., Any], given: tuple[Tensor, Tensor], group: Group
-) -> Fields:
-    x, upstream = given[0].requires_grad_(), given[1]
-    context.event("forward", of=name)
-    y = function(x, group)
-    context.event("backward", of=name)
-    found = {"kind": kind_of(y), "y": copy(y), "x": copy(x)}
-    if isinstance(y, Tensor):
-        (gradient,) = torch.autograd.grad(y, x, upstream)
-        found |= {"gradient": copy(gradient), "gradient kind": kind_of(gradient), "upstream": copy(upstream)}
-    context.event("ended")
-    with torch.no_grad():
-        found["without gradients"] = copy(function(x.detach(), group))
-    return found
-
-
-def twice(function: Callable[..., Any], given: list[dict[str, Tensor]], group: Group) -> list[Tensor]:
-    """The gradients of two calls, the first with this rank's group and the second with all ranks."""
-    leaves = [pair["x"].clone().requires_grad_() for pair in given]
-    made = [function(x, among) for x, among in zip(leaves, (group, None), strict=True)]
-    for y, pair in zip(made, given, strict=True):
-        y.backward(pair["upstream"])
-    return [leaf.grad.clone() for leaf in leaves if leaf.grad is not None]
-
-
-# --- layers ---
+    return own_group(context)
 
 
 def linear(weight: Tensor, bias: Tensor) -> Conv1D:
@@ -101,68 +33,6 @@ def linear(weight: Tensor, bias: Tensor) -> Conv1D:
     layer = Conv1D(weight.shape[1], weight.shape[0])
     layer.weight, layer.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
     return layer
-
-
-def layers(context: Context) -> list[Fields]:
-    """Both layers alone, and one after the other with a relu between them.
-
-    Arguments: file, groups, dtypes (of each case), passes (whether they compute as well); mine: of each case `column`
-    and `row` (weight, bias, indices, x, upstream).
-    """
-    lesson = context.load(context.arguments["file"])
-    group, found = join(context), []
-    for dtype, given in zip(context.arguments["dtypes"], context.arguments["mine"], strict=True):
-        for one in given.values():
-            one |= {name: tensor.to(getattr(torch, dtype)) for name, tensor in one.items() if name != "indices"}
-        made = {}
-        for name, kind in (("column", lesson.ColumnParallel), ("row", lesson.RowParallel)):
-            one = given[name]
-            whole = linear(one["weight"], one["bias"])
-            context.event(f"make {name}")
-            made[name] = kind(whole, one["indices"], group)
-            told = described(made[name], whole) | {"changed": changed(whole, one)}
-            if context.arguments["passes"]:
-                told |= passed(context, name, made[name], one["x"], one["upstream"])
-            found.append(told)
-        if context.arguments["passes"]:
-            pair = nn.Sequential(made["column"], nn.ReLU(), made["row"])
-            found.append(passed(context, "pair", pair, given["column"]["x"], given["row"]["upstream"]))
-    return found
-
-
-def described(module: nn.Module, whole: Conv1D) -> Fields:
-    """The parameters of a layer: their values, what shares memory with the whole layer, and what is no Parameter."""
-    theirs = {parameter.untyped_storage().data_ptr() for parameter in whole.parameters()}
-    named = dict(module.named_parameters())
-    tensors = {name: getattr(module, name, None) for name in ("weight", "bias")}
-    return {
-        "parameters": {name: copy(value) for name, value in tensors.items()},
-        "kinds": {name: kind_of(value) for name, value in tensors.items()},
-        "named": sorted(named),
-        "shared": [name for name, value in named.items() if value.untyped_storage().data_ptr() in theirs],
-        "frozen": [name for name, value in named.items() if not value.requires_grad],
-        "held": {name: value.untyped_storage().nbytes() for name, value in named.items()},
-    }
-
-
-def changed(whole: Conv1D, given: dict[str, Tensor]) -> list[str]:
-    return [name for name, value in whole.named_parameters() if not torch.equal(value.detach(), given[name])]
-
-
-def passed(context: Context, name: str, module: nn.Module, x: Tensor, upstream: Tensor) -> Fields:
-    """Forward and backward: the output and all gradients, and what came of the tensors that were given."""
-    module.zero_grad()
-    leaf, given = x.clone().requires_grad_(), upstream.clone()
-    context.event("forward", of=name)
-    y = module(leaf)
-    context.event("backward", of=name)
-    found: Fields = {"kind": kind_of(y), "y": copy(y)}
-    if isinstance(y, Tensor):
-        y.backward(given)
-        found |= {"x": copy(leaf.grad), "intact": torch.equal(leaf.detach(), x) and torch.equal(given, upstream)}
-        found["gradients"] = {name: copy(parameter.grad) for name, parameter in module.named_parameters()}
-    context.event("ended")
-    return found
 
 
 # --- a block of GPT-2 ---

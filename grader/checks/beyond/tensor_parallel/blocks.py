@@ -7,14 +7,15 @@ right is computed by transformers' own block, in a rank that loads no student's 
 import numpy as np
 
 from grader.checks import diagnosis, reference
-from grader.checks.beyond.tensor_parallel.functions import WORDS_OF_CRASHES, explain
 from grader.checks.beyond.tensor_parallel.tensor_messages import check_calls, phases
-from grader.checks.beyond.tensor_parallel.tensor_settings import PROBE, Cut, Ranks
+from grader.checks.beyond.tensor_parallel.tensor_settings import PROBE, Cut
 from grader.grading import Grade
+from grader.in_rank import explained
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.wire import drawn
 from grader.wire.values import Fields
+from tests.beyond.tensor_groups import HINTS, Ranks
 
 EXAMPLES, TOKENS = 2, 5
 STILL, RESIDUAL, BOTH = (0.0, 0.0), (0.0, 0.5), (0.4, 0.5)  # dropout of the attention, and of the residual
@@ -32,7 +33,7 @@ LITERAL: tuple[tuple[int, list[int], int, list[int]], ...] = (  # width, heads, 
     (12, [0, 1, 2], 4, [*range(36)]),
     (5, [0], 5, [*range(15)]),
 )
-CRASHES = WORDS_OF_CRASHES | {
+CRASHES = HINTS | {
     "is out of bounds for dimension": "a layer has no such row or column: c_proj has as many rows as the model is wide",
     "not enough values to unpack": "the attention cuts q, k and v apart by attention.split_size: set it to the columns "
     "of this rank's heads",
@@ -91,7 +92,7 @@ class BlockRun:
             groups=list(map(list, ranks.groups)), **told,
         )  # fmt: skip
         if verdict := grade.verdict(self.result):
-            raise explain(verdict, CRASHES)
+            raise explained(verdict, CRASHES)
 
     def _inputs(self, group: tuple[int, ...]) -> Fields:
         draw = drawn.generator(self.grade.seed, 44, self.ranks.count, *group)

@@ -6,10 +6,11 @@ import numpy as np
 
 from grader.checks import diagnosis
 from grader.checks.beyond.sharded_optimizer.sharded_run import students_call
-from grader.checks.beyond.tensor_parallel.tensor_settings import PROBE, Ranks
+from grader.checks.beyond.tensor_parallel.tensor_settings import PROBE
 from grader.grading import Grade
 from grader.wire import drawn
 from grader.wire.values import Fields
+from tests.beyond.tensor_groups import Ranks
 
 INSIDE, OUTSIDE = 3, 8
 NUMBERS = 64  # bytes of a message that holds the sum of some squares

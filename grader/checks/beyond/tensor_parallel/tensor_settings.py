@@ -1,32 +1,10 @@
-"""How many ranks work in which groups, and which columns of a block belong to whom, as literal tables."""
+"""Which columns of a block belong to whom, as literal tables."""
 
 from dataclasses import dataclass
 
-FILE = "beyond/tensor_parallel.py"
+from tests.beyond.tensor_groups import FOUR, ONE, PAIRS, THREE, TWO
+
 PROBE = "grader.probes.beyond.tensor_parallel"
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """A number of ranks in groups; without groups, all ranks together."""
-
-    count: int
-    groups: tuple[tuple[int, ...], ...] = ()
-
-    def among(self, rank: int) -> tuple[int, ...]:
-        """The group of a rank."""
-        return next((group for group in self.groups if rank in group), tuple(range(self.count)))
-
-    def words(self, rank: int) -> str:
-        """`rank 2 of 4, in the group of ranks 0, 2`"""
-        group = ", ".join(map(str, self.among(rank)))
-        return f"rank {rank} of {self.count}" + (f", in the group of ranks {group}" if self.groups else "")
-
-
-ONE, TWO, THREE, FOUR = Ranks(1), Ranks(2), Ranks(3), Ranks(4)
-PAIRS = Ranks(4, ((0, 2), (1, 3)))
-UNEVEN = Ranks(4, ((0, 1, 3), (2,)))
-ALL = (THREE, TWO, PAIRS, FOUR, UNEVEN, ONE)
 
 
 @dataclass(frozen=True)
