@@ -4,7 +4,7 @@ import pytest
 
 from grader.checks.beyond.tensor_parallel import blocks, norms, tensor_settings
 from grader.checks.beyond.tensor_parallel.blocks import BlockRun
-from tests.beyond.tensor_groups import ALL
+from tests.beyond.tensor_shared import ALL
 
 graded = pytest.mark.graded
 

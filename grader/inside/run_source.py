@@ -16,17 +16,17 @@ def run_source(context: Context) -> Any:
 
     The sources share one namespace, which is no module: no name in it can be taken for one of the student's file.
     """
-    told = context.arguments
+    arguments = context.arguments
     names: dict[str, Any] = {"__name__": "in_rank"} | {name: getattr(tools, name) for name in tools.__all__}
-    for source in told["sources"]:
+    for source in arguments["sources"]:
         code = "\n" * source["before"] + "\n".join(source["lines"])
         file = str(Path(ROOT, source["path"]))
         exec(compile(code, file, "exec", __future__.annotations.compiler_flag), names)  # annotations are not looked up
-    if told["first"]:
-        names[told["first"]](context)
-    lesson = context.load(told["file"])
-    inputs = told["mine"]
-    if told["join"]:
+    if arguments["first"]:
+        names[arguments["first"]](context)
+    lesson = context.load(arguments["file"])
+    inputs = arguments["mine"]
+    if arguments["join"]:
         context.join()
-    value = names[told["function"]](context, lesson, inputs)
+    value = names[arguments["function"]](context, lesson, inputs)
     return list(value) if isinstance(value, Iterator) else value

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from grader.calls import Message, Phase, check_messages, phases
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
-from grader.numbers import EXACT, Tolerance
+from grader.numbers import EXACT
 from grader.ranks.outcome import Result
 from grader.wire import drawn
-from tests.beyond.tensor_groups import ALL, HINTS, PAIRS, THREE, TWO, Ranks
+from tests.beyond import tensor_shared as shared
+from tests.beyond.tensor_shared import DTYPES, HINTS, PAIRS, THREE, TWO, Ranks, numbers, tolerance
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dtype_of, nn, own_group, torch
@@ -34,7 +34,6 @@ NAMES = {
 PLAIN = (("float32", "plain"), ("float64", "plain"), ("bfloat16", "plain"))  # dtype and layout of the tensors
 STRIDED = (("float32", "expanded"), ("float32", "holes"), ("float32", "transposed"))
 SHAPES = ((3, 4), (2, 5), (4, 2))  # of x, in each case
-DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}  # bytes of an element
 INSIDE, OUTSIDE = 3, 11  # of the column layer; of the row layer the other way round
 LEADING = ((2, 3), (4,), (2, 1))  # the dimensions of x before its last one, in each case
 DIRECTIONS = "f sums in backward and g in forward; the other direction passes on what it gets"
@@ -61,12 +60,8 @@ def functions(context: Context, lesson: Any, inputs: Any) -> Any:
             context.event("ended")
             with torch.no_grad():
                 case["y without graph"] = copy_of(function(x.detach(), group))
-            case |= {
-                "gradient": copy_of(gradient),
-                "gradient's dtype": dtype_of(gradient),
-                "upstream": copy_of(upstream),
-            }
-            cases.append(case)
+            cases.append(case | {"gradient": copy_of(gradient), "upstream": copy_of(upstream)})
+            cases[-1]["gradient's dtype"] = dtype_of(gradient)
         leaves = [pair["x"].clone().requires_grad_() for pair in inputs["twice"]]
         results = [function(x, among) for x, among in zip(leaves, (group, None), strict=True)]
         for y, pair in zip(results, inputs["twice"], strict=True):
@@ -97,17 +92,6 @@ def layers(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 # --- f and g ---
-
-
-def numbers(draw: np.random.Generator, dtype: str, shape: tuple[int, ...], largest: int) -> np.ndarray:
-    """Draw numbers; whole ones in bfloat16, so that every sum is exact."""
-    if dtype == "bfloat16":
-        return draw.integers(-largest, largest + 1, shape).astype(np.float64)
-    return draw.normal(size=shape).astype(np.float32).astype(np.float64)
-
-
-def tolerance(dtype: str, slack: float = 1.0) -> Tolerance:
-    return Tolerance(slack=slack / 100 if dtype == "float64" else slack)
 
 
 def mistakes_of(direction: str, tensors: list[np.ndarray], own: int, sums: bool) -> dict[str, np.ndarray]:
@@ -184,25 +168,11 @@ def check_functions_messages(grade: Grade, ranks: Ranks) -> None:
     for rank, given in enumerate(inputs):
         for (name, key), direction in (((F, "upstream"), "backward"), ((G, "x"), "forward")):
             for way in ("forward", "backward"):
-                calls = of_phase(result, rank, way, name)
+                calls = shared.of_phase(result, rank, way, name)
                 for case, tensors in zip(calls, given["cases"], strict=True):
                     payload = tensors[key] if way == direction else None
                     where = f"{NAMES[name]}, {way}, {ranks.words(rank)}"
-                    check_sum(grade, where, rank, case, payload, ranks.among(rank), DIRECTIONS)
-
-
-def of_phase(result: Result, rank: int, event: str, of: str) -> list[Phase]:
-    """Return the phases of a rank that began with this event, one for each case."""
-    return [phase for phase in phases(result, rank) if (phase.event.name, phase.event.data.get("of")) == (event, of)]
-
-
-def check_sum(
-    grade: Grade, where: str, rank: int, phase: Phase, payload: np.ndarray | None, group: tuple[int, ...], advice: str
-) -> None:
-    """A rank makes one all_reduce of `payload`, or no call where there is none; a group of one needs no call at all."""
-    message = Message("all_reduce", payload=payload, payload_is="its own part of the sum", members=group)
-    if len(group) > 1 or phase.calls:
-        check_messages(grade, where, rank, phase.calls, [] if payload is None else [message], advice)
+                    shared.check_sum(grade, where, rank, case, payload, ranks.among(rank), DIRECTIONS)
 
 
 # --- the layers ---
@@ -214,9 +184,7 @@ class WholeLayers:
     def __init__(self, seed: int, count: int, group: tuple[int, ...], case: int) -> None:
         draw, dtype, leading = drawn.generator(seed, 42, count, *group, case), list(DTYPES)[case], LEADING[case]
         ends = sorted(draw.choice(np.arange(1, OUTSIDE), len(group) - 1, replace=False))
-        self.parts = np.split(
-            draw.permutation(OUTSIDE), ends
-        )  # the indices of each member: unsorted, of uneven lengths
+        self.parts = np.split(draw.permutation(OUTSIDE), ends)  # each member's indices: unsorted, of uneven lengths
         shapes = ((INSIDE, OUTSIDE), (OUTSIDE,), (OUTSIDE, INSIDE), (INSIDE,))
         self.a, self.c, self.b, self.d = (numbers(draw, dtype, shape, 2) for shape in shapes)  # x A + c, inner B + d
         sizes = (INSIDE, OUTSIDE, OUTSIDE, INSIDE)
@@ -255,12 +223,10 @@ class WholeLayers:
             words = f"it is 1/{n} of the gradient: the bias is whole on every rank, and so is its gradient"
             return right, in_g(right)[1] | {words: right / n}
 
-        in_column = {
-            "it is only this rank's part: use f before the product, so backward sums over the ranks": own_gradient
-        }
+        use_f = "it is only this rank's part: use f before the product, so backward sums over the ranks"
+        n_biases = y + (n - 1) * self.d
         in_row = {
-            f"the bias is added {n} times: each rank adds it before the sum; add it once, after g": y
-            + (n - 1) * self.d,
+            f"the bias is added {n} times: each rank adds it before the sum; add it once, after g": n_biases,
             "the bias is missing": y - self.d,
             "it is only this rank's part of the sum: use g after the product": own + self.d,
             "the sum was divided by the number of ranks": (y - self.d) / n + self.d,
@@ -268,7 +234,7 @@ class WholeLayers:
         return {
             "column": {
                 "y": (h[..., part], {"the bias is missing": (self.x @ self.a)[..., part]}),
-                "x": (up @ self.a.T, in_column),
+                "x": (up @ self.a.T, {use_f: own_gradient}),
                 "weight": (outer(self.x, up)[:, part], {}),
                 "bias": (total(up)[part], {}),
             },
@@ -309,9 +275,8 @@ class LayersRun:
             for group in map(ranks.among, range(ranks.count))
         }
         self.inputs = [[self._given(rank, case) for case in range(len(DTYPES))] for rank in range(ranks.count)]
-        self.result = run(
-            grade, layers, self.inputs, HINTS, dtypes=list(DTYPES), groups=ranks.groups, computes=computes
-        )
+        arguments = {"dtypes": list(DTYPES), "groups": ranks.groups, "computes": computes}
+        self.result = run(grade, layers, self.inputs, HINTS, **arguments)
 
     def whole(self, rank: int, case: int) -> tuple[WholeLayers, int]:
         """Return the layers of a rank's group, and its place in that group."""
@@ -353,11 +318,11 @@ class LayersRun:
         ways = [(event, name) for name in ("column", "row") for event in ("__init__", "forward", "backward")]
         for rank in range(self.ranks.count):
             for event, name in ways:
-                for case, phase in enumerate(of_phase(self.result, rank, event, name)):
+                for case, phase in enumerate(shared.of_phase(self.result, rank, event, name)):
                     whole, member = self.whole(rank, case)
                     dtype, payload = list(DTYPES)[case], whole.products(member).get((event, name))
                     where = f"{NAMES[name]}, {event}, {self.ranks.words(rank)}, {dtype}"
-                    check_sum(self.grade, where, rank, phase, payload, self.ranks.among(rank), ONE_SUM)
+                    shared.check_sum(self.grade, where, rank, phase, payload, self.ranks.among(rank), ONE_SUM)
                     if strange := next((call for call in phase.calls if call.dtype != dtype), None):
                         words = f"the message is of {strange.dtype}, expected {dtype}: more bytes than needed"
                         self.grade.fail(f"{where}: {words}")
@@ -366,29 +331,27 @@ class LayersRun:
 def expected_slices(name: str, dtype: str, given: Mapping[str, np.ndarray]) -> dict[str, Expected]:
     """Return what a layer must keep of the whole layer that it is given."""
     part, axis = given["indices"], 1 if name == "column" else 0
-    right = {
-        "weight": np.take(given["weight"], part, axis),
-        "bias": given["bias"][part] if name == "column" else given["bias"],
-    }
-    expected = {
-        f"{key}'s class": Expected("Parameter", f"expected a Parameter in self.{key}, got {{got}}: Parameter(...)")
-        for key in right
-    }
+    right = {"weight": np.take(given["weight"], part, axis), "bias": given["bias"]}
+    if name == "column":
+        right["bias"] = given["bias"][part]
+    expected = {}
+    for key in right:
+        message = f"expected a Parameter in self.{key}, got {{got}}: Parameter(...)"
+        expected[f"{key}'s class"] = Expected("Parameter", message)
     expected["more"] = Expected([], "the layer has a parameter {got}: a rank keeps its own slices and no more")
     expected["frozen"] = Expected([], "{got} requires no gradient, so it cannot be trained")
     for key, value in right.items():
         cut = key == "weight" or name == "column"  # the bias of a RowParallel is whole, and may be the layer's own
         mistakes = wrong_slices(name, key, given, axis if key == "weight" else 0) if cut else {}
-        no_row = (
-            "" if cut else "the bias of a RowParallel is the layer's own, whole and not divided: it belongs to no row"
-        )
+        no_row = "the bias of a RowParallel is the layer's own, whole and not divided: it belongs to no row"
         called = f"{key} (its indices are {part.tolist()})"
-        expected[key] = Expected(value, no_row, called, mistakes, tolerance=EXACT)
+        expected[key] = Expected(value, "" if cut else no_row, called, mistakes, tolerance=EXACT)
         expected[f"{key}'s dtype"] = Expected(dtype, f"{key} is of {{got}}, expected the dtype of the layer")
         if cut:
-            shares = f"{key} shares its memory with the whole layer, which stays in memory for it"
-            copy = "copy the slice, clone()"
-            message = f"{shares}: expected {{expected}} bytes of its own, got a view of {{got}}; {copy}"
+            message = (
+                f"{key} shares its memory with the whole layer, which stays in memory for it: expected {{expected}} "
+            )
+            message += "bytes of its own, got a view of {got}; copy the slice, clone()"
             expected[f"{key} bytes"] = Expected(value.size * DTYPES[dtype], message)
     return expected | {"changed": Expected([], "the whole layer's {got} is changed: it is the caller's")}
 
@@ -409,7 +372,7 @@ def wrong_slices(name: str, key: str, given: Mapping[str, np.ndarray], axis: int
 
 @graded("b.11", points=1)
 def test_f_and_g_sum_in_one_direction_and_pass_on_in_the_other(grade: Grade) -> None:
-    for ranks in ALL:
+    for ranks in shared.ALL:
         check_functions(grade, ranks)
     check_functions(grade, TWO, STRIDED)
 
@@ -423,13 +386,13 @@ def test_only_one_tensor_travels_in_each_direction(grade: Grade) -> None:
 @graded("b.11", points=1)
 def test_a_rank_keeps_copies_of_its_columns_or_rows(grade: Grade) -> None:
     grade.imports_only_allowed(FILE)
-    for ranks in ALL:
+    for ranks in shared.ALL:
         LayersRun(grade, ranks, computes=False).check_kept()
 
 
 @graded("b.11", points=1)
 def test_both_layers_compute_what_one_worker_computes(grade: Grade) -> None:
-    for ranks in ALL:
+    for ranks in shared.ALL:
         layers_run = LayersRun(grade, ranks, computes=True)
         layers_run.check_computed()
         layers_run.check_messages()

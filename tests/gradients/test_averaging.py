@@ -61,22 +61,22 @@ Gradients = list[list[list[Any]]]  # [rank][call][parameter], None where there i
 @in_rank
 def average(context: Context, lesson: Any, inputs: Any) -> Any:
     """Call the student's function on this rank's gradients; yield what it leaves, after each call."""
-    told, weight = context.arguments, inputs["weight"]
-    dtype = getattr(torch, told["dtype"])
+    arguments, weight = context.arguments, inputs["weight"]
+    dtype = getattr(torch, arguments["dtype"])
     context.scatter()
     parameters = [
-        nn.Parameter(torch.full(shape, weight, dtype=dtype), requires_grad=k not in told["frozen"])
-        for k, shape in enumerate(told["shapes"])
+        nn.Parameter(torch.full(shape, weight, dtype=dtype), requires_grad=k not in arguments["frozen"])
+        for k, shape in enumerate(arguments["shapes"])
     ]
     half = (len(parameters) + 1) // 2
-    first = parameters[:half] + parameters[-1:] * told["tied"]
+    first = parameters[:half] + (parameters[-1:] if arguments["tied"] else [])
     model = nn.ModuleList([nn.ParameterList(first), nn.ParameterList(parameters[half:])])
     for gradients in inputs["gradients"]:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.to(dtype).clone()
         with unchanged(model) as changed:
             context.event("begin")
-            if told["calls"] == "sync_gradients":
+            if arguments["calls"] == "sync_gradients":
                 lesson.sync_gradients(model, context.world_size)
             else:
                 lesson.average_gradients(model)
@@ -104,11 +104,6 @@ class OneParameter(NamedTuple):
     def own(self) -> np.ndarray:
         return self.all[self.rank]
 
-    @property
-    def weights(self) -> list[float]:
-        """The value of every element of the parameter itself, on each rank."""
-        return [drawn.weight(rank) for rank in range(self.ranks)]
-
     def filled(self, value: float) -> np.ndarray:
         return np.full(self.all.shape[1:], value)
 
@@ -117,38 +112,24 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # what the rank is left 
     "the gradient is None: dist.all_reduce works in place and returns no tensor, so do not assign its result":
         lambda g: None,
     "every worker still has its own gradient, which was never passed to a collective: do you send param.grad, and do "
-    "you also send the last bucket?":
-        lambda g: g.filled(np.inf) if g.was_sent else g.own,
+    "you also send the last bucket?": lambda g: g.filled(np.inf) if g.was_sent else g.own,
     "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size?":
         lambda g: g.all.sum(0),
-    "every worker still has its own gradient: the result did not get into param.grad":
-        lambda g: g.own,
-    "it is the worker's own gradient divided by world_size: nothing was summed":
-        lambda g: g.own / g.ranks,
-    "it is rank 0's gradient: it was distributed without averaging":
-        lambda g: g.all[0],
-    "rank 0's own gradient is missing from the sum":
-        lambda g: g.all[1:].sum(0) / g.ranks,
-    "rank 0's own gradient is missing from the mean":
-        lambda g: g.all[1:].mean(0),
-    "the sum was divided by world_size twice":
-        lambda g: g.all.mean(0) / g.ranks,
-    "every gradient is zero: was it zeroed before or after averaging?":
-        lambda g: g.filled(0),
-    "all elements are equal: the mean was also taken over the elements (use dim=0)":
-        lambda g: g.filled(g.all.mean()),
-    "the sum is divided by 2, whatever world_size is":
-        lambda g: g.all.sum(0) / 2,
-    "the sum is divided by 4, whatever world_size is":
-        lambda g: g.all.sum(0) / 4,
-    "the sum was divided by the rank, not by the number of workers":
-        lambda g: g.all.sum(0) / g.rank,
-    "the division rounds down: // is for whole numbers":
-        lambda g: g.all.sum(0) // g.ranks,
-    "it is the largest of the workers' gradients and not their mean":
-        lambda g: g.all.max(0),
+    "every worker still has its own gradient: the result did not get into param.grad": lambda g: g.own,
+    "it is the worker's own gradient divided by world_size: nothing was summed": lambda g: g.own / g.ranks,
+    "it is rank 0's gradient: it was distributed without averaging": lambda g: g.all[0],
+    "rank 0's own gradient is missing from the sum": lambda g: g.all[1:].sum(0) / g.ranks,
+    "rank 0's own gradient is missing from the mean": lambda g: g.all[1:].mean(0),
+    "the sum was divided by world_size twice": lambda g: g.all.mean(0) / g.ranks,
+    "every gradient is zero: was it zeroed before or after averaging?": lambda g: g.filled(0),
+    "all elements are equal: the mean was also taken over the elements (use dim=0)": lambda g: g.filled(g.all.mean()),
+    "the sum is divided by 2, whatever world_size is": lambda g: g.all.sum(0) / 2,
+    "the sum is divided by 4, whatever world_size is": lambda g: g.all.sum(0) / 4,
+    "the sum was divided by the rank, not by the number of workers": lambda g: g.all.sum(0) / g.rank,
+    "the division rounds down: // is for whole numbers": lambda g: g.all.sum(0) // g.ranks,
+    "it is the largest of the workers' gradients and not their mean": lambda g: g.all.max(0),
     "the parameters (param.data) were averaged, not gradients":
-        lambda g: g.filled(sum(g.weights) / g.ranks),
+        lambda g: g.filled(np.mean([drawn.weight(rank) for rank in range(g.ranks)])),
 }  # fmt: skip
 
 
@@ -188,8 +169,8 @@ def averaged(grade: Grade, calls: str, ranks: int, setting: Setting) -> tuple[Re
     """Run the student's function; return the result, and the gradients that the ranks started with."""
     gradients = draw(grade, ranks, setting)
     inputs = [{"gradients": own, "weight": drawn.weight(rank)} for rank, own in enumerate(gradients)]
-    told = {"shapes": setting.shapes, "frozen": setting.frozen, "tied": setting.tied, "dtype": setting.dtype}
-    return run(grade, average, inputs, HINTS, calls=calls, **told), gradients
+    arguments = {name: getattr(setting, name) for name in ("shapes", "frozen", "tied", "dtype")}
+    return run(grade, average, inputs, HINTS, calls=calls, **arguments), gradients
 
 
 def check_mean(
@@ -200,51 +181,33 @@ def check_mean(
         result, gradients = averaged(grade, calls, ranks, setting)
         payloads = Payloads(result)
         for call in range(len(setting.without)):
-            of_call = [own[call] for own in gradients]
-            total = norm(
-                [np.mean(all_ranks, axis=0) for all_ranks in zip(*of_call, strict=True) if all_ranks[0] is not None]
-            )
-            got, expected = {}, {}
-            for rank in range(ranks):
-                got |= {(rank, name): value for name, value in result.values[rank][call].items()}
-                expected |= {
-                    (rank, name): one for name, one in _of_rank(setting, of_call, rank, payloads, total).items()
-                }
-            again = (
-                "in the second call, with different gradients: do not reuse anything from the first call\n"
-                if call
-                else ""
-            )
+            again = "in the second call, with different gradients: do not reuse anything from the first call\n"
             dtype = "" if setting.dtype == "float32" else f"gradients of {setting.dtype}: "
-            check(
-                grade,
-                f"{again}{dtype}expected the mean of {ranks} workers' gradients; on rank {{rank}}, ",
-                got,
-                expected,
-                result,
-            )
+            where = f"{again if call else ''}{dtype}expected the mean of {ranks} workers' gradients; on rank {{rank}}, "
+            got = {(rank, name): one for rank, left in enumerate(result.values) for name, one in left[call].items()}
+            check(grade, where, got, after_call(setting, [own[call] for own in gradients], payloads), result)
         must_be_own_calls(grade, result, BY_HAND)
         if by:
             must_use(grade, result, by)
 
 
-def _of_rank(
-    setting: Setting, of_call: list[list[Any]], rank: int, payloads: Payloads, total: float
-) -> dict[str, Expected]:
-    """What one rank must hold after one call."""
-    expected = {"moved": Expected([], "the parameters themselves changed: average only param.grad")}
-    for k, own in enumerate(of_call[rank]):
-        if own is None:
-            what = "is frozen" if k in setting.frozen else "had no gradient"
-            expected[f"parameter {k}"] = Expected(None, f"parameter {k} {what} on every worker, but has a gradient now")
-            continue
-        gradients = [other[k] for other in of_call]
-        limit = None if setting.dtype == "float32" else 0.04 * np.abs(gradients).max(axis=0) + 1e-6
-        expected[f"parameter {k}"] = mean_of(gradients, rank, payloads, total, limit)
-        expected[f"dtype {k}"] = Expected(
-            setting.dtype, f"parameter {k}'s gradient is of {{got}}, expected {{expected}}"
-        )
-    return expected | {"changed": Expected([], "averaging changes {got}, but must leave it unchanged")}
+def after_call(setting: Setting, gradients: list[list[Any]], payloads: Payloads) -> dict[Any, Expected]:
+    """What every rank must hold after a call. `gradients`: [rank][parameter], before it."""
+    columns = [list(column) for column in zip(*gradients, strict=True)]
+    total = norm([np.mean(column, axis=0) for column in columns if column[0] is not None])
+    expected: dict[Any, Expected] = {}
+    for rank in range(len(gradients)):
+        expected[rank, "moved"] = Expected([], "the parameters themselves changed: average only param.grad")
+        for k, column in enumerate(columns):
+            if column[0] is None:
+                message = f"parameter {k} has no gradient on any worker, or is frozen, but has a gradient now"
+                expected[rank, f"parameter {k}"] = Expected(None, message)
+                continue
+            limit = None if setting.dtype == "float32" else 0.04 * np.abs(column).max(axis=0) + 1e-6
+            expected[rank, f"parameter {k}"] = mean_of(column, rank, payloads, total, limit)
+            expected[rank, f"dtype {k}"] = Expected(setting.dtype, name=f"the dtype of parameter {k}'s gradient")
+        expected[rank, "changed"] = Expected([], "averaging changes {got}, but must leave it unchanged")
+    return expected
 
 
 def check_any_size_and_type(grade: Grade, calls: str, by: set[str] | None = None) -> None:

@@ -15,7 +15,7 @@ from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.wire import drawn
 from grader.wire.values import Fields
-from tests.beyond.tensor_groups import HINTS, Ranks
+from tests.beyond.tensor_shared import HINTS, Ranks
 
 EXAMPLES, TOKENS = 2, 5
 STILL, RESIDUAL, BOTH = (0.0, 0.0), (0.0, 0.5), (0.4, 0.5)  # dropout of the attention, and of the residual

@@ -10,7 +10,7 @@ from grader.checks.beyond.tensor_parallel.tensor_settings import PROBE
 from grader.grading import Grade
 from grader.wire import drawn
 from grader.wire.values import Fields
-from tests.beyond.tensor_groups import Ranks
+from tests.beyond.tensor_shared import Ranks
 
 INSIDE, OUTSIDE = 3, 8
 NUMBERS = 64  # bytes of a message that holds the sum of some squares

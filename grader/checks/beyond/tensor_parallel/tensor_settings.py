@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.beyond.tensor_groups import FOUR, ONE, PAIRS, THREE, TWO
+from tests.beyond.tensor_shared import FOUR, ONE, PAIRS, THREE, TWO
 
 PROBE = "grader.probes.beyond.tensor_parallel"
 

@@ -1,6 +1,15 @@
-"""What the lessons of tensor parallelism share: ranks in groups, and torch's words with what they mean there."""
+"""What the lessons of tensor parallelism share: ranks in groups, numbers, and the sum over a group."""
 
 from dataclasses import dataclass
+
+import numpy as np
+
+from grader.calls import Message, Phase, check_messages, phases
+from grader.grading import Grade
+from grader.numbers import Tolerance
+from grader.ranks.outcome import Result
+
+DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}  # bytes of an element
 
 
 @dataclass(frozen=True)
@@ -41,3 +50,28 @@ HINTS = {  # torch's words -> what they mean here
     "different shapes": "f and g act on what all ranks have: f on x, before the product with the columns; g on the "
     "product with the rows",
 }
+
+
+def numbers(draw: np.random.Generator, dtype: str, shape: tuple[int, ...], largest: int) -> np.ndarray:
+    """Draw numbers; whole ones in bfloat16, so that every sum is exact."""
+    if dtype == "bfloat16":
+        return draw.integers(-largest, largest + 1, shape).astype(np.float64)
+    return draw.normal(size=shape).astype(np.float32).astype(np.float64)
+
+
+def tolerance(dtype: str, slack: float = 1.0) -> Tolerance:
+    return Tolerance(slack=slack / 100 if dtype == "float64" else slack)
+
+
+def of_phase(result: Result, rank: int, event: str, of: str) -> list[Phase]:
+    """Return the phases of a rank that began with this event, one for each case."""
+    return [phase for phase in phases(result, rank) if (phase.event.name, phase.event.data.get("of")) == (event, of)]
+
+
+def check_sum(
+    grade: Grade, where: str, rank: int, phase: Phase, payload: np.ndarray | None, group: tuple[int, ...], advice: str
+) -> None:
+    """A rank makes one all_reduce of `payload`, or no call where there is none; a group of one needs no call at all."""
+    message = Message("all_reduce", payload=payload, payload_is="its own part of the sum", members=group)
+    if len(group) > 1 or phase.calls:
+        check_messages(grade, where, rank, phase.calls, [] if payload is None else [message], advice)
