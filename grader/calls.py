@@ -1,5 +1,6 @@
 """Judges which collectives a rank makes, and what it passes to them. All of it is what the broker has seen."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -114,7 +115,7 @@ class Message(NamedTuple):
     """One call that a rank must make: a send, a recv, or a collective.
 
     peer: of a send or recv, with what that rank is to this one; payload: the numbers, with what they are; members: the
-    group of a collective.
+    group of a collective; elements: how many numbers, where their values do not matter.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Message(NamedTuple):
     payload: np.ndarray | None = None
     payload_is: str = ""
     members: tuple[int, ...] = ()
+    elements: int | None = None
 
 
 PAIRS = {"send": ("sends to", "send to", "to"), "recv": ("receives from", "receive from", "from")}
@@ -143,15 +145,15 @@ def check_messages(
         ours = [call for call in calls if call.name == name]
         theirs = [message for message in expected if message.name == name]
         for call in ours:
-            _check_ends(grade, where, rank, call, theirs[0])
+            _check_ends(grade, where, rank, call, theirs[0], advice)
         if len(ours) != len(theirs):
             grade.fail(f"{where}: rank {rank} {name}s {len(ours)} messages, expected {len(theirs)}: {advice}")
         for number, (call, message) in enumerate(zip(ours, theirs, strict=True)):
             _check_payload(grade, f"{where}: rank {rank}", call, message, f" in round {number}" if pairs else "")
 
 
-def _check_ends(grade: Grade, where: str, rank: int, call: Call, message: Message) -> None:
-    """Fail unless a call goes to the right peer, or to the right group as a sum."""
+def _check_ends(grade: Grade, where: str, rank: int, call: Call, message: Message, advice: str) -> None:
+    """Fail unless a call goes to the right peer, or to the right group as a sum, and has the right size."""
     if message.peer is not None and call.root != message.peer:
         _, way, preposition = PAIRS[call.name]
         got = f"{call.name} {preposition} rank {call.root} ({call.where})"
@@ -160,6 +162,9 @@ def _check_ends(grade: Grade, where: str, rank: int, call: Call, message: Messag
         got, expected = (", ".join(map(str, members)) for members in (call.members, message.members))
         words = f"expected the group of ranks {expected}, got ranks {got}: pass the group on, group=..."
         grade.fail(f"{where}, {call.name} ({call.where}): {words}")
+    if message.elements is not None and math.prod(call.shape) != message.elements:
+        words = f"expected {message.elements} numbers, got {math.prod(call.shape)}"
+        grade.fail(f"{where}, {call.name} ({call.where}): {words}: {advice}")
     if call.reduce not in (None, "SUM"):
         grade.fail(f"{where}, {call.name} ({call.where}): expected a sum, got {call.reduce}")
 
