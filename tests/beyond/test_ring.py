@@ -114,18 +114,17 @@ def check_rounds(
     `values(case, chunk, way)`: what the last of the ranks on its way sends.
     """
     ranks = list(range(len(result.ranks)))
-    messages: list[list[Message]] = [[] for _ in ranks]
+    sends: list[list[Message]] = [[] for _ in ranks]
     for hop in ranks[:-1]:
         for chunk in ranks:
             way = (ranks[chunk:] + ranks[:chunk])[first:] + (ranks[chunk:] + ranks[:chunk])[:first]
             sender, receiver = way[hop], (way + way)[hop + 1]
             payload = values(case, chunk, way[: hop + 1])
-            messages[sender].append(
-                Message("send", receiver, "its right neighbour", payload, f"chunk {chunk} with {what}")
-            )
-            messages[receiver].append(Message("recv", sender, "its left neighbour"))
+            message = Message("send", receiver, "its right neighbour", payload, f"chunk {chunk} with {what}")
+            sends[sender].append(message)
     for rank in ranks:
-        check_messages(grade, where, rank, phases(result, rank)[case].calls, messages[rank], ADVICE)
+        receives = [Message("recv", ranks[rank - 1], "its left neighbour")] * len(sends[rank])
+        check_messages(grade, where, rank, phases(result, rank)[case].calls, sends[rank] + receives, ADVICE)
 
 
 # --- b.1 ---
