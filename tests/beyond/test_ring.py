@@ -135,7 +135,7 @@ def check_sums(grade: Grade, ranks: int, cases: Cases) -> Result:
     inputs = draw(grade.seed, ranks, cases)
     result = exchanged(grade, reduce_scatter, cases, inputs)
     for case, (length, dtype) in enumerate(cases):
-        whole = np.sum([own[case] for own in inputs], axis=0, dtype=np.float64)
+        whole = np.asarray(np.sum([own[case] for own in inputs], axis=0, dtype=np.float64))
         for rank, left in enumerate(values[case] for values in result.values):
             where, chunks = f"{ranks} ranks, {length} elements of {dtype}", left["chunks"]
             if isinstance(chunks, str):
@@ -170,7 +170,7 @@ def check_rounds_of_sums(grade: Grade, ranks: int) -> None:
     cuts = [slices([chunk.size for chunk in chunks["chunks"]]) for chunks in result.values[0]]
 
     def partial_sum(case: int, chunk: int, way: list[int]) -> np.ndarray:
-        return np.sum([inputs[rank][case][cuts[case][chunk]] for rank in way], axis=0, dtype=np.float64)
+        return np.asarray(np.sum([inputs[rank][case][cuts[case][chunk]] for rank in way], axis=0, dtype=np.float64))
 
     for case, (length, _) in enumerate(PLAIN):
         where = f"reduce_scatter of {length} elements on {ranks} ranks"

@@ -190,7 +190,7 @@ class BlockRun:
 
     def __init__(self, grade: Grade, ranks: Ranks, cut: Cut, dropout: tuple[float, float] = STILL) -> None:
         self.grade, self.ranks, self.cut, self.dropout = grade, ranks, cut, dropout
-        arguments = {"sizes": (cut.width, cut.heads, cut.inner), "dropout": dropout}
+        arguments: dict[str, Any] = {"sizes": (cut.width, cut.heads, cut.inner), "dropout": dropout}
         inputs = {group: self._draw(group) for group in map(ranks.among, range(ranks.count))}
         whole = {group: run_alone(grade, whole_block, [own], **arguments)[0] for group, own in inputs.items()}
         self.whole = [whole[ranks.among(rank)] for rank in range(ranks.count)]  # what one worker computes

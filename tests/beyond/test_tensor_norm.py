@@ -43,8 +43,8 @@ def mixed_model(lesson: Any, part: Tensor, inside: int, outside: int, group: Any
 @in_rank(uses=[IN_RANK, mixed_model])
 def norms(context: Context, lesson: Any, inputs: Any) -> Any:
     """Yield squared_norm of a model in each case, and the gradients that it leaves."""
-    group, sizes = own_group(context), context.arguments["sizes"]
-    model = mixed_model(lesson, inputs["part"], *sizes, group)
+    group, (inside, outside) = own_group(context), context.arguments["sizes"]
+    model = mixed_model(lesson, inputs["part"], inside, outside, group)
     for dtype, gradients in zip(context.arguments["dtypes"], inputs["gradients"], strict=True):
         model.to(getattr(torch, dtype))
         for name, parameter in model.named_parameters():
@@ -72,13 +72,13 @@ def draw_gradients(grade: Grade, ranks: Ranks, rank: int, part: np.ndarray, case
 
 def check_norm(grade: Grade, ranks: Ranks) -> None:
     """Every rank of a group gets the square of the norm, in which each parameter counts once."""
-    inputs = []
+    inputs: list[dict[str, Any]] = []
     for rank in range(ranks.count):
         group = ranks.among(rank)
         part = np.array_split(np.arange(OUTSIDE), len(group))[group.index(rank)]
         gradients = [draw_gradients(grade, ranks, rank, part, case) for case in range(len(WITHOUT))]
         inputs.append({"part": part, "gradients": gradients})
-    arguments = {"groups": ranks.groups, "sizes": (INSIDE, OUTSIDE), "dtypes": DTYPES}
+    arguments: dict[str, Any] = {"groups": ranks.groups, "sizes": (INSIDE, OUTSIDE), "dtypes": DTYPES}
     result = run(grade, norms, inputs, **arguments)
     for rank, values in enumerate(result.values):
         for case, got in enumerate(values):
