@@ -100,6 +100,8 @@ def difference(name: str, got: Any, expected: np.ndarray) -> str:
         return f"{name} {expected.shape}: expected {numbers}, got {got or 'no tensor'}"
     if np.shape(got) != expected.shape:
         return f"{name}: expected the shape {expected.shape}, got {np.shape(got)}"
+    if not expected.ndim:
+        return f"{name}: expected {float(expected):.6g}, got {float(np.asarray(got)):.6g}"
     ours, theirs = flat([got]), flat([expected])
     with np.errstate(all="ignore"):
         off = np.nan_to_num(np.abs(ours - theirs), nan=np.inf)
