@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from grader.calls import Payloads, must_be_own_calls
+from grader.call_checks import Payloads, must_be_own_calls
 from grader.checks import diagnosis, reference
 from grader.compare import check
 from grader.grading import Grade

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.medium
 SIDES = ("grader/checks/", "grader/probes/")  # a check, a probe and what they grade have one name
 FIXED = {
     "arguments": "the flags of task scripts, and of the benchmark",
-    "compare": "two commands that readers know: of the benchmark and of task 4",
+    "compare": "commands that readers know, of the benchmark and of task 4; and what the graders do with values",
     "grid": "a lesson, and what common/schedule.py imports, which students hand in",
 }
 
