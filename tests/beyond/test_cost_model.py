@@ -155,7 +155,8 @@ def check_steps(grade: Grade, names: Sequence[str]) -> None:
         if not got["kept"]:
             grade.fail("step_time changed the list of buckets: it belongs to the caller")
         if got["exposed"] < 0:
-            grade.fail(f"{where}: got {got['exposed'] / unit:.4g} seconds exposed: exposed time is never negative")
+            exposed = f"expected seconds exposed, got {got['exposed'] / unit:.4g}: exposed time is never negative"
+            grade.fail(f"{where}: {exposed}")
         in_units = {name: got[name] / unit for name in names}
         expected = {name: seconds(right[list(called).index(name)], 1.0, called[name]) for name in names}
         check(grade, f"{where}: ", in_units, expected)
