@@ -2,7 +2,7 @@
 
 import pytest
 
-from grader.checks import averages, joining
+from grader.checks import joining
 from grader.checks.training import sampling, steps, updates
 
 graded = pytest.mark.graded
@@ -61,26 +61,6 @@ def test_the_order_follows_the_seed(grade):
     sampling.check_order_follows_seed(
         shared(grade, 2, 12, 3), other, shared(grade, 2, 12, 3, max_grad_norm=CLIP), EPOCHS
     )
-
-
-@graded("2a.3", points=2)
-def test_gather_and_scatter_leave_the_mean_on_every_worker(grade):
-    averages.check_mean(grade, "sync_gradients", by=averages.GATHER_AND_SCATTER)
-
-
-@graded("2a.3", points=1)
-def test_gather_and_scatter_leave_the_mean_whatever_the_size_and_type(grade):
-    averages.check_any_size_and_type(grade, "sync_gradients", averages.GATHER_AND_SCATTER)
-
-
-@graded("2a.3", points=1)
-def test_gather_and_scatter_leave_out_what_has_no_gradient(grade):
-    averages.check_mean(grade, "sync_gradients", averages.ODD, averages.ODD_SIZES, by=averages.GATHER_AND_SCATTER)
-
-
-@graded("2a.3", points=1)
-def test_rank_0_gathers_and_scatters_every_gradient_once(grade):
-    averages.check_gather_and_scatter(grade, "sync_gradients")
 
 
 @graded("2a.3", points=1, needs=["2a.2"])

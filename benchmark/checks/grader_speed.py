@@ -29,14 +29,16 @@ from benchmark.measure.intervals import interval
 from common.paths import ROOT, import_file
 from course.table import load_course
 from grader import ranks
-from grader.checks import averages
+from grader.in_rank import PROBE
 from grader.wire import drawn
+from tests.gradients import test_averaging as averaging
 
 WORLD_SIZE, SEED = 4, 1
 FILE = "task2b_allreduce/run_glue.py"
 GRADIENTS = [drawn.gradients(SEED, rank, list(drawn.SHAPES)) for rank in range(WORLD_SIZE)]
-EACH = [[mine] for mine in GRADIENTS]  # one round
-ARGUMENTS = averages.PLAIN | {"file": FILE, "function": "sync_gradients", "each": EACH, "without": [[]]}
+EACH = [{"gradients": [own], "weight": drawn.weight(rank)} for rank, own in enumerate(GRADIENTS)]  # one call
+SETTING = {"shapes": drawn.SHAPES, "frozen": [], "tied": False, "dtype": "float32", "calls": averaging.SYNC}
+ARGUMENTS = averaging.average.arguments() | SETTING | {"file": FILE, "each": EACH}
 LEAST_RATIO, MOST_SECONDS, MOST_MIB, MOST_DEADLOCK = 10.0, 45.0, 768.0, 1.0
 PAUSE = 0.05  # seconds between two looks at the memory
 DEADLOCK = """
@@ -51,7 +53,8 @@ def go(context):
 
 def through_zygote() -> list[np.ndarray]:
     """The gradients that rank 0 is left with, by the graders' own way."""
-    return ranks.run("grader.probes.sync:average", WORLD_SIZE, ARGUMENTS).values[0][0]["grads"]
+    left = ranks.run(PROBE, WORLD_SIZE, ARGUMENTS).values[0][0]
+    return [left[f"parameter {k}"] for k in range(len(drawn.SHAPES))]
 
 
 def through_spawn(folder: Path) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from grader import numbers
 from grader.wire.drawn import LOSS_SCALE
 
 Arrays = dict[str, np.ndarray]
@@ -83,13 +84,7 @@ def clipped(arrays: Arrays, limit: float) -> Arrays:
 
 
 def close(got: np.ndarray | None, expected: np.ndarray, total: float, slack: float = 1.0) -> bool:
-    """|a - b| <= 1e-5 * norm(tensor) + 1e-7 * norm(all), element by element; never for a wrong shape or none at all.
-
-    `slack` widens both, where a rank has computed in float32 what is compared. Nothing is close to numbers whose
-    norm is infinite.
-    """
-    if got is None or np.shape(got) != np.shape(expected):
-        return False
+    """Whether every element is as expected, see grader/numbers.py. `slack` widens the limit, where a rank has computed
+    in float32 what is compared."""
     with np.errstate(invalid="ignore", over="ignore"):  # inf and nan are close to nothing
-        limit = slack * (1e-5 * np.linalg.norm(np.ravel(expected)) + 1e-7 * total)
-        return bool(np.isfinite(limit) and np.all(np.abs(np.asarray(got, np.float64) - expected) <= limit))
+        return numbers.close(got, expected, numbers.Tolerance(total, slack))

@@ -4,13 +4,16 @@ import math
 
 import numpy as np
 
+from grader.call_checks import Payloads, must_be_own_calls
 from grader.checks import diagnosis, reference
-from grader.checks.averages import check_means, must_be_by_hand
+from grader.compare import check
 from grader.grading import Grade
+from grader.numbers import norm
 from grader.ranks.calls import Call
 from grader.ranks.outcome import RankResult, Result
 from grader.wire import drawn
 from grader.wire.values import Fields
+from tests.gradients.test_averaging import BY_HAND, mean_of
 
 SETTING: Fields = {"shapes": [*map(list, drawn.SHAPES), [6, 2]], "frozen": [2], "without": [4]}
 LARGE: Fields = {"shapes": [[3], [700, 800], [2, 4]], "frozen": [], "without": []}  # 2.2 MB beside some bytes
@@ -58,7 +61,7 @@ def check_written_down(grade: Grade) -> None:
                 own = [each[rank.rank][number][k] for k in kept(setting)]
                 check_payload(grade, where, calls, own, dtype)
             _check_order(grade, f"rank {rank.rank}, --grad_dtype {dtype}", rank)
-        must_be_by_hand(grade, result)
+        must_be_own_calls(grade, result, BY_HAND)
 
 
 def _iterations(rank: RankResult) -> list[list[Call]]:
@@ -81,7 +84,7 @@ def _must_have_written(grade: Grade, result: Result) -> None:
                     f"rank {rank.rank}: {len(entries)} entries in `sent` for {len(calls)} tensors that were sent; this "
                     "test counts only when every tensor that is sent is recorded"
                 )
-    must_be_by_hand(grade, result)
+    must_be_own_calls(grade, result, BY_HAND)
 
 
 def _check_order(grade: Grade, where: str, rank: RankResult) -> None:
@@ -186,10 +189,23 @@ def check_mean(grade: Grade) -> None:
     """In fp32 nothing changes: every rank holds the mean, in every iteration, for any number of workers and size."""
     for world_size, setting in ((3, SETTING), (4, SETTING), (2, LARGE), (1, SETTING)):
         result = synced(grade, world_size, "fp32", setting)
-        each, names = inputs(grade, world_size, setting), kept(setting)
+        each, names, payloads = inputs(grade, world_size, setting), kept(setting), Payloads(result)
         for number in range(ITERATIONS):
-            got = [[value["grads"][number][k] for k in names] for value in result.values]
-            check_means(grade, result, got, [[mine[number][k] for k in names] for mine in each], names)
+            got = {
+                (r, f"parameter {k}"): value["grads"][number][k] for r, value in enumerate(result.values) for k in names
+            }
+            own = {k: [mine[number][k] for mine in each] for k in names}
+            total = norm([np.mean(gradients, axis=0) for gradients in own.values()])
+            expected = {
+                (r, f"parameter {k}"): mean_of(own[k], r, payloads, total) for r in range(world_size) for k in names
+            }
+            check(
+                grade,
+                f"expected the mean of {world_size} workers' gradients; on rank {{rank}}, ",
+                got,
+                expected,
+                result,
+            )
         for rank, value in enumerate(result.values):
             if value["moved"]:
                 grade.fail(f"the parameters themselves changed on rank {rank}: average only param.grad")

@@ -19,6 +19,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -131,7 +132,9 @@ class Zygote:
         """Fork the ranks. Each gets a temporary folder and its descriptors, which came along with the request."""
         size = request["world_size"]
         _, fds, _, _ = socket.recv_fds(self.control, 1, PER_RANK * size)
-        self._load(request["probe"], request["file"], request["given"])
+        self._load(
+            preload.needs(request["probe"], request["file"], request["preload"]), request["probe"], request["given"]
+        )
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
         if request["measures"]:
@@ -172,15 +175,15 @@ class Zygote:
             self.numbers[pid] = 1 + secrets.randbelow(NUMBERS - 1)
             _tell(pid, self.numbers[pid])
 
-    def _load(self, probe: str, file: str, given: Fields | None) -> None:
-        """Load what ranks with this probe and this file need, if it is not loaded."""
-        groups = [group for group in preload.needs(probe, file) if group not in self.loaded]
+    def _load(self, needed: Iterable[str], probe: str, given: Fields | None) -> None:
+        """Load the groups that a run needs, if they are not loaded, and its probe."""
+        groups = [group for group in needed if group not in self.loaded]
         for group in groups:
             preload.load(group)
         if probe.startswith("grader."):
             find_function(probe)
         assert self.given.names or "common" not in sys.modules, "a probe's module must not import the tree at its top"
-        if "scripts" in preload.needs(probe, file):
+        if "scripts" in needed:
             self.given.load(given)
         if groups:
             self.loaded.update(groups)

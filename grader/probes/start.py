@@ -27,7 +27,8 @@ import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from grader.inside.context import Context
-from grader.probes.sync import meet, surroundings
+from grader.inside.tools import surroundings
+from grader.probes.sync import meet
 from grader.wire import drawn
 from grader.wire.values import Fields
 

@@ -8,8 +8,9 @@ from collections import Counter
 
 import pytest
 
-from grader.checks import averages, partition_loaders, partitions
+from grader.checks import partition_loaders, partitions
 from grader.checks.training import sampling, steps
+from tests.gradients import test_averaging as averaging
 
 graded = pytest.mark.graded
 WORKERS = 5  # the visible tests use 2, 3 and 4
@@ -18,8 +19,8 @@ LOADS = [(31, 15, 5), (52, 20, 5), (23, 12, 6)]  # examples, total batch, worker
 
 def check_mean_of_many(grade, function):
     """Five workers, seven parameters of drawn shapes, each of two or three dimensions."""
-    shapes = [[int(n) for n in grade.draw.integers(1, 7, grade.draw.integers(2, 4))] for _ in range(7)]
-    averages.check_mean(grade, function, averages.PLAIN | {"shapes": shapes}, (WORKERS,))
+    shapes = tuple(tuple(map(int, grade.draw.integers(1, 7, grade.draw.integers(2, 4)))) for _ in range(7))
+    averaging.check_mean(grade, function, averaging.Setting(shapes), (WORKERS,))
 
 
 @graded("2a.2", points=1)

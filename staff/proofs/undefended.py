@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from grader import grading, imports, ranks
-from grader.checks import averages, bert, joining, partition_loaders, partitions, reference
+from grader import compare, grading, imports, ranks
+from grader.checks import bert, joining, partition_loaders, partitions, reference
 from grader.checks import start as starting
 from grader.checks.beyond.grid import groups
 from grader.checks.beyond.one_f_one_b import stages
@@ -33,10 +33,12 @@ from grader.checks.beyond.sharded_optimizer import sharded_messages
 from grader.checks.pipeline import waits
 from grader.checks.training import ddp, sampling, steps
 from grader.inside import zygote
+from grader.numbers import FLOAT32, Tolerance
 from grader.ranks import broker, one_run, peer, referee, thread_times, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import values
 from staff.sandbox import supervisor
+from tests.gradients import test_averaging as averaging
 
 
 def switch_off(names: Sequence[str]) -> None:
@@ -179,7 +181,11 @@ def _nan_is_small() -> None:
         limit = slack * (1e-5 * np.linalg.norm(np.ravel(expected)) + 1e-7 * total)
         return got is not None and not np.any(np.abs(np.asarray(got, np.float64) - expected) > limit)
 
+    def numbers_close(got: object, expected: np.ndarray, tolerance: Tolerance = FLOAT32) -> bool:
+        return close(got, expected, tolerance.total, tolerance.slack)
+
     replace(reference, "close", close)
+    replace(compare, "close", numbers_close)
 
 
 def _no_referee() -> None:
@@ -222,7 +228,7 @@ def _ranks_are_believed() -> None:
     """What a rank says of itself counts without anything beside it that is computed here."""
     replace(partitions, "texts", lambda _, count: [f"text {number}" for number in range(count)])
     for module, name in (
-        (partitions, "_must_be_exact"), (partition_loaders, "must_be_divided_at_random"), (averages, "check_used"),
+        (partitions, "_must_be_exact"), (partition_loaders, "must_be_divided_at_random"), (averaging, "check_used"),
         (joining, "check_met"), (starting, "check_met"),
         (starting, "check_counted"), (starting, "check_numbers"),
         (sampling, "check_trained_on"), (bert, "_check_logits"),

@@ -24,7 +24,7 @@ from staff.tests.handouts import open_handout, solved_handout
 LAST_WORD = "        wire.send(message | never_waited)\n"
 STOP = "        import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\n"
 BEGIN = re.compile(r"^( *)# BEGIN SOLUTION .*$", re.MULTILINE)
-JUDGES = ("grader/checks/**/*.py", "tests/test_*.py", "staff/hidden/*.py")
+JUDGES = ("grader/checks/**/*.py", "grader/*.py", "tests/**/*.py", "staff/hidden/*.py")
 
 
 def planted_checkout(folder: Path, word: str) -> int:

@@ -1,0 +1,162 @@
+"""Compares values with what is expected of them. If one differs, names the known mistake that leaves exactly this.
+
+    expected[rank, "parameter 0"] = Expected(mean, mistakes={"did you divide by world_size?": total})
+    check(grade, "on rank {rank}, ", got, expected, result)
+
+A lesson says what is right and which mistake leaves which value; how a message is made of that is said here alone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from grader.grading import Grade
+from grader.numbers import FLOAT32, Tolerance, close, common_factor, difference, matches
+from grader.ranks.outcome import Result
+from grader.ranks.phrases import short
+
+Key = Any  # what a value is, such as "parameter 3", or (rank, what)
+Left = Any  # the value that a mistake leaves, or a function without arguments that computes it
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a value must be, and which known mistake leaves which other value.
+
+    Args:
+        value: an array is compared as numbers, None means that there must be nothing, anything else must be equal.
+        message: the whole sentence for a wrong value; {got} and {expected} are filled in. Of an array: where no known
+            mistake fits.
+        name: what messages call the value; by default its key.
+        mistakes: sentence -> what this mistake leaves. It may spare some values and ranks: the message says which.
+        everywhere: the same of mistakes that leave their value in every place of the table, the right ones included.
+        tolerance: how far off a number may be.
+    """
+
+    value: Any
+    message: str = ""
+    name: str = ""
+    mistakes: Mapping[str, Left] = field(default_factory=dict)
+    everywhere: Mapping[str, Left] = field(default_factory=dict)
+    tolerance: Tolerance = FLOAT32
+
+    @property
+    def is_array(self) -> bool:
+        return isinstance(self.value, np.ndarray)
+
+    def is_right(self, got: Any) -> bool:
+        return close(got, self.value, self.tolerance) if self.is_array else _equal(got, self.value)
+
+    def explained_by(self, sentence: str, got: Any) -> bool:
+        """Return whether a known mistake leaves this."""
+        left = self.everywhere[sentence] if sentence in self.everywhere else self.mistakes[sentence]
+        left = left() if callable(left) else left
+        return matches(got, left, self.tolerance) if self.is_array else _equal(got, left)
+
+
+def check(
+    grade: Grade, where: str, got: Mapping[Key, Any], expected: Mapping[Key, Expected], result: Result | None = None
+) -> None:
+    """Fail with the first value that is not as expected, in the order of `expected`, and with its cause if it is known.
+
+    `where` begins the message and may hold {rank}. With `result`, handles that nobody waited for are a cause.
+    """
+    wrong = [key for key, one in expected.items() if not one.is_right(got.get(key))]
+    if not wrong:
+        return
+    key, one, value = wrong[0], expected[wrong[0]], got.get(wrong[0])
+    rank, name = key if isinstance(key, tuple) else ("", key)
+    where, name = where.replace("{rank}", str(rank)), one.name or str(name)
+    if one.is_array:
+        cause = (forgotten_waits(result) if result else "") or explain(got, expected, wrong)
+        grade.fail("\n".join(filter(None, [cause or one.message, where + difference(name, value, one.value)])))
+    cause = next((sentence for sentence in one.mistakes if one.explained_by(sentence, value)), "")
+    sentence = cause or one.message or f"{name}: expected {{expected}}, got {{got}}"
+    shown = {"{got}": _in_words(value), "{expected}": _in_words(one.value)}
+    for place, text in shown.items():
+        sentence = sentence.replace(place, text)
+    grade.fail(where + sentence)
+
+
+def _equal(got: Any, expected: Any) -> bool:
+    """Return whether both are equal, and of one type: 1 is not True."""
+    return type(got) is type(expected) and bool(np.all(got == expected))
+
+
+def _in_words(value: Any) -> str:
+    """Return a value as text, of a list with one item the item alone."""
+    return short(str(value[0] if isinstance(value, list) and len(value) == 1 else value))
+
+
+# --- which mistake leaves what is wrong ---
+
+
+def explain(got: Mapping[Key, Any], expected: Mapping[Key, Expected], wrong: Sequence[Key]) -> str:
+    """Return the first mistake that leaves all that is wrong, and what it has spared; "" if none does."""
+    first = expected[wrong[0]]
+    kind = {key: one for key, one in expected.items() if one.is_array and one.mistakes.keys() == first.mistakes.keys()}
+    wrong = [key for key in wrong if key in kind]
+    causes: Iterable[tuple[str, Iterable[Key]]] = (
+        *((sentence, kind) for sentence in first.everywhere),
+        *((sentence, wrong) for sentence in first.mistakes),
+    )
+    for sentence, keys in causes:
+        if all(kind[key].explained_by(sentence, got.get(key)) for key in keys):
+            return sentence + spared(wrong, kind)
+    return "" if first.message else _general_cause(got, kind, wrong)
+
+
+def _general_cause(got: Mapping[Key, Any], kind: Mapping[Key, Expected], wrong: Sequence[Key]) -> str:
+    """Return what can be said of any values: they are swapped, all off by one factor, or unlike on different ranks."""
+    if all(any(key != other and matches(got.get(key), kind[other].value) for other in kind) for key in wrong):
+        return "each has the value of another one: are they in the same order on every worker?"
+    largest = max((one.tolerance for one in kind.values()), key=lambda tolerance: tolerance.total)
+    factor = common_factor([(got.get(key), kind[key].value) for key in wrong], largest)
+    if factor is not None:
+        return f"it is {factor:.3f} times what is expected{spared(wrong, kind)}"
+    for key in (key for key in wrong if isinstance(key, tuple)):
+        others = [other for other in kind if other[1:] == key[1:] and matches(kind[key].value, kind[other].value)]
+        if any(not matches(got.get(key), got.get(other)) for other in others):
+            return "the workers have different results"
+    return ""
+
+
+def spared(wrong: Sequence[Key], kind: Mapping[Key, Expected]) -> str:
+    """Say which tensors and which ranks a mistake has spared; "" if it has spared none."""
+    if not all(isinstance(key, tuple) for key in kind):
+        return ""
+    ranks, names, all_ranks, all_names = (
+        list(dict.fromkeys(key[part] for key in keys)) for keys in (wrong, kind) for part in (0, 1)
+    )
+    text = ""
+    if len(names) < len(all_names):
+        small = [name for name in all_names if np.ndim(kind[all_ranks[0], name].value) < 2]
+        if names == small:
+            text = "; only tensors with fewer than two dimensions (biases, LayerNorm): they were left out"
+        elif names == all_names[-len(names) :]:
+            text = f"; from {names[0]} on: does something end the loop early, or is the last bucket never sent?"
+        elif names == all_names[: len(names)]:
+            text = "; all but the last: do you wait only for the last handle, or is a line outside the loop?"
+        else:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            text = f"; only {', '.join(map(str, names[:3]))}{more}"
+    if len(ranks) < len(all_ranks):
+        text += "; only on ranks other than 0" if ranks == all_ranks[1:] else f"; only on ranks {ranks}"
+    return text
+
+
+def forgotten_waits(result: Result) -> str:
+    """Say which handles of async_op=True nobody has waited for; "" if there are none."""
+    for rank in result.ranks:
+        lost = [call for call in rank.calls if call.asynchronous and not call.waited]
+        if lost:
+            first = f"{lost[0].name} #{lost[0].number} ({lost[0].where})"
+            return f"rank {rank.rank} never calls wait() on {len(lost)} asynchronous handles, the first is {first}"
+    return ""
+
+
+def with_inputs(table: Mapping[str, Callable[..., Any]], *inputs: Any) -> dict[str, Left]:
+    """Return a table of mistakes in which each function gets these inputs when its value is needed."""
+    return {sentence: lambda left=left: left(*inputs) for sentence, left in table.items()}

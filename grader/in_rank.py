@@ -1,0 +1,115 @@
+"""Runs functions of a lesson's test file in ranks, beside a student's code.
+
+    @in_rank
+    def average(context, lesson, inputs):                  # runs in every rank, with torch
+        model = ...
+        lesson.average_gradients(model)                    # the student's function
+        return {"grad": copy_of(model.weight.grad)}
+
+    result = run(grade, average, [first, second])          # two ranks; each gets its own inputs and no other
+    result.values[0]["grad"]                               # what rank 0 returned
+
+A rank is sent the source of this one function and of what it `uses`, and nothing else of its file: it can read all that
+it is sent. There the function finds the names of grader/inside/tools.py, torch among them.
+"""
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.paths import ROOT
+from grader.call_checks import why_stuck
+from grader.grading import Grade
+from grader.ranks.outcome import Result
+from grader.verdicts import Crashed, Deadlocked, Verdict, Wrong
+
+PROBE = "grader.inside.run_source:run_source"
+Uses = Sequence["Callable[..., Any] | type | str"]  # functions, classes, or paths of whole files
+
+
+@dataclass(frozen=True)
+class InRank:
+    """A function that runs in ranks: its name, the sources that it needs, and how the ranks are prepared for it."""
+
+    name: str
+    sources: tuple[dict[str, Any], ...]
+    preload: tuple[str, ...]
+    first: str
+    join: bool
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what a rank must be told to run this function."""
+        return {
+            "function": self.name, "sources": list(self.sources), "preload": list(self.preload), "first": self.first,
+            "join": self.join,
+        }  # fmt: skip
+
+
+def in_rank(
+    function: Callable[..., Any] | None = None, *, uses: Uses = (), preload: Sequence[str] = (), first: str = "",
+    join: bool = True,
+) -> Any:  # fmt: skip
+    """Mark a function `(context, lesson, inputs)` as one that runs in ranks. A generator's values become a list.
+
+    Args:
+        uses: functions and classes of this file, or paths of whole files, that it needs there.
+        preload: groups of grader/inside/preload.py that it imports, so that not every rank has to.
+        first: name of a function `(context)` among the sources that is called before the student's file is loaded, for
+            doubles whose names the file copies.
+        join: whether the process group is joined before the function is called.
+    """
+    if function is None:
+        return lambda function: in_rank(function, uses=uses, preload=preload, first=first, join=join)
+    sources = tuple(map(source_of, [*uses, function]))
+    return InRank(function.__name__, sources, tuple(preload), first, join)
+
+
+def source_of(item: Callable[..., Any] | type | str) -> dict[str, Any]:
+    """Return the source of a function, a class or a file as lines, with the place that tracebacks show.
+
+    Lines, since a text of more than 10,000 characters is cut on its way.
+    """
+    if isinstance(item, str):
+        return {"path": item, "before": 0, "lines": (ROOT / item).read_text(encoding="utf-8").split("\n")}
+    lines, number = inspect.getsourcelines(item)
+    begin = next(i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "class ")))
+    path = Path(inspect.getfile(item)).relative_to(ROOT).as_posix()
+    return {"path": path, "before": number - 1 + begin, "lines": textwrap.dedent("".join(lines[begin:])).split("\n")}
+
+
+def run(
+    grade: Grade, function: InRank, inputs: Sequence[Any], hints: Mapping[str, str] | None = None,
+    why_stuck: Callable[[Result], str] = why_stuck, **arguments: Any,
+) -> Result:  # fmt: skip
+    """Run a function on as many ranks as there are inputs. Raises the verdict if it does not return on every rank.
+
+    Args:
+        hints: words in an error message of torch or Python -> what they mean in this lesson.
+        why_stuck: says why the ranks wait for each other, "" if it cannot.
+    """
+    result = run_to_any_end(grade, function, inputs, **arguments)
+    if verdict := grade.verdict(result):
+        if isinstance(verdict, Deadlocked) and (cause := why_stuck(result)):
+            raise Deadlocked(f"{cause}\n{verdict}")
+        raise explained(verdict, hints or {})
+    return result
+
+
+def run_to_any_end(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments: Any) -> Result:
+    """Run a function on ranks, and return the result however it ended."""
+    return grade.run(PROBE, len(inputs), payloads=True, each=list(inputs), **function.arguments(), **arguments)
+
+
+def run_alone(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments: Any) -> list[Any]:
+    """Return the values of a function in ranks that load no student's file: they may compute what is right."""
+    alone = {"file": "", "each": list(inputs), **function.arguments(), **arguments}
+    return list(grade.session.run(PROBE, len(inputs), alone).values)
+
+
+def explained(verdict: Verdict, hints: Mapping[str, str]) -> Verdict:
+    """Return the verdict with the first hint whose words are in it."""
+    hint = next((hint for words, hint in hints.items() if words in str(verdict)), "")
+    return type(verdict)(f"{hint}\n{verdict}") if hint and isinstance(verdict, Crashed | Wrong) else verdict

@@ -1,0 +1,66 @@
+"""What a function of a lesson's test file finds by name where it runs in a rank; see grader/in_rank.py."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from grader.inside.context import Context, spy
+
+__all__ = [
+    "Any", "Context", "Tensor", "copy_of", "dist", "dtype_of", "nn", "np", "own_group", "spy", "surroundings",
+    "tensors_of", "torch", "unchanged",
+]  # fmt: skip
+
+
+def copy_of(value: object) -> Any:
+    """Return a copy of a tensor as it is now, None for anything else."""
+    return value.detach().clone() if isinstance(value, Tensor) else None
+
+
+def dtype_of(value: object) -> str:
+    """Return the dtype of a tensor, or the class of anything else."""
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else type(value).__name__
+
+
+def tensors_of(value: object) -> Any:
+    """Return copies of a list of tensors, or the class of anything else."""
+    if isinstance(value, list | tuple) and all(isinstance(item, Tensor) for item in value):
+        return [copy_of(item) for item in value]
+    return type(value).__name__
+
+
+def own_group(context: Context) -> dist.ProcessGroup | None:
+    """Make the groups of the argument `groups`. Return the one of this rank, None where there are none: all ranks."""
+    groups = context.arguments["groups"]
+    made = [dist.new_group(ranks) for ranks in groups]
+    return next((group for group, ranks in zip(made, groups, strict=True) if context.rank in ranks), None)
+
+
+def surroundings(model: nn.Module, modules: Any = None) -> dict[str, Any]:
+    """Return what a function leaves as it is that averages gradients, joins a group, or wraps a model."""
+    return {
+        "the state of torch's random generator": torch.get_rng_state().tolist(),
+        "the state of Python's random generator": random.getstate(),
+        "the state of numpy's random generator": np.random.get_state(legacy=False)["state"]["key"].tolist(),
+        "torch's default dtype": str(torch.get_default_dtype()),
+        "the mode of the model (train or eval)": [module.training for module in modules or model.modules()],
+        "requires_grad of a parameter": [parameter.requires_grad for parameter in model.parameters()],
+        "whether gradients are computed": torch.is_grad_enabled(),
+        "the process group": dist.is_initialized(),
+    }
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[list[str]]:
+    """Yield a list that holds, after the block, the names of what the block has changed beside its work."""
+    changed: list[str] = []
+    before = surroundings(model)
+    yield changed
+    after = surroundings(model)
+    changed += [name for name in before if before[name] != after[name]]

@@ -1,0 +1,118 @@
+"""Arithmetic of comparisons: whether arrays agree, whether one is a multiple of another, and where they differ."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SHOWN = 4  # numbers of a tensor in a message
+
+
+class Tolerance(NamedTuple):
+    """How far a number may be off: slack * (1e-5 * norm(tensor) + 1e-7 * total), or `limit` where it is given.
+
+    total: the norm of all that was added up, where that is larger than the tensor; limit: a number, or one per element.
+    """
+
+    total: float = 0.0
+    slack: float = 1.0
+    limit: Any = None
+
+
+FLOAT32, EXACT = Tolerance(), Tolerance(limit=0.0)  # as close as sums of float32 are, and equal
+
+
+def norm(arrays: Sequence[Any]) -> float:
+    """Return the norm of all arrays together."""
+    return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays)))
+
+
+def close(got: Any, expected: np.ndarray, tolerance: Tolerance = FLOAT32) -> bool:
+    """Return whether every element is as expected. Never for another shape, None, or numbers that are not finite."""
+    if got is None or isinstance(got, str) or np.shape(got) != np.shape(expected):
+        return False
+    limit = tolerance.limit
+    if limit is None:
+        size = float(np.linalg.norm(np.ravel(expected)))
+        limit = tolerance.slack * (1e-5 * size + 1e-7 * tolerance.total)
+    return bool(np.all(np.isfinite(limit)) and np.all(np.abs(np.asarray(got, np.float64) - expected) <= limit))
+
+
+def matches(got: Any, value: Any, tolerance: Tolerance = FLOAT32) -> bool:
+    """Return whether `got` is the value that a mistake leaves: None, or an array, in which inf and nan may be."""
+    if got is None or value is None or isinstance(got, str):
+        return got is None and value is None
+    value = np.asarray(value, np.float64)
+    if np.shape(got) != value.shape:
+        return False
+    got, finite = np.asarray(got, np.float64), np.isfinite(value)
+    if not np.array_equal(got[~finite], value[~finite], equal_nan=True):
+        return False
+    got, value, own = got[finite], value[finite], float(np.linalg.norm(value[finite])) + 1e-6
+    if close(got, value, Tolerance(max(tolerance.total, own), tolerance.slack)):
+        return True
+    limit = tolerance.limit
+    return limit is not None and close(got, value, Tolerance(limit=np.broadcast_to(limit, finite.shape)[finite]))
+
+
+def common_factor(pairs: Sequence[tuple[Any, np.ndarray]], tolerance: Tolerance = FLOAT32) -> float | None:
+    """Return the one factor between all pairs (got, expected), None if there is none."""
+    if any(got is None or np.shape(got) != expected.shape or not np.any(expected) for got, expected in pairs):
+        return None
+    # The largest pair gives the factor: that of a small one is mostly rounding.
+    got, expected = max(pairs, key=lambda pair: float(np.linalg.norm(pair[1])))
+    factor = float(np.vdot(expected, got) / np.vdot(expected, expected))
+    fits = np.isfinite(factor) and all(matches(got, expected * factor, tolerance) for got, expected in pairs)
+    return factor if fits else None
+
+
+def flat(arrays: Sequence[Any]) -> np.ndarray:
+    """Return all numbers of some arrays in one, as float64."""
+    return np.concatenate([np.empty(0), *(np.ravel(array).astype(np.float64) for array in arrays)])
+
+
+def same_numbers(got: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Return whether both hold the same numbers in any order and cut, times one factor. Zeros may fill a buffer up."""
+    ours, theirs = (np.sort(numbers[numbers != 0]) for numbers in (flat(got), flat(expected)))
+    factor = np.linalg.norm(theirs) / max(float(np.linalg.norm(ours)), 1e-30)
+    largest = float(np.abs(theirs).max(initial=0))
+    return ours.shape == theirs.shape and np.allclose(ours * factor, theirs, rtol=1e-4, atol=1e-6 * largest)
+
+
+def proportional(got: Sequence[Any], expected: Sequence[np.ndarray]) -> bool:
+    """Return whether all arrays are as expected, times the same positive factor."""
+    if any(np.shape(ours) != theirs.shape or ours is None for ours, theirs in zip(got, expected, strict=True)):
+        return False
+    ours, theirs = flat(got), flat(expected)
+    factor = ours @ theirs / max(theirs @ theirs, 1e-30)
+    return bool(factor > 0 and np.linalg.norm(ours - factor * theirs) <= 1e-4 * factor * np.linalg.norm(theirs))
+
+
+def difference(name: str, got: Any, expected: np.ndarray) -> str:
+    """Say where two tensors differ.
+
+    `parameter 3 (4, 3) at [0, 1] [2, 2]: expected [0.12 0.5], got [0.36 1.5] (off by 1 at most)`, without places where
+    all elements are wrong.
+    """
+    expected = np.asarray(expected)
+    if got is None or isinstance(got, str):
+        numbers = _numbers(np.ravel(expected)[:SHOWN], expected.size)
+        return f"{name} {expected.shape}: expected {numbers}, got {got or 'no tensor'}"
+    if np.shape(got) != expected.shape:
+        return f"{name}: expected the shape {expected.shape}, got {np.shape(got)}"
+    if not expected.ndim:
+        return f"{name}: expected {float(expected):.6g}, got {float(np.asarray(got)):.6g}"
+    ours, theirs = flat([got]), flat([expected])
+    with np.errstate(all="ignore"):
+        off = np.nan_to_num(np.abs(ours - theirs), nan=np.inf)
+    worst = float(off.max(initial=0.0))
+    wrong = np.flatnonzero(off > 0.01 * worst) if np.isfinite(worst) else np.flatnonzero(~np.isfinite(off))
+    places, at = wrong[:SHOWN], ""
+    if len(wrong) < len(off):
+        at = " at " + " ".join(str([int(i) for i in np.unravel_index(place, expected.shape)]) for place in places)
+    numbers, others = (_numbers(values[places], len(wrong)) for values in (theirs, ours))
+    return f"{name} {expected.shape}{at}: expected {numbers}, got {others} (off by {worst:.2g} at most)"
+
+
+def _numbers(values: np.ndarray, count: int) -> str:
+    return "[" + " ".join(f"{x:.5g}" for x in values) + (" ...]" if count > len(values) else "]")

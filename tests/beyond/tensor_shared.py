@@ -1,0 +1,77 @@
+"""What the lessons of tensor parallelism share: ranks in groups, numbers, and the sum over a group."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from grader.call_checks import ExpectedCall, Phase, check_calls, phases
+from grader.grading import Grade
+from grader.numbers import Tolerance
+from grader.ranks.outcome import Result
+
+DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}  # bytes of an element
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A number of ranks in groups; without groups, all ranks together."""
+
+    count: int
+    groups: tuple[tuple[int, ...], ...] = ()
+
+    def among(self, rank: int) -> tuple[int, ...]:
+        """Return the group of a rank."""
+        return next((group for group in self.groups if rank in group), tuple(range(self.count)))
+
+    def words(self, rank: int) -> str:
+        """`rank 2 of 4, in the group of ranks 0, 2`"""
+        group = ", ".join(map(str, self.among(rank)))
+        return f"rank {rank} of {self.count}" + (f", in the group of ranks {group}" if self.groups else "")
+
+
+ONE, TWO, THREE, FOUR = Ranks(1), Ranks(2), Ranks(3), Ranks(4)
+PAIRS = Ranks(4, ((0, 2), (1, 3)))
+UNEVEN = Ranks(4, ((0, 1, 3), (2,)))
+ALL = (THREE, TWO, PAIRS, FOUR, UNEVEN, ONE)
+
+HINTS = {  # torch's words -> what they mean here
+    "returned an incorrect number of gradients": "backward returns a value for each input of forward, without ctx: the "
+    "gradient of x, and None for the group",
+    "a gradient different than None at position 2": "return the gradient of x first, then None for the group",
+    "not to have been used": "backward returns None for x: return its gradient first, then None for the group",
+    "does not require grad": "the result is cut off from the graph: forward computes from x itself, not from x.data "
+    "or under no_grad",
+    "is out of bounds for dimension": "the weight is (in, out): columns are along its second dimension, rows along the "
+    "first",
+    "has no attribute 'group'": "keep the group in ctx, in forward: backward gets only ctx and the gradient",
+    "a tensor with holes": "all_reduce needs a tensor without holes: make a copy, clone(), and pass that",
+    "more than one element of the written-to tensor": "an expanded gradient cannot be written to: make a copy first, "
+    "clone(), and pass that to all_reduce",
+    "different shapes": "f and g act on what all ranks have: f on x, before the product with the columns; g on the "
+    "product with the rows",
+}
+
+
+def numbers(draw: np.random.Generator, dtype: str, shape: tuple[int, ...], largest: int) -> np.ndarray:
+    """Draw numbers; whole ones in bfloat16, so that every sum is exact."""
+    if dtype == "bfloat16":
+        return draw.integers(-largest, largest + 1, shape).astype(np.float64)
+    return draw.normal(size=shape).astype(np.float32).astype(np.float64)
+
+
+def tolerance(dtype: str, slack: float = 1.0) -> Tolerance:
+    return Tolerance(slack=slack / 100 if dtype == "float64" else slack)
+
+
+def of_phase(result: Result, rank: int, event: str, of: str) -> list[Phase]:
+    """Return the phases of a rank that began with this event, one for each case."""
+    return [phase for phase in phases(result, rank) if (phase.event.name, phase.event.data.get("of")) == (event, of)]
+
+
+def check_sum(
+    grade: Grade, where: str, rank: int, phase: Phase, payload: np.ndarray | None, group: tuple[int, ...], advice: str
+) -> None:
+    """A rank makes one all_reduce of `payload`, or no call where there is none; a group of one needs no call at all."""
+    message = ExpectedCall("all_reduce", payload=payload, payload_is="its own part of the sum", members=group)
+    if len(group) > 1 or phase.calls:
+        check_calls(grade, where, rank, phase.calls, [] if payload is None else [message], advice)

@@ -1,0 +1,305 @@
+"""Averaging gradients: 2a.3 with gather and scatter, 2b.1 with all_reduce, 2b.7 for GPT-2.
+
+Every rank starts with its own gradients; afterwards each must hold the mean of all of them in param.grad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from grader.call_checks import Payloads, Sent, all_calls, check_sent, must_be_own_calls, must_use, names_used
+from grader.compare import Expected, check, with_inputs
+from grader.grading import Grade
+from grader.in_rank import in_rank, run
+from grader.numbers import Tolerance, norm, proportional
+from grader.ranks.outcome import Result
+from grader.wire import drawn, values
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context, copy_of, dtype_of, nn, torch, unchanged
+
+graded = pytest.mark.graded
+SYNC, AVERAGE = "sync_gradients", "average_gradients"  # the functions that students write
+BY_HAND = "average the gradients with torch.distributed's collectives"
+HINTS = {  # torch's words -> what they mean here
+    "must be alike, got ()": "mean() without a dimension also averages the elements: pass the workers' dimension",
+    "gather_list`` must be": "rank 0 is the root of the gather: dst=0, and the list on rank 0 only",
+    "scatter_list`` must be": "rank 0 is the root of the scatter: src=0, and the list on rank 0 only",
+}
+
+
+class Setting(NamedTuple):
+    """The gradients of one run: the function is called twice, as in a training loop.
+
+    without: of each call, the parameters that have no gradient; zero: parameters whose gradient is zero on the last
+    rank alone; tied: two layers share the last parameter.
+    """
+
+    shapes: tuple[tuple[int, ...], ...] = drawn.SHAPES
+    without: tuple[tuple[int, ...], ...] = ((), ())
+    frozen: tuple[int, ...] = ()
+    zero: tuple[int, ...] = ()
+    tied: bool = False
+    dtype: str = "float32"
+
+
+PLAIN = Setting()
+ODD = Setting(((4, 3), (5,), (4, 3), (2, 2), (3, 5), (6,), (4, 3)), ((3, 5), (0, 5)), frozen=(1,), zero=(2,), tied=True)
+LARGE = Setting(((3,), (640, 1024), (2, 4), (5,)), ((),))  # 2.6 MB: more than a usual bucket
+HALF = (Setting(dtype="bfloat16"), Setting(dtype="float16"))
+SIZES = (3, 4)  # 3 first: there no wrong factor looks like another one
+Gradients = list[list[list[Any]]]  # [rank][call][parameter], None where there is no gradient
+
+
+# --- what a rank does ---
+
+
+@in_rank
+def average(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Call the student's function on this rank's gradients; yield what it leaves, after each call."""
+    arguments, weight = context.arguments, inputs["weight"]
+    dtype = getattr(torch, arguments["dtype"])
+    context.scatter()
+    parameters = [
+        nn.Parameter(torch.full(shape, weight, dtype=dtype), requires_grad=k not in arguments["frozen"])
+        for k, shape in enumerate(arguments["shapes"])
+    ]
+    half = (len(parameters) + 1) // 2
+    first = parameters[:half] + (parameters[-1:] if arguments["tied"] else [])
+    model = nn.ModuleList([nn.ParameterList(first), nn.ParameterList(parameters[half:])])
+    for gradients in inputs["gradients"]:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(dtype).clone()
+        with unchanged(model) as changed:
+            context.event("begin")
+            if arguments["calls"] == "sync_gradients":
+                lesson.sync_gradients(model, context.world_size)
+            else:
+                lesson.average_gradients(model)
+        moved = [k for k, parameter in enumerate(parameters) if not bool((parameter == weight).all())]
+        found = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(parameters)}
+        found |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(parameters)}
+        yield found | {"moved": moved, "changed": changed}
+
+
+# --- known mistakes ---
+
+
+class OneParameter(NamedTuple):
+    """The gradients of one parameter on all ranks, (ranks, *shape), as one rank sees them."""
+
+    all: np.ndarray
+    rank: int
+    was_sent: bool = True  # whether this rank has passed its own gradient to a collective
+
+    @property
+    def ranks(self) -> int:
+        return len(self.all)
+
+    @property
+    def own(self) -> np.ndarray:
+        return self.all[self.rank]
+
+    def filled(self, value: float) -> np.ndarray:
+        return np.full(self.all.shape[1:], value)
+
+
+MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # what the rank is left with; the first one that fits is named
+    "the gradient is None: dist.all_reduce works in place and returns no tensor, so do not assign its result":
+        lambda g: None,
+    "every worker still has its own gradient, which was never passed to a collective: do you send param.grad, and do "
+    "you also send the last bucket?": lambda g: g.filled(np.inf) if g.was_sent else g.own,
+    "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size?":
+        lambda g: g.all.sum(0),
+    "every worker still has its own gradient: the result did not get into param.grad": lambda g: g.own,
+    "it is the worker's own gradient divided by world_size: nothing was summed": lambda g: g.own / g.ranks,
+    "it is rank 0's gradient: it was distributed without averaging": lambda g: g.all[0],
+    "rank 0's own gradient is missing from the sum": lambda g: g.all[1:].sum(0) / g.ranks,
+    "rank 0's own gradient is missing from the mean": lambda g: g.all[1:].mean(0),
+    "the sum was divided by world_size twice": lambda g: g.all.mean(0) / g.ranks,
+    "every gradient is zero: was it zeroed before or after averaging?": lambda g: g.filled(0),
+    "all elements are equal: the mean was also taken over the elements (use dim=0)": lambda g: g.filled(g.all.mean()),
+    "the sum is divided by 2, whatever world_size is": lambda g: g.all.sum(0) / 2,
+    "the sum is divided by 4, whatever world_size is": lambda g: g.all.sum(0) / 4,
+    "the sum was divided by the rank, not by the number of workers": lambda g: g.all.sum(0) / g.rank,
+    "the division rounds down: // is for whole numbers": lambda g: g.all.sum(0) // g.ranks,
+    "it is the largest of the workers' gradients and not their mean": lambda g: g.all.max(0),
+    "the parameters (param.data) were averaged, not gradients":
+        lambda g: g.filled(sum(map(drawn.weight, range(g.ranks))) / g.ranks),
+}  # fmt: skip
+
+
+def mistakes_of(ranks: int) -> dict[str, Callable[[OneParameter], Any]]:
+    """Return the table for a number of ranks; one alone has nobody to take a mean with."""
+    return {sentence.format(ranks=ranks): left for sentence, left in MISTAKES.items()} if ranks > 1 else {}
+
+
+def mean_of(gradients: list[np.ndarray], rank: int, payloads: Payloads, total: float, limit: Any = None) -> Expected:
+    """Expect the mean of one parameter's gradients on a rank."""
+    one = OneParameter(np.asarray(gradients, np.float64), rank, payloads.include(rank, gradients[rank]))
+    mean = np.asarray(one.all.mean(0))
+    table = with_inputs(mistakes_of(one.ranks), one)
+    return Expected(mean, mistakes=table, tolerance=Tolerance(total, limit=limit))
+
+
+# --- what is right ---
+
+
+def draw(grade: Grade, ranks: int, setting: Setting) -> Gradients:
+    """Draw each rank's gradients, rounded to the dtype."""
+
+    def one(rank: int, call: int, k: int, array: np.ndarray) -> np.ndarray | None:
+        if k in setting.frozen or k in setting.without[call]:
+            return None
+        array = array * 0 if k in setting.zero and rank == ranks - 1 else array
+        return np.asarray(values.to_array(setting.dtype, [*array.shape], values.to_bytes(array, setting.dtype)))
+
+    def of_call(rank: int, call: int) -> list[Any]:
+        arrays = drawn.gradients(grade.seed + 1_000_003 * call, rank, list(setting.shapes))
+        return [one(rank, call, k, array) for k, array in enumerate(arrays)]
+
+    return [[of_call(rank, call) for call in range(len(setting.without))] for rank in range(ranks)]
+
+
+def averaged(grade: Grade, calls: str, ranks: int, setting: Setting) -> tuple[Result, Gradients]:
+    """Run the student's function; return the result, and the gradients that the ranks started with."""
+    gradients = draw(grade, ranks, setting)
+    inputs = [{"gradients": own, "weight": drawn.weight(rank)} for rank, own in enumerate(gradients)]
+    arguments = {name: getattr(setting, name) for name in ("shapes", "frozen", "tied", "dtype")}
+    return run(grade, average, inputs, HINTS, calls=calls, **arguments), gradients
+
+
+def check_mean(
+    grade: Grade, calls: str, setting: Setting = PLAIN, sizes: tuple[int, ...] = SIZES, by: set[str] | None = None
+) -> None:
+    """Every rank holds the mean, and nothing where there was nothing; all else is as it was. `by`: with these alone."""
+    for ranks in sizes:
+        result, gradients = averaged(grade, calls, ranks, setting)
+        payloads = Payloads(result)
+        for call in range(len(setting.without)):
+            again = "in the second call, with different gradients: do not reuse anything from the first call\n"
+            dtype = "" if setting.dtype == "float32" else f"gradients of {setting.dtype}: "
+            where = f"{again if call else ''}{dtype}expected the mean of {ranks} workers' gradients; on rank {{rank}}, "
+            got = {(rank, name): one for rank, left in enumerate(result.values) for name, one in left[call].items()}
+            check(grade, where, got, after_call(setting, [own[call] for own in gradients], payloads), result)
+        must_be_own_calls(grade, result, BY_HAND)
+        if by:
+            must_use(grade, result, by)
+
+
+def after_call(setting: Setting, gradients: list[list[Any]], payloads: Payloads) -> dict[Any, Expected]:
+    """What every rank must hold after a call. `gradients`: [rank][parameter], before it."""
+    columns = [list(column) for column in zip(*gradients, strict=True)]
+    total = norm([np.mean(column, axis=0) for column in columns if column[0] is not None])
+    expected: dict[Any, Expected] = {}
+    for rank in range(len(gradients)):
+        expected[rank, "moved"] = Expected([], "the parameters themselves changed: average only param.grad")
+        for k, column in enumerate(columns):
+            if column[0] is None:
+                message = f"parameter {k} has no gradient on any worker, or is frozen, but has a gradient now"
+                expected[rank, f"parameter {k}"] = Expected(None, message)
+                continue
+            limit = None if setting.dtype == "float32" else 0.04 * np.abs(column).max(axis=0) + 1e-6
+            expected[rank, f"parameter {k}"] = mean_of(column, rank, payloads, total, limit)
+            expected[rank, f"dtype {k}"] = Expected(setting.dtype, name=f"the dtype of parameter {k}'s gradient")
+        expected[rank, "changed"] = Expected([], "averaging changes {got}, but must leave it unchanged")
+    return expected
+
+
+def check_any_size_and_type(grade: Grade, calls: str, by: set[str] | None = None) -> None:
+    """The mean of a tensor of megabytes beside small ones, of 16-bit gradients, and for one worker."""
+    for setting, ranks in ((LARGE, 2), (HALF[0], 3), (HALF[1], 2), (PLAIN, 1)):
+        check_mean(grade, calls, setting, (ranks,), by)
+
+
+# Which collectives may be used. Of each: how many times rank 0, and every other rank, passes its gradients; the root.
+GATHER_AND_SCATTER: list[dict[str, Any]] = [{"gather": (lambda n: (1, 1), 0), "scatter": (lambda n: (n, 0), 0)}]
+REDUCE: list[dict[str, Any]] = [
+    {"all_reduce": (lambda n: (1, 1), None)},
+    {"reduce": (lambda n: (1, 1), 0), "broadcast": (lambda n: (1, 0), 0)},
+]
+
+
+def check_sent_once(grade: Grade, calls: str, ways: list[dict[str, Any]], setting: Setting = PLAIN) -> None:
+    """Every gradient is sent once, by one of `ways`, and what comes of it is used."""
+    for ranks in SIZES:
+        result, gradients = averaged(grade, calls, ranks, setting)
+        must_be_own_calls(grade, result, BY_HAND)
+        way = next((way for way in ways if set(way) == names_used(all_calls(result))), ways[0])
+        for rank, own_calls in enumerate(gradients):
+            own = [gradient for call in own_calls for gradient in call if gradient is not None]
+            size, first = 4 * sum(gradient.size for gradient in own), next(iter(way))
+            expected = {
+                name: Sent(size * times(ranks)[min(rank, 1)], own if name == first else None, root)
+                for name, (times, root) in way.items()
+            }
+            check_sent(grade, rank, result.ranks[rank].calls, expected, "each gradient")
+            check_used(grade, rank, result.values[rank], gradients)
+
+
+def check_used(grade: Grade, rank: int, left: list[dict[str, Any]], gradients: Gradients) -> None:
+    """A rank's gradients are the mean of all ranks' gradients, times one factor."""
+    places = [(call, k) for call, own in enumerate(gradients[rank]) for k, one in enumerate(own) if one is not None]
+    means = [np.asarray(np.mean([other[call][k] for other in gradients], axis=0)) for call, k in places]
+    if not proportional([left[call][f"parameter {k}"] for call, k in places], means):
+        unused = "its gradients are neither the mean nor the sum of all workers' gradients"
+        grade.fail(f"rank {rank} does not use what was sent: {unused}")
+
+
+# --- the graded tests ---
+
+
+@graded("2a.3", points=2)
+def test_gather_and_scatter_leave_the_mean_on_every_worker(grade: Grade) -> None:
+    check_mean(grade, SYNC, by={"gather", "scatter"})
+
+
+@graded("2a.3", points=1)
+def test_gather_and_scatter_leave_the_mean_whatever_the_size_and_type(grade: Grade) -> None:
+    check_any_size_and_type(grade, SYNC, {"gather", "scatter"})
+
+
+@graded("2a.3", points=1)
+def test_gather_and_scatter_leave_out_what_has_no_gradient(grade: Grade) -> None:
+    check_mean(grade, SYNC, ODD, (3,), {"gather", "scatter"})
+
+
+@graded("2a.3", points=1)
+def test_rank_0_gathers_and_scatters_every_gradient_once(grade: Grade) -> None:
+    check_sent_once(grade, SYNC, GATHER_AND_SCATTER)
+
+
+@graded("2b.1", points=1)
+def test_all_reduce_leaves_the_mean_on_every_worker(grade: Grade) -> None:
+    check_mean(grade, SYNC)
+
+
+@graded("2b.1", points=1)
+def test_all_reduce_leaves_the_mean_whatever_the_size_and_type(grade: Grade) -> None:
+    check_any_size_and_type(grade, SYNC)
+
+
+@graded("2b.1", points=1)
+def test_all_reduce_leaves_out_what_has_no_gradient(grade: Grade) -> None:
+    check_mean(grade, SYNC, ODD, (3,))
+
+
+@graded("2b.1", points=1)
+def test_every_gradient_is_reduced_once(grade: Grade) -> None:
+    check_sent_once(grade, SYNC, REDUCE)
+
+
+@graded("2b.7", points=2)
+def test_average_gradients_leaves_the_mean_on_every_worker(grade: Grade) -> None:
+    check_mean(grade, AVERAGE)
+    check_any_size_and_type(grade, AVERAGE)
+
+
+@graded("2b.7", points=1)
+def test_average_gradients_handles_tied_and_missing_gradients(grade: Grade) -> None:
+    check_mean(grade, AVERAGE, ODD, (3,))
+    check_sent_once(grade, AVERAGE, REDUCE, ODD)
