@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+import torch
 
 from cluster import two_workers
 from cluster.two_workers import Speed, show_two_workers, table
@@ -37,7 +38,7 @@ def test_a_run_beside_a_busy_program_is_called_disturbed():
 @pytest.mark.parametrize(("threads", "advised"), [(1, False), (2, True)])
 def test_fewer_threads_are_advised_only_to_a_run_with_several(tmp_path, monkeypatch, capsys, threads, advised):
     monkeypatch.setattr(record, "disturbance", lambda _: "disturbed")
-    monkeypatch.setattr(record.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
 
     record.Record(parse_glue_arguments("task1_single", ["--output_dir", str(tmp_path)]), Worker()).write()
 
