@@ -1,8 +1,7 @@
 """Predict the most memory that a step needs on a worker: what stays, what forward keeps, blocks and messages.
 
 Adam needs 16 bytes for a parameter in fp32: value, gradient and two states. What a strategy does not keep whole, it
-still needs whole for a while, a block at a time. README.md of this folder has a table of such predictions. This code
-is given.
+still needs whole for a while, a block at a time. This code is given.
 
 The highest point of a step depends on the strategy, so `peak` returns the highest of these:
 

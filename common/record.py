@@ -235,7 +235,8 @@ class Record:
         if self.seconds_per_iteration is not None:
             print(f"mean time per iteration, without the first: {self.seconds_per_iteration:.4f} s")
         if self.worker.world_size == 1 and (said := disturbance(other_programs([self._processor.so_far()]))):
-            print(f"{said}: its times are too long; OMP_NUM_THREADS=1 makes a run less sensitive")
+            advice = "; OMP_NUM_THREADS=1 makes a run less sensitive" if torch.get_num_threads() > 1 else ""
+            print(f"{said}: its times are too long{advice}")
         print(f"record: {shown(self.config.output_dir)}/rank{self.worker.rank}.json", flush=True)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.workers.processor import disturbance
 from handin.runs import Run
 from handin.schema import is_number, is_time, is_whole
 
@@ -61,7 +62,7 @@ def read_gpt2(folder: Path, on_cpu: bool = True) -> Gpt2:
             found.doubts.append(f"{_name(path)}: {mode} was written by another version; run that mode again")
         else:
             found.modes[mode] = flat
-    found.doubts += [*_doubts_about_scaling(found), *_doubts_about_modes(found, on_cpu)]
+    found.doubts += [*_busy_machine(found), *_doubts_about_scaling(found), *_doubts_about_modes(found, on_cpu)]
     return found
 
 
@@ -100,7 +101,7 @@ def _is_row(row: dict[str, Any]) -> bool:
 def _flatten(row: Any) -> dict[str, Any] | None:
     """A mode's {"metric": {"mean", "std"}} in the shape of a scaling row."""
     try:
-        flat = {"setting": row["setting"], "epochs": row.get("epochs")}
+        flat = {key: row.get(key) for key in ("epochs", "other_programs")} | {"setting": row["setting"]}
         for metric in ("training_time", "tokens_per_second"):
             flat |= {"n_chunk": row["n_chunk"]} if "n_chunk" in row else {}
             flat |= {metric: row[metric]["mean"], f"{metric}_std": row[metric]["std"]}
@@ -114,6 +115,14 @@ def _settings_differ(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
     if not isinstance(mine, dict) or not isinstance(theirs, dict):
         return ["one of them was written by another version of the scripts"] if mine != theirs else []
     return [f"{key} {mine.get(key)} vs. {theirs.get(key)}" for key in mine if mine.get(key) != theirs.get(key)]
+
+
+def _busy_machine(found: Gpt2) -> Iterator[str]:
+    rows = {f"GPT-2, workers: {workers}, threads: {threads}": row for (workers, threads), row in found.scaling.items()}
+    for what, row in (rows | found.modes).items():
+        cores = row.get("other_programs")
+        if is_number(cores) and (said := disturbance(cores)):
+            yield f"{what}: {said}; run it again"
 
 
 def _doubts_about_scaling(found: Gpt2) -> Iterator[str]:

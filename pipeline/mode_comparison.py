@@ -14,6 +14,7 @@ from common.figures import bars
 from common.mean_and_deviation import mean_and_deviation
 from common.paths import ROOT, atomic_write, shown
 from common.record import Record
+from common.workers.processor import other_programs
 
 MODES = {"model_parallel", "pipeline_parallel"}
 FOLDER = ROOT / "submit_figures"
@@ -26,7 +27,8 @@ FIGURES = {
 
 def epoch_metrics(config: Gpt2Config, record: Record) -> dict[str, Any]:
     """Return both metrics of every epoch, with mean and deviation; the first one counts only if it is the only one."""
-    seconds = [iteration["seconds"] for iteration in record.as_dict()["iterations"]]
+    measured = record.as_dict()
+    seconds = [iteration["seconds"] for iteration in measured["iterations"]]
     per_epoch = record.steps_per_epoch
     epochs = [seconds[i : i + per_epoch] for i in range(0, len(seconds), per_epoch)]
     whole = [sum(epoch) for epoch in epochs if len(epoch) == per_epoch] or [sum(seconds)]
@@ -37,7 +39,9 @@ def epoch_metrics(config: Gpt2Config, record: Record) -> dict[str, Any]:
         name: dict(zip(("mean", "std"), mean_and_deviation(values), strict=True))
         for name, values in (("training_time", times), ("tokens_per_second", speeds))
     }
-    return {**means, "epochs": list(zip(times, speeds, strict=True))}
+    alone = "processor" in measured and measured["world_size"] == 1  # one process of several sees only its own share
+    busy = other_programs([measured["processor"]]) if alone else None
+    return {**means, "epochs": list(zip(times, speeds, strict=True)), "other_programs": busy}
 
 
 def compare_modes(config: Gpt2Config, metrics: dict[str, Any]) -> None:
@@ -56,7 +60,7 @@ def compare_modes(config: Gpt2Config, metrics: dict[str, Any]) -> None:
     except (OSError, ValueError, AssertionError):
         runs = {}
     setting = [Path(config.model_name_or_path).name, config.batch_size, config.model_max_length]
-    chunks = {} if config.model_parallel_mode == "model_parallel" else {"n_chunk": config.n_chunk}
+    chunks = {} if mode in ("none", "model_parallel") else {"n_chunk": config.n_chunk}
     runs[mode] = {"setting": setting, **chunks, **metrics}
     with atomic_write(path) as file:
         json.dump(runs, file, indent=1)

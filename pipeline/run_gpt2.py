@@ -105,10 +105,7 @@ def show_a_step(config, worker, model, data):
             model(tokens, labels=tokens).loss.backward()
     trace.save(config.output_dir / "trace.json")
     trace.draw(config.output_dir / "trace.png", config.model_parallel_mode)
-    print(
-        f"one step: {trace.bubble:.1%} bubble, {trace.speedup:.2f} partitions busy on average; "
-        "see trace.png and trace.json"
-    )
+    print(f"one step: {trace.in_words()}; see trace.png and trace.json")
 
 
 def join(config):

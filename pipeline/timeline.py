@@ -63,6 +63,12 @@ class Trace:
         """Share of the partitions' time in which they did nothing; ideally (K-1) / (M+K-1)."""
         return 1 - self.speedup / self.partitions
 
+    def in_words(self) -> str:
+        """Return how busy the partitions were. Only a model that is cut has a bubble."""
+        if self.partitions == 1:
+            return f"the blocks compute {self.speedup:.1%} of the time"
+        return f"bubble {self.bubble:.1%}, {self.speedup:.2f} partitions busy on average"
+
     def save(self, path: str | Path) -> None:
         """Write Chrome's trace format; chrome://tracing and Perfetto open it. Times in it are microseconds."""
         start = min(box.begin for box in self.boxes)
@@ -116,7 +122,7 @@ class Trace:
         axes.set_yticks(range(self.partitions), [f"partition {j}" for j in range(self.partitions)])
         axes.invert_yaxis()
         axes.set_xlabel("time (ms)")
-        axes.set_title(f"{title}  bubble {self.bubble:.1%}, {self.speedup:.2f} partitions busy on average".strip())
+        axes.set_title(f"{title}  {self.in_words()}".strip())
         with atomic_write(path, "wb") as file:
             figure.savefig(file, format=Path(path).suffix.lstrip(".") or "png", dpi=120)
 

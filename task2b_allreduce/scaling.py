@@ -11,6 +11,7 @@ from common.errors import InputError
 from common.figures import bars
 from common.mean_and_deviation import mean_and_deviation
 from common.paths import ROOT, atomic_write, shown
+from common.workers.processor import other_programs
 from common.workers.watchdog import LOST_CONTACT
 
 FIGURES = ROOT / "submit_figures"
@@ -87,6 +88,7 @@ def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
         "threads": threads,  # of each worker
         "batch_size": config.batch_size,
         "setting": _setting(config, records[0]),
+        "other_programs": other_programs([record["processor"] for record in records]),  # cores that they used
         **combine(workers),
         "epochs": [
             [sum(time for time, _ in epoch) / len(epoch), sum(speed for _, speed in epoch)]

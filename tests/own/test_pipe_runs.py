@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cluster.launch import free_port
+from common.arguments import parse_gpt2_arguments
 from common.paths import ROOT, import_file
 from pipeline import mode_comparison
 from pipeline.timeline import Trace
@@ -102,6 +103,18 @@ def test_metrics_leave_the_first_epoch_out():
 
     assert metrics["training_time"] == {"mean": 4, "std": pytest.approx(2**0.5)}
     assert metrics["tokens_per_second"]["mean"] == pytest.approx((80 / 3 + 80 / 5) / 2)
+
+
+def test_only_a_pipeline_has_micro_batches_among_the_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(mode_comparison, "FOLDER", tmp_path)
+    one = {"mean": 1.0, "std": 0.0}
+
+    for mode in ("none", "model_parallel", "pipeline_parallel"):
+        config = parse_gpt2_arguments("pipeline", ["--model_parallel_mode", mode])
+        mode_comparison.compare_modes(config, {"training_time": one, "tokens_per_second": one})
+
+    kept = json.loads((tmp_path / "pipeline_metrics.json").read_text())
+    assert [mode for mode, row in kept.items() if "n_chunk" in row] == ["pipeline_parallel"]
 
 
 PROCESS = """

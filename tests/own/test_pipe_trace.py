@@ -8,7 +8,7 @@ from torch import nn
 
 from common.errors import InputError
 from pipeline.pipe import Pipe
-from pipeline.timeline import Trace
+from pipeline.timeline import Box, Trace
 from tests.own.pipeline_stages import labelled, mlp, no_worker_is_left
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
@@ -28,6 +28,14 @@ def test_a_trace_has_a_box_for_every_forward_and_backward_and_reads_back(tmp_pat
     assert read.duration == pytest.approx(piped.trace.duration, abs=1e-6)
     assert 0 < read.bubble < 1
     assert read.speedup == pytest.approx((1 - read.bubble) * 3)
+
+
+@pytest.mark.parametrize(("partitions", "said"), [(1, "the blocks compute 75.0% of the time"), (2, "bubble 62.5%")])
+def test_only_a_model_that_is_cut_has_a_bubble(partitions, said):
+    trace = Trace()
+    trace.boxes = [Box("forward", 0, 0, 0.0, 1.0), Box("backward", partitions - 1, 0, 2.0, 4.0)]
+
+    assert trace.in_words().startswith(said)
 
 
 def test_a_trace_is_in_chromes_format(tmp_path):

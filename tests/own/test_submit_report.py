@@ -487,6 +487,21 @@ def test_epochs_of_unequal_speed_are_not_called_unequally_long(tree):
     assert "960 tokens per epoch in one run, 2000" in doubts(tree)
 
 
+def test_figures_of_gpt2_that_were_measured_on_a_busy_machine_are_named(tree):
+    write_gpt2(tree / "submit_figures", other_programs=1.6)
+    path = tree / "submit_figures/pipeline_metrics.json"
+    modes = json.loads(path.read_text())
+    modes["model_parallel"]["other_programs"] = 0.9
+    modes["pipeline_parallel"]["other_programs"] = 0.1
+    path.write_text(json.dumps(modes))
+
+    said = doubts(tree)
+
+    assert "GPT-2, workers: 2, threads: 1: disturbed: other programs used 1.6 of" in said
+    assert "model_parallel: disturbed: other programs used 0.9 of" in said
+    assert said.count("disturbed") == 2
+
+
 def test_half_written_gpt2_metrics_are_named(tree):
     (tree / "submit_figures/data_parallel_1.json").write_text('{"workers": 1')
     (tree / "submit_figures/pipeline_metrics.json").write_text("[]")

@@ -4,9 +4,13 @@ import json
 import os
 
 import pytest
+import torch
 
 from cluster import two_workers
 from cluster.two_workers import Speed, show_two_workers, table
+from common import record
+from common.arguments import parse_glue_arguments
+from common.workers.process_group import Worker
 from common.workers.processor import ProcessorMeter, disturbance, other_programs
 
 
@@ -29,6 +33,16 @@ def test_a_run_beside_a_busy_program_is_called_disturbed():
 
     assert disturbance(0.7) == said
     assert disturbance(0.1) == ""
+
+
+@pytest.mark.parametrize(("threads", "advised"), [(1, False), (2, True)])
+def test_fewer_threads_are_advised_only_to_a_run_with_several(tmp_path, monkeypatch, capsys, threads, advised):
+    monkeypatch.setattr(record, "disturbance", lambda _: "disturbed")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+
+    record.Record(parse_glue_arguments("task1_single", ["--output_dir", str(tmp_path)]), Worker()).write()
+
+    assert ("OMP_NUM_THREADS" in capsys.readouterr().out) == advised
 
 
 def test_a_meter_counts_this_process_and_the_whole_machine():
