@@ -52,7 +52,10 @@ def _must_have_passed(training: Training, batches: list[Batch]) -> None:
     """A gradient counts only where autograd computes it: any other way takes a pass for each of millions of weights."""
     for number, batch in enumerate(batches, 1):
         if not batch.passed:
-            training.grade.fail(f"no backward pass goes through the loss of batch {number}: call its backward()")
+            training.grade.fail(
+                f"the gradients of batch {number} do not come from a backward pass of its loss: call its backward(). "
+                "DistributedDataParallel, in task 3, does not see what torch.autograd.grad or other code computes"
+            )
 
 
 def check_steps(training: Training, steps: int) -> None:

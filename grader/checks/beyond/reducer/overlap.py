@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from grader import crashes
 from grader.checks import diagnosis, reference
 from grader.grading import Grade
 from grader.ranks.outcome import Result
@@ -99,8 +100,7 @@ class Reduced:
     def _explained(self, verdict: Verdict) -> Verdict:
         """Torch's or our words, with the reason before them."""
         if isinstance(verdict, Crashed):
-            reasons = [reason for words, reason in WORDS_OF_CRASHES.items() if words in str(verdict)]
-            return Crashed(f"{reasons[0]}\n{verdict}") if reasons else verdict
+            return Crashed(crashes.explained(str(verdict), WORDS_OF_CRASHES))
         return Deadlocked(f"{self._why_stuck()}{verdict}") if isinstance(verdict, Deadlocked) else verdict
 
     def _why_stuck(self) -> str:

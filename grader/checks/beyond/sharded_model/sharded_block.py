@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from grader import crashes
 from grader.checks import diagnosis, reference
 from grader.checks.beyond.sharded_model.sharded_model_reference import rounded
 from grader.grading import Grade
@@ -47,8 +48,7 @@ class Gathered:
         if isinstance(verdict, Deadlocked):
             raise Deadlocked(f"{self._why_stuck(late)}{verdict}")
         if isinstance(verdict, Crashed):
-            reasons = [reason for words, reason in WORDS_OF_CRASHES.items() if words in str(verdict)]
-            raise Crashed(f"{reasons[0]}\n{verdict}") if reasons else verdict
+            raise Crashed(crashes.explained(str(verdict), WORDS_OF_CRASHES))
         if verdict:
             raise verdict
 

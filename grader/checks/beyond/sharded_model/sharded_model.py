@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from grader import crashes
 from grader.checks import diagnosis, reference
 from grader.checks.beyond.sharded_model import memory_limits
 from grader.checks.beyond.sharded_model.sharded_model_reference import Reference, TrainedStep
@@ -69,8 +70,7 @@ class ModelRun:
     def _explained(self, verdict: Verdict) -> Verdict:
         """The run's words, with the reason before them."""
         if isinstance(verdict, Crashed):
-            reasons = [reason for words, reason in WORDS_OF_CRASHES.items() if words in str(verdict)]
-            return Crashed(f"{reasons[0]}\n{verdict}") if reasons else verdict
+            return Crashed(crashes.explained(str(verdict), WORDS_OF_CRASHES))
         return Deadlocked(f"{self._why_stuck()}{verdict}") if isinstance(verdict, Deadlocked) else verdict
 
     def _why_stuck(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from grader import crashes
 from grader.grading import Grade
 from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
@@ -156,8 +157,8 @@ class OptimizerRun:
         """Torch's or our words, with the reason before them."""
         if isinstance(verdict, Deadlocked):
             return Deadlocked(f"{self._why_stuck()}{verdict}")
-        reasons = [reason for words, reason in WORDS_OF_CRASHES.items() if words in str(verdict)]
-        return type(verdict)(f"{reasons[0]}\n{verdict}") if reasons and isinstance(verdict, Crashed) else verdict
+        is_crash = isinstance(verdict, Crashed)
+        return Crashed(crashes.explained(str(verdict), WORDS_OF_CRASHES)) if is_crash else verdict
 
     def _why_stuck(self) -> str:
         """A line that says why no rank can continue; "" if it is no known mistake."""
