@@ -62,7 +62,12 @@ def _wrong(case: Case, buckets: list[list[int]], nbytes: list[int]) -> str:
             return f"bucket {i} has several dtypes: a message can have only one"
         size = sum(nbytes[k] for k in bucket)
         if size > limit and len(bucket) > 1:
-            return f"bucket {i} holds {size} bytes, more than bucket_bytes: check for room before you add a parameter"
+            elements = sum(case["sizes"][k] for k in bucket)
+            as_if_float32 = size > 4 * elements and 4 * elements <= limit
+            advice = "check for room before you add a parameter"
+            if as_if_float32 or size - nbytes[bucket[-1]] > limit:
+                advice = "sizes are bytes (parameter.nbytes); an element has 2, 4 or 8, and not 1"
+            return f"bucket {i} holds {size} bytes, more than bucket_bytes: {advice}"
         if not i or dtypes[buckets[i - 1][-1]] != dtypes[bucket[0]]:
             continue
         before = sum(nbytes[k] for k in buckets[i - 1])

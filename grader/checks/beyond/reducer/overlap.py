@@ -22,6 +22,7 @@ WORDS_OF_CRASHES = {
     "a second backward before finish()": "gradient_ready was called twice for a parameter in one step: is it "
     "registered once, does it stop under no_sync, and does finish reset `missing`?",
     "KeyError: Parameter": "a parameter was taken out of `missing` twice: do not take anything out under no_sync",
+    "'wait' (grader/": "bucket.work must be the handle that all_reduce returns with async_op=True, and nothing else",
 }
 Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank, the last for all above] -> parameters in forward order
 

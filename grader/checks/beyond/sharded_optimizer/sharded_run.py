@@ -27,8 +27,9 @@ WORDS_OF_CRASHES = {
     "assigned grad has data of": "the values of a shard and its gradient are in float32, also for bfloat16 parameters",
     "KeyError: Parameter": "a parameter was taken out of `missing` twice in one backward: only the hook may take "
     "it out, and finish() must put it back",
-    "'NoneType' object has no attribute 'wait'": "receive() finds no handle: send() must start a message even for a "
-    "bucket without gradients, and store its handle in self.work; receive each bucket once",
+    "'NoneType' object has no attribute 'wait'": "receive() finds no handle: send() must store the handle in "
+    "self.work, for a bucket without gradients, too; receive a bucket once, after it was sent, in the order of "
+    "self.buckets",
     "torch.bfloat16 and (": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
     "torch.float32 and (": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
 }
