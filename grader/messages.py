@@ -36,10 +36,14 @@ KNOWN_MISTAKE = re.compile(r"a lambda created in a loop reads the loop variables
 
 
 def messages(
-    entries: Sequence[Entry], course: Course, printed: Printed | None = None, all_ranks: bool = False
+    entries: Sequence[Entry],
+    course: Course,
+    printed: Printed | None = None,
+    all_ranks: bool = False,
+    names: bool = True,
 ) -> list[str]:
     """The lines for all regions that were attempted and have not passed, in the order in which regions build on each
-    other. None for regions that nobody has begun: the table says so."""
+    other. None for regions that nobody has begun: the table says so. `names`: with those of the tests."""
     lines: list[str] = []
     for region in course.in_order_of_needs():
         mine = [entry for entry in entries if entry.region == region]
@@ -48,9 +52,9 @@ def messages(
             got, most = sum(entry.points for entry in mine), sum(entry.max_points for entry in mine)
             row = course.regions[region]
             lines.append(f"{region} {row.title}: {got}/{most} points ({row.file})")
-            lines += of_region(failed)
+            lines += of_region(failed, names)
             lines += prints([entry.id for entry in sorted(failed, key=_rank)], printed or {}, all_ranks)
-    return [*lines, *seed_line(entries)]
+    return [*lines, *(seed_line(entries) if names else [])]
 
 
 def seed_line(entries: Iterable[Entry]) -> list[str]:
@@ -80,13 +84,14 @@ def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]
     return lines
 
 
-def of_region(failed: Iterable[Entry]) -> list[str]:
+def of_region(failed: Iterable[Entry], names: bool = True) -> list[str]:
     """One region's messages, the most telling in full and the others in a line each, with the tests that say them."""
     lines: list[str] = []
     for number, (first, *rest) in enumerate(by_reason(failed)):
-        text = f"{in_a_line(first)} [{name(first)}]" if number else in_full(first)
+        text = in_a_line(first) if number else in_full(first)
+        text += f" [{name(first)}]" if number and names else ""
         lines += textwrap.indent(text, "  ").splitlines()
-        if rest:
+        if rest and names:
             lines.append(f"    same cause: {', '.join(map(name, rest))}")
     return lines
 
