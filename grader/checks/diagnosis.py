@@ -14,6 +14,7 @@ from grader.ranks.outcome import Result
 from grader.wire.drawn import weight
 
 Maybe = np.ndarray | None
+WHATEVER = ", whatever world_size is"
 SHOWN = 4  # numbers of a tensor in a message
 
 
@@ -46,10 +47,15 @@ def _name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[n
     if not wrong:
         return ""
     if any(got[r][k] is None for r in range(n) for k in wrong):
-        return "the gradient is None: dist.all_reduce works in place and returns no tensor, so do not assign its result"
+        return (
+            "param.grad is None afterwards: did you assign the result of a collective to it? Collectives work in place "
+            "and return no tensor"
+        )
     left = [np.asarray(got[r][k]) for r in range(n) for k in wrong]
     if any(array.dtype.kind == "f" and not np.all(np.isfinite(array)) for array in left):
-        return "it contains inf or nan: did you divide by the rank (0 on rank 0) instead of the number of workers?"
+        return (
+            "param.grad contains inf or nan: did you divide by the rank (0 on rank 0) instead of the number of workers?"
+        )
     ranks = [r for r in range(n) if any(not same(got[r][k], right[k], total) for k in wrong)]
     stacked = [np.asarray([mine[k] for mine in inputs], np.float64) for k in range(len(right))]  # (n, *shape) each
     if all(same(got[r][k], inputs[r][k], total) and unsent(r, k) for r in ranks for k in wrong):
@@ -75,9 +81,9 @@ def _candidates(n: int) -> list[tuple[Callable[[np.ndarray, int], np.ndarray], s
     return [
         (lambda x, r: x.sum(0), _times(n)),
         (lambda x, r: x[r], "every worker still has its own gradient: the result did not get into param.grad"),
-        (lambda x, r: x[r] / n, "it is the worker's own gradient divided by world_size: nothing was summed"),
-        (lambda x, r: x[0], "it is rank 0's gradient: it was distributed without averaging"),
-        (lambda x, r: x[-1], "it is the last rank's gradient: do all entries of the list share one tensor?"),
+        (lambda x, r: x[r] / n, "param.grad is the worker's own gradient divided by world_size: nothing was summed"),
+        (lambda x, r: x[0], "param.grad is rank 0's gradient: it was distributed without averaging"),
+        (lambda x, r: x[-1], "param.grad is the last rank's gradient: do all entries of the list share one tensor?"),
         (lambda x, r: x[1:].sum(0) / n, "rank 0's own gradient is missing from the sum"),
         (lambda x, r: x[1:].mean(0), "rank 0's own gradient is missing from the mean"),
         (lambda x, r: x[:-1].sum(0) / n, "the last rank's gradient is missing from the sum"),
@@ -86,12 +92,12 @@ def _candidates(n: int) -> list[tuple[Callable[[np.ndarray, int], np.ndarray], s
         (lambda x, r: x.mean(0) * 0, "every gradient is zero: was it zeroed before or after averaging?"),
         (lambda x, r: np.full(x.shape[1:], x.mean()), _all_equal("mean") + " (use dim=0)"),
         (lambda x, r: np.full(x.shape[1:], x.sum() / n), _all_equal("sum")),
-        (lambda x, r: x.sum(0) / 2, "the sum is divided by 2, whatever world_size is"),
-        (lambda x, r: x.sum(0) / 4, "the sum is divided by 4, whatever world_size is"),
+        (lambda x, r: x.sum(0) / 2, "the sum is divided by 2" + (" (world_size - 1?)" if n == 3 else WHATEVER)),
+        (lambda x, r: x.sum(0) / 4, "the sum is divided by 4" + WHATEVER),
         (lambda x, r: x.sum(0) / (n - 1), "the sum is divided by world_size - 1"),
         (lambda x, r: x.sum(0) // n, "the division rounds down: // is for whole numbers"),
-        (lambda x, r: x.max(0), "it is the largest of the workers' gradients and not their mean"),
-        (lambda x, r: x.prod(0), "it is the product of the workers' gradients and not their mean"),
+        (lambda x, r: x.max(0), "param.grad is the largest of the workers' gradients and not their mean"),
+        (lambda x, r: x.prod(0), "param.grad is the product of the workers' gradients and not their mean"),
         (lambda x, r: np.full(x.shape[1:], weight(r)), "param.grad contains the parameter itself (param.data)"),
         (lambda x, r: np.full(x.shape[1:], weights / n), "the parameters (param.data) were averaged, not gradients"),
         (lambda x, r: np.full(x.shape[1:], weights), "the parameters (param.data) were summed, not gradients"),
@@ -104,7 +110,8 @@ def _all_equal(what: str) -> str:
 
 
 def _times(n: int) -> str:
-    return f"every gradient is {n:.3f} times the mean on {n} workers: did you divide by world_size?"
+    text = f"every gradient is {n:.3f} times the mean on {n} workers: did you divide by world_size?"
+    return text + " (Here, world_size - 1 is 1.)" * (n == 2)
 
 
 def _where(ranks: list[int], wrong: list[int], n: int, parameters: Sequence[np.ndarray]) -> str:

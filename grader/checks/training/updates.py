@@ -139,7 +139,9 @@ def _cause(training: Training, number: int, own: list, limit: float) -> str:
     mean = reference.mean(own)
     clipped_own = [reference.clipped(mine, limit) for mine in own]
     if all(gradient is None or not np.any(gradient) for mine in got for gradient in mine.values()):
-        return "there is no gradient when the optimizer steps: was backward called, and zero_grad only after the step?"
+        kept = ", does averaging keep param.grad," if len(own) > 1 else ","
+        what = "there is no gradient when the optimizer steps"
+        return f"{what}: was backward called{kept} and zero_grad only after the step?"
     if limit and everywhere([mean] * len(own)):
         return "the gradients are not clipped when the optimizer steps: clip after backward and before the step"
     if len(own) > 1 and limit and everywhere([reference.mean(clipped_own)] * len(own)):

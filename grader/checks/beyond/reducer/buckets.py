@@ -111,9 +111,9 @@ def _wrong_order(got: list[int] | str, rank_0: list[int] | str, first: dict, own
     if got[: len(ready)] == ready:
         return "" if got == rank_0 else "parameters that were not ready are in a different order than on rank 0"
     if rank and own and got[: len(own)] == own:
-        return "it is the rank's own order, not rank 0's"
+        return "the order is the rank's own, not rank 0's"
     if got == list(range(first["count"])):
-        return "it is the order of `parameters`, not the order in which gradients became ready"
+        return "the order is that of `parameters`, not that in which gradients became ready"
     if got[-len(ready) :] == ready:
         return "parameters that were not ready come first: put them last"
-    return "it is not the order of rank 0"
+    return "the order is not that of rank 0"

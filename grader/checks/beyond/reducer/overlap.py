@@ -164,10 +164,10 @@ class Reduced:
         means = [np.mean([ranks[s][k] for ranks in self.own], axis=0) for s in range(step + 1)]
         for s in range(step):
             if diagnosis.same(got, means[s]) and np.any(means[s]):
-                return f"it is still the gradient of step {s}"
+                return f"param.grad is still the gradient of step {s}"
             if diagnosis.same(got, means[step] + means[s]) and np.any(means[s]):
-                return f"the gradient of step {s} is added to it"
+                return f"the gradient of step {s} is added to param.grad"
         last = np.mean([micros[step][-1][k] for micros in self.micros], axis=0)
         if len(self.setting.uses[step]) > 1 and diagnosis.same(got, last):
-            return "it is the mean of only the last micro-batch: those under no_sync are missing"
+            return "param.grad is the mean of only the last micro-batch: those under no_sync are missing"
         return ""

@@ -113,7 +113,9 @@ class Gathered:
             self.grade.fail(f"{where}: the shard is of {told['dtype']}, expected float32, whatever the block's dtype")
         if not reference.close(got, right[rank], 0.0):
             others = [other for other in range(self.n) if other != rank and diagnosis.same(got, right[other])]
-            cause = f"it is the shard of rank {others[0]}: rank r owns the elements r L to (r+1) L; " if others else ""
+            cause = (
+                f"`own` is the shard of rank {others[0]}: rank r owns the elements r L to (r+1) L; " if others else ""
+            )
             self.grade.fail(f"{where}: {cause}{diagnosis.parameter_words('the shard', got, right[rank])}")
 
     def _check_states(self, rank: int, case: int, states: list[list[Any]]) -> None:
