@@ -114,7 +114,7 @@ def missing_region(result: Result) -> str:
 
 def conclusion(result: Result) -> str:
     """What the facts of a deadlock in collectives mean, before the facts; "" if they say it themselves."""
-    stuck = result.fault.stuck if result.fault else {}
+    stuck = dict(sorted(result.fault.stuck.items())) if result.fault else {}
     returned = [rank.rank for rank in result.ranks if rank.outcome == "returned"]
     for call in (call for call in stuck.values() if not call.point_to_point):
         names: dict[str, list[int]] = {}
