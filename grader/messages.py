@@ -28,8 +28,9 @@ RANKING = (
     "not attempted",
 )  # the most telling first
 CAUSE = re.compile(
-    r"\?|: (append|average|build|call|check|create|did|divide|do|does|each|every|fine-tune|give|is|are|keep|let|limit|"
-    r"only|partition the|pass|put|record|remove|return|seed|send|set|shuffle|start|store|take|train|use|wait)\b"
+    r"\?|: (add|all|append|average|build|call|check|convert|create|did|divide|do|does|each|every|fine-tune|give|is|are|"
+    r"keep|leave|let|limit|make|only|partition the|pass|put|record|remove|return|seed|send|set|shuffle|start|store|take|"
+    r"the first time|train|use|wait|wrap)\b"
 )
 # A message that names a known mistake, and does not only ask: it comes before all others.
 KNOWN_MISTAKE = re.compile(r"a lambda created in a loop reads the loop variables")
@@ -150,5 +151,8 @@ def name(entry: Entry) -> str:
     return entry.id.rpartition("::")[2]
 
 
-def _rank(entry: Entry) -> tuple[int, bool]:
-    return RANKING.index(entry.status) if entry.status in RANKING else 0, not CAUSE.search(entry.message)
+def _rank(entry: Entry) -> tuple[bool, bool, int]:
+    """What comes first: judged before not judged, a first line that names the cause before others, then the status."""
+    judged = entry.status in RANKING[: RANKING.index("skipped")]
+    cause = CAUSE.search(entry.message.partition("\n")[0])
+    return not judged, not cause, RANKING.index(entry.status) if entry.status in RANKING else 0
