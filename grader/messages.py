@@ -29,8 +29,8 @@ RANKING = (
 )  # the most telling first
 CAUSE = re.compile(
     r"\?|: (add|all|append|average|build|call|check|convert|create|did|divide|do|does|each|every|fine-tune|give|is|are|"
-    r"keep|leave|let|limit|make|only|partition the|pass|put|record|remove|return|seed|send|set|shuffle|start|store|take|"
-    r"the first time|train|use|wait|wrap)\b"
+    r"keep|leave|let|limit|make|only|partition the|pass|put|record|remove|return|seed|send|set|shuffle|start|store|"
+    r"take|the first time|train|use|wait|wrap)\b"
 )
 # A message that names a known mistake, and does not only ask: it comes before all others.
 KNOWN_MISTAKE = re.compile(r"a lambda created in a loop reads the loop variables")
