@@ -119,7 +119,7 @@ def conclusion(result: Result) -> str:
     for call in (call for call in stuck.values() if not call.point_to_point):
         names: dict[str, list[int]] = {}
         for rank, other in stuck.items():
-            if (other.group, other.number) == (call.group, call.number):
+            if (other.group, other.number) == (call.group, call.number) and not other.point_to_point:
                 names.setdefault(other.name, []).append(rank)
         calls = [f"{rank_names(ranks)} call{'s' * (len(ranks) == 1)} {name}" for name, ranks in names.items()]
         if len(calls) > 1:

@@ -76,8 +76,8 @@ def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) 
             f"{block.id} (line {block.line}; {files[block.id]}:{home.line})" for block, home in different
         )
         return (
-            f"{script}:{different[0][0].line}: {said}; these of your lines differ from the original ones: {places}; compare them, or run "
-            "`python submit.py carry --force`"
+            f"{script}:{different[0][0].line}: {said}; these of your lines differ from the original ones: {places}; "
+            "compare them, or run `python submit.py carry --force`"
         )
     return ""
 
