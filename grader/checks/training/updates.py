@@ -27,6 +27,9 @@ def check_backward(training: Training) -> None:
     if all(gradient is None or not np.any(gradient) for gradient in found[-1].values()):
         words = "no parameter has a gradient: backward was not called (did you forget the parentheses?)"
     cause = diagnosis.name_scaled([(found[-1].get(name), value) for name, value in expected.items()])
+    none = [name for name in expected if found[-1].get(name) is None]
+    if 0 < len(none) < len(expected):
+        cause = f"{', '.join(none)} have no gradient, but others do: compute those of all parameters"
     training.grade.fail(f"{cause}\nafter the backward pass of the first batch, {words}".lstrip("\n"))
 
 
