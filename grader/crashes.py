@@ -44,6 +44,10 @@ KNOWN = {
     "object has no attribute 'compute'": "an in-queue takes only Tasks: make a Task of the function",
     "must be integers or slices, not tuple ... pipeline/pipe.py": "compute was given the whole schedule: it computes "
     "one clock cycle, a list of (micro-batch, partition) pairs",
+    "cannot unpack non-iterable int object ... pipeline/pipe.py": "compute gets the pairs of one clock cycle, not the "
+    "whole schedule: loop over the pairs only",
+    "out of bounds for dimension ... pipeline/pipe.py": "batches is a list of micro-batches, one tensor each: "
+    "batches[i] is micro-batch i, in whichever partition it is",
     "not enough values to unpack ... pipeline/pipe.py": "compute was given something other than the pairs of one clock "
     "cycle, a list of (micro-batch, partition)",
     "too many values to unpack ... pipeline/pipe.py": "compute was given something other than the pairs of one clock "
@@ -51,6 +55,7 @@ KNOWN = {
     "The size of tensor a ... missing": "`missing` is a list, which compares tensors element by element: make it a set",
     "Boolean value of Tensor ... missing": "`missing` is a list, which compares tensors element by element: make it a "
     "set",
+    "can only join a started process": "a process was never started: call start(), not run(), before you join it",
     "'function' object is not": "a function is used where its result is needed: call it, with parentheses",
     "'method' object is not": "a method is used where its result is needed: call it, with parentheses",
 }

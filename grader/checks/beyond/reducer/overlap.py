@@ -156,6 +156,8 @@ class Reduced:
         grads = [[value["grads"][j] for j in trained] for value in told]
         cause = diagnosis.forgotten_waits(self.result) or self._stale(step, k, got)
         cause = cause or self._unsent(rank) + diagnosis.name_wrong_mean(grads, own, diagnosis.unsent(self.result, own))
+        if cause and not self.setting.finish:
+            cause += "; finish() is not called in this test: send divides, and sets param.grad to the piece"
         words = diagnosis.parameter_words(f"parameter {k}", got, mean)
         text = f"step {step}: expected the mean of {self.n} ranks' gradients; on rank {rank}, {words}"
         self.grade.fail(f"{cause}\n{text}" if cause else text)
