@@ -13,6 +13,8 @@ KNOWN = {
     "has no attribute 'set_epoch'": "set_epoch is a method of the sampler, not of the loader",
     "sampler option is mutually exclusive with shuffle": "the sampler already decides the order: pass the loader a "
     "sampler or shuffle=True, not both",
+    "Invalid rank ... rank should be in the interval": "the sampler was given a rank that does not exist: the number "
+    "of workers comes first, then the rank",
     "evaluation() missing 1 required positional argument": "record.evaluation needs two arguments, the epoch number "
     "and the metrics, in this order",
     "'dict' and 'int' ... record.evaluation(": "the arguments of record.evaluation are swapped: pass the epoch number "
@@ -48,10 +50,8 @@ KNOWN = {
     "whole schedule: loop over the pairs only",
     "out of bounds for dimension ... pipeline/pipe.py": "batches is a list of micro-batches, one tensor each: "
     "batches[i] is micro-batch i, in whichever partition it is",
-    "not enough values to unpack ... pipeline/pipe.py": "compute was given something other than the pairs of one clock "
-    "cycle, a list of (micro-batch, partition)",
-    "too many values to unpack ... pipeline/pipe.py": "compute was given something other than the pairs of one clock "
-    "cycle, a list of (micro-batch, partition)",
+    "values to unpack ... pipeline/pipe.py": "compute was given something other than the pairs of one clock cycle, a "
+    "list of (micro-batch, partition)",
     "The size of tensor a ... missing": "`missing` is a list, which compares tensors element by element: make it a set",
     "Boolean value of Tensor ... missing": "`missing` is a list, which compares tensors element by element: make it a "
     "set",
