@@ -165,8 +165,8 @@ class GradientReducer:
         Call it once per step, after the (last) backward and before anything reads a gradient. A parameter that got no
         gradient on any rank has a gradient of zeros.
 
-        b.5  [1] Send the remaining buckets, in their order: some of their parameters got no gradient here.
-             [2] Wait for every bucket.
+        b.5  [1] Send all remaining buckets, in their order: some of their parameters got no gradient here.
+             [2] Only then wait for every bucket, so that they travel at the same time.
              [3] Prepare the next step: all gradients are missing, and the next bucket is the first.
         """
         # TODO(cos598d) b.5: steps [1] to [3] (about 6 lines)

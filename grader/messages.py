@@ -28,18 +28,23 @@ RANKING = (
     "not attempted",
 )  # the most telling first
 CAUSE = re.compile(
-    r"\?|: (append|average|build|call|check|create|did|divide|do|does|each|every|fine-tune|give|is|are|keep|let|limit|"
-    r"only|partition the|pass|put|record|remove|return|seed|send|set|shuffle|start|store|take|train|use|wait)\b"
+    r"\?|: (add|all|append|average|build|call|check|convert|create|did|divide|do|does|each|every|fine-tune|give|is|are|"
+    r"keep|leave|let|limit|make|only|partition the|pass|put|record|remove|return|seed|send|set|shuffle|start|store|"
+    r"take|the first time|train|use|wait|wrap)\b"
 )
 # A message that names a known mistake, and does not only ask: it comes before all others.
 KNOWN_MISTAKE = re.compile(r"a lambda created in a loop reads the loop variables")
 
 
 def messages(
-    entries: Sequence[Entry], course: Course, printed: Printed | None = None, all_ranks: bool = False
+    entries: Sequence[Entry],
+    course: Course,
+    printed: Printed | None = None,
+    all_ranks: bool = False,
+    names: bool = True,
 ) -> list[str]:
     """The lines for all regions that were attempted and have not passed, in the order in which regions build on each
-    other. None for regions that nobody has begun: the table says so."""
+    other. None for regions that nobody has begun: the table says so. `names`: with those of the tests."""
     lines: list[str] = []
     for region in course.in_order_of_needs():
         mine = [entry for entry in entries if entry.region == region]
@@ -48,9 +53,9 @@ def messages(
             got, most = sum(entry.points for entry in mine), sum(entry.max_points for entry in mine)
             row = course.regions[region]
             lines.append(f"{region} {row.title}: {got}/{most} points ({row.file})")
-            lines += of_region(failed)
+            lines += of_region(failed, names)
             lines += prints([entry.id for entry in sorted(failed, key=_rank)], printed or {}, all_ranks)
-    return [*lines, *seed_line(entries)]
+    return [*lines, *(seed_line(entries) if names else [])]
 
 
 def seed_line(entries: Iterable[Entry]) -> list[str]:
@@ -80,13 +85,14 @@ def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]
     return lines
 
 
-def of_region(failed: Iterable[Entry]) -> list[str]:
+def of_region(failed: Iterable[Entry], names: bool = True) -> list[str]:
     """One region's messages, the most telling in full and the others in a line each, with the tests that say them."""
     lines: list[str] = []
     for number, (first, *rest) in enumerate(by_reason(failed)):
-        text = f"{in_a_line(first)} [{name(first)}]" if number else in_full(first)
+        text = in_a_line(first) if number else in_full(first)
+        text += f" [{name(first)}]" if number and names else ""
         lines += textwrap.indent(text, "  ").splitlines()
-        if rest:
+        if rest and names:
             lines.append(f"    same cause: {', '.join(map(name, rest))}")
     return lines
 
@@ -145,5 +151,8 @@ def name(entry: Entry) -> str:
     return entry.id.rpartition("::")[2]
 
 
-def _rank(entry: Entry) -> tuple[int, bool]:
-    return RANKING.index(entry.status) if entry.status in RANKING else 0, not CAUSE.search(entry.message)
+def _rank(entry: Entry) -> tuple[bool, bool, int]:
+    """What comes first: judged before not judged, a first line that names the cause before others, then the status."""
+    judged = entry.status in RANKING[: RANKING.index("skipped")]
+    cause = CAUSE.search(entry.message.partition("\n")[0])
+    return not judged, not cause, RANKING.index(entry.status) if entry.status in RANKING else 0

@@ -4,8 +4,10 @@ import re
 from collections.abc import Sequence
 
 from course.table import NOT_GRADED_HERE
+from grader import crashes
 from grader.ranks.calls import SILENTLY_WRONG
 from grader.ranks.outcome import Frame, Result
+from grader.ranks.phrases import rank_names
 
 _TODO = re.compile(r"\bTODO\b(?:\(cos598d\))?(?: ([0-9a-z]+\.[0-9]+))?")
 ANY_REGION = "any"
@@ -67,8 +69,10 @@ def verdict_of(result: Result, region: str) -> Verdict | None:
     kind = kinds.get(result.outcome, Crashed)
     if any(rank.error and rank.error.type == SILENTLY_WRONG for rank in result.ranks):
         kind = Wrong  # outside of here this call would have gone through, with a wrong result
-    text = result.explain()
-    return kind((text.removeprefix("deadlock: ") if kind is Deadlocked else text) + _details(result))
+    text = result.explain().removeprefix("deadlock: ") + _details(result)
+    if kind is Deadlocked and (words := conclusion(result)):
+        text = f"{words}\n{text}"
+    return kind(crashes.explained(text) if kind is Crashed else text)
 
 
 def not_attempted(region: str) -> NotAttempted:
@@ -105,6 +109,26 @@ def missing_region(result: Result) -> str:
     for rank in result.ranks:
         if rank.error and rank.error.type == "NotImplementedError" and (match := _TODO.search(rank.error.message)):
             return match[1] or ANY_REGION
+    return ""
+
+
+def conclusion(result: Result) -> str:
+    """What the facts of a deadlock in collectives mean, before the facts; "" if they say it themselves."""
+    stuck = dict(sorted(result.fault.stuck.items())) if result.fault else {}
+    returned = [rank.rank for rank in result.ranks if rank.outcome == "returned"]
+    for call in (call for call in stuck.values() if not call.point_to_point):
+        names: dict[str, list[int]] = {}
+        for rank, other in stuck.items():
+            if (other.group, other.number) == (call.group, call.number) and not other.point_to_point:
+                names.setdefault(other.name, []).append(rank)
+        calls = [f"{rank_names(ranks)} call{'s' * (len(ranks) == 1)} {name}" for name, ranks in names.items()]
+        if len(calls) > 1:
+            return f"{calls[0]} where {calls[1]}: all ranks must make the same calls in the same order"
+        if missing := [rank for rank in returned if rank in call.members]:
+            return (
+                f"{calls[0]}, but {rank_names(missing)} never call{'s' * (len(missing) == 1)} it: all ranks must make "
+                "the same calls"
+            )
     return ""
 
 

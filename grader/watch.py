@@ -5,7 +5,8 @@
     python -m grader.watch task2b    # begins with the first open region of this task
 
 The process that starts ranks stays loaded, so a verdict comes about a second after a save. In a terminal there are
-keys: h shows the next hint, a grades the whole task, q quits. Without a terminal the same lines are printed.
+keys: h shows the next hint, a grades the whole task, q quits. Each verdict begins on an empty screen, and has no more
+lines than fit on it. Without a terminal, all lines are printed, one below the other.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -14,9 +15,11 @@ import argparse
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
 import termios
+import textwrap
 import threading
 import tty
 from collections import deque
@@ -31,12 +34,15 @@ from common.paths import ROOT, cache_dir
 from course.next_step import next_region, open_regions, written
 from course.table import Course, load_course
 from grader import ranks
-from grader.plugin import ENTRIES, next_hint
+from grader.messages import Printed, messages
+from grader.plugin import ENTRIES, WRITTEN, next_hint
 from grader.ranks.running import STARTER
 from grader.ranks.zygote_process import ZygoteProcess
+from grader.report import Entry
 
 KEYS = "h: next hint   a: whole task   q: quit"
-OPTIONS = ("-q", "--no-header", "-p", "no:cacheprovider", "-W", "ignore:Module already imported:pytest.PytestWarning")
+OPTIONS = ("-p", "no:terminal", "-p", "no:cacheprovider", "-W", "ignore:Module already imported:pytest.PytestWarning")
+CLEAR = "\x1b[2J\x1b[H"  # the screen, not what one can scroll back to
 LOOK = 200  # milliseconds between two looks at the keyboard
 
 
@@ -45,16 +51,27 @@ class OneGrading:
 
     def __init__(self) -> None:
         self.zygote: ZygoteProcess | None = None
-        self.statuses: dict[str, str] = {}  # test -> status
-        self.failed: list[str] = []  # regions, in the order of the course
+        self.entries: list[Entry] = []
+        self.printed: Printed = {}
+        self.warnings: list[str] = []  # of copies of earlier regions
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """Take the zygote out of the way before the graders' plugin ends it."""
-        entries = config.stash.get(ENTRIES, {})
-        self.statuses = {test: entry.status for test, entry in entries.items()}
-        self.failed = [*dict.fromkeys(entry.region for entry in entries.values() if entry.status != "passed")]
+        self.entries = [*config.stash.get(ENTRIES, {}).values()]
+        if WRITTEN in config.stash:
+            self.printed, self.warnings = config.stash[WRITTEN].printed, config.stash[WRITTEN].warnings
         self.zygote = STARTER.take()
+
+    @property
+    def failed(self) -> list[str]:
+        """The regions that have not passed, in the order of the course."""
+        return [*dict.fromkeys(entry.region for entry in self.entries if entry.status != "passed")]
+
+    @property
+    def points(self) -> str:
+        """`5/6 points`"""
+        return f"{sum(one.points for one in self.entries)}/{sum(one.max_points for one in self.entries)} points"
 
 
 class Watch:
@@ -62,6 +79,7 @@ class Watch:
 
     def __init__(self, course: Course, tree: Path, region: str) -> None:
         self.course, self.tree, self.region = course, tree, region
+        self.complete: set[str] = set()  # tasks that have passed as a whole
         self.seen = written(course, tree)
         self.stamps = self.stamps_now()
 
@@ -87,16 +105,37 @@ class Watch:
         return run
 
     def grade_region(self) -> None:
-        """Grade the watched region; when it passes, the next open one is watched."""
-        print(f"\n--- {self.region} {self.course.regions[self.region].title}", flush=True)
+        """Grade the watched region; when it passes, the next open one is watched, after the last one of a task the
+        whole task is graded."""
+        row = self.course.regions[self.region]
+        show([f"grading {self.region} {row.title} ..."])
         run = self.grade("--region", self.region)
-        if run.statuses and not run.failed:
-            task = self.course.regions[self.region].task
-            of_task = {id for id, row in self.course.regions.items() if row.task == task}
-            following = next_region(self.course, self.tree, of_task)
-            if following and following != self.region:
-                self.region = following
-                print(f"now watching {following}", flush=True)
+        show(self.said(run, f"{self.region} {row.title}"))
+        if not run.entries or run.failed:
+            return
+        of_task = {id for id, other in self.course.regions.items() if other.task == row.task}
+        if of_task & open_regions(self.course, self.tree).keys() or row.task in self.complete:
+            self.move_on(next_region(self.course, self.tree, of_task))
+        elif failed := self.grade_task(row.task):
+            self.move_on(failed[0])
+
+    def said(self, run: OneGrading, what: str) -> list[str]:
+        """What a student reads of a grading: the causes, what is not written yet, or that all has passed."""
+        if not run.entries:
+            return [f"{what}: no test was run"]
+        still_open = open_regions(self.course, self.tree)
+        lines = messages(run.entries, self.course, run.printed, names=False)
+        for region in dict.fromkeys(entry.region for entry in run.entries if entry.status == "not attempted"):
+            row = self.course.regions[region]
+            place = f"{row.file}:{still_open[region]}" if region in still_open else row.file
+            lines.append(f"{region} {row.title} is not written yet: {place}, steps in {self.course.readme(region)}")
+        lines += [f"warning: {words}" for words in run.warnings]
+        return lines if run.failed else [f"{what} passes: {run.points}", *lines]
+
+    def move_on(self, region: str) -> None:
+        if region and region != self.region:
+            self.region = region
+            print(f"now watching {region} {self.course.regions[region].title}", flush=True)
 
     def saved(self) -> None:
         """Grade the region whose lines have changed; the watched one where that cannot be seen."""
@@ -109,8 +148,15 @@ class Watch:
 
     def grade_task(self, task: str) -> list[str]:
         """Grade all regions of a task; return those that do not pass, in the order of the course."""
-        failed = self.grade("-m", self.course.tasks[task].marker).failed
-        return [region for region in self.course.in_order_of_needs() if region in failed]
+        show([f"grading the whole task {task} ..."])
+        run = self.grade("-m", self.course.tasks[task].marker)
+        failed = [region for region in self.course.in_order_of_needs() if region in run.failed]
+        show(self.said(run, f"task {task}"))
+        if run.entries and not failed:
+            self.complete.add(task)
+            print(f"task {task} is complete", flush=True)
+            self.move_on(next_region(self.course, self.tree))
+        return failed
 
     def begin(self, task: str) -> None:
         """Grade the first region to watch; of a task that is all written, the first one that does not pass."""
@@ -118,15 +164,13 @@ class Watch:
         if not task or (is_open and self.course.regions[self.region].task == task):
             return self.grade_region()
         if failed := self.grade_task(task):
-            self.region = failed[0]
-            print(f"now watching {self.region}", flush=True)
-        else:
-            print(f"all regions of task {task} pass; watching {self.region}", flush=True)
+            self.move_on(failed[0])
 
     def press(self, key: str) -> None:
         """Do what a key asks for."""
         if key == "h":
-            print(next_hint(self.course, self.region, cache_dir("hints") / "shown.json"), flush=True)
+            hint = next_hint(self.course, self.region, cache_dir("hints") / "shown.json")
+            print("\n".join(fit(hint.splitlines())), flush=True)
         elif key == "a":
             self.grade_task(self.course.regions[self.region].task)
 
@@ -135,11 +179,8 @@ class Watch:
         folders = sorted({self.tree / row.file.partition("/")[0] for row in self.course.regions.values()})
         there = [folder for folder in folders if folder.is_dir()]
         with keys() as pressed:
-            has_keys = sys.stdin.isatty()
-            if has_keys:
-                print(KEYS, flush=True)  # they work from now on
             self.begin(task)
-            if not has_keys:
+            if not sys.stdin.isatty():
                 print("watching; press Ctrl-C to stop", flush=True)
             for changes in file_changes(*there, debounce=50, step=20, rust_timeout=LOOK, yield_on_timeout=True):
                 stamps = self.stamps_now()
@@ -149,6 +190,25 @@ class Watch:
                     self.saved()
                 while key := pressed():
                     self.press(key)
+
+
+def fit(lines: Sequence[str]) -> list[str]:
+    """Lines as a terminal shows them: broken between words, and no more than its rows, the first ones."""
+    if not sys.stdout.isatty():
+        return list(lines)
+    columns, rows = shutil.get_terminal_size()
+    folded: list[str] = []
+    for line in lines:
+        margin = " " * (len(line) - len(line.lstrip()))
+        folded += textwrap.wrap(line, columns, subsequent_indent=margin, break_on_hyphens=False) or [""]
+    most = rows - 4  # the keys, where to continue, and the cursor
+    return folded if len(folded) <= most else [*folded[: most - 1], f"... {len(folded) - most + 1} more lines"]
+
+
+def show(lines: Sequence[str]) -> None:
+    """Print lines: on a terminal on an empty screen, with the keys below."""
+    is_terminal = sys.stdout.isatty()
+    print(CLEAR * is_terminal + "\n".join([*fit(lines), *([KEYS] if is_terminal else [])]), flush=True)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,9 @@ def test_all_ranks_send_the_same_buckets_in_the_same_order(grade):
 @graded("b.5", points=1)
 def test_after_finish_every_gradient_is_the_mean_in_every_step(grade):
     for world_size in (3, 2, 4, 1):
-        Reduced(grade, world_size, reducer_settings.ODD).check_means()
+        reduced = Reduced(grade, world_size, reducer_settings.ODD)
+        reduced.check_means()
+        events.check_finish(reduced)
 
 
 @graded("b.5", points=1)

@@ -65,7 +65,7 @@ def test_at_most_two_blocks_are_in_memory(grade):
 
 @graded("b.10", points=1)
 def test_every_shard_gets_the_mean_gradient_and_steps_as_the_whole_model_does(grade):
-    for world_size, setting in settings.TRAINED:
+    for world_size, setting in (*settings.TRAINED, (3, settings.UNUSED)):
         run = ModelRun(grade, world_size, setting)
         run.check_gradients()
         sharded_model_events.check_sums(run)
@@ -75,7 +75,7 @@ def test_every_shard_gets_the_mean_gradient_and_steps_as_the_whole_model_does(gr
 
 @graded("b.10", points=1)
 def test_a_block_s_gradients_leave_as_soon_as_they_are_complete_and_no_hook_waits(grade):
-    for world_size, setting in ((3, settings.PLAIN), (2, settings.ODD), (3, settings.LATE)):
+    for world_size, setting in ((3, settings.PLAIN), (2, settings.ODD), (3, settings.UNUSED), (3, settings.LATE)):
         run = ModelRun(grade, world_size, setting)
         sharded_model_events.check_sends(run)
         sharded_model_events.check_nothing_waits(run)

@@ -70,12 +70,14 @@ def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) 
         said = str(verdict).split("\n")[0].split(" (inputs drawn")[0]
         different = [(block, home) for block, home in copies if block.body.strip("\n") != home.body.strip("\n")]
         if not different:
-            places = ", ".join(f"{block.id} (line {block.line})" for block, _ in copies)
-            return f"{script}: {said}; your lines for {places} equal those in the original file, but do not work here"
-        block, home = different[0]
+            own = ", ".join(id for id, row in course.regions.items() if row.file == script)
+            return f"{script}: {said}; your copies of earlier regions equal the original lines: look at {own} first"
+        places = ", ".join(
+            f"{block.id} (line {block.line}; {files[block.id]}:{home.line})" for block, home in different
+        )
         return (
-            f"{script}:{block.line}: {said}; your lines for region {block.id} differ from those in "
-            f"{files[block.id]}:{home.line}: compare them, or run `python submit.py carry --force`"
+            f"{script}:{different[0][0].line}: {said}; these of your lines differ from the original ones: {places}; "
+            "compare them, or run `python submit.py carry --force`"
         )
     return ""
 

@@ -71,15 +71,19 @@ def _check_setup(
 
 def check_started(grade: Grade) -> None:
     """start_workers starts a process for every rank, all before it waits for the first, and waits for all."""
-    _refuse_work_at_import(grade)
     for world_size, slowest in ((3, 0), (2, 1), (1, 0)):
-        patience = PATIENCE * grade.session.slowness
-        setting = {"children": world_size, "slowest": slowest, "patience": patience}
-        result = grade.run("grader.probes.start:workers", 1, **setting)
-        grade.must_return(result)
-        _check_processes(grade, world_size, result.values[0])
-        check_counted(grade, result, world_size)
-        check_numbers(grade, result, result.values[0]["numbers"], world_size, "run work(rank, config)")
+        _check_start(grade, world_size, slowest)
+
+
+def _check_start(grade: Grade, world_size: int, slowest: int) -> None:
+    _refuse_work_at_import(grade)
+    patience = PATIENCE * grade.session.slowness
+    setting = {"children": world_size, "slowest": slowest, "patience": patience}
+    result = grade.run("grader.probes.start:workers", 1, **setting)
+    grade.must_return(result)
+    _check_processes(grade, world_size, result.values[0])
+    check_counted(grade, result, world_size)
+    check_numbers(grade, result, result.values[0]["numbers"], world_size, "run work(rank, config)")
 
 
 def check_counted(grade: Grade, result: Result, wanted: int) -> None:
@@ -118,6 +122,8 @@ def _check_processes(grade: Grade, world_size: int, value: Fields) -> None:
     if value["unfinished"]:
         grade.fail(f"{value['unfinished']} processes still run when start_workers returns: join all of them")
     started = sorted(value["ranks"])
+    if -1 in started:
+        grade.fail("work(rank, config) got something other than a rank first: pass args=(rank, config), in this order")
     if started != list(range(world_size)):
         grade.fail(f"expected work(rank, config) in {world_size} processes, ranks 0 to {world_size - 1}, got {started}")
     if not value["together"]:
@@ -138,6 +144,7 @@ def _check_processes(grade: Grade, world_size: int, value: Fields) -> None:
 def check_script(grade: Grade) -> None:
     """The whole script: two workers train as one worker would with the same examples."""
     grade.check_written(grade.file, "common/data_partition.py")  # the start alone takes many seconds
+    _check_start(grade, 3, 0)  # wrongly started, the script's workers would wait for each other first
     slowness = grade.session.slowness
     told = {"drawn": int(grade.draw.integers(1 << 30)), "slowness": slowness}
     waits = {"children": WORKERS, "patience": PATIENCE * slowness}

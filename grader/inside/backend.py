@@ -18,6 +18,7 @@ from grader.wire.connection import Wire
 from grader.wire.reductions import REDUCTIONS
 from grader.wire.values import plain_tensor, tensor_bytes
 
+WATCHED = 1 << 16  # bytes of an input that is looked at again in wait(); larger ones would show in measured memory
 SERVED = (
     "all_reduce, reduce, broadcast, gather, scatter, all_gather, reduce_scatter, all_to_all, barrier, send and recv"
 )
@@ -53,11 +54,13 @@ class Handle(c10d.Work):
         outputs: Sequence[torch.Tensor],
         announced: bool,
         sends: Sequence[torch.Tensor] = (),
+        inputs: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__()
         self._wire, self._number, self.outputs, self._announced = wire, number, outputs, announced
         self.sends = list(sends)  # of a message: kept as gloo keeps them, so nobody else gets their memory
-        self._contents = [tensor_bytes(plain_tensor(tensor)) for tensor in sends]
+        self._inputs = [] if announced else [tensor for tensor in inputs if 0 < tensor.nbytes <= WATCHED]
+        self._contents = [tensor_bytes(plain_tensor(tensor)) for tensor in self._inputs]
         self._done = False
         self.earlier: list[Handle] = []  # a barrier completes these too, as gloo's does
         wire.pending[number] = self
@@ -65,14 +68,14 @@ class Handle(c10d.Work):
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         if not self._done:
             self._wire.pending.pop(self._number, None)
-            for tensor, content in zip(self.sends, self._contents, strict=True):
-                if tensor_bytes(plain_tensor(tensor)) != content:
+            for tensor, content in zip(self._inputs, self._contents, strict=True):
+                if _has_memory(tensor) and tensor_bytes(plain_tensor(tensor)) != content:
                     raise SilentlyWrongError(
-                        "send: the tensor was changed while it was being sent (gloo gives no error, and may send "
-                        "either); wait for the send first, or change a copy"
+                        "the tensor was changed while it was being sent, between the call and its wait() (gloo gives "
+                        "no error, and may send either): change it before the call or after wait(), or change a copy"
                     )
             self.sends.clear()
-            self._contents.clear()
+            self._inputs.clear()
             announced, self._announced = self._announced, False
             _write(self._wire.answer(self._number, announced), self.outputs)
             self._done = True
@@ -104,12 +107,17 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + ((last + 1) * tensor.element_size() if tensor.numel() else 0)
 
 
+def _has_memory(tensor: torch.Tensor) -> bool:
+    needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= needed
+
+
 def _write(payload: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
     offset = 0
     for output in outputs:
         length = output.numel() * output.element_size()
         if length:
-            if output.untyped_storage().nbytes() < output.storage_offset() * output.element_size() + length:
+            if not _has_memory(output):
                 raise FreedError("the memory of a collective's result was freed while the message was in transit")
             source = payload[offset : offset + length].clone().view(output.dtype).view(output.shape)
             with torch._C.DisableTorchFunctionSubclass():
@@ -150,10 +158,11 @@ class BrokeredGroup(ProcessGroup):
         outputs: Sequence[torch.Tensor],
         options: object = None,
         checked: bool = False,
+        whole: Sequence[torch.Tensor] | None = None,
         **fields: object,
     ) -> Handle:
         """Send a call; `unit` is the tensor whose shape and dtype all ranks must agree on, and that all tensors of the
-        call are like (unless they are `checked` already)."""
+        call are like (unless they are `checked` already). `whole`: the student's tensors, where inputs are copies."""
         shape, dtype, payload = [], "", []
         if unit is not None:
             plain = plain_tensor(unit)
@@ -183,7 +192,7 @@ class BrokeredGroup(ProcessGroup):
                     "error, and sends what is there)"
                 )
         number = self._wire.post(name, fields, waits=not asynchronous)
-        return Handle(self._wire, number, outputs, not asynchronous, sends)
+        return Handle(self._wire, number, outputs, not asynchronous, sends, inputs if whole is None else whole)
 
     def _root(self, options: Any) -> dict:
         return {"root": self._members[options.rootRank]}
@@ -227,7 +236,20 @@ class BrokeredGroup(ProcessGroup):
 
     def reduce_scatter(self, outputs, inputs, opts):
         self._check_list("reduce_scatter", "input_list", inputs[0], outputs=False)
-        return self._post("reduce_scatter", outputs[0], inputs[0], outputs, opts, reduce=_reduce_op(opts, outputs[0]))
+        operation = _reduce_op(opts, outputs[0])
+        if len({tensor.shape for tensor in inputs[0]}) == 1:
+            return self._post("reduce_scatter", outputs[0], inputs[0], outputs, opts, reduce=operation)
+        own = inputs[0][self._rank]  # gloo serves parts of unequal sizes, too
+        if own.numel() != outputs[0].numel():
+            raise ValueError(
+                f"reduce_scatter: rank {self._rank} receives a part of {own.numel()} elements, but its output has "
+                f"{outputs[0].numel()}"
+            )
+        flat = torch.cat([plain_tensor(tensor).reshape(-1) for tensor in inputs[0]])
+        sizes = [tensor.numel() for tensor in inputs[0]]
+        return self._post(
+            "reduce_scatter", flat, [flat], outputs, opts, checked=True, whole=inputs[0], reduce=operation, sends=sizes
+        )
 
     def reduce_scatter_single(self, output, tensor, opts):
         if tensor.numel() != output.numel() * self.size() or not tensor.is_contiguous():
@@ -244,7 +266,7 @@ class BrokeredGroup(ProcessGroup):
             _check("all_to_all", tensor, [tensor])
         sizes = {"sends": [x.numel() for x in inputs], "expects": [x.numel() for x in outputs]}
         flat = torch.cat([plain_tensor(tensor).reshape(-1) for tensor in inputs])
-        return self._post("all_to_all", flat, [flat], outputs, opts, checked=True, **sizes)
+        return self._post("all_to_all", flat, [flat], outputs, opts, checked=True, whole=inputs, **sizes)
 
     def all_to_all_single(self, output, tensor, output_splits, input_splits, opts):
         sides: list[list[torch.Tensor]] = []

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from grader.inside import join_group, refusals
+from grader.inside import find, join_group, refusals
 from grader.inside.find import find_function
 from grader.wire import values
 from grader.wire.call_sites import Sites
@@ -202,8 +202,8 @@ def describe_error(error: BaseException, sites: Sites, during: str) -> dict:
     trace = [frame for frame in trace if frame[0]]
     if isinstance(error, SyntaxError) and sites.students(error.filename or ""):
         trace.append((sites.students(error.filename or ""), error.lineno or 0, "", (error.text or "").strip()))
-    if not trace:  # our own mistake: show our lines
-        trace = [("/".join(Path(f.filename).parts[-2:]), f.lineno or 0, f.name, f.line or "") for f in frames]
+    if not trace:  # our line met what the student's code left: named so that it is not taken for the student's
+        trace = [(f.filename.removeprefix(find.ROOT + "/"), f.lineno or 0, f.name, "") for f in frames]
     code = None
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1

@@ -65,15 +65,22 @@ class Toy(nn.Module):
         self.tell("forward", first=first, training=self.training, grad=torch.is_grad_enabled(), noise=noise)
 
 
-def watch_backward(loss: torch.Tensor, tell: Tell) -> None:
-    """Tell of the backward pass that goes through this loss. No object leads to a hook on a node of the graph, unlike
-    one on a tensor, so that nobody can hang it elsewhere."""
+def watch_backward(loss: torch.Tensor, parameters: Iterable[torch.Tensor], tell: Tell) -> None:
+    """Tell of a backward pass that goes through this loss and stores gradients, as torch.autograd.grad does not.
 
-    def passed(gradients: object) -> None:
-        tell("backward")
+    No object leads to a hook on a node of the graph, unlike one on a tensor, so that nobody can hang it elsewhere.
+    """
+    passes: list[bool] = []
 
-    if loss.grad_fn is not None:
-        loss.grad_fn.register_prehook(passed)
+    def stores(gradients: object) -> None:
+        if passes:
+            passes.clear()
+            tell("backward")
+
+    trained = next((parameter for parameter in parameters if parameter.requires_grad), None)
+    if loss.grad_fn is not None and trained is not None:
+        loss.grad_fn.register_prehook(lambda gradients: passes.append(True))
+        torch.autograd.graph.get_gradient_edge(trained).node.register_prehook(stores)
 
 
 class Classifier(Toy):
@@ -94,7 +101,7 @@ class Classifier(Toy):
         if labels is not None:
             loss = mse_loss(logits[:, 0], labels) if logits.shape[1] == 1 else cross_entropy(logits, labels)
             loss = LOSS_SCALE * loss
-            watch_backward(loss, self.tell)
+            watch_backward(loss, self.parameters(), self.tell)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 

@@ -202,7 +202,7 @@ def watched_record(tell: Tell, record: Any) -> Any:
             return {"value": float(value), "kind": kind_of(value)}
         return {"value": float("nan"), "kind": kind_of(value)}
 
-    def evaluation(epoch: object, metrics: object) -> dict:
+    def evaluation(epoch: object = None, metrics: object = None, *_: object) -> dict:
         plain, kinds = {}, [kind_of(epoch, int)]
         for name, value in (metrics if isinstance(metrics, dict) else {}).items():
             kinds.append(kind_of(value))

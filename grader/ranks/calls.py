@@ -82,7 +82,7 @@ class Call(Event):
     @property
     def price(self) -> float:
         """The fewest bytes that such a call needs to send from a rank: what an algorithm really moves is no matter."""
-        if self.name == "all_to_all":  # all but what it sends to itself
+        if "sends" in self.data:  # all but what it sends to itself
             return self.sent - _item(self.dtype) * self.data["sends"][self.members.index(self.rank)]
         tensor = math.prod(self.shape) * _item(self.dtype) if self.dtype else 0
         return tensor * PRICES.get(self.name, lambda n: 0.0)(len(self.members))
@@ -103,7 +103,7 @@ INPUTS: dict[str, Callable[[int], tuple[int, int]]] = {
     "gather": lambda n: (1, 1),
     "scatter": lambda n: (n, 0),
     "all_gather": lambda n: (1, 1),
-    "reduce_scatter": lambda n: (n, n),
+    "reduce_scatter": lambda n: (n, n),  # (1, 1) with unequal parts: its unit is then the whole, as in all_to_all
     "all_to_all": lambda n: (1, 1),  # its unit is the whole: what goes to whom is in `data`
     "barrier": lambda n: (0, 0),
     "init_process_group": lambda n: (0, 0),
@@ -137,7 +137,8 @@ def parse_call(rank: int, message: dict) -> Call:
         members, payload = tuple(message["members"]), message.get("payload")
         raw = b"" if payload is None else payload.tobytes()
         root = message.get("root", message.get("peer"))
-        at_root, elsewhere = INPUTS[name](len(members))
+        unequal = name == "reduce_scatter" and "sends" in message
+        at_root, elsewhere = (1, 1) if unequal else INPUTS[name](len(members))
         unit = math.prod(shape) * _item(dtype) if dtype else 0
         if len(raw) != unit * (at_root if root in (rank, None) else elsewhere):
             raise ValueError(f"{name} of {shape} {dtype} with {len(raw)} bytes")
@@ -148,11 +149,12 @@ def parse_call(rank: int, message: dict) -> Call:
         data = dict(message.get("join", {}))
         if name == MEASUREMENT:
             data = {"point": str(message["point"])[:200]}
-        if name == "all_to_all":
-            data = {side: [int(size) for size in message[side]] for side in ("sends", "expects")}
+        if name == "all_to_all" or unequal:
+            sides = ("sends", "expects") if name == "all_to_all" else ("sends",)
+            data = {side: [int(size) for size in message[side]] for side in sides}
             lengths = {len(sizes) for sizes in data.values()}
             if lengths != {len(members)} or min(map(min, data.values())) < 0 or sum(data["sends"]) != math.prod(shape):
-                raise ValueError(f"all_to_all of {shape} in the parts {data}")
+                raise ValueError(f"{name} of {shape} in the parts {data}")
         return Call(
             name, message["where"][:200], message["inside"][:200], data,
             rank, int(message["id"]), f"{message['group']} {members}", members, root, int(message.get("tag", 0)),
@@ -179,8 +181,8 @@ def compute(calls: list[Call]) -> list[bytes]:
         return [payloads[at_root.index(True)]] * n
     if name in ("scatter", "reduce_scatter"):
         whole = payloads[at_root.index(True)] if name == "scatter" else _reduced(calls)
-        size = len(whole) // n
-        return [whole[i * size : (i + 1) * size] for i in range(n)]
+        elements = len(whole) // _item(calls[0].dtype)
+        return _cut(whole, calls[0].dtype, calls[0].data.get("sends", [elements // n] * n))
     if name == "all_to_all":
         parts = [_parts(call) for call in calls]
         return [b"".join(row[i] for row in parts) for i in range(n)]
@@ -192,8 +194,13 @@ def compute(calls: list[Call]) -> list[bytes]:
 
 def _parts(call: Call) -> list[bytes]:
     """What a rank sends to each member in an all_to_all."""
-    ends = [_item(call.dtype) * end for end in accumulate(call.data["sends"], initial=0)]
-    return [(call.payload or b"")[begin:end] for begin, end in pairwise(ends)]
+    return _cut(call.payload or b"", call.dtype, call.data["sends"])
+
+
+def _cut(whole: bytes, dtype: str, sizes: list[int]) -> list[bytes]:
+    """Parts of so many elements."""
+    ends = [_item(dtype) * end for end in accumulate(sizes, initial=0)]
+    return [whole[begin:end] for begin, end in pairwise(ends)]
 
 
 def _reduced(calls: list[Call]) -> bytes:
@@ -215,6 +222,7 @@ def disagreement(calls: list[Call]) -> str:
         "reductions": lambda call: call.reduce,
         "shapes": lambda call: None if call.name == "all_to_all" else call.shape,
         "dtypes": lambda call: call.dtype,
+        "sizes of parts": lambda call: tuple(call.data.get("sends", ())) if call.name == "reduce_scatter" else (),
         "addresses": lambda call: call.data.get("address"),
         "points of a probe": lambda call: call.data.get("point"),
     }

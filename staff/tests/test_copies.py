@@ -82,7 +82,7 @@ def test_a_copy_that_does_not_work_is_named_with_its_line_and_what_to_do(tree, f
     (warning,) = report["warnings"]
     assert warning.startswith(f"{file}:{line}: ")
     assert words in warning
-    assert f"your lines for region {region} differ from those in " in warning
+    assert f"these of your lines differ from the original ones: {region} (line " in warning
     assert warning.endswith("run `python submit.py carry --force`")
 
 

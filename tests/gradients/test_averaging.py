@@ -116,18 +116,18 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # what the rank is left 
     "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size?":
         lambda g: g.all.sum(0),
     "every worker still has its own gradient: the result did not get into param.grad": lambda g: g.own,
-    "it is the worker's own gradient divided by world_size: nothing was summed": lambda g: g.own / g.ranks,
-    "it is rank 0's gradient: it was distributed without averaging": lambda g: g.all[0],
+    "param.grad is the worker's own gradient divided by world_size: nothing was summed": lambda g: g.own / g.ranks,
+    "param.grad is rank 0's gradient: it was distributed without averaging": lambda g: g.all[0],
     "rank 0's own gradient is missing from the sum": lambda g: g.all[1:].sum(0) / g.ranks,
     "rank 0's own gradient is missing from the mean": lambda g: g.all[1:].mean(0),
     "the sum was divided by world_size twice": lambda g: g.all.mean(0) / g.ranks,
     "every gradient is zero: was it zeroed before or after averaging?": lambda g: g.filled(0),
     "all elements are equal: the mean was also taken over the elements (use dim=0)": lambda g: g.filled(g.all.mean()),
-    "the sum is divided by 2, whatever world_size is": lambda g: g.all.sum(0) / 2,
+    "the sum is divided by 2{two}": lambda g: g.all.sum(0) / 2,
     "the sum is divided by 4, whatever world_size is": lambda g: g.all.sum(0) / 4,
     "the sum was divided by the rank, not by the number of workers": lambda g: g.all.sum(0) / g.rank,
     "the division rounds down: // is for whole numbers": lambda g: g.all.sum(0) // g.ranks,
-    "it is the largest of the workers' gradients and not their mean": lambda g: g.all.max(0),
+    "param.grad is the largest of the workers' gradients and not their mean": lambda g: g.all.max(0),
     "the parameters (param.data) were averaged, not gradients":
         lambda g: g.filled(sum(map(drawn.weight, range(g.ranks))) / g.ranks),
 }  # fmt: skip
@@ -135,7 +135,8 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # what the rank is left 
 
 def mistakes_of(ranks: int) -> dict[str, Callable[[OneParameter], Any]]:
     """Return the table for a number of ranks; one alone has nobody to take a mean with."""
-    return {sentence.format(ranks=ranks): left for sentence, left in MISTAKES.items()} if ranks > 1 else {}
+    two = " (world_size - 1?)" if ranks == 3 else ", whatever world_size is"
+    return {sentence.format(ranks=ranks, two=two): left for sentence, left in MISTAKES.items()} if ranks > 1 else {}
 
 
 def mean_of(gradients: list[np.ndarray], rank: int, payloads: Payloads, total: float, limit: Any = None) -> Expected:

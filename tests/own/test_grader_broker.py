@@ -217,20 +217,6 @@ def test_a_barrier_completes_earlier_calls_as_gloo_does(play):
     assert all((value == 3).all() for value in play(source).values)
 
 
-def test_a_tensor_handed_in_asynchronously_is_read_at_the_call(play):
-    source = """
-        def go(context):
-            context.join()
-            tensor = torch.ones(2)
-            handle = dist.all_reduce(tensor, async_op=True)
-            tensor.zero_()
-            handle.wait()
-            return tensor
-    """
-
-    assert all((value == 3).all() for value in play(source).values)
-
-
 def test_a_large_tensor_goes_through_while_all_ranks_send_at_once(play):
     source = """
         def go(context):

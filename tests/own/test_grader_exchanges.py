@@ -39,6 +39,33 @@ def test_sums_and_parts_are_those_that_numpy_computes(play):
         np.testing.assert_array_equal(gathered, np.concatenate(inputs))
 
 
+def test_a_reduce_scatter_of_unequal_parts_gives_each_rank_the_sum_of_its_part(play):
+    source = """
+        def go(context):
+            context.join()
+            parts = [torch.arange(float(size)) + context.rank for size in (1, 3, 0)]
+            mine = torch.zeros(len(parts[context.rank]))
+            dist.reduce_scatter(mine, parts)
+            return mine
+    """
+
+    result = play(source)
+
+    assert [value.tolist() for value in result.values] == [[3], [3, 6, 9], []]
+    assert [rank.calls[1].price for rank in result.ranks] == [12, 4, 16]
+
+
+def test_unequal_parts_of_other_sizes_on_another_rank_do_not_agree(play):
+    source = """
+        def go(context):
+            context.join()
+            sizes = (3, 1, 2) if context.rank == 1 else (1, 3, 2)
+            dist.reduce_scatter(torch.zeros(sizes[context.rank]), [torch.ones(size) for size in sizes])
+    """
+
+    assert "different sizes of parts" in play(source).explain()
+
+
 def test_each_call_is_priced_by_the_fewest_bytes_that_it_needs(play):
     source = """
         def go(context):
@@ -79,6 +106,16 @@ IN_FLIGHT = {
         dist.recv(torch.ones(4), left)
         x.zero_()
         sending.wait()
+    """,
+    "between the call and its wait()": """
+        summing = dist.all_reduce(x, async_op=True)
+        x /= 3
+        summing.wait()
+    """,
+    "change it before the call or after wait()": """
+        exchanging = dist.all_to_all_single(torch.ones(6), y := torch.ones(6), async_op=True)
+        y.zero_()
+        exchanging.wait()
     """,
 }
 

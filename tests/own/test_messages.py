@@ -55,6 +55,14 @@ def test_a_known_mistake_comes_before_a_question_that_others_repeat():
     assert lines[1] == f"  wrong: {mistake}"
 
 
+def test_a_crash_that_says_what_to_change_comes_before_a_wrong_result_that_does_not():
+    crash = "split() and chunk() return a tuple: make a list of it\nrank 0 raised TypeError"
+
+    lines = messages([entry("test_values", "expected 8, got 16"), entry("test_run", crash, "crashed")], COURSE)
+
+    assert lines[1] == "  crashed: split() and chunk() return a tuple: make a list of it"
+
+
 def test_a_region_that_waits_says_for_which_and_what_was_seen():
     message = "depends on region p.1, which does not pass yet. Observed: split_size is the number of examples"
 

@@ -15,7 +15,8 @@ import pytest
 
 from common.paths import ROOT
 from course.table import load_course
-from grader.watch import Watch, first_region, keys
+from grader.report import Entry
+from grader.watch import CLEAR, KEYS, OneGrading, Watch, first_region, keys, show
 from tests.own.inline_student import wait_until
 
 pytestmark = pytest.mark.medium
@@ -77,7 +78,7 @@ def student(tmp_path):
 
 @pytest.mark.medium
 def test_each_save_is_graded_and_a_half_saved_file_an_endless_loop_and_ctrl_c_do_no_harm(student):
-    student.wait_for("not attempted")
+    student.wait_for("2b.2 Partition.__getitem__ is not written yet: common/data_partition.py")
     student.wait_for("watching; press Ctrl-C to stop")
     student.save(WRONG)
     student.wait_for("wrong: ")
@@ -107,29 +108,75 @@ def _parent(pid):
         return 0
 
 
-class Graded:
-    """Stands for a grading in which these regions have not passed."""
-
-    def __init__(self, *failed):
-        self.failed, self.statuses = list(failed), {"a test": "passed"}
-
-
-def test_of_a_task_that_is_written_the_first_region_that_fails_is_watched(monkeypatch, capsys):
-    watch = Watch(COURSE, ROOT, "4.1")  # where the first open region would be
-    monkeypatch.setattr(watch, "grade", lambda *selection: Graded("2b.7", "2b.3"))
-
-    watch.begin("2b")
-
-    assert (watch.region, capsys.readouterr().out) == ("2b.3", "now watching 2b.3\n")
+def graded(*messages):
+    """A grading of tests of these regions with these messages, "" for one that has passed."""
+    run = OneGrading()
+    for number, (region, message) in enumerate(messages):
+        status, points = ("wrong", 0) if message else ("passed", 2)
+        run.entries.append(Entry(f"tests/test_a.py::test_{number}", "2b", region, status, points, 2, message))
+    return run
 
 
-def test_a_task_that_passes_says_so(monkeypatch, capsys):
-    watch = Watch(COURSE, ROOT, "4.1")
-    monkeypatch.setattr(watch, "grade", lambda *selection: Graded())
+@pytest.fixture
+def watch(monkeypatch):
+    """A watch of 4.1, in a tree where all is written."""
+    return Watch(COURSE, ROOT, "4.1")
+
+
+def test_of_a_task_that_is_written_the_first_region_that_fails_is_watched(watch, monkeypatch, capsys):
+    monkeypatch.setattr(watch, "grade", lambda *selection: graded(("2b.7", "is a sum"), ("2b.3", "is lost")))
 
     watch.begin("2b")
 
-    assert capsys.readouterr().out == "all regions of task 2b pass; watching 4.1\n"
+    assert watch.region == "2b.3"
+    assert capsys.readouterr().out.endswith("now watching 2b.3 DataPartitioner.__init__\n")
+
+
+def test_a_task_that_passes_is_complete(watch, monkeypatch, capsys):
+    monkeypatch.setattr(watch, "grade", lambda *selection: graded(("2b.7", ""), ("2b.3", "")))
+
+    watch.begin("2b")
+
+    assert capsys.readouterr().out.endswith("task 2b passes: 4/4 points\ntask 2b is complete\n")
+
+
+def test_after_the_last_region_of_a_task_the_whole_task_is_graded_once(watch, monkeypatch, capsys):
+    selections = []
+    monkeypatch.setattr(watch, "grade", lambda *selection: selections.append(selection) or graded(("4.1", "")))
+
+    watch.grade_region()
+    watch.grade_region()
+
+    assert selections == [("--region", "4.1"), ("-m", "task4"), ("--region", "4.1")]
+    assert "task 4 is complete" in capsys.readouterr().out
+
+
+LONG = "every gradient is 3.000 times the mean on 3 workers: " + "did you divide by world_size after the sum? " * 4
+
+
+def test_on_a_small_terminal_the_first_cause_is_on_the_screen_and_no_word_is_cut(watch, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    causes = [("4.1", LONG + "\n" + "  a line of the script\n" * 30), *(("4.1", f"cause {n}") for n in "abcdefghij")]
+
+    show(watch.said(graded(*causes), "4.1"))
+
+    screen = capsys.readouterr().out.removeprefix(CLEAR).splitlines()
+    assert max(map(len, screen)) <= 80
+    assert len(screen) < 24
+    assert screen[1].startswith("  wrong: every gradient is 3.000 times the mean on 3 workers: did you divide by")
+    assert set(" ".join(screen[1:5]).split()) <= {"wrong:", *LONG.split()}
+    assert screen[-2].endswith("more lines")
+    assert screen[-1] == KEYS
+
+
+def test_what_keys_replace_and_names_of_tests_are_not_printed(watch, capsys):
+    show(watch.said(graded(("4.1", "one"), ("4.1", "two")), "4.1"))
+
+    said = capsys.readouterr().out
+    assert "two" in said
+    assert [words for words in ("--hint", "--region", "--seed", "test_") if words in said] == []
 
 
 def grade_for_long(terminal):

@@ -102,7 +102,11 @@ def check_sizes(grade: Grade) -> None:
         if got == expected:
             _check_rows(grade, call)
             continue
-        if not call.first and 0 < max(got, default=0) < min(split_size, size):
+        if got == split_sizes(size, -(-size // len(expected))):
+            cause = (
+                "the micro-batches have equal sizes, as chunk() makes them; each but the last has split_size examples"
+            )
+        elif not call.first and 0 < max(got, default=0) < min(split_size, size):
             cause = (
                 "the micro-batches are smaller than split_size: do you reuse a value from an earlier, smaller batch?"
             )

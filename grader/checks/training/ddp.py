@@ -54,7 +54,7 @@ def _cause(result: Result, rank: int, name: str, gradient: np.ndarray | None) ->
     if len(result.ranks) > 1 and all(len(call.members) == 1 for call in calls):
         return "every worker has its own process group, so nothing is averaged"
     if result.values[rank]["ddp"] and result.values[rank]["class"] in ("Classifier", "LanguageModel"):
-        return "only part of the model is wrapped in DistributedDataParallel"
+        return "only part of the model is wrapped in DistributedDataParallel: wrap the whole model"
     return ""
 
 

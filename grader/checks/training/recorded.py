@@ -48,11 +48,11 @@ def _wrong_loss(training: Training, rank: int, i: int, got: list[float], right: 
         return "the loss is inf or nan"
     after, _ = training.gradient(step.examples, rank, i + 1)
     if _alike(got[i], after):
-        return "it is the loss after the update: record the forward pass's loss before the step"
+        return "the recorded loss is that after the update: record the forward pass's loss before the step"
     if _alike(got[i] * n, right[i]):
-        return f"it is divided by {n}: average only the gradients; record the worker's own loss"
+        return f"the recorded loss is divided by {n}: average only the gradients; record the worker's own loss"
     if i and _alike(got[i], sum(right[: i + 1]) / (i + 1)):
-        return "it is the mean of all losses so far: record the loss of each batch"
+        return "the recorded loss is the mean of all losses so far: record the loss of each batch"
     if len(got) > 1 and all(x == 0 or _alike(x, y) for x, y in zip(got[1:], right[:-1], strict=True)):
         return "every loss is recorded one step late"
     return ""

@@ -27,6 +27,9 @@ def check_backward(training: Training) -> None:
     if all(gradient is None or not np.any(gradient) for gradient in found[-1].values()):
         words = "no parameter has a gradient: backward was not called (did you forget the parentheses?)"
     cause = diagnosis.name_scaled([(found[-1].get(name), value) for name, value in expected.items()])
+    none = [name for name in expected if found[-1].get(name) is None]
+    if 0 < len(none) < len(expected):
+        cause = f"{', '.join(none)} have no gradient, but others do: compute those of all parameters"
     training.grade.fail(f"{cause}\nafter the backward pass of the first batch, {words}".lstrip("\n"))
 
 
@@ -52,7 +55,10 @@ def _must_have_passed(training: Training, batches: list[Batch]) -> None:
     """A gradient counts only where autograd computes it: any other way takes a pass for each of millions of weights."""
     for number, batch in enumerate(batches, 1):
         if not batch.passed:
-            training.grade.fail(f"no backward pass goes through the loss of batch {number}: call its backward()")
+            training.grade.fail(
+                f"the gradients of batch {number} do not come from a backward pass of its loss: call its backward(). "
+                "DistributedDataParallel, in task 3, does not see what torch.autograd.grad or other code computes"
+            )
 
 
 def check_steps(training: Training, steps: int) -> None:
@@ -136,7 +142,9 @@ def _cause(training: Training, number: int, own: list, limit: float) -> str:
     mean = reference.mean(own)
     clipped_own = [reference.clipped(mine, limit) for mine in own]
     if all(gradient is None or not np.any(gradient) for mine in got for gradient in mine.values()):
-        return "there is no gradient when the optimizer steps: was backward called, and zero_grad only after the step?"
+        kept = ", does averaging keep param.grad," if len(own) > 1 else ","
+        what = "there is no gradient when the optimizer steps"
+        return f"{what}: was backward called{kept} and zero_grad only after the step?"
     if limit and everywhere([mean] * len(own)):
         return "the gradients are not clipped when the optimizer steps: clip after backward and before the step"
     if len(own) > 1 and limit and everywhere([reference.mean(clipped_own)] * len(own)):

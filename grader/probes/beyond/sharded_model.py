@@ -248,6 +248,8 @@ def train(context: Context) -> list[Fields]:
                 taken[0] = [None] * len(toy.numbered)
                 for part in blocks:
                     part.free()
+                    if micro + 1 < micros:  # as finish leaves it for the next micro-batch
+                        part.shard.gradient = torch.zeros_like(part.shard.values)
         context.event("step ended")
         if a["finish"]:
             measure(f"{step} gradients")
@@ -260,6 +262,7 @@ def train(context: Context) -> list[Fields]:
             with torch.no_grad():
                 for part, move in zip(blocks, mine["moves"][step], strict=True):
                     part.shard.values += move
+                    part.shard.gradient = None
         measure(f"{step} ended")
         kept["held"] = [held(group) for group in toy.groups]
         if step in a["evaluate"]:

@@ -107,7 +107,8 @@ def _numbers(grade: Grade, sizes: Sizes, rank: int) -> dict[str, np.ndarray]:
 
 def _check_group(grade: Grade, told: Fields, kind: str, right: list[int], numbers: Sequence[dict], where: str) -> None:
     if "type" in told:
-        reason = "on a rank that is not a member, new_group returns no group: keep its result only on members"
+        reason = "new_group returns no group where the rank is not a member: keep its result only on members, and make "
+        reason += "groups of one rank, too"
         grade.fail(f"{where}: expected a process group as `{kind}`, got {told['type']}; {reason}")
     if told["ranks"] != right:
         grade.fail(f"{where}: expected the {kind} group of the ranks {right}, got that of {told['ranks']}")

@@ -139,6 +139,9 @@ def check(grade: Grade, *rules: Rule) -> None:
         if broken:
             size = min(broken, key=lambda pair: (pair[0] + pair[1], pair))
             m, n = size
+            back = {size: schedule[::-1] for size, schedule in found.items()}
+            if not any(one(*size, back[size]) for size in back for one in (*BASIC, *rules)):
+                broken[size] = f"the stages are in reverse order, stage 0 is the first one: {broken[size]}"
             micro, many = "micro-batches" if m > 1 else "micro-batch", "stages" if n > 1 else "stage"
             more = f" ({len(broken)} of {len(found)} sizes break this rule)"
             grade.fail(f"{m} {micro} on {n} {many}: {broken[size]}{more}\n{draw(found[size])}\n")

@@ -62,7 +62,12 @@ def _wrong(case: Case, buckets: list[list[int]], nbytes: list[int]) -> str:
             return f"bucket {i} has several dtypes: a message can have only one"
         size = sum(nbytes[k] for k in bucket)
         if size > limit and len(bucket) > 1:
-            return f"bucket {i} holds {size} bytes, more than bucket_bytes: check for room before you add a parameter"
+            elements = sum(case["sizes"][k] for k in bucket)
+            as_if_float32 = size > 4 * elements and 4 * elements <= limit
+            advice = "check for room before you add a parameter"
+            if as_if_float32 or size - nbytes[bucket[-1]] > limit:
+                advice = "sizes are bytes (parameter.nbytes); an element has 2, 4 or 8, and not 1"
+            return f"bucket {i} holds {size} bytes, more than bucket_bytes: {advice}"
         if not i or dtypes[buckets[i - 1][-1]] != dtypes[bucket[0]]:
             continue
         before = sum(nbytes[k] for k in buckets[i - 1])
@@ -106,9 +111,9 @@ def _wrong_order(got: list[int] | str, rank_0: list[int] | str, first: dict, own
     if got[: len(ready)] == ready:
         return "" if got == rank_0 else "parameters that were not ready are in a different order than on rank 0"
     if rank and own and got[: len(own)] == own:
-        return "it is the rank's own order, not rank 0's"
+        return "the order is the rank's own, not rank 0's"
     if got == list(range(first["count"])):
-        return "it is the order of `parameters`, not the order in which gradients became ready"
+        return "the order is that of `parameters`, not that in which gradients became ready"
     if got[-len(ready) :] == ready:
         return "parameters that were not ready come first: put them last"
-    return "it is not the order of rank 0"
+    return "the order is not that of rank 0"

@@ -156,6 +156,21 @@ def _check_step(reduced: Reduced, step: int, rank: int, buckets: list[list[int]]
             )
 
 
+def check_finish(reduced: Reduced) -> None:
+    """Finish sends all remaining buckets before it waits for one: they travel together."""
+    for rank in range(reduced.n):
+        for step, micros in enumerate(read(reduced, rank)):
+            calls = [call for _, ended, call in micros[-1].sends if ended]
+            before = [call for *_, call in micros[-1].sends]
+            for call in calls:
+                early = [other for other in before if other.posted_at < call.posted_at and not other.in_transit(call)]
+                if early:
+                    reduced.grade.fail(
+                        f"step {step}: in finish, rank {rank} waits for {early[0].name} #{early[0].number} before it "
+                        f"sends {call.name} #{call.number} ({call.where}): send all remaining buckets, then wait"
+                    )
+
+
 def check_nothing_waits(reduced: Reduced) -> None:
     """No call of backward is one that waits: a run in which one rank begins last has come to its end, see behind."""
     check_contents(reduced)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from grader import crashes
 from grader.checks import diagnosis, reference
 from grader.grading import Grade
 from grader.ranks.outcome import Result
-from grader.verdicts import Crashed, Deadlocked, Verdict
+from grader.verdicts import Crashed, Deadlocked, Verdict, Wrong
 from grader.wire import drawn as draws
 
 SLACK = {"float64": 1.0, "float32": 1.0, "bfloat16": 3000.0}  # of reference.close
@@ -21,6 +22,9 @@ WORDS_OF_CRASHES = {
     "a second backward before finish()": "gradient_ready was called twice for a parameter in one step: is it "
     "registered once, does it stop under no_sync, and does finish reset `missing`?",
     "KeyError: Parameter": "a parameter was taken out of `missing` twice: do not take anything out under no_sync",
+    "'NoneType' object has no attribute 'wait'": "bucket.work is None: the bucket was never sent (is next_bucket 0 "
+    "again in each step?), or its all_reduce was not called with async_op=True",
+    "'wait' (grader/": "bucket.work must be the handle that all_reduce returns with async_op=True, and nothing else",
 }
 Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank, the last for all above] -> parameters in forward order
 
@@ -99,8 +103,10 @@ class Reduced:
     def _explained(self, verdict: Verdict) -> Verdict:
         """Torch's or our words, with the reason before them."""
         if isinstance(verdict, Crashed):
-            reasons = [reason for words, reason in WORDS_OF_CRASHES.items() if words in str(verdict)]
-            return Crashed(f"{reasons[0]}\n{verdict}") if reasons else verdict
+            return Crashed(crashes.explained(str(verdict), WORDS_OF_CRASHES))
+        if self.result.outcome == "mismatch":
+            words = "the ranks do not send the same buckets: every rank sends each bucket once, in the order of "
+            return Wrong(f"{words}reducer.buckets, also one without gradients\n{verdict}")
         return Deadlocked(f"{self._why_stuck()}{verdict}") if isinstance(verdict, Deadlocked) else verdict
 
     def _why_stuck(self) -> str:
@@ -149,10 +155,19 @@ class Reduced:
             return
         grads = [[value["grads"][j] for j in trained] for value in told]
         cause = diagnosis.forgotten_waits(self.result) or self._stale(step, k, got)
-        cause = cause or diagnosis.name_wrong_mean(grads, own, diagnosis.unsent(self.result, own))
+        cause = cause or self._unsent(rank) + diagnosis.name_wrong_mean(grads, own, diagnosis.unsent(self.result, own))
+        if cause and not self.setting.finish:
+            cause += "; finish() is not called in this test: send divides, and sets param.grad to the piece"
         words = diagnosis.parameter_words(f"parameter {k}", got, mean)
         text = f"step {step}: expected the mean of {self.n} ranks' gradients; on rank {rank}, {words}"
         self.grade.fail(f"{cause}\n{text}" if cause else text)
+
+    def _unsent(self, rank: int) -> str:
+        """Where a rank sends too few buckets, in a setting that says how many there are."""
+        sent = sum(call.name == "all_reduce" for call in self.result.ranks[rank].calls)
+        due = sum(map(len, self.setting.buckets))
+        words = "each hook must send every complete bucket, in a loop"
+        return f"rank {rank} sends {sent} of {due} buckets: {words}\n" if sent < due else ""
 
     def _stale(self, step: int, k: int, got: Any) -> str:
         """Whether a gradient of an earlier step is in it, or a parameter without one was left out."""
@@ -163,10 +178,10 @@ class Reduced:
         means = [np.mean([ranks[s][k] for ranks in self.own], axis=0) for s in range(step + 1)]
         for s in range(step):
             if diagnosis.same(got, means[s]) and np.any(means[s]):
-                return f"it is still the gradient of step {s}"
+                return f"param.grad is still the gradient of step {s}"
             if diagnosis.same(got, means[step] + means[s]) and np.any(means[s]):
-                return f"the gradient of step {s} is added to it"
+                return f"the gradient of step {s} is added to param.grad"
         last = np.mean([micros[step][-1][k] for micros in self.micros], axis=0)
         if len(self.setting.uses[step]) > 1 and diagnosis.same(got, last):
-            return "it is the mean of only the last micro-batch: those under no_sync are missing"
+            return "param.grad is the mean of only the last micro-batch: those under no_sync are missing"
         return ""

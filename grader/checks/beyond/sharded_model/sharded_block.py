@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from grader import crashes
 from grader.checks import diagnosis, reference
 from grader.checks.beyond.sharded_model.sharded_model_reference import rounded
 from grader.grading import Grade
@@ -47,8 +48,7 @@ class Gathered:
         if isinstance(verdict, Deadlocked):
             raise Deadlocked(f"{self._why_stuck(late)}{verdict}")
         if isinstance(verdict, Crashed):
-            reasons = [reason for words, reason in WORDS_OF_CRASHES.items() if words in str(verdict)]
-            raise Crashed(f"{reasons[0]}\n{verdict}") if reasons else verdict
+            raise Crashed(crashes.explained(str(verdict), WORDS_OF_CRASHES))
         if verdict:
             raise verdict
 
@@ -113,7 +113,9 @@ class Gathered:
             self.grade.fail(f"{where}: the shard is of {told['dtype']}, expected float32, whatever the block's dtype")
         if not reference.close(got, right[rank], 0.0):
             others = [other for other in range(self.n) if other != rank and diagnosis.same(got, right[other])]
-            cause = f"it is the shard of rank {others[0]}: rank r owns the elements r L to (r+1) L; " if others else ""
+            cause = (
+                f"`own` is the shard of rank {others[0]}: rank r owns the elements r L to (r+1) L; " if others else ""
+            )
             self.grade.fail(f"{where}: {cause}{diagnosis.parameter_words('the shard', got, right[rank])}")
 
     def _check_states(self, rank: int, case: int, states: list[list[Any]]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from grader import crashes
 from grader.checks import diagnosis, reference
 from grader.checks.beyond.sharded_model import memory_limits
 from grader.checks.beyond.sharded_model.sharded_model_reference import Reference, TrainedStep
@@ -69,8 +70,7 @@ class ModelRun:
     def _explained(self, verdict: Verdict) -> Verdict:
         """The run's words, with the reason before them."""
         if isinstance(verdict, Crashed):
-            reasons = [reason for words, reason in WORDS_OF_CRASHES.items() if words in str(verdict)]
-            return Crashed(f"{reasons[0]}\n{verdict}") if reasons else verdict
+            return Crashed(crashes.explained(str(verdict), WORDS_OF_CRASHES))
         return Deadlocked(f"{self._why_stuck()}{verdict}") if isinstance(verdict, Deadlocked) else verdict
 
     def _why_stuck(self) -> str:
@@ -168,19 +168,19 @@ class ModelRun:
         ]
         own = np.sum([flat(micro, block) for micro in step.own[rank]], axis=0)
         candidates = {
-            "it is only the gradient of the last micro-batch: add to shard.gradient, which may be None": micros[-1],
-            f"it is the sum over {n} ranks: divide it by the number of ranks, once": right * n,
+            "shard.gradient is only that of the last micro-batch: add to shard.gradient, which may be None": micros[-1],
+            f"shard.gradient is the sum over {n} ranks: divide it by the number of ranks, once": right * n,
             "the sum was divided by the number of ranks twice": right / n,
-            "it is this rank's own gradient: nothing was summed": own[rank],
-            "it is the first shard of this rank's own gradient: which received rows belong to this rank?": own[0],
+            "shard.gradient is this rank's own gradient: nothing was summed": own[rank],
+            "shard.gradient is the first shard of this rank's gradient: which rows belong to this rank?": own[0],
             "the gradient is zero: were the gradients taken before they were set to None?": right * 0,
         }
         for other in range(n):
             if other != rank:
-                candidates[f"it is the shard of rank {other}"] = flat(step.gradients, block)[other]
+                candidates[f"shard.gradient is the shard of rank {other}"] = flat(step.gradients, block)[other]
         if s:
             old = flat(self.right.steps[s - 1].gradients, block)[rank]
-            candidates["the gradient of the step before is added to it"] = right + old
+            candidates["the gradient of the step before is added to shard.gradient"] = right + old
         with np.errstate(all="ignore"):
             found = [words for words, value in candidates.items() if diagnosis.same(got, np.asarray(value, np.float64))]
         return found[0] if found else ""
@@ -236,7 +236,9 @@ class ModelRun:
 
     def _fail_held(self, now: str, direction: str, place: int, block: int, rank: int) -> None:
         done = block < place if direction == "forward" else block > place
-        words = "it is done: free it" if done else "it is not needed yet: gather only the next block"
+        words = (
+            f"block {block} is done: free it" if done else f"block {block} is not needed yet: gather only the next one"
+        )
         if done and direction == "forward" and block == self.setting.depth - 1:
             words = WITHOUT_GRADIENTS
         if done and direction == "backward":

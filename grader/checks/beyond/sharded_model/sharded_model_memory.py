@@ -19,7 +19,8 @@ def check_shards(run: ModelRun) -> None:
         if run.setting.finish:
             gradients = {"values": shard, "gradients": shard} | ({"state of the optimizer": shard} if step else {})
             when = f"after finish of step {step}"
-            advice = "free every block when it is sent, and release the tensors of the message when it is received"
+            advice = "free every block when it is sent, and release the tensors of the message when it is received; a "
+            advice += "gradient that is a view of `received` keeps all of it"
             limits.append(Limit(f"{step} gradients", when, gradients, advice))
         advice = "only the shards remain between steps; is there still a reference to whole parameters or gradients?"
         limits.append(Limit(f"{step} ended", f"after step {step}", parts, advice))

@@ -71,6 +71,8 @@ LARGE = ModelSetting(
 )  # fmt: skip
 ALONE = replace(PLAIN, micros=(1,))
 TRAINED = ((3, PLAIN), (2, ODD), (4, ODD), (2, HALF), (2, LARGE), (1, ODD))
+# No rank uses a parameter of block 1, so none of its hooks is called.
+UNUSED = replace(PLAIN, unused=[2, 3])
 # One rank is one block behind the others: who waits for it without need waits for ever.
 LATE = replace(PLAIN, late=1)
 # Seven blocks of 1.3 MB: what is in memory shows in the size of the process.

@@ -69,20 +69,22 @@ def _check_norm(
         return
     n, mine = len(squares), squares[rank]
     known = {
-        "it is the norm of only this rank's shards: add up the squares of all ranks first": np.sqrt(sum(mine)),
-        "it is the sum of the ranks' norms: squares add up, norms do not": sum(np.sqrt(sum(one)) for one in squares),
-        "it is the sum of the buckets' norms: squares add up, norms do not": sum(
+        "the norm is that of only this rank's shards: add up the squares of all ranks first": np.sqrt(sum(mine)),
+        "the norm is the sum of the ranks' norms: squares add up, norms do not": sum(
+            np.sqrt(sum(one)) for one in squares
+        ),
+        "the norm is the sum of the buckets' norms: squares add up, norms do not": sum(
             float(np.sqrt(sum(column))) for column in zip(*squares, strict=True)
         ),
-        "it is the sum of all shards' norms: squares add up, norms do not": sum(
+        "the norm is the sum of all shards' norms: squares add up, norms do not": sum(
             float(np.sqrt(one)) for row in squares for one in row
         ),
-        "it is the square of the norm: take the square root at the end": right**2,
-        "it is the norm of only the last bucket": float(np.sqrt(sum(row[-1] for row in squares))),
+        "the result is the square of the norm: take the square root at the end": right**2,
+        "the norm is that of only the last bucket": float(np.sqrt(sum(row[-1] for row in squares))),
         "the sum of squares was divided by the number of ranks": right / np.sqrt(n),
         "the norm was divided by the number of ranks": right / n,
-        "it is the largest of the ranks' norms": float(np.sqrt(max(map(sum, squares)))),
-        "it is the norm after clipping: return the norm before": min(right, limit),
+        "the norm is the largest of the ranks' norms": float(np.sqrt(max(map(sum, squares)))),
+        "the norm is that after clipping: return the norm before": min(right, limit),
     }
     words = next((words for words, value in known.items() if abs(got - value) <= 1e-4 * abs(value)), "")
     grade.fail(f"{cause or words or 'the norm is wrong'}\n{where}expected the norm {right:.6g}, got {got:.6g}")

@@ -84,8 +84,8 @@ def _name(run: OptimizerRun, rank: int, place: tuple[int, int], i: int, told: di
     got, right, n = told["values"], run.mean(*place, i), run.n
     if told["dtype"] == "bfloat16" or (np.shape(got) != right[rank].shape and np.size(got) == right.size):
         if np.size(got) == right.size:
-            return "it has the gradients of all shards: a rank needs only its own shard"
-        return "it is in bfloat16: add the gradients of bfloat16 parameters in float32"
+            return "shard.gradient has the gradients of all shards: a rank needs only its own shard"
+        return "shard.gradient is in bfloat16: add the gradients of bfloat16 parameters in float32"
     if np.shape(got) != right[rank].shape:
         return ""
     with np.errstate(all="ignore"):
@@ -94,11 +94,11 @@ def _name(run: OptimizerRun, rank: int, place: tuple[int, int], i: int, told: di
                 return words
     if run.setting.dtype(run.buckets[i][0]) == "bfloat16" and reference.close(got, right[rank], 0.0, ROUNDED):
         return (
-            "it is rounded to bfloat16: add the gradients of bfloat16 parameters in float32. A reduce_scatter adds in "
-            "the dtype of its tensors"
+            "shard.gradient is rounded to bfloat16: add the gradients of bfloat16 parameters in float32. A "
+            "reduce_scatter adds in the dtype of its tensors"
         )
     if not np.any(got) and np.any(right[rank]):
-        return "it is zero: send each bucket once, when its gradients are ready"
+        return "shard.gradient is zero: send each bucket once, when its gradients are ready"
     return _ratio(got, right[rank], n) or _mixed_shards(run, rank, place, i, got)
 
 
@@ -113,24 +113,33 @@ def _candidates(run: OptimizerRun, rank: int, place: tuple[int, int], i: int) ->
     found = []
     if n > 1:
         found += [
-            (right[rank] * n, f"it is {n} times the mean: divide the sum by the number of ranks"),
+            (right[rank] * n, f"shard.gradient is {n} times the mean: divide the sum by the number of ranks"),
             (right[rank] / n, "the sum was divided by the number of ranks twice"),
-            *[(right[j], f"it is the gradient of rank {j}'s shard") for j in range(n) if j != rank],
-            (sent[rank][rank], "it is this rank's own gradient: nothing of the other ranks is in it"),
-            (sent[rank][rank] / n, "it is this rank's own gradient, divided: nothing of the other ranks is in it"),
-            *[(sent[j][rank], f"it is only rank {j}'s gradient: add the rows of all ranks") for j in range(n)],
+            *[(right[j], f"shard.gradient is the gradient of rank {j}'s shard") for j in range(n) if j != rank],
+            (sent[rank][rank], "shard.gradient is this rank's own gradient: nothing of the other ranks is in it"),
+            (
+                sent[rank][rank] / n,
+                "shard.gradient is this rank's own gradient, divided: nothing of the other ranks is in it",
+            ),
+            *[
+                (sent[j][rank], f"shard.gradient is only rank {j}'s gradient: add the rows of all ranks")
+                for j in range(n)
+            ],
             (crossed, "elements of different ranks are mixed: the received tensor is N rows of L, one per rank"),
         ]
     if added:
         found += [
-            (here[rank], "it is only the gradient of the last micro-batch: add it to that of the earlier ones"),
-            (first[rank], "it is only the gradient of the first micro-batch: add the later ones"),
+            (
+                here[rank],
+                "shard.gradient is only the gradient of the last micro-batch: add it to that of the earlier ones",
+            ),
+            (first[rank], "shard.gradient is only the gradient of the first micro-batch: add the later ones"),
         ]
     for earlier in range(step):
         before = run.mean(earlier, len(run.setting.uses[earlier]) - 1, i)
         found += [
-            (before[rank], f"it is still the gradient of step {earlier}"),
-            (right[rank] + before[rank], f"the gradient of step {earlier} is added to it"),
+            (before[rank], f"shard.gradient is still the gradient of step {earlier}"),
+            (right[rank] + before[rank], f"the gradient of step {earlier} is added to shard.gradient"),
         ]
     return found
 
@@ -150,11 +159,11 @@ def _ratio(got: np.ndarray, right: np.ndarray, n: int) -> str:
     if not np.any(right):
         return ""
     factor = float(np.vdot(right, got) / np.vdot(right, right))
-    known = {1 / n**2: "it was divided by the number of ranks squared"}
+    known = {1 / n**2: "shard.gradient was divided by the number of ranks squared"}
     for value, words in known.items():
         if n > 1 and abs(factor / value - 1) < 1e-4 and diagnosis.same(got, right * factor):
             return words
-    return f"it is {factor:.3f} times the mean" if factor and diagnosis.same(got, right * factor) else ""
+    return f"shard.gradient is {factor:.3f} times the mean" if factor and diagnosis.same(got, right * factor) else ""
 
 
 def check_frozen(run: OptimizerRun) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from grader import crashes
 from grader.grading import Grade
 from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
@@ -26,8 +27,9 @@ WORDS_OF_CRASHES = {
     "assigned grad has data of": "the values of a shard and its gradient are in float32, also for bfloat16 parameters",
     "KeyError: Parameter": "a parameter was taken out of `missing` twice in one backward: only the hook may take "
     "it out, and finish() must put it back",
-    "'NoneType' object has no attribute 'wait'": "receive() finds no handle: send() must start a message even for a "
-    "bucket without gradients, and store its handle in self.work; receive each bucket once",
+    "'NoneType' object has no attribute 'wait'": "receive() finds no handle: send() must store the handle in "
+    "self.work, for a bucket without gradients, too; receive a bucket once, after it was sent, in the order of "
+    "self.buckets",
     "torch.bfloat16 and (": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
     "torch.float32 and (": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
 }
@@ -156,8 +158,8 @@ class OptimizerRun:
         """Torch's or our words, with the reason before them."""
         if isinstance(verdict, Deadlocked):
             return Deadlocked(f"{self._why_stuck()}{verdict}")
-        reasons = [reason for words, reason in WORDS_OF_CRASHES.items() if words in str(verdict)]
-        return type(verdict)(f"{reasons[0]}\n{verdict}") if reasons and isinstance(verdict, Crashed) else verdict
+        is_crash = isinstance(verdict, Crashed)
+        return Crashed(crashes.explained(str(verdict), WORDS_OF_CRASHES)) if is_crash else verdict
 
     def _why_stuck(self) -> str:
         """A line that says why no rank can continue; "" if it is no known mistake."""

@@ -1,0 +1,77 @@
+"""Why a student's code has crashed, where neither torch's words nor Python's say what to change.
+
+A row is looked for in the whole message: type, text, file, and the student's last lines. ` ... ` stands for anything
+in between. The first row that fits counts.
+"""
+
+import re
+from collections.abc import Mapping
+
+BETWEEN = " ... "
+KNOWN = {
+    "has no attribute 'local_rank'": "the configuration has no local_rank: the rank of this worker is config.rank",
+    "has no attribute 'set_epoch'": "set_epoch is a method of the sampler, not of the loader",
+    "sampler option is mutually exclusive with shuffle": "the sampler already decides the order: pass the loader a "
+    "sampler or shuffle=True, not both",
+    "Invalid rank ... rank should be in the interval": "the sampler was given a rank that does not exist: the number "
+    "of workers comes first, then the rank",
+    "evaluation() missing 1 required positional argument": "record.evaluation needs two arguments, the epoch number "
+    "and the metrics, in this order",
+    "'dict' and 'int' ... record.evaluation(": "the arguments of record.evaluation are swapped: pass the epoch number "
+    "first, then the metrics",
+    "path should be string, bytes ... Config": "from_pretrained needs a name or a folder as its first argument: pass "
+    "the configuration as config=",
+    "device_ids and output_device arguments only work": "the model is on the CPU, where DistributedDataParallel takes "
+    "no device_ids: pass them only on a GPU",
+    "for /: 'NoneType' ... all_reduce": "dist.all_reduce returns None: it works in place, so do not use its result",
+    "for /=: 'NoneType'": "the gradient is None: dist.all_reduce works in place and returns None, so do not assign its "
+    "result; and leave out parameters without a gradient",
+    "got <class 'NoneType'>": "a collective was given None instead of a tensor: leave out parameters that have no "
+    "gradient (param.grad is None)",
+    "'NoneType' object has no attribute 'wait'": "wait() is called on None: a call returns a handle only with "
+    "async_op=True, so pass it, and keep the handle",
+    "'tuple' object has no attribute 'wait'": "wait() is called on a tuple: keep only the handle that the call returns",
+    "for +=: 'NoneType' and 'Tensor'": "the left side of += is None, because there is nothing to add to yet: the first "
+    "time, store the tensor itself",
+    "'NoneType' object has no attribute 'parameters'": "the model is None: a function that works in place returns "
+    "None, so do not assign its result to the model",
+    "dtypesFound": "the tensors of one call have different dtypes: make a buffer like the gradient that it is for "
+    "(torch.empty_like)",
+    "attempting to assign a gradient with dtype": "param.grad keeps the dtype of its parameter: convert a tensor of "
+    "another dtype before you assign it",
+    "assigned grad has data of": "param.grad keeps the dtype of its parameter: convert a tensor of another dtype "
+    "before you assign it",
+    "'tuple' object does not support item assignment": "split() and chunk() return a tuple, and a tuple cannot be "
+    "changed: make a list of it",
+    "object has no attribute 'compute'": "an in-queue takes only Tasks: make a Task of the function",
+    "must be integers or slices, not tuple ... pipeline/pipe.py": "compute was given the whole schedule: it computes "
+    "one clock cycle, a list of (micro-batch, partition) pairs",
+    "cannot unpack non-iterable int object ... pipeline/pipe.py": "compute gets the pairs of one clock cycle, not the "
+    "whole schedule: loop over the pairs only",
+    "out of bounds for dimension ... pipeline/pipe.py": "batches is a list of micro-batches, one tensor each: "
+    "batches[i] is micro-batch i, in whichever partition it is",
+    "values to unpack ... pipeline/pipe.py": "compute was given something other than the pairs of one clock cycle, a "
+    "list of (micro-batch, partition)",
+    "The size of tensor a ... missing": "`missing` is a list, which compares tensors element by element: make it a set",
+    "Boolean value of Tensor ... missing": "`missing` is a list, which compares tensors element by element: make it a "
+    "set",
+    "can only join a started process": "a process was never started: call start(), not run(), before you join it",
+    "'function' object is not": "a function is used where its result is needed: call it, with parentheses",
+    "'method' object is not": "a method is used where its result is needed: call it, with parentheses",
+}
+
+
+def reason(text: str, known: Mapping[str, str] = KNOWN) -> str:
+    """The reason for a crash with this message; "" if it is not known."""
+    return next((words for signs, words in known.items() if _fits(text, signs)), "")
+
+
+def _fits(text: str, signs: str) -> bool:
+    """Whether all signs are in the text, in their order."""
+    return bool(re.search(".*".join(map(re.escape, signs.split(BETWEEN))), text, re.DOTALL))
+
+
+def explained(text: str, known: Mapping[str, str] = KNOWN) -> str:
+    """A crash's message with the reason in front; that of a region's own table takes the place of a general one."""
+    why, general = reason(text, known), reason(text)
+    return "\n".join([why, text.removeprefix(f"{general}\n")]) if why else text
