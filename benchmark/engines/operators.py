@@ -9,15 +9,11 @@ from pathlib import Path
 
 import torch
 
+from benchmark.strategies import STRATEGIES, use_cpu
 from common.errors import InputError
 from common.paths import cache_dir, locked
 
 OLD_LOCK_SECONDS = 60
-
-
-def use_cpu() -> None:
-    """Let DeepSpeed compute on the CPU. Call this before it is imported: then it looks for its accelerator."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def compile_operators(strategies: Iterable[str], no_cuda: bool) -> None:
@@ -27,9 +23,9 @@ def compile_operators(strategies: Iterable[str], no_cuda: bool) -> None:
     torch builds under a lock file that outlives a killed process, and then waits for it for ever. Workers hold it for
     an instant, builders only in here, one at a time: an old one is nobody's.
     """
-    needed = [name for name in strategies if name.startswith("zero")]
+    needed = [STRATEGIES[name] for name in strategies if STRATEGIES[name].zero]
     on_gpu = torch.cuda.is_available() and not no_cuda
-    if not needed or (on_gpu and not any(name.endswith("_offload") for name in needed)):
+    if not needed or (on_gpu and not any(row.zero[1] for row in needed if row.zero)):
         return
     if not on_gpu:
         use_cpu()

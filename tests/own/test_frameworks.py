@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from benchmark.frameworks import check_kept, csv_rows, disagreements, markdown, parse, row_of, validation_flags
-from benchmark.sweep import SweepRun
+from benchmark.frameworks import csv_rows, disagreements, markdown, parse, row_of, validation_flags
+from benchmark.sweep import check_kept
+from benchmark.tables import SweepRun
 from common.errors import InputError
 from tests.own.started_processes import run as run_python
 
@@ -96,7 +97,7 @@ def test_a_folder_with_runs_of_another_length_is_refused(tmp_path):
     (tmp_path / runs[0].name / "result.json").write_text(json.dumps(RESULTS[ONE]))
 
     with pytest.raises(InputError, match="holds a run of 24 steps, expected 30; delete the folder"):
-        check_kept(runs, given)
+        check_kept(runs, tmp_path, given.steps, [])
 
 
 @pytest.mark.parametrize(
