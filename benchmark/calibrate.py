@@ -28,6 +28,7 @@ from typing import Any
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration
 from benchmark.cost.measuring.plan import CalibrationPlan, Turn
+from benchmark.engines.operators import compile_operators
 from benchmark.names import models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES
 from benchmark.workers import on_emulated_nodes, start_workers
@@ -172,6 +173,7 @@ def together(strategies: list[str], workers: int) -> list[list[str]]:
 
 def main() -> None:
     arguments = parse(sys.argv[1:])
+    compile_operators(arguments.strategies, no_cuda=True)
     before = calibration = stored.load(arguments.output) if arguments.output.exists() else stored.empty()
     for calibration in calibrated(before, arguments):
         stored.save(calibration, arguments.output)  # what is measured is kept, whatever happens next

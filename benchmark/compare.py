@@ -282,7 +282,7 @@ def notes_of(settings: Settings, rows: list[dict], base: str, missing: list[str]
     if (count := threads_per_command(settings.world_size)) > 1:
         notes.append(
             f"note: each worker computes with {count} threads, so strategies in the same process can slow each other "
-            "down; see Measurement error in benchmark/README.md"
+            "down; see What is measured in benchmark/README.md"
         )
     return notes
 

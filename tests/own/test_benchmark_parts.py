@@ -2,8 +2,11 @@
 
 import importlib
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +16,7 @@ from torch import nn
 
 from benchmark.arguments import parse
 from benchmark.engines.deepspeed_config import CONFIGS, deepspeed_config
+from benchmark.engines.operators import remove_left_locks
 from benchmark.measure.intervals import interval, ratio, shown
 from benchmark.measure.machine import commit
 from benchmark.measure.memory import counted
@@ -287,6 +291,26 @@ def test_pairs_are_read_from_tsv_and_json_lines(tmp_path):
 
     assert read_pairs(tmp_path / "a.tsv") == [("one", "eins")]
     assert read_pairs(tmp_path / "b.jsonl") == [("two", "zwei"), ("x", "y")]
+
+
+def test_a_pair_may_hold_a_line_separator(tmp_path):
+    (tmp_path / "a.tsv").write_text("one\u2028two\teins\u2028zwei\r\nthree\tdrei\n", encoding="utf-8")
+
+    assert read_pairs(tmp_path / "a.tsv") == [("one\u2028two", "eins\u2028zwei"), ("three", "drei")]
+
+
+def test_a_lock_of_a_killed_build_is_removed_and_that_of_a_running_one_stays(tmp_path):
+    locks = [tmp_path / name / "lock" for name in ("left", "built")]
+    for lock in locks:
+        lock.parent.mkdir()
+        lock.touch()
+        os.utime(lock, (0, 0))
+
+    builder = subprocess.Popen([sys.executable, "-c", "input()"], cwd=locks[1].parent, stdin=subprocess.PIPE)
+    with builder:
+        remove_left_locks(tmp_path)
+        assert [lock.exists() for lock in locks] == [False, True]
+        builder.communicate(b"\n")
 
 
 def test_a_line_that_is_no_pair_is_named(tmp_path):
