@@ -89,7 +89,7 @@ def loop(folder: Path, quick: bool) -> Timed:
         torch.manual_seed(1)
         found, mine = [], copy.deepcopy(model)
         order = torch.randperm(len(rows["labels"]), generator=torch.Generator().manual_seed(config.seed)).tolist()
-        loader = DataLoader(range(len(order)), sampler=order, batch_size=config.per_gpu_train_batch_size)  # type: ignore[arg-type]
+        loader: DataLoader = DataLoader(range(len(order)), sampler=order, batch_size=config.per_gpu_train_batch_size)  # type: ignore[arg-type]
         optimizer = torch.optim.AdamW(mine.parameters(), lr=config.learning_rate, weight_decay=0.0)
         scheduler = get_linear_schedule_with_warmup(optimizer, 0, int(config.num_train_epochs * len(loader)))
         mine.train()

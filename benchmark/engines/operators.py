@@ -27,7 +27,7 @@ def compile_operators(strategies: Iterable[str], no_cuda: bool) -> None:
 
     With a CUDA build of torch, the optimizer for CPUs may need CUDA's compiler, so there only offloading builds it.
     """
-    needed = [STRATEGIES[name].zero for name in strategies if STRATEGIES[name].zero]
+    needed = [zero for name in strategies if (zero := STRATEGIES[name].zero)]
     on_gpu = torch.cuda.is_available() and not no_cuda
     if needed and not on_gpu:
         use_cpu()
