@@ -23,7 +23,7 @@ import json
 import math
 import sys
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -320,7 +320,7 @@ def report(settings: Settings, missing: list[str], base: str, begin: dict) -> No
         "\n".join([table(settings, rows, base), machine, *notes_of(settings, rows, base, missing), wrong or "all ok"])
     )
     result: dict[str, Any] = {"wrong": [row["strategy"] for row in rows if row["gradient"] != "ok"], "rows": rows}
-    result |= {"left_out": missing, "base": base, "environment": begin, "settings": as_json(settings)}
+    result |= {"left_out": missing, "base": base, "environment": begin, "settings": settings.as_json()}
     with atomic_write(folder / "comparison.json") as file:
         json.dump(result, file, indent=1)
     with atomic_write(folder / "comparison.csv") as file:
@@ -344,11 +344,6 @@ def flattened(row: dict[str, Any]) -> dict[str, Any]:
         f"{name}_{end}": row[name][i] for name in row if name.endswith("_95") for i, end in enumerate(("low", "high"))
     }
     return found | ends
-
-
-def as_json(settings: Settings) -> dict[str, Any]:
-    """The settings as JSON has them."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import argparse
 import json
 import os
+import random
 import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -41,6 +42,8 @@ class FrameworkRow:
     speedup: float | None  # throughput over the same framework's on one worker
     over_single: float | None  # throughput over that of one worker without any framework
     examples_per_second: float | None
+    slowest: float | None  # examples per second of the slowest and the fastest launch, with --repeats
+    fastest: float | None
     total_s: float | None
     communication_s: float | None  # collectives under way, by the traced steps
     exposed_s: float | None  # the part of it in which nothing was computed
@@ -67,6 +70,8 @@ def row_of(run: SweepRun, results: dict[SweepRun, dict]) -> FrameworkRow:
         speedup=_over(speed, one.get("samples_per_second")),
         over_single=_over(speed, single.get("samples_per_second")),
         examples_per_second=speed,
+        slowest=min(found.get("launches", []), default=None),
+        fastest=max(found.get("launches", []), default=None),
         total_s=found.get("wall_s"),
         communication_s=seconds["total"],
         exposed_s=seconds["exposed"],
@@ -75,6 +80,17 @@ def row_of(run: SweepRun, results: dict[SweepRun, dict]) -> FrameworkRow:
         validation_loss=validation.get("loss"),
         perplexity=validation.get("perplexity"),
     )
+
+
+def combined(launches: list[dict]) -> dict:
+    """The launch with the median throughput, and the throughput of all; a failure where all failed."""
+    timed = sorted(
+        (found for found in launches if "outcome" not in found), key=lambda found: found["samples_per_second"]
+    )
+    if len(launches) == 1 or not timed:
+        return launches[0]
+    middle = timed[(len(timed) - 1) // 2]
+    return middle | {"launches": [found["samples_per_second"] for found in timed]}
 
 
 def _over(value: float | None, base: float | None) -> float | None:
@@ -125,6 +141,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str
     add("--workers", default="1,2,4", help="numbers of workers (1,2,4)")
     add("--examples_per_step", type=int, default=16, help="of all workers together (16)")
     add("--steps", type=int, default=24, help="steps per run, including 2 warm-up and 2 traced steps (24)")
+    add("--repeats", type=int, default=1, help="launches of each run, in drawn order: the median and the range (1)")
+    add("--seed", type=int, default=1, help="of the order (1)")
     folder = ROOT / "runs" / "benchmark" / "frameworks"
     add("--output_dir", type=Path, default=folder, help="runs/benchmark/frameworks")
     arguments, more = parse_runs(parser, argv)
@@ -135,7 +153,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str
                 f"--examples_per_step: expected a multiple of {count}, the number of workers; got {examples}; "
                 f"use {count * max(1, examples // count)}, for example"
             )
-    check_at_least(arguments, 1, "steps")
+    check_at_least(arguments, 1, "steps", "repeats")
     combinations = plan(arguments.strategies, arguments.models, [1], arguments.workers)
     return arguments, [replace(run, batch_size=examples // run.workers) for run in combinations], more
 
@@ -163,14 +181,23 @@ def main() -> None:
     groups = []
     for model, count in dict.fromkeys((run.model, run.workers) for run in runs):
         some = [run for run in runs if (run.model, run.workers) == (model, count)]
-        groups.append((some, [*validation_flags(model, some[0].batch_size * count, count, more), *more]))
+        flags = [*validation_flags(model, some[0].batch_size * count, count, more), *more]
+        launches = [replace(run, repeat=repeat) for run in some for repeat in range(arguments.repeats)]
+        groups.append((random.Random(arguments.seed).sample(launches, len(launches)), flags))
     for some, flags in groups:
         check_kept(some, arguments.output_dir, arguments.steps, flags)
     failures = [line for some, flags in groups for line in sweep(some, arguments, flags)]
-    results = {run: kept(run, arguments.output_dir) for run in runs}
+    launched = {
+        run: [kept(replace(run, repeat=repeat), arguments.output_dir) for repeat in range(arguments.repeats)]
+        for run in runs
+    }
+    results = {run: combined(found) for run, found in launched.items()}
     rows = [row_of(run, results) for run in runs if "outcome" not in results[run]]
     write(rows, arguments.output_dir)
-    flagged = [*disagreements(rows), *(line for run in runs for line in busy(results[run], run.name))]
+    flagged = [
+        *disagreements(rows),
+        *(line for run, each in launched.items() for found in each for line in busy(found, run.name)),
+    ]
     said = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in flagged)]
     print("\n".join([markdown(rows), *said]))
     print(json.dumps({"rows": [asdict(row) for row in rows], "left_out": failures, "flagged": flagged}))

@@ -91,11 +91,14 @@ def main() -> None:
         show(settings)
 
 
+LISTS = ("workers", "losses", "steps_ms", "settings")  # in result.json only
+
+
 def show(settings: Settings) -> None:
     """The table, and the last line: the first worker's figures without the lists."""
     result = json.loads((settings.output_dir / "result.json").read_text())
     print(table(result))
-    print(json.dumps({name: value for name, value in result.items() if name not in ("workers", "losses")}))
+    print(json.dumps({name: value for name, value in result.items() if name not in LISTS}))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import argparse
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,10 +47,12 @@ class SweepRun:
     model: str
     batch_size: int
     workers: int
+    repeat: int = 0  # of several launches
 
     @property
     def name(self) -> str:
-        return f"{Path(self.model).name}-{self.strategy}-b{self.batch_size}-w{self.workers}"
+        again = f"-r{self.repeat}" if self.repeat else ""
+        return f"{Path(self.model).name}-{self.strategy}-b{self.batch_size}-w{self.workers}{again}"
 
 
 def kept(run: SweepRun, folder: Path) -> dict:
@@ -65,11 +68,9 @@ def read_runs(folder: Path) -> dict[SweepRun, dict]:
     """Results and failures by what was run; raises InputError if there is nothing."""
     found: dict[SweepRun, dict] = {}
     for place in sorted(folder.glob("*-b*-w*")):
-        head, _, workers = place.name.rpartition("-w")
-        head, _, batch = head.rpartition("-b")
-        model, _, strategy = head.rpartition("-")
-        run = SweepRun(strategy, model, int(batch), int(workers))
-        if result := kept(run, folder):
+        match = re.fullmatch(r"(.+)-(\w+)-b(\d+)-w(\d+)", place.name)
+        run = match and SweepRun(match[2], match[1], int(match[3]), int(match[4]))
+        if run and (result := kept(run, folder)):
             found[run] = result
     if not found:
         raise InputError(f"{folder} holds no runs; run python -m benchmark.sweep first")

@@ -25,11 +25,20 @@ def environment() -> dict:
         "versions": found,
         "commit": commit(),
         "host": socket.gethostname(),
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "load": round(os.getloadavg()[0], 1),
     }
+
+
+def processor() -> str:
+    """The model of this machine's processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
+    return names[0] if names else "unknown"
 
 
 def commit() -> str:

@@ -30,6 +30,8 @@ def assemble(settings: Settings, shapes: list[torch.Size], measured: dict, log: 
         "first_loss": log.means[0] if log.means else None,
         "last_loss": log.means[-1] if log.means else None,
         "environment": environment(),
+        "settings": settings.as_json(),
+        "steps_ms": [step["wall"] * 1e3 for step in steps],
     }
     if steps:
         median, low, high = interval([step["wall"] * 1e3 for step in steps])
