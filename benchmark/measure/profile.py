@@ -22,7 +22,6 @@ Spans = list[tuple[float, float]]  # begin and end in microseconds, in order, ap
 
 COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories; those of annotations show the same time once more
-WAITING = ("c10d::", "record_param_comms", "autograd::engine", "DistributedDataParallel", "gloo:", "nccl:")
 
 
 class Tracer:
