@@ -194,13 +194,12 @@ def main() -> None:
     results = {run: combined(found) for run, found in launched.items()}
     rows = [row_of(run, results) for run in runs if "outcome" not in results[run]]
     write(rows, arguments.output_dir)
-    flagged = [
-        *disagreements(rows),
-        *(line for run, each in launched.items() for found in each for line in busy(found, run.name)),
-    ]
-    said = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in flagged)]
+    flagged = disagreements(rows)
+    busy_runs = [line for run, launches in launched.items() for found in launches for line in busy(found, run.name)]
+    said = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in [*flagged, *busy_runs])]
     print("\n".join([markdown(rows), *said]))
-    print(json.dumps({"rows": [asdict(row) for row in rows], "left_out": failures, "flagged": flagged}))
+    figures = {"rows": [asdict(row) for row in rows], "left_out": failures, "flagged": flagged, "busy": busy_runs}
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import numpy as np
 import torch.distributed as dist
 
-from benchmark.checks.timed_rows import IN_RANKS, ROWS, Timed
+from benchmark.checks.timed_ranks import IN_RANKS
+from benchmark.checks.timed_rows import ROWS, Timed
 from benchmark.measure.intervals import ratio, shown
 from benchmark.measure.machine import environment, machine_line
 from benchmark.measure.turns import take_rounds

@@ -25,6 +25,7 @@ from benchmark.measure.payload import sent
 from benchmark.measure.profile import common, merge, read_trace
 from benchmark.measure.profile import without as spans_without
 from benchmark.measure.ranking import Bar, draw_ranking
+from benchmark.measure.turns import take_rounds
 from benchmark.names import MODELS
 from benchmark.strategies import STRATEGIES
 from benchmark.sweep import check_kept, plan, steps_for
@@ -202,6 +203,20 @@ def test_the_ratio_of_a_measurement_to_its_double_is_two():
     middle, low, high = ratio([2 * value for value in seconds], seconds)
 
     assert (middle, low, high) == pytest.approx((2, 2, 2))
+
+
+def test_each_step_is_taken_once_in_a_round_in_one_order_on_all_workers_and_the_warm_up_does_not_count():
+    def orders() -> tuple[list[str], tuple[int, ...]]:
+        taken: list[str] = []
+        seconds = take_rounds([lambda: taken.append("a"), lambda: taken.append("b")], rounds=8, warm_up=2)
+        return taken, seconds.shape
+
+    taken, shape = orders()
+
+    assert shape == (8, 2)
+    assert all({*taken[i : i + 2]} == {"a", "b"} for i in range(0, 20, 2))
+    assert len({tuple(taken[i : i + 2]) for i in range(0, 20, 2)}) == 2  # both orders are there
+    assert orders()[0] == taken
 
 
 def test_too_few_rounds_have_no_interval():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch.distributed as dist
 
-from benchmark.compare import ComparedStrategy
+from benchmark.measure.compared import ComparedStrategy
 from benchmark.measure.turns import Turn, nothing, take_round
 from benchmark.settings import Settings
 from benchmark.training.workload import Workload
