@@ -1,38 +1,46 @@
-"""The flags of benchmark.run, and what is wrong with them."""
+"""The flags of the commands that workers run together, and what is wrong with them."""
 
 import argparse
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from benchmark.names import MODELS, STRATEGIES, check_model
+from benchmark.names import MODELS, check_model
 from benchmark.settings import Settings
+from benchmark.strategies import STRATEGIES, why_not
 from common.arguments import add_common_flags, complete
 from common.errors import InputError
 from common.flags import Parser, add_memory_limit, check_at_least
 from common.workers.place import PORT, place_starter, place_worker
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-# Flags of benchmark.run that compare and accounting, which take their own steps with their own strategies, do not have.
+# Flags of benchmark.run that the other commands, which take their own steps, do not have.
 RUN_ONLY = {
     "strategy": None, "framework": None, "zero_stage": None, "offload": False, "eval_every": 0, "eval_batches": 8,
     "checkpoint_every": 0, "resume": False, "save": False, "dropped": 2, "keep_trace": False, "wandb": False,
-    "memory_limit_mb": None,
+    "memory_limit_mb": None, "cosine": False,
 }  # fmt: skip
-DEEPSPEED = tuple(name for name in STRATEGIES if name.startswith("zero"))
-OF_STRATEGY = {"bucket_mb": ("own_overlap",), "grid": ("own_grid",), "deepspeed_config": DEEPSPEED}
+OF_STRATEGY = {
+    "bucket_mb": ["own_overlap"],
+    "grid": ["own_grid"],
+    "deepspeed_config": [name for name, row in STRATEGIES.items() if row.zero],
+}
 FRAMEWORKS = ("none", "dp", "ddp", "fsdp", "deepspeed")
+AddFlags = Callable[[argparse.ArgumentParser], None]
 
 
-def parse(argv: list[str], command: str = "run", about: str | None = None) -> tuple[Settings, int | None]:
-    """The settings, and how many workers are to be started with them; None where this process is one of them already.
+def parse(
+    argv: list[str], command: str = "run", about: str | None = None, add_flags: AddFlags | None = None
+) -> tuple[Settings, argparse.Namespace]:
+    """The settings and all flags; flags.start says how many workers to start, None where this process is one already.
 
-    `command` is the module of benchmark/ whose flags these are, `about` its help.
-    Raises InputError for anything that cannot be run.
+    `command` is the module of benchmark/ whose flags these are, `about` its help, `add_flags` adds those of its own;
+    without it, the flags are those of benchmark.run. Raises InputError for anything that cannot be run.
     """
-    flags = _parser(command, about or __doc__).parse_args(argv)
+    flags = _parser(command, about or __doc__, add_flags).parse_args(argv)
     strategy = _strategy(flags)
     if strategy not in STRATEGIES:
         raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {strategy!r}")
@@ -44,37 +52,34 @@ def parse(argv: list[str], command: str = "run", about: str | None = None) -> tu
     check_at_least(flags, 0, "eval_every", "checkpoint_every", "dropped")
     check_at_least(flags, 8, "length")
     for flag, strategies in OF_STRATEGY.items():
-        if command == "run" and getattr(flags, flag) is not None and strategy not in strategies:
+        if not add_flags and getattr(flags, flag) is not None and strategy not in strategies:
             raise InputError(f"--{flag}: works with --strategy {' or '.join(strategies)}, got {strategy}; leave it out")
-    bucket_mb = _bucket_mb(flags.bucket_mb or "4")
     if is_rank:
         place = place_worker(flags, os.environ)
     else:
-        place = place_starter(flags, flags.workers or world_size or 1, PORT, os.environ)
+        place = place_starter(flags, flags.workers or world_size or flags.usual_workers, PORT, os.environ)
     settings = complete(
         Settings, f"benchmark/{Path(flags.model).name}-{strategy}", flags, place,
         strategy=strategy,
         model_name_or_path=flags.model,
         overwrite_output_dir=flags.overwrite_output_dir or flags.resume,
-        bucket_mb=bucket_mb,
+        bucket_mb=_bucket_mb(flags.bucket_mb or "4"),
     )  # fmt: skip
     check_model("--model", settings.model)
     if settings.precision == "fp16" and (settings.no_cuda or not torch.cuda.is_available()):
         raise InputError("--precision fp16 needs a GPU that PyTorch can see; use bf16 or fp32 here")
     if settings.warmup_steps >= settings.max_steps:
         raise InputError(f"--warmup_steps: expected fewer than {settings.max_steps} steps, got {settings.warmup_steps}")
-    needed = [] if command == "prove" else ["tensorboard", *(["wandb"] if settings.wandb else [])]
-    for package in needed:
+    for package in [] if add_flags else ["tensorboard", *(["wandb"] if settings.wandb else [])]:
         if not importlib.util.find_spec(package):
             raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
-    from benchmark.strategies import why_not  # here: it loads every strategy's library
-
     if reason := why_not(settings):
         raise InputError(reason)
-    return settings, None if is_rank else settings.world_size
+    flags.start = None if is_rank else settings.world_size
+    return settings, flags
 
 
-def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
+def _parser(command: str, about: str | None, add_flags: AddFlags | None) -> argparse.ArgumentParser:
     parser = Parser(
         prog=f"python -m benchmark.{command}",
         description=about,
@@ -83,32 +88,30 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
         conflict_handler="resolve",  # --model_name_or_path is another name of --model here
     )
     add_common_flags(parser)
-    parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20, optimizer="adamw")
+    parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20, optimizer="adamw", usual_workers=1)
     add = parser.add_argument
-    add(
-        "--model",
-        "--model_name_or_path",
-        default="gpt2-tiny",
-        help=f"{', '.join(MODELS)}, or a folder (default: gpt2-tiny)",
-    )
+    models = f"{', '.join(MODELS)}, or a folder (default: gpt2-tiny)"
+    add("--model", "--model_name_or_path", default="gpt2-tiny", help=models)
     add("--workers", type=int, help="number of workers to start on this machine (default: 1)")
-    add("--batch_size", type=int, default=4, help="examples per worker and forward pass (4)")
+    add("--batch_size", type=int, default=4, help="examples per worker and forward pass (%(default)s)")
     add("--accumulation", type=int, default=1, help="micro-batches per optimizer step (1)")
-    add("--length", type=int, default=64, help="tokens per example (64)")
+    add("--length", type=int, default=64, help="tokens per example (%(default)s)")
     add("--precision", choices=PRECISIONS, default="fp32", help="numeric precision (default: fp32)")
     add("--deepspeed_config", type=Path, help="a DeepSpeed file of your own")
     add("--bucket_mb", help="own_overlap: gradient bucket size in MiB, or auto to measure and choose (4)")
     add("--grid", help="own_grid: workers along each axis, such as data=2,tensor=2 (the default on 4)")
-    if command in ("accounting", "prove"):  # a few steps at one rate
-        parser.set_defaults(cosine=False, **RUN_ONLY)
-        if command == "prove":
-            parser.set_defaults(batch_size=2, length=32)
-        return parser
-    add("--cosine", action="store_true", help="cosine learning-rate decay (default: constant)")
-    if command == "compare":
+    if add_flags:
         parser.set_defaults(**RUN_ONLY)
-        return parser
+        add_flags(parser)
+    else:
+        _add_run_flags(parser)
+    return parser
+
+
+def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add_memory_limit(parser)
+    add = parser.add_argument
+    add_cosine(parser)
     add("--strategy", help=f"{', '.join(STRATEGIES)} (default: ddp)")
     add("--framework", choices=FRAMEWORKS, help="alternative to --strategy; combine with --zero_stage and --offload")
     add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")
@@ -121,7 +124,10 @@ def _parser(command: str, about: str | None) -> argparse.ArgumentParser:
     add("--dropped", type=int, default=2, help="warm-up steps that are not measured (2)")
     add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
     add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
-    return parser
+
+
+def add_cosine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cosine", action="store_true", help="cosine learning-rate decay (default: constant)")
 
 
 def _bucket_mb(word: str) -> float | None:

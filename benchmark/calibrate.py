@@ -18,7 +18,6 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -29,14 +28,14 @@ from typing import Any
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration
 from benchmark.cost.measuring.plan import CalibrationPlan, Turn
-from benchmark.names import STRATEGIES, check_model
-from benchmark.workers import start_workers
+from benchmark.engines.operators import compile_operators
+from benchmark.names import models_of, names_of, numbers_of
+from benchmark.strategies import STRATEGIES
+from benchmark.workers import on_emulated_nodes, start_workers
 from cluster.emulate import bits_per_second, why_not
-from cluster.guard import die_with_parent, threads_per_command
-from cluster.launch import free_port
+from cluster.guard import threads_per_command
 from common.errors import InputError, exit_on_input_error
 from common.flags import Parser
-from common.paths import ROOT
 
 SIZES = (4, 2**12, 2**16, 2**18, 2**19, 2**20, 2**22, 2**24)  # bytes
 SLOW, SLOW_SIZE = 300e6, 2**20  # below this rate, pieces of more than this many bytes take too long
@@ -58,10 +57,7 @@ def execute(plan: CalibrationPlan, workers: int, flags: list[str]) -> dict[str, 
         if plan.link == LOOPBACK:
             code = start_workers(MODULE, workers, words)
         else:
-            place = ["--master_ip", "10.10.1.1", "--master_port", str(free_port()), "--world_size", str(workers)]
-            command = [sys.executable, "-m", "cluster.emulate", "--nodes", str(workers), "--rate", plan.link, "--"]
-            command += [sys.executable, "-m", MODULE, *words, *place, "--local_rank", "{rank}"]
-            code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, preexec_fn=die_with_parent).returncode
+            code = on_emulated_nodes(MODULE, workers, words, plan.link)
         if code:
             raise InputError(f"calibration of {plan.link} failed with exit code {code}; its messages are above")
         found: dict[str, list[dict[str, Any]]] = json.loads(result.read_text())
@@ -94,12 +90,12 @@ def table(calibration: Calibration) -> str:
         back = sum(one.backward.values()) + one.tail
         parts = "".join(f"{part * 1e3:>10.2f}" for part in (sum(one.forward.values()), back, one.optimizer))
         lines.append(f"{Path(one.model).name:<12}{one.length:>7}{one.batch:>6}{one.workers:>8}{parts}")
-    lines.append(f"\n{'link':<10}{'operation':<12}{'workers':>8}{'smallest':>13}{'largest':>22}")
+    lines.append(f"\n{'link':<10}{'operation':<12}{'workers':>8}{'smallest':>13}{'largest':>26}")
     for one_table in calibration.transfers:
         rate = 8 * one_table.bytes[-1] / one_table.seconds[-1] / 1e6
         largest = f"{one_table.bytes[-1] / 1e6:.1f} MB at {rate:.0f} Mbit/s"
         first = f"{one_table.seconds[0] * 1e3:.3f} ms"
-        lines.append(f"{one_table.link:<10}{one_table.operation:<12}{one_table.workers:>8}{first:>13}{largest:>22}")
+        lines.append(f"{one_table.link:<10}{one_table.operation:<12}{one_table.workers:>8}{first:>13}{largest:>26}")
     if calibration.engines:
         lines.append(f"\n{'engine':<16}{'model':<12}{'batch':>6}{'workers':>8}{'ms per step':>13}")
     for engine in calibration.engines:
@@ -132,17 +128,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
             if reason := why_not():
                 raise InputError(f"--links {link}: {reason}")
     for name in ("workers", "batches"):
-        words = getattr(arguments, name).split(",")
-        if not all(word.isdecimal() and int(word) > 0 for word in words):
-            raise InputError(f"--{name}: expected positive whole numbers, such as 1,2,4; got {','.join(words)!r}")
-        setattr(arguments, name, sorted({int(word) for word in words}))
-    arguments.models = arguments.models.split(",")
-    for model in arguments.models:
-        check_model("--models", model)
-    given = {"all": list(STRATEGIES), "none": []}.get(arguments.strategies, arguments.strategies.split(","))
-    if unknown := set(given) - set(STRATEGIES):
-        raise InputError(f"--strategies: expected {', '.join(STRATEGIES)}; got {', '.join(sorted(unknown))}")
-    arguments.strategies = given
+        setattr(arguments, name, sorted(set(numbers_of(f"--{name}", getattr(arguments, name)))))
+    arguments.models = models_of(arguments.models)
+    words = arguments.strategies
+    arguments.strategies = [] if words == "none" else names_of("--strategies", words, STRATEGIES)
     if not arguments.seconds > 0:
         raise InputError(f"--seconds: expected more than 0, got {arguments.seconds:g}")
     return arguments
@@ -184,6 +173,7 @@ def together(strategies: list[str], workers: int) -> list[list[str]]:
 
 def main() -> None:
     arguments = parse(sys.argv[1:])
+    compile_operators(arguments.strategies, no_cuda=True)
     before = calibration = stored.load(arguments.output) if arguments.output.exists() else stored.empty()
     for calibration in calibrated(before, arguments):
         stored.save(calibration, arguments.output)  # what is measured is kept, whatever happens next

@@ -21,8 +21,9 @@ from benchmark.cost.cell import Cell
 from benchmark.cost.describe_model import describe
 from benchmark.cost.predicted_memory import peak
 from benchmark.measure.machine import environment
-from benchmark.names import STRATEGIES
-from common.errors import InputError, exit_on_input_error
+from benchmark.names import names_of
+from benchmark.strategies import STRATEGIES
+from common.errors import exit_on_input_error
 from common.figures import bars
 from common.flags import Parser, check_at_least
 from common.paths import ROOT
@@ -111,9 +112,7 @@ def main() -> None:
     if arguments.quick:
         arguments.limit_mb, arguments.workers, arguments.strategies = 40, 2, "ddp,own_zero3"
     check_at_least(arguments, 1, "limit_mb", "workers")
-    names = arguments.strategies.split(",")
-    if unknown := set(names) - set(STRATEGIES):
-        raise InputError(f"--strategies: expected names among {', '.join(STRATEGIES)}; got {', '.join(unknown)}")
+    names = names_of("--strategies", arguments.strategies, STRATEGIES)
     print(f"{'strategy':<12}{'workers':>8}{'blocks':>8}{'parameters':>14}")
     rows = []
     for name in names:

@@ -11,15 +11,17 @@ steps' losses and gradient norms are compared with single's, too.
 "again" is a second engine of the strategy that all are compared with, and "metered" a third with the phase timers on:
 their ratios, which should be 1, are the error of the table and the cost of measuring.
 
---only NAME,NAME limits the strategies; --base NAME sets the one to compare with. Other flags are those of
-benchmark.run.
+peak: what a step needs of memory. sent: by one worker in a step. exposed: communication or waiting for another worker
+while nothing is computed, in two steps under the profiler after the last round. norm: of the last step's gradient.
+
+Writes comparison.json, comparison.csv and comparison.png to --output_dir. Other flags are those of benchmark.run.
 """
 
+import argparse
+import csv
 import json
 import math
 import sys
-import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,82 +33,27 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmark.arguments import parse
-from benchmark.engines.operators import compile_operators
-from benchmark.measure.intervals import interval, ratio
-from benchmark.measure.machine import environment
-from benchmark.measure.meter import Meter
+from benchmark.arguments import add_cosine, parse
+from benchmark.measure.compared import WARM_UP, ComparedStrategy, trace
+from benchmark.measure.intervals import interval, ratio, shown
+from benchmark.measure.machine import environment, machine_line
+from benchmark.measure.ranking import Bar, draw_ranking
+from benchmark.measure.turns import take_round
+from benchmark.names import names_of
 from benchmark.prove import prove_all, verdict
-from benchmark.run import prepare, without
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
-from benchmark.training.loop import PERIOD, rate_at
-from benchmark.training.workload import Workload, load_workload
-from benchmark.workers import join, reports, start_workers
+from benchmark.training.workload import load_workload
+from benchmark.workers import join, make_ready, reports, start_workers, without
 from cluster.guard import threads_per_command
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
-from common.peak_memory import MB, PeakMemory, alive_bytes
+from common.peak_memory import MB
 from common.workers.process_group import Worker, process_group
 
-WARM_UP = 3  # rounds
+ENOUGH = 20  # rounds: with fewer, intervals are wide, and their ends depend on single steps
 # Of a timed step's norm from single's: rounding adds up over the steps. In fp16 the scaler skips steps at its leisure.
 NORM_DEVIATION = {"fp32": 1e-2, "bf16": 0.1}
-
-
-class ComparedStrategy:
-    """One strategy, ready to take steps."""
-
-    def __init__(self, label: str, settings: Settings, worker: Worker, workload: Workload) -> None:
-        strategy = label.split()[0]
-        if strategy == "single":
-            more = "accumulation" if workload.kind == "t5" else "batch_size"  # T5: the mean of each worker's own mean
-            settings = replace(settings, **{more: getattr(settings, more) * settings.world_size}, world_size=1, rank=0)
-        self.settings = replace(settings, strategy=strategy)
-        self.memory = PeakMemory(worker.device)
-        self.engine = STRATEGIES[strategy](self.settings, worker, workload.build(self.settings, worker.device))
-        self.batches = worker.batches(workload.batches(self.settings))
-        self.meter = Meter(worker) if label.endswith("metered") else None
-        self.losses: list[torch.Tensor] = []
-        self.norms: list[torch.Tensor | float | None] = []
-        self.kept = (alive_bytes(worker.device) or 0) - self.memory.before  # what the engine has between its steps
-        self.peak: int | None = None
-
-    def next_batches(self) -> list:
-        return [next(self.batches) for _ in range(self.settings.accumulation)]
-
-    def step(self, number: int, batches: list) -> None:
-        """Take a step; the rounds of warm-up measure its memory as well."""
-        if number >= WARM_UP:
-            self.take_step(number, batches)
-            return
-        self.memory.before = (alive_bytes(self.memory.device) or 0) - self.kept  # the other engines' part
-        self.memory.start(PERIOD)
-        self.take_step(number, batches)
-        self.memory.stop()
-        self.kept = (alive_bytes(self.memory.device) or 0) - self.memory.before
-        self.peak = None if self.memory.bytes is None else max(self.peak or 0, self.memory.bytes)
-
-    def take_step(self, number: int, batches: list) -> None:
-        def phase(name: str) -> Any:
-            return self.meter.phase(name) if self.meter else nullcontext()
-
-        if self.meter:
-            self.meter.begin()
-        loss = torch.zeros(())
-        for i, batch in enumerate(batches):
-            with phase("forward"):
-                output = self.engine.forward(batch)
-            if number < WARM_UP:
-                self.memory.sample()
-            with phase("backward"):
-                loss = loss + self.engine.backward(output, last=i == len(batches) - 1).cpu() / len(batches)
-        with phase("optimizer"):
-            self.engine.step(rate_at(self.settings, number))
-        if self.meter:
-            self.meter.end()
-        self.losses.append(loss)
-        self.norms.append(self.engine.norm)
 
 
 def work(settings: Settings, labels: list[str]) -> None:
@@ -120,29 +67,24 @@ def work(settings: Settings, labels: list[str]) -> None:
         for label in labels:
             compared.append(ComparedStrategy(label, settings, worker, workload))
             worker.pulse.beat()
-        seconds = np.zeros((settings.max_steps, len(labels)))
-        for number in range(settings.max_steps):
-            for turn in np.random.default_rng(number).permutation(len(labels)):
-                worker.pulse.beat()
-                batches = compared[turn].next_batches()
-                dist.barrier()
-                begin = time.perf_counter()
-                compared[turn].step(number, batches)
-                dist.barrier()  # a step ends when the slowest worker has ended it
-                seconds[number, turn] = time.perf_counter() - begin
+        turns, count = [strategy.turn for strategy in compared], settings.max_steps
+        seconds = [take_round(turns, number, settings.seed, dist.barrier) for number in range(count)]
+        trace(worker, labels, compared, count)
         losses = torch.tensor(
-            [[loss.item() for loss in strategy.losses] for strategy in compared], device=worker.device
+            [[loss.item() for loss in strategy.losses[:count]] for strategy in compared], device=worker.device
         )
         losses = losses.double()
         dist.all_reduce(losses)  # workers see different shares of a step; single sees all of it on each
         losses /= worker.world_size
-        peaks: list[Any] = [None] * worker.world_size
-        dist.all_gather_object(peaks, [strategy.peak for strategy in compared])
+        figures: list[Any] = [None] * worker.world_size
+        dist.all_gather_object(figures, [strategy.figures for strategy in compared])
         if worker.is_first:
-            norms = [[None if norm is None else float(norm) for norm in strategy.norms] for strategy in compared]
-            rounds = {"labels": labels, "seconds": seconds.tolist(), "losses": losses.tolist(), "norms": norms}
+            norms = [
+                [None if norm is None else float(norm) for norm in strategy.norms[:count]] for strategy in compared
+            ]
+            rounds = {"labels": labels, "seconds": seconds, "losses": losses.tolist(), "norms": norms}
             with atomic_write(settings.output_dir / "rounds.json") as file:
-                json.dump(rounds | {"peaks": peaks, "proofs": proofs}, file)
+                json.dump(rounds | {"figures": figures, "proofs": proofs}, file)
 
 
 def prove_labels(settings: Settings, worker: Worker, labels: list[str], kind: str) -> list[dict[str, Any]]:
@@ -151,8 +93,8 @@ def prove_labels(settings: Settings, worker: Worker, labels: list[str], kind: st
     if settings.precision == "fp16":
         tiny["precision"] = "fp32"  # a step that the gradient scaler skips would count as wrong
     names = dict.fromkeys(label.split()[0] for label in labels if label != "single")
-    proofs = prove_all(replace(settings, **tiny), worker, {name: (name, STRATEGIES[name]) for name in names})  # type: ignore[arg-type]
-    rows: list[Any] = [[proof.row() for proof in proofs]]
+    engines = {name: (name, STRATEGIES[name].make) for name in names}
+    rows: list[Any] = [[proof.row() for proof in prove_all(replace(settings, **tiny), worker, engines)]]  # type: ignore[arg-type]
     dist.broadcast_object_list(rows)
     return rows[0]  # type: ignore[no-any-return]
 
@@ -167,114 +109,155 @@ def fault(settings: Settings, losses: np.ndarray, norms: list[float | None], rig
 
 
 def evaluate(settings: Settings, base: str, found: dict) -> list[dict]:
-    """One row for each strategy; those that are wrong have no times."""
+    """One row for each strategy, by speed; those that are wrong have no times, and come last."""
     seconds, losses = np.array(found["seconds"])[WARM_UP:], np.array(found["losses"])
-    labels, norms = found["labels"], found["norms"]
-    rows = [
+    labels, norms, rows = found["labels"], found["norms"], []
+    wrong = [
         {"strategy": proof["strategy"], "gradient": proof["gradient"], "sentence": proof["sentence"]}
         for proof in found["proofs"]
         if proof["gradient"] != "ok"
     ]
     for column, label in enumerate(labels):
-        if wrong := fault(settings, losses[column], norms[column], norms[0]):
-            rows.append({"strategy": label, "gradient": wrong, "sentence": f"{label}: {wrong}"})
+        if reason := fault(settings, losses[column], norms[column], norms[0]):
+            wrong.append({"strategy": label, "gradient": reason, "sentence": f"{label}: {reason}"})
             continue
         mean_ratio, low, high = ratio(seconds[:, column], seconds[:, labels.index(base)])
-        median, *_ = interval(seconds[:, column] * 1e3)
-        rows.append(
-            {
-                "strategy": label,
-                "gradient": "ok",
-                "step_ms": median,
-                "ratio": mean_ratio,
-                "ratio_95": [low, high],
-                "samples_per_second": settings.examples_per_step / median * 1e3,
-                "loss_difference": float(np.abs(losses[column] - losses[0]).max()),
-                "last_loss": float(losses[column, -1]),
-                "peak_bytes": max((peaks[column] for peaks in found["peaks"] if peaks[column]), default=None),
-            }
-        )
-    return rows
+        median, *ends = interval(seconds[:, column] * 1e3)
+        row = {
+            "strategy": label,
+            "gradient": "ok",
+            "step_ms": median,
+            "step_ms_95": ends,
+            "ratio": mean_ratio,
+            "ratio_95": [low, high],
+            "samples_per_second": settings.examples_per_step / median * 1e3,
+            "tokens_per_second": settings.examples_per_step * settings.length / median * 1e3,
+            "loss_difference": float(np.abs(losses[column] - losses[0]).max()),
+            "last_loss": float(losses[column, -1]),
+            "norm": norms[column][-1],
+        }
+        of_workers = [figures[column] for figures in found["figures"]]
+        for name, summary in (("peak_bytes", max), ("sent_bytes", mean), ("exposed_ms", max)):
+            values = [figures[name] for figures in of_workers if figures[name] is not None]
+            row[name] = summary(values) if values else None
+        rows.append(row)
+    return sorted(rows, key=lambda row: row["step_ms"]) + wrong
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def labels_of(settings: Settings, only: str, base: str) -> tuple[list[str], list[str]]:
     """The strategies to compare, `single` first, and why others are missing."""
-    wanted = only.split(",") if only else list(STRATEGIES)
-    for name in [*wanted, base]:
-        if name not in STRATEGIES:
-            raise InputError(f"--only, --base: expected names among {', '.join(STRATEGIES)}; got {name!r}")
-    missing = []
-    for name in list(wanted):
+    wanted, missing = [], []
+    for name in dict.fromkeys([*names_of("--base", base, STRATEGIES), *names_of("--only", only, STRATEGIES)]):
         reason = "" if name == "single" else why_not(replace(settings, strategy=name))
         if reason:
-            wanted.remove(name)
             missing.append(reason)
-    names = ["single", *(name for name in dict.fromkeys([base, *wanted]) if name != "single")]
-    return [*names, f"{base} again", f"{base} metered"], missing
+        elif name != "single":
+            wanted.append(name)
+    return ["single", *wanted, f"{base} again", f"{base} metered"], missing
 
 
 def table(settings: Settings, rows: list[dict], base: str) -> str:
+    heads = ("ms per step", f"ratio to {base} [95 %]", "tokens/s", "peak MB", "sent MB", "exposed ms", "norm", "loss")
+    widths = (12, 26, 11, 9, 9, 11, 9, 10)
     lines = [
         f"{settings.model}, {settings.world_size} workers, {settings.batch_size} x {settings.length} tokens each, "
         f"{settings.precision}, {settings.max_steps - WARM_UP} rounds after {WARM_UP} of warm-up",
-        f"{'strategy':<16}{'ms per step':>12}{'examples/s':>12}  {'ratio to ' + base + ' [95 %]':<28}"
-        f"{'loss':>10}{'differs from single by':>24}{'peak MB':>10}  gradient",
-    ]
+        f"{'strategy':<16}" + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))
+        + f"{'from single':>13}  gradient",
+    ]  # fmt: skip
     for row in rows:
         if row["gradient"] != "ok":
-            lines.append(f"{row['strategy']:<16}{'':<96}{row['gradient']}")
+            lines.append(f"{row['strategy']:<16}{'':<110}  {row['gradient']}")
             continue
-        low, high = row["ratio_95"]
-        compared = f"{row['ratio']:.3f} [{low:.3f}, {high:.3f}]"
-        lines.append(
-            f"{row['strategy']:<16}{row['step_ms']:>12.1f}{row['samples_per_second']:>12.1f}  {compared:<28}"
-            f"{row['last_loss']:>10.5f}{row['loss_difference']:>24.1e}"
-            f"{'-' if row['peak_bytes'] is None else format(row['peak_bytes'] / MB, '.1f'):>10}  ok"
-        )
+        cells = [f"{row['step_ms']:.1f}", shown((row["ratio"], *row["ratio_95"])), f"{row['tokens_per_second']:.0f}"]
+        for name, unit, digits in (
+            ("peak_bytes", MB, 1), ("sent_bytes", MB, 2), ("exposed_ms", 1, 2), ("norm", 1, 4), ("last_loss", 1, 5),
+        ):  # fmt: skip
+            cells.append("-" if row[name] is None else f"{row[name] / unit:.{digits}f}")
+        line = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        lines.append(f"{row['strategy']:<16}{line}{row['loss_difference']:>13.1e}  ok")
     return "\n".join(lines)
 
 
-def main() -> None:
-    argv = sys.argv[1:]
-    own = {flag: argv[argv.index(flag) + 1] if flag in argv[:-1] else "" for flag in ("--only", "--base")}
-    base = own["--base"] or "ddp"
-    rest = without(without(argv, "--only"), "--base")
-    settings, workers = parse(rest, "compare", __doc__)
-    if settings.max_steps <= WARM_UP:
-        raise InputError(f"--max_steps: expected more than the {WARM_UP} rounds of warm-up, got {settings.max_steps}")
-    labels, missing = labels_of(settings, own["--only"], base)
-    if workers is None:
-        work(settings, labels)
-        if reports(settings):
-            report(settings, missing, base)
-        return
-    compile_operators(labels, settings.no_cuda)
-    prepare(settings.output_dir)
-    if code := start_workers("benchmark.compare", workers, without(argv, "--workers")):
-        sys.exit(code)
-    report(settings, missing, base)
-
-
-def report(settings: Settings, missing: list[str], base: str) -> None:
-    """Print the table and, as the last line, the figures; keep them in comparison.json. Exits with 1 for a fault."""
-    found = json.loads((settings.output_dir / "rounds.json").read_text())
-    base = base if base in found["labels"] else "single"  # a wrong base is compared with nothing
-    rows = evaluate(settings, base, found)
-    wrong = verdict(rows)
+def notes_of(settings: Settings, rows: list[dict], base: str, missing: list[str]) -> list[str]:
+    """What a reader has to know beside the table."""
     notes = [f"left out: {reason}" for reason in missing]
+    if (rounds := settings.max_steps - WARM_UP) < ENOUGH:
+        notes.append(f"note: {rounds} rounds are few; --max_steps {ENOUGH + WARM_UP} or more narrows the intervals")
+    again = next((row for row in rows if row["strategy"] == f"{base} again" and "ratio" in row), None)
+    if again and again["ratio_95"][0] is not None and not again["ratio_95"][0] <= 1 <= again["ratio_95"][1]:
+        notes.append(
+            f"note: the interval of {base} again does not contain 1: the machine was busy; do not compare times"
+        )
     if (count := threads_per_command(settings.world_size)) > 1:
         notes.append(
             f"note: each worker computes with {count} threads, so strategies in the same process can slow each other "
-            "down; see Measurement error in benchmark/README.md"
+            "down; see What is measured in benchmark/README.md"
         )
-    print("\n".join([table(settings, rows, base), *notes, wrong or "all ok"]))
+    return notes
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_cosine(parser)
+    parser.add_argument("--only", default="all", help="strategies to compare, separated by commas (all)")
+    parser.add_argument("--base", default="ddp", help="the one to compare with (ddp)")
+
+
+def main() -> None:
+    begin, argv = environment(), sys.argv[1:]
+    settings, flags = parse(argv, "compare", __doc__, add_flags)
+    if settings.max_steps <= WARM_UP:
+        raise InputError(f"--max_steps: expected more than the {WARM_UP} rounds of warm-up, got {settings.max_steps}")
+    labels, missing = labels_of(settings, flags.only, flags.base)
+    if flags.start is None:
+        work(settings, labels)
+    else:
+        make_ready(settings, [label.split()[0] for label in labels])
+        if code := start_workers("benchmark.compare", flags.start, without(argv, "--workers")):
+            sys.exit(code)
+    if reports(settings):
+        report(settings, missing, flags.base, begin)
+
+
+def report(settings: Settings, missing: list[str], base: str, begin: dict) -> None:
+    """Print the table and, as the last line, the figures; keep them in files. Exits with 1 for a fault."""
+    folder = settings.output_dir
+    found = json.loads((folder / "rounds.json").read_text())
+    base = base if base in found["labels"] else "single"  # a wrong base is compared with nothing
+    rows = evaluate(settings, base, found)
+    wrong, machine = verdict(rows), machine_line(begin)
+    print(
+        "\n".join([table(settings, rows, base), machine, *notes_of(settings, rows, base, missing), wrong or "all ok"])
+    )
     result: dict[str, Any] = {"wrong": [row["strategy"] for row in rows if row["gradient"] != "ok"], "rows": rows}
-    result |= {"left_out": missing, "base": base, "environment": environment()}
-    with atomic_write(settings.output_dir / "comparison.json") as file:
+    result |= {"left_out": missing, "base": base, "environment": begin, "settings": settings.as_json()}
+    with atomic_write(folder / "comparison.json") as file:
         json.dump(result, file, indent=1)
+    with atomic_write(folder / "comparison.csv") as file:
+        file.write(f"# {machine}\n")
+        flat = [flattened(row) for row in rows]
+        lines = csv.DictWriter(file, list(flat[0]))
+        lines.writeheader()
+        lines.writerows(flat)
+    bars = [Bar(row["strategy"], row["ratio"], *row["ratio_95"]) for row in rows if "ratio" in row]
+    title = f"{settings.model}, {settings.world_size} workers"
+    draw_ranking(folder / "comparison.png", bars, f"time of a step, over that of {base}", title)
     print(json.dumps(result), flush=True)
     if wrong:
         sys.exit(wrong)
+
+
+def flattened(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for CSV: an interval is two columns."""
+    found = {name: value for name, value in row.items() if name != "sentence" and not name.endswith("_95")}
+    ends = {
+        f"{name}_{end}": row[name][i] for name in row if name.endswith("_95") for i, end in enumerate(("low", "high"))
+    }
+    return found | ends
 
 
 if __name__ == "__main__":

@@ -14,17 +14,17 @@ benchmark.run. Writes frameworks.csv and frameworks.md to --output_dir.
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import argparse
-import csv
 import json
 import os
+import random
 import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from benchmark.sweep import SweepRun, sweep
-from benchmark.sweep import parse as parse_sweep
-from benchmark.tables import most_mb
+from benchmark.sweep import check_kept, parse_runs, plan, sweep
+from benchmark.tables import SweepRun, as_text, busy, kept, most_mb, write_csv
 from common.errors import InputError, exit_on_input_error
+from common.flags import Parser, check_at_least
 from common.paths import ROOT, atomic_write
 
 VALIDATION_STEPS = 4  # validation takes so many steps' examples, or as many as there are
@@ -42,6 +42,8 @@ class FrameworkRow:
     speedup: float | None  # throughput over the same framework's on one worker
     over_single: float | None  # throughput over that of one worker without any framework
     examples_per_second: float | None
+    slowest: float | None  # examples per second of the slowest and the fastest launch, with --repeats
+    fastest: float | None
     total_s: float | None
     communication_s: float | None  # collectives under way, by the traced steps
     exposed_s: float | None  # the part of it in which nothing was computed
@@ -68,6 +70,8 @@ def row_of(run: SweepRun, results: dict[SweepRun, dict]) -> FrameworkRow:
         speedup=_over(speed, one.get("samples_per_second")),
         over_single=_over(speed, single.get("samples_per_second")),
         examples_per_second=speed,
+        slowest=min(found.get("launches", []), default=None),
+        fastest=max(found.get("launches", []), default=None),
         total_s=found.get("wall_s"),
         communication_s=seconds["total"],
         exposed_s=seconds["exposed"],
@@ -76,6 +80,17 @@ def row_of(run: SweepRun, results: dict[SweepRun, dict]) -> FrameworkRow:
         validation_loss=validation.get("loss"),
         perplexity=validation.get("perplexity"),
     )
+
+
+def combined(launches: list[dict]) -> dict:
+    """The launch with the median throughput, and the throughput of all; a failure where all failed."""
+    timed = sorted(
+        (found for found in launches if "outcome" not in found), key=lambda found: found["samples_per_second"]
+    )
+    if len(launches) == 1 or not timed:
+        return launches[0]
+    middle = timed[(len(timed) - 1) // 2]
+    return middle | {"launches": [found["samples_per_second"] for found in timed]}
 
 
 def _over(value: float | None, base: float | None) -> float | None:
@@ -115,44 +130,32 @@ def markdown(rows: list[FrameworkRow]) -> str:
 
 
 def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return as_text(value, 4) if value is None or isinstance(value, float) else str(value)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str]]:
     """The flags as a sweep knows them, the runs and what is handed on; raises InputError before anything is run."""
-    own, more = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
-    parser = argparse.ArgumentParser(prog="python -m benchmark.frameworks", description=__doc__, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="python -m benchmark.frameworks", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("--models", default="gpt2-tiny", help="models, separated by commas (gpt2-tiny)")
     add("--strategies", default="all", help="names of benchmark.run's strategies (all)")
     add("--workers", default="1,2,4", help="numbers of workers (1,2,4)")
     add("--examples_per_step", type=int, default=16, help="of all workers together (16)")
     add("--steps", type=int, default=24, help="steps per run, including 2 warm-up and 2 traced steps (24)")
-    add("--retry", action="store_true", help="rerun failed runs")
-    add("--output_dir", default=str(ROOT / "runs" / "benchmark" / "frameworks"), help="runs/benchmark/frameworks")
-    arguments = parser.parse_args(own)
-    words = ["--models", arguments.models, "--strategies", arguments.strategies, "--workers", arguments.workers]
-    words += [
-        "--steps",
-        str(arguments.steps),
-        "--output_dir",
-        arguments.output_dir,
-        *(["--retry"] if arguments.retry else []),
-    ]
-    settings, combinations, _ = parse_sweep([*words, "--batch_sizes", "1"])
+    add("--repeats", type=int, default=1, help="launches of each run, in drawn order: the median and the range (1)")
+    add("--seed", type=int, default=1, help="of the order (1)")
+    folder = ROOT / "runs" / "benchmark" / "frameworks"
+    add("--output_dir", type=Path, default=folder, help="runs/benchmark/frameworks")
+    arguments, more = parse_runs(parser, argv)
     examples = arguments.examples_per_step
-    for count in sorted({run.workers for run in combinations}):
+    for count in sorted(set(arguments.workers)):
         if examples < 1 or examples % count:
             raise InputError(
                 f"--examples_per_step: expected a multiple of {count}, the number of workers; got {examples}; "
                 f"use {count * max(1, examples // count)}, for example"
             )
-    if arguments.steps < 1:
-        raise InputError(f"--steps: expected 1 or more, got {arguments.steps}")
-    return settings, [replace(run, batch_size=examples // run.workers) for run in combinations], more
+    check_at_least(arguments, 1, "steps", "repeats")
+    combinations = plan(arguments.strategies, arguments.models, [1], arguments.workers)
+    return arguments, [replace(run, batch_size=examples // run.workers) for run in combinations], more
 
 
 def validation_flags(model: str, examples: int, workers: int, more: list[str]) -> list[str]:
@@ -165,29 +168,8 @@ def validation_flags(model: str, examples: int, workers: int, more: list[str]) -
     return ["--eval_batches", str(workers * max(1, min(VALIDATION_STEPS, there)))]
 
 
-def kept(run: SweepRun, folder: Path) -> dict:
-    """What a run has left: its result, its failure, or nothing."""
-    for name in ("result.json", "failure.json"):
-        if (folder / run.name / name).exists():
-            found: dict = json.loads((folder / run.name / name).read_text())
-            return found
-    return {}
-
-
-def check_kept(runs: list[SweepRun], arguments: argparse.Namespace) -> None:
-    """Raises InputError if the folder holds a run of another length: its times cannot stand beside the others'."""
-    for run in runs:
-        steps = sum(kept(run, arguments.output_dir).get("steps", {}).values())
-        if steps not in (0, arguments.steps):
-            raise InputError(
-                f"--steps: {arguments.output_dir / run.name} holds a run of {steps} steps, expected {arguments.steps}; "
-                "delete the folder, or name another with --output_dir"
-            )
-
-
 def write(rows: list[FrameworkRow], folder: Path) -> None:
-    with atomic_write(folder / "frameworks.csv") as file:
-        csv.writer(file, lineterminator="\n").writerows(csv_rows(rows))
+    write_csv(folder / "frameworks.csv", csv_rows(rows))
     with atomic_write(folder / "frameworks.md") as file:
         file.write(markdown(rows) + "\n")
 
@@ -195,20 +177,29 @@ def write(rows: list[FrameworkRow], folder: Path) -> None:
 def main() -> None:
     arguments, runs, more = parse(sys.argv[1:])
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
-    check_kept(runs, arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    failures = []
+    groups = []
     for model, count in dict.fromkeys((run.model, run.workers) for run in runs):
         some = [run for run in runs if (run.model, run.workers) == (model, count)]
-        flags = validation_flags(model, some[0].batch_size * count, count, more)
-        failures += sweep(some, arguments, [*flags, *more])
-    results = {run: kept(run, arguments.output_dir) for run in runs}
+        flags = [*validation_flags(model, some[0].batch_size * count, count, more), *more]
+        launches = [replace(run, repeat=repeat) for run in some for repeat in range(arguments.repeats)]
+        groups.append((random.Random(arguments.seed).sample(launches, len(launches)), flags))
+    for some, flags in groups:
+        check_kept(some, arguments.output_dir, arguments.steps, flags)
+    failures = [line for some, flags in groups for line in sweep(some, arguments, flags)]
+    launched = {
+        run: [kept(replace(run, repeat=repeat), arguments.output_dir) for repeat in range(arguments.repeats)]
+        for run in runs
+    }
+    results = {run: combined(found) for run, found in launched.items()}
     rows = [row_of(run, results) for run in runs if "outcome" not in results[run]]
     write(rows, arguments.output_dir)
     flagged = disagreements(rows)
-    said = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in flagged)]
+    busy_runs = [line for run, launches in launched.items() for found in launches for line in busy(found, run.name)]
+    said = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in [*flagged, *busy_runs])]
     print("\n".join([markdown(rows), *said]))
-    print(json.dumps({"rows": [asdict(row) for row in rows], "left_out": failures, "flagged": flagged}))
+    figures = {"rows": [asdict(row) for row in rows], "left_out": failures, "flagged": flagged, "busy": busy_runs}
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -1,33 +1,11 @@
-"""The names of strategies and models. Apart from what they name, so that a sweep checks its flags without torch."""
+"""The names of models, and lists of names and numbers on the command line. Flags are checked without loading torch."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from common.errors import InputError
 
-STRATEGIES = (
-    "single",
-    "dp",
-    "ddp",
-    "fsdp",
-    "zero0",
-    "zero1",
-    "zero2",
-    "zero3",
-    "zero1_offload",
-    "zero2_offload",
-    "zero3_offload",
-    "pipeline",
-    "tensor",
-    "own_ring",
-    "own_overlap",
-    "own_zero1",
-    "own_zero2",
-    "own_zero3",
-    "own_tensor",
-    "own_1f1b",
-    "own_grid",
-)
 MODELS = ("gpt2", "gpt2-tiny", "gpt2-24m", "t5-tiny", "t5-small", "t5-large", "t5-3b", "t5-11b")
 
 
@@ -44,3 +22,26 @@ def check_model(flag: str, name: str) -> None:
             f"{flag}: expected {', '.join(MODELS)}, gpt2-BLOCKSxWIDTH with a width divisible by 64, or a model's "
             f"folder; got {name!r}"
         )
+
+
+def models_of(text: str) -> list[str]:
+    """The models of --models."""
+    for name in text.split(","):
+        check_model("--models", name)
+    return text.split(",")
+
+
+def names_of(flag: str, text: str, known: Iterable[str]) -> list[str]:
+    """The names of a flag such as --strategies ddp,fsdp, which may be `all`."""
+    words = list(known) if text == "all" else text.split(",")
+    if unknown := [word for word in words if word not in known]:
+        raise InputError(f"{flag}: expected names among {', '.join(known)}; got {', '.join(unknown)}")
+    return words
+
+
+def numbers_of(flag: str, text: str) -> list[int]:
+    """The numbers of a flag such as --workers 1,2,4."""
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise InputError(f"{flag}: expected positive whole numbers, such as 1,2,4; got {text!r}")
+    return [int(word) for word in words]

@@ -26,7 +26,8 @@ from benchmark.cost import curve
 from benchmark.cost.calibration import Calibration
 from benchmark.cost.cell import Cell
 from benchmark.cost.predict_step import Prediction, Surroundings, predict
-from benchmark.names import MODELS, STRATEGIES, check_model
+from benchmark.names import MODELS, check_model
+from benchmark.strategies import STRATEGIES
 from cluster.emulate import bits_per_second
 from common.errors import InputError, exit_on_input_error
 from common.flags import Parser, check_at_least

@@ -14,8 +14,8 @@ of a file are separated by commas. --strategy then says which strategy's setting
 of benchmark.compare.
 """
 
+import argparse
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -26,15 +26,14 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 from tqdm.auto import tqdm
 
 from benchmark.arguments import parse
-from benchmark.engines.operators import compile_operators
 from benchmark.measure.machine import environment
+from benchmark.names import names_of
 from benchmark.proof.judge import CaseResult
 from benchmark.proof.prover import MakeEngine, Proof, Prover
-from benchmark.run import prepare, without
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.training.workload import load_workload
-from benchmark.workers import join, reports, start_workers
+from benchmark.workers import join, make_ready, reports, start_workers, without
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write, import_file
 from common.workers.process_group import Worker, process_group
@@ -54,14 +53,14 @@ def chosen(settings: Settings, names: str, engines: str) -> tuple[Engines, list[
         return {name: (names or "ddp", getattr(module, name)) for name in wanted.split(",")}, []
     found: Engines = {}
     left_out = []
-    for name in names.split(",") if names else [name for name in STRATEGIES if name != "single"]:
-        if name not in STRATEGIES:
-            raise InputError(f"--strategy: expected names among {', '.join(STRATEGIES)}; got {name!r}")
+    for name in (
+        names_of("--strategy", names, STRATEGIES) if names else [name for name in STRATEGIES if name != "single"]
+    ):
         reason = why_not(replace(settings, strategy=name))
         if reason:
             left_out.append(reason)
         else:
-            found[name] = (name, STRATEGIES[name])
+            found[name] = (name, STRATEGIES[name].make)
     return found, left_out
 
 
@@ -138,35 +137,38 @@ def report(settings: Settings, rows: list[dict], left_out: list[str]) -> None:
         raise InputError("nothing was proved: see left out")
 
 
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(batch_size=2, length=32, usual_workers=2)
+    add = parser.add_argument
+    add("--strategy", dest="names", default="", help="names, separated by commas (all)")
+    add("--engine", dest="engines", default="", metavar="FILE.py:NAME", help="an engine outside of this repository")
+
+
 def main() -> None:
     argv = sys.argv[1:]
-    own = {flag: argv[argv.index(flag) + 1] if flag in argv[:-1] else "" for flag in ("--strategy", "--engine")}
-    rest = without(without(argv, "--strategy"), "--engine")
-    if "RANK" not in os.environ and not any(word.startswith(("--workers", "--world_size")) for word in rest):
-        rest += ["--workers", "2"]
-    settings, workers = parse(rest, "prove", __doc__)
+    settings, flags = parse(argv, "prove", __doc__, add_flags)
     if settings.precision == "fp16":
         raise InputError("--precision: the gradient scaler of fp16 skips steps, so prove fp32 or bf16; got fp16")
-    wanted, left_out = chosen(settings, own["--strategy"], own["--engine"])
+    wanted, left_out = chosen(settings, flags.names, flags.engines)
     kept = settings.output_dir / "proof.json"
-    if workers is None:
+    if flags.start is None:
         with process_group(settings, join) as worker:
             prove_all(settings, worker, wanted, kept if worker.is_first else None)
         if reports(settings):
             report(settings, json.loads(kept.read_text()), left_out)
         return
-    compile_operators([strategy for strategy, _ in wanted.values()], settings.no_cuda)
     load_workload(settings)  # a wrong name or empty data is said once, not by every worker
-    prepare(settings.output_dir)
+    make_ready(settings, [strategy for strategy, _ in wanted.values()])
+    rest = without(without(without(argv, "--workers"), "--strategy"), "--engine")
     rows: list[dict] = []
     names = list(wanted)
     while names:
         kept.unlink(missing_ok=True)
-        words = ["--strategy", own["--strategy"]] if own["--strategy"] else []
-        words += ["--engine", own["--engine"].rpartition(":")[0] + ":" + ",".join(names)]
-        if not own["--engine"]:
+        words = ["--strategy", flags.names] if flags.names else []
+        words += ["--engine", flags.engines.rpartition(":")[0] + ":" + ",".join(names)]
+        if not flags.engines:
             words = ["--strategy", ",".join(names)]
-        code = start_workers("benchmark.prove", workers, [*without(rest, "--workers"), *words])
+        code = start_workers("benchmark.prove", flags.start, [*rest, *words])
         done = json.loads(kept.read_text()) if kept.exists() else []
         rows += done
         names = names[len(done) :]

@@ -29,7 +29,7 @@ from benchmark.training.log import Log
 from benchmark.training.loop import train
 from benchmark.training.translation import bleu
 from benchmark.training.workload import Workload, load_workload
-from benchmark.workers import join, reports, start_workers
+from benchmark.workers import join, prepare, reports, start_workers, without
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 from common.peak_memory import PeakMemory
@@ -47,7 +47,7 @@ def work(settings: Settings) -> None:
         with memory.limited(settings.memory_limit_mb, partial(what_would_fit, settings)):
             model = workload.build(settings, worker.device)
             shapes = [parameter.shape for parameter in model.parameters()]
-            engine = STRATEGIES[settings.strategy](settings, worker, model)
+            engine = STRATEGIES[settings.strategy].make(settings, worker, model)
             del model
             measured = train(settings, worker, workload, engine, log, memory)
         result = assemble(settings, shapes, measured, log)
@@ -59,19 +59,6 @@ def work(settings: Settings) -> None:
         if worker.is_first:
             with atomic_write(settings.output_dir / "result.json") as file:
                 json.dump(result | {"workers": everybody}, file, indent=1)
-
-
-def prepare(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "result.json").unlink(missing_ok=True)
-        probe = folder / ".probe"
-        probe.write_bytes(b"x" * 65536)  # a full disk is said now, not after hours
-        probe.unlink()
-    except OSError as error:
-        raise InputError(
-            f"--output_dir: cannot write to {folder}: {error.strerror}; free disk space or name another"
-        ) from None
 
 
 def save_model(settings: Settings, engine: Engine, workload: Workload) -> float | None:
@@ -91,37 +78,27 @@ def save_model(settings: Settings, engine: Engine, workload: Workload) -> float 
     return bleu(model, workload.tokenizer, workload.validation) if workload.kind == "t5" else None  # type: ignore[arg-type]
 
 
-def main(argv: list[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
-    settings, workers = parse(argv, "run", __doc__)
-    if workers is None:
+def main() -> None:
+    settings, flags = parse(sys.argv[1:], "run", __doc__)
+    if flags.start is None:
         work(settings)
-        if reports(settings):
-            show(settings)
-        return
-    compile_operators([settings.strategy], settings.no_cuda)
-    load_workload(settings)  # a wrong name or empty data is said once, not by every worker
-    code = start_workers("benchmark.run", workers, without(argv, "--workers"))
-    if code:
-        sys.exit(code)
-    show(settings)
+    else:
+        compile_operators([settings.strategy], settings.no_cuda)
+        load_workload(settings)  # a wrong name or empty data is said once, not by every worker
+        if code := start_workers("benchmark.run", flags.start, without(sys.argv[1:], "--workers")):
+            sys.exit(code)
+    if reports(settings):
+        show(settings)
+
+
+LISTS = ("workers", "losses", "steps_ms", "settings")  # in result.json only
 
 
 def show(settings: Settings) -> None:
     """The table, and the last line: the first worker's figures without the lists."""
     result = json.loads((settings.output_dir / "result.json").read_text())
     print(table(result))
-    print(json.dumps({name: value for name, value in result.items() if name not in ("workers", "losses")}))
-
-
-def without(argv: list[str], flag: str) -> list[str]:
-    """The command line less one flag and its value: the launcher says it in its own words."""
-    kept, skip = [], False
-    for word in argv:
-        if not skip and word != flag and not word.startswith(flag + "="):
-            kept.append(word)
-        skip = word == flag
-    return kept
+    print(json.dumps({name: value for name, value in result.items() if name not in LISTS}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What a benchmark run is asked to do, checked and frozen before any worker joins; arguments.py makes it."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from common.config import RunConfig
 
@@ -34,3 +35,7 @@ class Settings(RunConfig):
     @property
     def examples_per_step(self) -> int:
         return self.batch_size * self.world_size * self.accumulation
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}

@@ -1,120 +1,165 @@
 """The strategies: how a model and its optimizer are spread over the workers. The loop is the same for all of them.
 
-Adding one: a class in engines/ that is an Engine, a line in STRATEGIES, its name in names.py. What a strategy cannot do
-on this machine is said by why_not in one line, before any worker joins.
+A row says all that the commands know of one. To add a strategy, write an Engine in engines/, its row here, and the
+program of its step in cost/programs/, from which predictions are made. A row loads nothing until it is used, so that
+commands check their flags without torch. What a strategy cannot do on this machine is said in one line.
 """
 
 import importlib.util
+import math
+import os
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
-from benchmark.engines.ddp import DDP
-from benchmark.engines.engine import Engine
-from benchmark.engines.fsdp import FSDP
-from benchmark.engines.operators import use_cpu
-from benchmark.engines.single import DP, Single
-from benchmark.settings import Settings
-from benchmark.training.workload import model_config
-from common.arguments import parse_grid
+from benchmark.measure import state_bytes
+from benchmark.measure.state_bytes import Shapes
 from common.errors import InputError
-from common.workers.process_group import Worker
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from benchmark.engines.engine import Engine
+    from benchmark.settings import Settings
+    from common.workers.process_group import Worker
+
+Limit = Callable[["Settings"], str]  # why these settings cannot be run; empty if they can
 
 
-def make_deepspeed(stage: int, offload: bool, settings: Settings, worker: Worker, model: nn.Module) -> Engine:
-    if worker.device.type == "cpu":
-        use_cpu()
-    from benchmark.engines.deepspeed import DeepSpeed  # the import takes seconds
-
-    return DeepSpeed(stage, offload, settings, worker, model)
+def use_cpu() -> None:
+    """Let DeepSpeed compute on the CPU. Call this before it is imported: then it looks for its accelerator."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
-def make_pipeline(settings: Settings, worker: Worker, model: nn.Module) -> Engine:
-    from benchmark.engines.pipeline import Pipeline
-
-    return Pipeline(settings, worker, model)
-
-
-def make_own(engine: str, settings: Settings, worker: Worker, model: nn.Module) -> Engine:
-    from benchmark.engines import own
-
-    made: Engine = getattr(own, engine)(settings, worker, model)
-    return made
-
-
-def make_tensor(settings: Settings, worker: Worker, model: nn.Module) -> Engine:
-    from benchmark.engines.tensor import TensorParallel
-
-    return TensorParallel(settings, worker, model)
-
-
-def make_own_grid(settings: Settings, worker: Worker, model: nn.Module) -> Engine:
-    from benchmark.engines.own_grid import OwnGrid
-
-    return OwnGrid(settings, worker, model)
-
-
-STRATEGIES: dict[str, Callable[[Settings, Worker, nn.Module], Engine]] = {
-    "single": Single,
-    "dp": DP,
-    "ddp": DDP,
-    "fsdp": FSDP,
-    "zero0": partial(make_deepspeed, 0, False),
-    "zero1": partial(make_deepspeed, 1, False),
-    "zero2": partial(make_deepspeed, 2, False),
-    "zero3": partial(make_deepspeed, 3, False),
-    "zero1_offload": partial(make_deepspeed, 1, True),
-    "zero2_offload": partial(make_deepspeed, 2, True),
-    "zero3_offload": partial(make_deepspeed, 3, True),
-    "pipeline": make_pipeline,
-    "tensor": make_tensor,
-    "own_ring": partial(make_own, "OwnRing"),
-    "own_overlap": partial(make_own, "OwnOverlap"),
-    "own_zero1": partial(make_own, "OwnZero1"),
-    "own_zero2": partial(make_own, "OwnZero2"),
-    "own_zero3": partial(make_own, "OwnZero3"),
-    "own_tensor": make_own_grid,
-    "own_1f1b": make_own_grid,
-    "own_grid": make_own_grid,
-}
-
-
-def why_not(settings: Settings) -> str:
-    """Why these settings cannot be run on this machine, with what to do; empty if they can."""
+def one_process(settings: "Settings") -> str:
     name, world = settings.strategy, settings.world_size
-    if name == "single" and world > 1:
-        return f"--strategy single runs on one worker, got {world}; leave --workers out, or use ddp"
-    if name == "dp":
-        if settings.no_cuda or not torch.cuda.is_available():
-            return "--strategy dp (nn.DataParallel) needs a GPU, and this machine has none; use ddp"
-        if world > 1:
-            return f"--strategy dp is one process for all GPUs, got {world} workers; leave --workers out"
-    if name in ("fsdp", "own_zero1", "own_zero2", "own_zero3") and settings.precision == "fp16":
-        return f"--strategy {name} has no gradient scaler for fp16; use bf16"
-    if name.startswith("zero"):
-        return _why_not_deepspeed(settings)
-    if name in ("pipeline", "tensor", "own_tensor", "own_1f1b", "own_grid"):
-        if settings.model.startswith("t5"):
-            return f"--strategy {name} cuts GPT-2 into parts, got {settings.model}; use --model gpt2 or gpt2-tiny"
-        if settings.precision != "fp32":
-            return f"--strategy {name} supports only fp32, got {settings.precision}; use --precision fp32"
-    parts = world if name in ("tensor", "own_tensor") else 1
-    if name == "own_grid":
-        try:
-            parts = parse_grid("grid", settings.grid, settings.world_size).tensor
-        except InputError as error:
-            return str(error)
-    heads = model_config(settings.model)[2].n_head if parts > 1 else 0
-    if heads % parts:
-        return f"--strategy {name}: expected workers that divide the model's {heads} attention heads, got {parts}"
-    return ""
+    return f"--strategy {name} runs on one worker, got {world}; leave --workers out, or use ddp" if world > 1 else ""
 
 
-def _why_not_deepspeed(settings: Settings) -> str:
+def needs_gpu(settings: "Settings") -> str:
+    import torch
+
+    if not settings.no_cuda and torch.cuda.is_available():
+        return ""
+    return f"--strategy {settings.strategy} (nn.DataParallel) needs a GPU, and this machine has none; use ddp"
+
+
+def no_fp16(settings: "Settings") -> str:
+    fp16 = settings.precision == "fp16"
+    return f"--strategy {settings.strategy} has no gradient scaler for fp16; use bf16" if fp16 else ""
+
+
+def deepspeed(settings: "Settings") -> str:
     if not importlib.util.find_spec("deepspeed"):
         return f"--strategy {settings.strategy} needs DeepSpeed: python install.py benchmark"
     from benchmark.engines.deepspeed_config import contradiction
 
-    return contradiction(settings)
+    return contradiction(settings, *STRATEGIES[settings.strategy].zero)
+
+
+def gpt2_in_fp32(settings: "Settings") -> str:
+    name = settings.strategy
+    if settings.model.startswith("t5"):
+        return f"--strategy {name} cuts GPT-2 into parts, got {settings.model}; use --model gpt2 or gpt2-tiny"
+    if settings.precision != "fp32":
+        return f"--strategy {name} supports only fp32, got {settings.precision}; use --precision fp32"
+    return ""
+
+
+def heads(settings: "Settings") -> str:
+    from benchmark.training.model_config import model_config
+    from common.arguments import parse_grid
+
+    parts = settings.world_size
+    if STRATEGIES[settings.strategy].cuts == "grid":
+        try:
+            parts = parse_grid("grid", settings.grid, settings.world_size).tensor
+        except InputError as error:
+            return str(error)
+    count = model_config(settings.model)[2].n_head if parts > 1 else 0
+    expected = f"expected workers that divide the model's {count} attention heads, got {parts}"
+    return f"--strategy {settings.strategy}: {expected}" if count % parts else ""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """engine: a file and a class in engines/. program: a file and a function in cost/programs/.
+
+    ideal: bytes per parameter by the papers, kept whole and divided among the workers (Rajbhandari et al. 2020, ZeRO,
+    section 3, in fp32: 4 for a parameter, 4 for its gradient, 8 for Adam's states). documented: what the engine is
+    known to keep; None where that depends on the cut of the model, or is not known. zero: DeepSpeed's stage, offload.
+    """
+
+    name: str
+    engine: str
+    program: str
+    limits: tuple[Limit, ...] = ()
+    ideal: tuple[float, float] = (16, 0)
+    documented: Callable[[Shapes, int], float] | None = None
+    cuts: str = ""  # into what it cuts the model: pipeline, tensor or grid
+    zero: tuple[int, bool] | tuple[()] = ()
+    keeps_ideal: bool = False  # it keeps what the papers say
+    is_deferred: bool = False  # the model's parameters get their memory in the engine (beyond/deferred.py)
+
+    def make(self, settings: "Settings", worker: "Worker", model: "nn.Module") -> "Engine":
+        if self.zero and worker.device.type == "cpu":
+            use_cpu()
+        file, name = self.engine.split(":")
+        engine = getattr(importlib.import_module(f"benchmark.engines.{file}"), name)
+        made: Engine = engine(*self.zero, settings, worker, model)
+        return made
+
+    def why_not(self, settings: "Settings") -> str:
+        return next((reason for limit in self.limits if (reason := limit(settings))), "")
+
+    def ideal_bytes(self, parameters: int, workers: int) -> float:
+        whole, share = self.ideal
+        return (whole + share / workers) * parameters
+
+    def documented_bytes(self, shapes: Shapes, workers: int) -> float | None:
+        """What the first worker keeps; shapes: of all parameters, each once."""
+        if self.keeps_ideal:
+            return self.ideal_bytes(sum(map(math.prod, shapes)), workers)
+        return self.documented(shapes, workers) if self.documented else None
+
+
+ALONE, GPT2 = (one_process,), (gpt2_in_fp32,)
+ROWS = (
+    Strategy("single", "single:Single", "unsharded:single", ALONE, keeps_ideal=True),
+    Strategy("dp", "single:DP", "unsharded:single", (needs_gpu, one_process), keeps_ideal=True),
+    Strategy("ddp", "ddp:DDP", "unsharded:ddp", keeps_ideal=True),
+    Strategy(
+        "fsdp", "fsdp:FSDP", "sharded:fsdp", (no_fp16,), (0, 16), state_bytes.rows_dealt_out, is_deferred=True
+    ),
+    *(
+        Strategy(f"zero{stage}{'_offload' * offload}", "deepspeed:DeepSpeed", program, (deepspeed,), ideal, documented,
+                 zero=(stage, offload))
+        for stage, offload, program, ideal, documented in (
+            (0, False, "unsharded:zero0", (16, 0), state_bytes.everything),
+            (1, False, "sharded:zero12", (8, 8), state_bytes.zero12),
+            (2, False, "sharded:zero12", (4, 12), state_bytes.zero12),
+            (3, False, "sharded:zero3", (0, 16), state_bytes.zero3),
+            (1, True, "sharded:zero12", (8, 8), state_bytes.zero12_offload),
+            (2, True, "sharded:zero12", (4, 12), state_bytes.zero12_offload),
+            (3, True, "sharded:zero3", (0, 16), state_bytes.zero3_offload),
+        )
+    ),
+    Strategy("pipeline", "pipeline:Pipeline", "pipelined:on_grid", GPT2, (0, 16), None, "pipeline"),
+    Strategy("tensor", "tensor:TensorParallel", "pipelined:on_grid", (*GPT2, heads), (0, 16), None, "tensor"),
+    Strategy("own_ring", "own:OwnRing", "unsharded:own_ring", keeps_ideal=True),
+    Strategy("own_overlap", "own:OwnOverlap", "unsharded:own_overlap", keeps_ideal=True),
+    Strategy("own_zero1", "own:OwnZero1", "sharded:own_zero1", (no_fp16,), (8, 8), keeps_ideal=True),
+    Strategy("own_zero2", "own:OwnZero2", "sharded:own_zero2", (no_fp16,), (4, 12), keeps_ideal=True),
+    Strategy(
+        "own_zero3", "own:OwnZero3", "sharded:own_zero3", (no_fp16,), (0, 16), keeps_ideal=True, is_deferred=True
+    ),
+    Strategy("own_tensor", "own_grid:OwnGrid", "pipelined:on_grid", (*GPT2, heads), (0, 16), None, "tensor"),
+    Strategy("own_1f1b", "own_grid:OwnGrid", "pipelined:on_grid", GPT2, (0, 16), None, "pipeline"),
+    Strategy("own_grid", "own_grid:OwnGrid", "pipelined:on_grid", (*GPT2, heads), (0, 16), None, "grid"),
+)  # fmt: skip
+STRATEGIES = {row.name: row for row in ROWS}
+
+
+def why_not(settings: "Settings") -> str:
+    """Why these settings cannot be run on this machine, with what to do; empty if they can."""
+    return STRATEGIES[settings.strategy].why_not(settings)

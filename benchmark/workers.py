@@ -3,13 +3,18 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from benchmark.engines.operators import compile_operators
 from benchmark.settings import Settings
 from cluster.guard import die_with_parent
+from cluster.launch import free_port
 from common.config import RunConfig
+from common.errors import InputError
 from common.paths import ROOT
 
 STARTER_REPORTS = "COS598D_STARTER_REPORTS"  # in the environment of workers that were started by start_workers
@@ -36,3 +41,41 @@ def start_workers(module: str, count: int, argv: list[str], quiet: bool = False)
     # If this process is killed, nobody shall go on computing and writing: the launcher ends with it, and its workers.
     environment = os.environ | {STARTER_REPORTS: "1"}
     return subprocess.run(launch, cwd=ROOT, stdout=silent, env=environment, preexec_fn=die_with_parent).returncode
+
+
+def on_emulated_nodes(module: str, count: int, argv: list[str], rate: str = "none") -> int:
+    """Run `python -m module argv` with every worker on an emulated node of its own. The exit code."""
+    place = ["--master_ip", "10.10.1.1", "--master_port", str(free_port()), "--world_size", str(count)]
+    worker = ["env", "COS598D_EMULATED=1", f"{STARTER_REPORTS}=1", sys.executable, "-m", module, *argv, *place]
+    command = [sys.executable, "-m", "cluster.emulate", "--nodes", str(count), "--rate", rate, "--", *worker]
+    command += ["--local_rank", "{rank}"]
+    return subprocess.run(command, cwd=ROOT, stdout=sys.stderr, preexec_fn=die_with_parent).returncode
+
+
+def make_ready(settings: Settings, strategies: Iterable[str], no_cuda: bool = False) -> None:
+    """Build what the strategies need, and make the output folder: before workers start, and once."""
+    compile_operators(strategies, settings.no_cuda or no_cuda)
+    prepare(settings.output_dir)
+
+
+def prepare(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "result.json").unlink(missing_ok=True)
+        probe = folder / ".probe"
+        probe.write_bytes(b"x" * 65536)  # a full disk is said now, not after hours
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"--output_dir: cannot write to {folder}: {error.strerror}; free disk space or name another"
+        ) from None
+
+
+def without(argv: list[str], flag: str) -> list[str]:
+    """The command line less one flag and its value: the launcher says it in its own words."""
+    kept, skip = [], False
+    for word in argv:
+        if not skip and word != flag and not word.startswith(flag + "="):
+            kept.append(word)
+        skip = word == flag
+    return kept

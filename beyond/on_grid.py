@@ -25,6 +25,7 @@ from beyond.one_f_one_b import gpipe, one_f_one_b
 from beyond.stage_runner import Stage, StageRunner
 from beyond.tensor_parallel import shard_block, squared_norm
 from common.config import Grid
+from common.errors import InputError
 from common.evaluation import text_metrics, text_sums
 from common.optim import weight_decay_groups
 from common.workers.process_group import Worker
@@ -71,7 +72,9 @@ class OnGrid:
 
         B must be divisible by the number of micro-batches. The schedule mixes forward and backward.
         """
-        assert len(tokens) % self.micro_batches == 0
+        if len(tokens) % self.micro_batches:
+            micro_batches = f"a multiple of the {self.micro_batches} micro-batches"
+            raise InputError(f"--batch_size: expected {micro_batches}, got {len(tokens)} examples")
         loss = self.runner.run(self.actions, tokens.chunk(self.micro_batches))
         dist.all_reduce(loss, group=self.pipeline)  # 0 except on the last stage
         return loss

@@ -17,7 +17,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,8 @@ from benchmark.arguments import PRECISIONS
 from benchmark.arguments import parse as parse_run
 from benchmark.measure.machine import environment
 from benchmark.names import check_model
-from benchmark.sweep import SweepRun, execute
+from benchmark.sweep import execute
+from benchmark.tables import SweepRun
 from common.errors import InputError, exit_on_input_error
 from common.flags import Parser, check_at_least
 from common.paths import ROOT, atomic_write
@@ -40,23 +40,17 @@ STRATEGIES = (
 NO_GPU = "no GPU that PyTorch can see: nothing was run; use a machine with one, and a build of PyTorch for it"
 
 
-@dataclass(frozen=True)
-class GpuRow:
-    """One run. outcome: ok, not possible or failed; None: not measured. memory: of the first worker's GPU, in bytes."""
-
-    strategy: str
-    precision: str
-    workers: int
-    outcome: str
-    message: str = ""
-    step_ms: float | None = None
-    tokens_per_second: float | None = None
-    exposed_ms: float | None = None
-    peak_memory: float | None = None
-    utilisation: float | None = None  # percent
-    power: float | None = None  # W
-    temperature: float | None = None  # degrees C
-    last_loss: float | None = None
+FIGURES = {  # heading -> where it is in a result of benchmark.run
+    "ms per step": ("step_ms",),
+    "tokens/s": ("tokens_per_second",),
+    "exposed ms": ("communication", "exposed_ms"),
+    "peak bytes": ("memory", "peak"),  # of the first worker's GPU
+    "GPU %": ("utilisation", "gpu_utilisation"),
+    "W": ("utilisation", "gpu_power"),
+    "degrees C": ("utilisation", "gpu_temperature"),
+    "last loss": ("last_loss",),
+}
+Row = dict[str, Any]
 
 
 def runs(gpus: int, model: str, batch_size: int, strategies: Sequence[str] = STRATEGIES) -> list[tuple[SweepRun, str]]:
@@ -79,49 +73,46 @@ def reason_against(run: SweepRun, precision: str) -> str:
     return ""
 
 
-def row_of(run: SweepRun, precision: str, result: dict[str, Any]) -> GpuRow:
-    """Return the figures of a result of benchmark.run, or of a failure."""
+def row_of(run: SweepRun, precision: str, result: dict[str, Any]) -> Row:
+    """Return the figures of a result of benchmark.run, or of a failure; None: not measured."""
+    row: Row = {
+        "strategy": run.strategy,
+        "precision": precision,
+        "workers": run.workers,
+        "outcome": "ok",
+        "message": "",
+    }
     if "outcome" in result:
-        return GpuRow(run.strategy, precision, run.workers, "failed", f"{result['outcome']}: {result['message']}")
-    used = result.get("utilisation", {})
-    return GpuRow(
-        run.strategy,
-        precision,
-        run.workers,
-        "ok",
-        step_ms=result.get("step_ms"),
-        tokens_per_second=result.get("tokens_per_second"),
-        exposed_ms=result.get("communication", {}).get("exposed_ms"),
-        peak_memory=result.get("memory", {}).get("peak"),
-        utilisation=used.get("gpu_utilisation"),
-        power=used.get("gpu_power"),
-        temperature=used.get("gpu_temperature"),
-        last_loss=result.get("last_loss"),
-    )
+        return row | {"outcome": "failed", "message": f"{result['outcome']}: {result['message']}"}
+    for name, path in FIGURES.items():
+        value: Any = result
+        for key in path:
+            value = value.get(key) if value else None
+        row[name] = value
+    return row
 
 
-def table(rows: list[GpuRow]) -> str:
-    names = ("ms per step", "tokens/s", "exposed ms", "peak MB", "GPU %", "W", "degrees C")
-    lines = [f"{'strategy':<15}{'precision':<10}{'workers':>7}" + "".join(f"{name:>13}" for name in names)]
+def table(rows: list[Row]) -> str:
+    lines = [f"{'strategy':<15}{'precision':<10}{'workers':>7}" + "".join(f"{name:>14}" for name in FIGURES)]
     for row in rows:
-        start = f"{row.strategy:<15}{row.precision:<10}{row.workers:>7}"
-        if row.outcome != "ok":
-            lines.append(f"{start}  {row.outcome}: {row.message}")
+        start = f"{row['strategy']:<15}{row['precision']:<10}{row['workers']:>7}"
+        if row["outcome"] != "ok":
+            lines.append(f"{start}  {row['outcome']}: {row['message']}")
             continue
-        memory = None if row.peak_memory is None else row.peak_memory / 1e6
-        figures = [row.step_ms, row.tokens_per_second, row.exposed_ms, memory]
-        figures += [row.utilisation, row.power, row.temperature]
-        lines.append(start + "".join(f"{'-' if value is None else f'{value:.1f}':>13}" for value in figures))
+        lines.append(start + "".join(f"{'-' if row[name] is None else f'{row[name]:.1f}':>14}" for name in FIGURES))
     return "\n".join(lines)
 
 
-def measure(arguments: argparse.Namespace, gpus: int) -> list[GpuRow]:
+def measure(arguments: argparse.Namespace, gpus: int) -> list[Row]:
     """Run everything; prints each row as soon as it is there."""
     rows = []
     strategies = ("single", "ddp") if arguments.quick else STRATEGIES
     for run, precision in runs(gpus, arguments.model, arguments.batch_size, strategies):
         if reason := reason_against(run, precision):
-            row = GpuRow(run.strategy, precision, run.workers, "not possible", reason)
+            row = row_of(run, precision, {"outcome": "", "message": ""}) | {
+                "outcome": "not possible",
+                "message": reason,
+            }
         else:
             folder = arguments.output_dir / precision
             (folder / run.name).mkdir(parents=True, exist_ok=True)
@@ -155,11 +146,11 @@ def main() -> None:
     rows = measure(arguments, len(gpus))
     print(f"{len(gpus)} x {gpus[0]}, {arguments.model}, {arguments.batch_size} x {arguments.length} tokens each")
     print(table(rows))
-    result = {"gpus": gpus, "rows": [asdict(row) for row in rows], "environment": environment()}
+    result = {"gpus": gpus, "rows": rows, "environment": environment()}
     with atomic_write(arguments.output_dir / "gpu.json") as file:
         json.dump(result, file, indent=1)
     print(json.dumps(result))
-    sys.exit(1 if any(row.outcome == "failed" for row in rows) else 0)
+    sys.exit(1 if any(row["outcome"] == "failed" for row in rows) else 0)
 
 
 if __name__ == "__main__":

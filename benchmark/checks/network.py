@@ -30,7 +30,6 @@ from common.paths import ROOT
 
 MODELS = {"tiny": "", "large": "25M", "bert": "108M"}  # of cluster/random_bert.py; "": the tiny model
 PARTS = ("tiny", "large", "bert", "rate", "ladder")
-ALGORITHMS = ("all_reduce", "gather + scatter")
 BATCHES = (64, 32, 16)
 WIRE_LIMITS = {2: 0.92, 4: 0.87}  # least share of the configured rate, by nodes
 OUTSIDE = {True: "", False: "   <-- outside"}

@@ -26,7 +26,8 @@ from threading import Thread
 import torch
 from torch import Tensor, nn
 
-from benchmark.measure.intervals import interval
+from benchmark.measure.intervals import Interval, Samples, interval, shown
+from benchmark.measure.turns import Step, take_rounds
 from common.errors import exit_on_input_error
 from common.figures import COLOURS, figure
 from pipeline.partition import WithDevice
@@ -59,22 +60,25 @@ def loss_of(output: Tensor, *_unused: Tensor) -> Tensor:
     return output.sum() / WIDTH
 
 
-def seconds(function: Callable[[], object], parameters: list[nn.Parameter]) -> float:
-    for parameter in parameters:
-        parameter.grad = None
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
+def forgetting(function: Step, parameters: list[nn.Parameter]) -> Step:
+    """The function, after which there are no gradients, so that none has to add to those of another."""
+
+    def step() -> None:
+        function()
+        for parameter in parameters:
+            parameter.grad = None
+
+    return step
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> float:
     return float(torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm())
 
 
-def show(name: str, samples: list[float], promise: str = "") -> float:
-    middle, low, high = interval(samples)
-    print(f"{name:44} {middle:6.3f}  [{low:.3f}, {high:.3f}]  {promise}", flush=True)
-    return middle
+def show(name: str, samples: Samples, promise: str = "") -> float:
+    found = interval(samples)
+    print(f"{name:44} {shown(found)}  {promise}", flush=True)
+    return found[0]
 
 
 def make_pipe() -> tuple[Pipe, list[nn.Sequential]]:
@@ -104,17 +108,11 @@ def measure_ideal(rounds: int, micro_batches: list[int]) -> tuple[dict[str, floa
             loss_of(pipe(x)).backward()
 
         ideal = STAGES * m / (STAGES + m - 1)
-        ratios: dict[str, list[float]] = {"ideal": [], "cores": []}
-        for turn in range(-2, rounds):
-            plain = seconds(one_after_another, parameters)
-            apart = seconds(partial(each_in_a_thread, stages, x), parameters)
-            mine = seconds(piped, parameters)
-            if turn >= 0:
-                ratios["ideal"].append(plain / mine / ideal)
-                ratios["cores"].append((apart * (m - 1) + plain) / m / mine)
-        of_ideal[str(m)] = show(f"fraction of the ideal {ideal:.2f}, M={m}", ratios["ideal"])
-        promise = f"at least {CORES_AT_LEAST:.2f}"
-        of_cores[str(m)] = show(f"fraction of what these cores can do, M={m}", ratios["cores"], promise)
+        ways = (one_after_another, partial(each_in_a_thread, stages, x), piped)
+        plain, apart, mine = take_rounds([forgetting(way, parameters) for way in ways], rounds, warm_up=2).T
+        of_ideal[str(m)] = show(f"fraction of the ideal {ideal:.2f}, M={m}", plain / mine / ideal)
+        promise, cores = f"at least {CORES_AT_LEAST:.2f}", (apart * (m - 1) + plain) / m / mine
+        of_cores[str(m)] = show(f"fraction of what these cores can do, M={m}", cores, promise)
     return of_ideal, of_cores
 
 
@@ -137,17 +135,16 @@ def each_in_a_thread(stages: list[nn.Sequential], x: Tensor) -> None:
 def measure_bubble(rounds: int, plot: Path | None) -> None:
     """The share of the workers' time in which they did nothing, from traces, beside (K-1)/(M+K-1): a Markdown table."""
     pipe, _ = make_pipe()
-    counts, measured = [1, 2, 4, 8, 16], []
-    print("\n| micro-batches M | (K-1)/(M+K-1) | measured bubble | 95 % interval |\n|---|---|---|---|", flush=True)
+    counts, measured = [1, 2, 4, 8, 16], list[Interval]()
+    print("\n| micro-batches M | (K-1)/(M+K-1) | measured bubble [95 %] |\n|---|---|---|", flush=True)
     for m in counts:
         bubbles, x = [], batch(m)
         for _ in range(1 + rounds):
             pipe.trace = Trace()
             loss_of(pipe(x)).backward()
             bubbles.append(pipe.trace.bubble)
-        middle, low, high = interval(bubbles[1:])
-        measured.append((middle, low, high))
-        print(f"| {m} | {ideal_bubble(m):.3f} | {middle:.3f} | {low:.3f} to {high:.3f} |", flush=True)
+        measured.append(interval(bubbles[1:]))
+        print(f"| {m} | {ideal_bubble(m):.3f} | {shown(measured[-1])} |", flush=True)
     print()
     if plot is not None:
         draw_bubble(plot, counts, measured)
@@ -157,11 +154,11 @@ def ideal_bubble(micro_batches: int) -> float:
     return (STAGES - 1) / (micro_batches + STAGES - 1)
 
 
-def draw_bubble(path: Path, counts: list[int], measured: list[tuple[float, float, float]]) -> None:
+def draw_bubble(path: Path, counts: list[int], measured: list[Interval]) -> None:
     """The measured bubble with its intervals, and the ideal one."""
-    middle, low, high = zip(*measured, strict=True)
-    below = [m - bottom for m, bottom in zip(middle, low, strict=True)]
-    above = [top - m for m, top in zip(middle, high, strict=True)]
+    middle = [found[0] for found in measured]
+    below = [found[0] - (found[0] if found[1] is None else found[1]) for found in measured]
+    above = [(found[0] if found[2] is None else found[2]) - found[0] for found in measured]
     with figure(path) as axes:
         axes.plot(counts, [ideal_bubble(m) for m in counts], "--", color=COLOURS[-1], label="(K-1) / (M+K-1)")
         axes.errorbar(counts, middle, [below, above], fmt="o-", color=COLOURS[0], capsize=4, label="measured")
@@ -181,8 +178,11 @@ def measure_torch(rounds: int, micro_batches: list[int]) -> dict[str, float]:
             x = batch(m)
             ratios: dict[str, list[float]] = {name: [] for name in TORCH_AT_MOST}
             for turn in range(-1, rounds):
-                mine = seconds(lambda: loss_of(pipe(x)).backward(), parameters)  # noqa: B023
-                norm = gradient_norm(parameters)
+                for parameter in parameters:
+                    parameter.grad = None
+                begin = time.perf_counter()
+                loss_of(pipe(x)).backward()
+                mine, norm = time.perf_counter() - begin, gradient_norm(parameters)
                 for name in TORCH_AT_MOST:
                     theirs, their_norm = ask(name, m)
                     assert abs(their_norm / norm - 1) < 1e-4, f"{name} computed other gradients: {their_norm}, {norm}"
@@ -243,8 +243,12 @@ def torch_process(rank: int, store: str, connection: Connection) -> None:
         x = batch(m)
         inputs = (x,) if rank == 0 else ()
         step = partial(schedules[name, m].step, *inputs, target=x, return_outputs=False)
+        for parameter in parameters:
+            parameter.grad = None
         dist.barrier()
-        taken = seconds(step, parameters)
+        begin = time.perf_counter()
+        step()
+        taken = time.perf_counter() - begin
         connection.send((taken, gradient_norm(parameters) ** 2))
     dist.destroy_process_group()
 
@@ -261,7 +265,7 @@ def measure_gpt2(rounds: int, micro_batches: int = 8) -> float:
     model.parallelize([f"cpu:{j}" for j in range(STAGES)])
     tokens = torch.randint(0, 2000, (4 * micro_batches, 128))
     model._prepare_pipeline_parallel(len(tokens) // micro_batches)
-    parameters, ratios = list(model.parameters()), []
+    parameters = list(model.parameters())
 
     def step(pipeline_parallel: bool) -> None:
         model.transformer.pipeline_parallel = pipeline_parallel
@@ -269,12 +273,10 @@ def measure_gpt2(rounds: int, micro_batches: int = 8) -> float:
         assert loss is not None
         loss.backward()
 
-    for turn in range(-1, rounds):
-        one_after_another = seconds(lambda: step(False), parameters)
-        piped = seconds(lambda: step(True), parameters)
-        if turn >= 0:
-            ratios.append(one_after_another / piped)
-    return show(f"GPT-2: pipeline over model parallel, M={micro_batches}", ratios, f"at least {GPT2_AT_LEAST}")
+    steps = [forgetting(partial(step, is_piped), parameters) for is_piped in (False, True)]
+    one_after_another, piped = take_rounds(steps, rounds).T
+    promise = f"at least {GPT2_AT_LEAST}"
+    return show(f"GPT-2: pipeline over model parallel, M={micro_batches}", one_after_another / piped, promise)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmark.measure.machine import processor
 from common.errors import InputError
 from common.paths import ROOT, atomic_write
 
@@ -138,12 +139,10 @@ READ: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def this_machine() -> dict[str, Any]:
     """Return what identifies a machine, as far as speed depends on it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "host": socket.gethostname(),
-        "processor": names[0] if names else "unknown",
+        "processor": processor(),
         "cores": cores,
         "gpu": _gpu(),
     }

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-ON_GRID = {"pipeline": "pipeline", "own_1f1b": "pipeline", "tensor": "tensor", "own_tensor": "tensor"}  # one axis each
+from benchmark.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,11 @@ class Cell:
     @property
     def grid(self) -> tuple[int, int, int] | None:
         """The axes pipeline, data, tensor of a strategy that cuts the model; None for the others."""
-        if self.strategy == "own_grid":
-            return self.axes or (1, max(1, self.workers // 2), min(2, self.workers))
-        axis = ON_GRID.get(self.strategy)
-        if axis is None:
-            return None
-        return (self.workers, 1, 1) if axis == "pipeline" else (1, 1, self.workers)
+        return {
+            "grid": self.axes or (1, max(1, self.workers // 2), min(2, self.workers)),
+            "pipeline": (self.workers, 1, 1),
+            "tensor": (1, 1, self.workers),
+        }.get(STRATEGIES[self.strategy].cuts)
 
     @property
     def stages(self) -> int:

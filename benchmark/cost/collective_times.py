@@ -20,7 +20,6 @@ from cluster.emulate import bits_per_second
 from common.errors import InputError
 from common.flags import LARGEST_SEGMENT, burst_bytes
 
-OPERATIONS = ("all_reduce", "all_gather", "all_to_all", "broadcast", "exchange", "hop")
 FRAMES, MESSAGE = 1.0025, 132  # where no counter was calibrated: TCP's frames, and those of one message and its answer
 SMALL_FRAMES = 1.049  # of a link below about 260 Mbit/s, whose packets have 1,500 bytes; acknowledgements included
 HEADERS = 1448 / 1514  # of a full Ethernet frame, TCP's payload; what a link can reach
@@ -123,9 +122,6 @@ class Links:
 
     def refill(self) -> float:
         return (self.bits or 0.0) / 8
-
-    def measured_workers(self, operation: str) -> list[int]:
-        return sorted(self.tables["hop" if operation == "broadcast" else operation])
 
     def transfer(self, operation: str, size: float, workers: int, spent: float = 0.0) -> Transfer:
         """Return the operation alone; see simulate.Network."""

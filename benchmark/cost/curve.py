@@ -10,6 +10,7 @@ from typing import Any
 from benchmark.cost.calibration import Calibration
 from benchmark.cost.cell import Cell
 from benchmark.cost.predict_step import Prediction, Surroundings, predict
+from benchmark.cost.strategy_programs import check
 from cluster.emulate import bits_per_second
 from common.errors import InputError
 from common.figures import COLOURS, figure
@@ -71,8 +72,7 @@ def curve(calibration: Calibration, cell: Cell, where: Surroundings, axis: str, 
     points = []
     for place in places:
         here, there, value = at(axis, place, cell, where)
-        if here.strategy in ("single", "dp") and here.workers > 1:
-            raise InputError(f"--strategy {here.strategy} runs on one worker, got {here.workers}; use ddp")
+        check(here)
         alone = replace(here, strategy="single", workers=1)
         one = predict(calibration, alone, Surroundings(cores=there.cores, memory=ENDLESS)).examples_per_second
         try:

@@ -14,7 +14,7 @@ from transformers import GPT2LMHeadModel, T5ForConditionalGeneration
 
 from benchmark.cost.architecture import Architecture, Weight
 from benchmark.engines.fsdp import blocks
-from benchmark.training.workload import model_config
+from benchmark.training.model_config import model_config
 from beyond.flat_parameters import parameters_by_block
 from common.models.fit import set_dropout
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from benchmark.cost.architecture import BYTES, Architecture
 from benchmark.cost.cell import Cell
 from benchmark.cost.programs.stage_split import elements_of_rank, micro_batches, on_stage
+from benchmark.strategies import STRATEGIES
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ class Memory:
 
 def memory(cell: Cell, architecture: Architecture, process: float = 0.0) -> Memory:
     """Return what the worker with the most memory needs."""
-    from benchmark.measure.memory import textbook  # here: it loads torch
-
-    by_the_book = textbook(cell.strategy, architecture.elements, cell.workers)
+    by_the_book = STRATEGIES[cell.strategy].ideal_bytes(architecture.elements, cell.workers)
     activations = cell.batch * architecture.activations
     return Memory(by_the_book, kept(cell, architecture), activations, peak(cell, architecture), process)
 
@@ -50,11 +49,8 @@ def kept(cell: Cell, architecture: Architecture) -> float:
         # torch's PipelineStage keeps a buffer for every micro-batch that it receives.
         buffers = cell.batch * cell.stages * cell.length * architecture.width if cell.strategy == "pipeline" else 0
         return STATES * BYTES * mine + (BYTES * buffers if cell.stages > 1 else 0)
-    from torch import Size
-
-    from benchmark.measure.memory import known
-
-    found = known(cell.strategy, [Size(weight.shape) for weight in architecture.weights], cell.workers)
+    row = STRATEGIES[cell.strategy]
+    found = row.documented_bytes([weight.shape for weight in architecture.weights], cell.workers)
     assert found is not None, cell.strategy
     return found
 
@@ -73,7 +69,7 @@ def peak(cell: Cell, architecture: Architecture) -> float:
         return sent_during_backward(
             sizes, cell.batch, workers, gathered=2, messages=1
         )  # reduce_scatter: a part arrives
-    if cell.strategy.startswith("zero"):  # DeepSpeed keeps its buffers
+    if STRATEGIES[cell.strategy].zero:  # DeepSpeed keeps its buffers
         temporary = sizes.embedding + 2 * sizes.matrix
         return kept(cell, architecture) + cell.batch * architecture.activations + temporary
     return of_lesson(name, sizes, cell.batch, workers)

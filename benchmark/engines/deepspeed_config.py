@@ -59,22 +59,19 @@ def deepspeed_config(settings: Settings, strategy: str, on_gpu: bool) -> dict:
         zero |= {"overlap_comm": False} if "overlap_comm" in zero else {}
         for name in ("offload_optimizer", "offload_param"):
             zero |= {name: zero[name] | {"pin_memory": False}} if name in zero else {}
-    if settings.optimizer == "sgd" and strategy.startswith("zero3"):  # the proof: a small model is gathered, too
+    if settings.optimizer == "sgd" and zero.get("stage") == 3:  # the proof: a small model is gathered, too
         config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     return config | shared(settings, offload=strategy.endswith("_offload"))
 
 
-def contradiction(settings: Settings) -> str:
+def contradiction(settings: Settings, stage: int, offload: bool) -> str:
     """What a --deepspeed_config says that the command line does not, in one line; empty if there is nothing."""
     if settings.deepspeed_config is None:
         return ""
     config = read_config(settings.deepspeed_config)
-    wanted = shared(settings, settings.strategy.endswith("_offload"))
-    stage = config.get("zero_optimization", {}).get("stage", 0)
-    if stage != int(settings.strategy[4]):
-        return (
-            f"--deepspeed_config: expected stage {settings.strategy[4]} for {settings.strategy}, the file has {stage}"
-        )
+    wanted, found = shared(settings, offload), config.get("zero_optimization", {}).get("stage", 0)
+    if found != stage:
+        return f"--deepspeed_config: expected stage {stage} for {settings.strategy}, the file has {found}"
     for name in (
         "train_batch_size",
         "train_micro_batch_size_per_gpu",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from benchmark.settings import Settings
-from benchmark.training.workload import summary, validation_sums
+from benchmark.training.validation import summary, validation_sums
 from common.optim import weight_decay_groups
 from common.workers.process_group import Worker
 

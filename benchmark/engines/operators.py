@@ -1,52 +1,100 @@
-"""Builds DeepSpeed's operators before any worker looks for them, and chooses its device."""
+"""Builds DeepSpeed's operators before anything is timed, once for all programs of a user, and says so."""
 
 import contextlib
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import psutil
 import torch
+from tqdm.auto import tqdm
 
+from benchmark.strategies import STRATEGIES, use_cpu
 from common.errors import InputError
-from common.paths import cache_dir, locked
+from common.paths import locked
 
-OLD_LOCK_SECONDS = 60
-
-
-def use_cpu() -> None:
-    """Let DeepSpeed compute on the CPU. Call this before it is imported: then it looks for its accelerator."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+GRACE_SECONDS = 10  # a worker that only loads an operator holds torch's lock for an instant
+PERIOD = 1.0  # seconds between two looks
+LEAST = 3  # seconds of a build before it is announced: what is built already is loaded at once
+SAID = "building DeepSpeed's operators with g++, once (some minutes)"
 
 
 def compile_operators(strategies: Iterable[str], no_cuda: bool) -> None:
-    """Build what these strategies need (g++ and ninja), outside anything timed; raises InputError.
+    """Build what these strategies need (g++ and ninja); raises InputError.
 
     With a CUDA build of torch, the optimizer for CPUs may need CUDA's compiler, so there only offloading builds it.
-    torch builds under a lock file that outlives a killed process, and then waits for it for ever. Workers hold it for
-    an instant, builders only in here, one at a time: an old one is nobody's.
     """
-    needed = [name for name in strategies if name.startswith("zero")]
+    needed = [zero for name in strategies if (zero := STRATEGIES[name].zero)]
     on_gpu = torch.cuda.is_available() and not no_cuda
-    if not needed or (on_gpu and not any(name.endswith("_offload") for name in needed)):
-        return
-    if not on_gpu:
+    if needed and not on_gpu:
         use_cpu()
+    if needed and (not on_gpu or any(offload for _, offload in needed)):
+        build(with_messages=not on_gpu)
+
+
+def build(with_messages: bool, beat: Callable[[], None] = lambda: None) -> None:
+    """Build the optimizer for CPUs, and what sends between processes of one machine; `beat` is called meanwhile.
+
+    One program of a user builds at a time: the others wait for a lock that the kernel frees when its holder dies.
+    """
     from deepspeed.comm.torch import build_shm_op
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
-    with locked(cache_dir("operators") / "build"):
-        for lock in folder.rglob("lock"):
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - lock.stat().st_mtime > OLD_LOCK_SECONDS:
-                    lock.unlink()
-        with contextlib.redirect_stdout(sys.stderr):
-            try:
-                CPUAdamBuilder().load(verbose=False)
-            except Exception as error:
-                advice = "it needs g++, ninja and, with CUDA, the CUDA toolkit (CUDA_HOME); or leave out *_offload"
-                raise InputError(f"DeepSpeed cannot build its optimizer for CPUs ({error}); {advice}") from error
-            if not on_gpu:
-                build_shm_op()
+    folder.mkdir(parents=True, exist_ok=True)
+    with watched(folder, beat), locked(folder / "course"), contextlib.redirect_stdout(sys.stderr):
+        try:
+            CPUAdamBuilder().load(verbose=False)
+        except Exception as error:
+            advice = "it needs g++, ninja and, with CUDA, the CUDA toolkit (CUDA_HOME); or leave out *_offload"
+            raise InputError(f"DeepSpeed cannot build its optimizer for CPUs ({error}); {advice}") from error
+        if with_messages:
+            build_shm_op()
+
+
+@contextlib.contextmanager
+def watched(folder: Path, beat: Callable[[], None]) -> Iterator[None]:
+    """While the block builds or waits: show that it is alive, and remove locks whose owner has gone."""
+    done = threading.Event()
+
+    def watch() -> None:
+        begin, bar = time.monotonic(), None
+        while not done.wait(PERIOD):
+            beat()
+            remove_left_locks(folder)
+            if bar is None and time.monotonic() - begin > LEAST:
+                bar = tqdm(desc=SAID, bar_format="{desc}: {elapsed}", file=sys.stderr)
+            if bar is not None:
+                bar.refresh()
+        if bar is not None:
+            bar.close()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def remove_left_locks(folder: Path) -> None:
+    """torch builds under a lock file that outlives a killed process, and then waits for it for ever.
+
+    Whoever builds has a program that works in the lock's folder (ninja, g++); where there is none, nobody owns it.
+    """
+    for lock in folder.rglob("lock"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - lock.stat().st_mtime > GRACE_SECONDS and not works_in(lock.parent):
+                lock.unlink()
+
+
+def works_in(folder: Path) -> bool:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if Path(process.cwd()) == folder.resolve():
+                return True
+    return False

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from benchmark.engines.engine import Engine, optimizer_class
 from benchmark.engines.gathered import of_all_workers
 from benchmark.settings import Settings
-from benchmark.training.workload import summary, validation_sums
+from benchmark.training.validation import summary, validation_sums
 from beyond.on_grid import OnGrid
 from beyond.tensor_parallel import ColumnParallel, RowParallel, attention_columns, own_part
 from common.arguments import check_cut, parse_grid

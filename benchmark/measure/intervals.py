@@ -6,29 +6,39 @@ import numpy as np
 from scipy.stats import bootstrap
 
 RESAMPLES = 2000
+LEAST = 6  # samples: the smallest and the largest of fewer hold the median less often than 95 times in 100
 Samples = Sequence[float] | np.ndarray
+Interval = tuple[float, float | None, float | None]  # median, and the ends of its 95 % interval; None: too few samples
 
 
-def interval(samples: Samples) -> tuple[float, float, float]:
+def interval(samples: Samples) -> Interval:
     """Median, and its bootstrap 95 % interval (Efron 1979: resample with replacement, take percentiles)."""
     values = np.asarray(samples, dtype=float)
-    if len(values) == 1:
-        return (float(values[0]),) * 3  # nothing to resample
+    if len(values) < LEAST:
+        return float(np.median(values)), None, None
     found = bootstrap((values,), np.median, n_resamples=RESAMPLES, method="percentile", rng=0).confidence_interval
     return float(np.median(values)), float(found.low), float(found.high)
 
 
-def ratio(left: Samples, right: Samples) -> tuple[float, float, float]:
+def ratio(left: Samples, right: Samples) -> Interval:
     """Ratio of the medians of two measurements taken in the same rounds, and its bootstrap 95 % interval.
 
     Rounds are resampled as pairs: what disturbed both in one round stays together.
     """
     pairs = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
     middle = float(_ratio_of_medians(*pairs))
-    if len(pairs[0]) == 1:
-        return middle, middle, middle
+    if len(pairs[0]) < LEAST:
+        return middle, None, None
     found = bootstrap(pairs, _ratio_of_medians, paired=True, n_resamples=RESAMPLES, method="percentile", rng=0)
     return middle, float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def shown(found: Interval, digits: int = 3) -> str:
+    """For people, such as 1.015 [0.990, 1.028]; without an interval where there are too few samples for one."""
+    middle, low, high = found
+    if low is None or high is None:
+        return f"{middle:.{digits}f} [-]"
+    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def _ratio_of_medians(left: np.ndarray, right: np.ndarray, axis: int = -1) -> np.ndarray:

@@ -11,7 +11,9 @@ S: bytes of the tensor that a worker hands in, N: workers. The mean over the wor
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+from benchmark.settings import Settings
 from common.workers.collectives import recorded
 
 
@@ -63,6 +65,15 @@ class Payload:
             size = group_sizes.get(entry.group, workers)
             by_name[entry.name] += sent(entry.name, entry.bytes, size, backend) / steps
         return {"bytes": sum(by_name.values()), "calls": len(fresh) / steps, "by_name": dict(by_name)}
+
+    def of_engine(self, engine: Any, settings: Settings, steps: int) -> dict[str, float | None]:
+        """{"bytes", "calls"} per step of an engine, with the messages that gloo sends unrecorded; None: not known."""
+        found = self.since(settings.world_size, settings.backend, steps, engine.group_sizes())
+        if found is None:
+            return {"bytes": None, "calls": None}
+        # The recorder has NCCL's messages from rank to rank, not gloo's.
+        more = engine.unrecorded_bytes() if settings.backend == "gloo" else 0.0
+        return {"bytes": found["bytes"] + more, "calls": found["calls"]}
 
 
 def _newest() -> int:

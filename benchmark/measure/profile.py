@@ -22,7 +22,6 @@ Spans = list[tuple[float, float]]  # begin and end in microseconds, in order, ap
 
 COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories; those of annotations show the same time once more
-WAITING = ("c10d::", "record_param_comms", "autograd::engine", "DistributedDataParallel", "gloo:", "nccl:")
 
 
 class Tracer:
@@ -39,18 +38,33 @@ class Tracer:
 
     def stop(self, keep: Path | None) -> dict[str, Any]:
         """The figures per traced step; the trace itself goes to `keep`."""
-        self._profile.stop()
-        with tempfile.TemporaryDirectory() as folder:
-            file = keep or Path(folder) / "trace.json"
-            self._profile.export_chrome_trace(str(file))
-            events = json.loads(file.read_text())["traceEvents"]
+        events = self.events(keep)
         averages = self._profile.key_averages()
         cpu = sum(row.self_cpu_time_total for row in averages if not row.key.startswith(COMMUNICATION))
         return read_trace(events, self.steps, self.on_gpu) | {"cpu_ms": cpu / 1e3 / self.steps}
 
+    def events(self, keep: Path | None = None) -> list[dict]:
+        """Everything since the start, which is the end of it."""
+        self._profile.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            file = keep or Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(str(file))
+            found: list[dict] = json.loads(file.read_text())["traceEvents"]
+            return found
+
 
 def mark(name: str) -> record_function:
     return record_function(f"phase:{name}")
+
+
+def inside(events: list[dict], name: str) -> list[dict]:
+    """The events of a trace in the time that a phase of this name, see mark(), took."""
+    begin, end = next(
+        (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        for event in events
+        if event.get("name") == f"phase:{name}" and event.get("cat") == "user_annotation"
+    )
+    return [event for event in events if event.get("ph") == "X" and begin < float(event["ts"]) < end]
 
 
 def read_trace(events: Iterable[dict], steps: int, on_gpu: bool = False) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from benchmark.measure.intervals import interval
+from benchmark.measure.intervals import interval, shown
 from benchmark.measure.machine import environment
-from benchmark.measure.memory import known, textbook
 from benchmark.settings import Settings
+from benchmark.strategies import STRATEGIES
 
 
 def assemble(settings: Settings, shapes: list[torch.Size], measured: dict, log: Any) -> dict[str, Any]:
@@ -25,11 +25,13 @@ def assemble(settings: Settings, shapes: list[torch.Size], measured: dict, log: 
         "length": settings.length,
         "precision": settings.precision,
         "steps": {"dropped": plan.dropped, "timed": plan.timed, "traced": plan.traced},
-        "losses": log.losses,
+        "losses": log.agree(),
         "evaluations": log.evaluations,
-        "first_loss": log.losses[0] if log.losses else None,
-        "last_loss": log.losses[-1] if log.losses else None,
+        "first_loss": log.means[0] if log.means else None,
+        "last_loss": log.means[-1] if log.means else None,
         "environment": environment(),
+        "settings": settings.as_json(),
+        "steps_ms": [step["wall"] * 1e3 for step in steps],
     }
     if steps:
         median, low, high = interval([step["wall"] * 1e3 for step in steps])
@@ -68,10 +70,10 @@ def phases(steps: list[dict], trace: dict | None, strategy: str) -> dict[str, fl
 
 def memory(settings: Settings, shapes: list[torch.Size], measured: dict) -> dict[str, Any]:
     """What stays, in three versions; what a step needs at its peak, and the process in that time."""
-    count = sum(shape.numel() for shape in shapes)
+    count, row = sum(shape.numel() for shape in shapes), STRATEGIES[settings.strategy]
     return {
-        "persistent_textbook": textbook(settings.strategy, count, settings.world_size),
-        "persistent_known": known(settings.strategy, shapes, settings.world_size),
+        "persistent_ideal": row.ideal_bytes(count, settings.world_size),
+        "persistent_documented": row.documented_bytes(shapes, settings.world_size),
         "persistent_counted": measured["persistent"],
         "peak": measured["memory"].bytes,
         "process_peak": measured["memory"].process_bytes,
@@ -91,8 +93,7 @@ def table(result: dict[str, Any]) -> str:
         words = ", ".join(f"{name} {value:.4f}" for name, value in evaluation.items() if name != "step")
         rows.append((f"validation after {evaluation['step']}", words))
     if "step_ms" in result:
-        low, high = result["step_ms_95"]
-        rows.append(("step", f"{result['step_ms']:.1f} ms [{low:.1f}, {high:.1f}] (median, 95 %)"))
+        rows.append(("step, ms", f"{shown((result['step_ms'], *result['step_ms_95']), 1)} (median, 95 %)"))
         for name, value in result["phases_ms"].items():
             rows.append((f"  {name}", "not measured" if value is None else f"{value:9.2f} ms"))
         rows.append(
@@ -106,7 +107,10 @@ def table(result: dict[str, Any]) -> str:
     communication, memory = result["communication"], result["memory"]
     if communication["total_ms"] is not None:
         rows.append(
-            ("communication", f"{communication['total_ms']:.2f} ms, exposed {communication['exposed_ms']:.2f} ms")
+            (
+                "in traced steps",
+                f"communication {communication['total_ms']:.2f} ms, exposed {communication['exposed_ms']:.2f}",
+            )
         )
     if communication["sent_bytes"] is not None:
         rows.append(

@@ -4,17 +4,21 @@ import os
 import warnings
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from benchmark.settings import Settings
 from common.paths import atomic_write
 from common.workers.process_group import Worker
 
 
 class Log:
-    """Losses and evaluations; only the first worker writes."""
+    """Losses and evaluations; only the first worker writes. means: of the losses of all workers, see agree()."""
 
     def __init__(self, settings: Settings, worker: Worker) -> None:
-        self.settings, self.is_first = settings, worker.is_first
+        self.settings, self.worker, self.is_first = settings, worker, worker.is_first
         self.losses: list[float] = []
+        self.means: list[float] = []
         self.evaluations: list[dict] = []
         self._board: Any = None
         self._wandb: Any = None
@@ -24,7 +28,14 @@ class Log:
 
     def restart(self, losses: list[float]) -> None:
         """The losses of the run that is continued."""
-        self.losses = list(losses)
+        self.losses, self.means = list(losses), list(losses)
+
+    def agree(self) -> list[float]:
+        """The mean of all workers' losses, step by step. A collective."""
+        fresh = torch.tensor(self.losses[len(self.means) :], dtype=torch.float64, device=self.worker.device)
+        dist.all_reduce(fresh)
+        self.means += (fresh / self.worker.world_size).tolist()
+        return self.means
 
     def loss(self, step: int, loss: float, rate: float, times: list[dict[str, float]]) -> None:
         """A step's loss and learning rate, and the seconds of the step before, if there was one."""
@@ -46,7 +57,7 @@ class Log:
             self._wandb.finish()
         if self.is_first:
             with atomic_write(self.settings.output_dir / "losses.txt") as file:
-                file.writelines(f"{loss!r}\n" for loss in self.losses)
+                file.writelines(f"{loss!r}\n" for loss in self.means)
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         if self._board:

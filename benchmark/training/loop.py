@@ -117,7 +117,7 @@ def between_steps(settings: Settings, workload: Workload, engine: Engine, log: L
     if settings.eval_every and done % settings.eval_every == 0 and done < settings.max_steps:
         log.evaluation(done, engine.validate(workload.validation_batches(settings), workload.kind))
     if settings.checkpoint_every and done % settings.checkpoint_every == 0:
-        checkpoint_folder.save(settings.output_dir / "checkpoints", done, engine, log.losses)
+        checkpoint_folder.save(settings.output_dir / "checkpoints", done, engine, log.agree())
 
 
 def close(measured: dict[str, Any], window: Window, payload: Payload, settings: Settings, engine: Engine) -> None:
@@ -129,8 +129,7 @@ def close(measured: dict[str, Any], window: Window, payload: Payload, settings: 
         measured["reserved"] = torch.cuda.max_memory_reserved(memory.device)
     measured["window"] = window
     if window.steps:
-        steps, sizes = len(window.steps), engine.group_sizes()
-        measured["payload"] = payload.since(settings.world_size, settings.backend, steps, sizes)
+        measured["payload"] = payload.of_engine(engine, settings, len(window.steps))
 
 
 @contextlib.contextmanager

@@ -48,12 +48,13 @@ def read_pairs(path: Path) -> list[Pair]:
     """The pairs of one file; raises InputError with the line that is not a pair."""
     pairs = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open(encoding="utf-8") as file:
+            lines = list(file)  # splitlines() would also cut at U+2028 and others, which texts contain
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--data_dir: cannot read {path} ({error}); expected UTF-8 text") from error
     for number, line in enumerate(lines, 1):
         if line.strip():
-            pairs.append(_pair(line, f"{path}:{number}"))
+            pairs.append(_pair(line.rstrip("\n"), f"{path}:{number}"))
     return pairs
 
 
@@ -95,9 +96,7 @@ def load_pairs(data: Path | None, tokenizer: object, length: int) -> tuple[Pairs
     """Training and validation pairs from a folder's .tsv, .jsonl and .json files; None: the embedded sample."""
     pairs = sample_pairs()
     if data is not None:
-        files = (
-            [data] if data.is_file() else sorted(f for f in data.iterdir() if f.suffix in (".tsv", ".jsonl", ".json"))
-        )
+        files = sorted(file for file in data.iterdir() if file.suffix in (".tsv", ".jsonl", ".json"))
         pairs = [pair for file in files for pair in read_pairs(file)]
         if not pairs:
             raise InputError(f"--data_dir: {data} holds no translation pairs; expected .tsv or .jsonl files with some")

@@ -1,7 +1,5 @@
 """What is trained: GPT-2 on OSCAR text or T5 on translation pairs, the model from its configuration or a folder."""
 
-import json
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,25 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
-from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers import GPT2LMHeadModel, T5ForConditionalGeneration
 
-from benchmark.names import MODELS, sized_gpt2
 from benchmark.settings import Settings
+from benchmark.strategies import STRATEGIES
+from benchmark.training.model_config import model_config
 from beyond.deferred import from_folder, from_random
 from common.data.oscar import load_blocks
 from common.errors import InputError
 from common.models.fit import leave_file, set_dropout
-from common.models.load import load_tokenizer, model_path
+from common.models.load import load_tokenizer
 from common.optim import set_seed
-
-# Raffel et al. 2020, "Exploring the Limits of Transfer Learning", and the released configurations; 3b and 11b differ
-# from large in the width of their attention and feed-forward layers only.
-T5_SIZES: dict[str, dict[str, Any]] = {
-    "t5-small": {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
-    "t5-large": {"d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
-    "t5-3b": {"d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24, "num_heads": 32},
-    "t5-11b": {"d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_layers": 24, "num_heads": 128},
-}
 
 Batch = dict[str, Tensor]
 
@@ -61,12 +51,12 @@ class Workload:
     def build(self, settings: Settings, device: torch.device | None = None) -> nn.Module:
         """A fresh model, the same on every worker and for every strategy with the same seed.
 
-        With a device, that of own_zero3 and fsdp has no memory: its parameters get theirs there (beyond/deferred.py).
+        With a device, that of own_zero3 and fsdp has no memory: the engine gives it some (beyond/deferred.py).
         """
         set_seed(settings.seed)
         model_class: Any = GPT2LMHeadModel if self.kind == "gpt2" else T5ForConditionalGeneration
         model: Any = None
-        if device and settings.strategy in ("own_zero3", "fsdp"):
+        if device and STRATEGIES[settings.strategy].is_deferred:
             model = self._without_memory(model_class, device)
         if model is None:
             model = leave_file(model_class.from_pretrained(self.source)) if self.source else model_class(self.config)
@@ -146,59 +136,6 @@ def load_workload(settings: Settings) -> Workload:
         return Workload(kind, folder, config, tokenizer, TokenExamples(data.train), TokenExamples(data.validation))
     train, validation = load_pairs(settings.data_dir, tokenizer, settings.length)
     return Workload(kind, folder, config, tokenizer, train, validation)
-
-
-def model_config(name: str) -> tuple[str, str | None, Any]:
-    """Return a model's kind ("gpt2" or "t5"), the folder of its weights or None, and its configuration."""
-    kind = _kind(name)
-    folder = model_path("tiny" if name.endswith("-tiny") else name, kind) if _is_folder(name) else None
-    return kind, folder, AutoConfig.from_pretrained(folder) if folder else _config(name)
-
-
-def validation_sums(logits: Tensor, batch: Batch, kind: str) -> tuple[float, int, int]:
-    """Sum of the losses, tokens guessed right, tokens. logits (B, T, V); labels (B, T) with -100 at padding."""
-    labels = batch["labels"]
-    if kind == "gpt2":  # each token predicts the next
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    loss = nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100
-    )
-    counted = labels != -100
-    return loss.item(), int(((logits.argmax(-1) == labels) & counted).sum()), int(counted.sum())
-
-
-def summary(total: float, right: int, tokens: int) -> dict[str, float]:
-    """Loss per token, perplexity and next-token accuracy; nothing where there was nothing to validate on."""
-    if not tokens:
-        return {}
-    return {"loss": total / tokens, "perplexity": math.exp(min(total / tokens, 700)), "accuracy": right / tokens}
-
-
-def _kind(name: str) -> str:
-    if _is_name(name):
-        return name.partition("-")[0]
-    found = json.loads((Path(name) / "config.json").read_text()).get("model_type")
-    if found not in ("gpt2", "t5"):
-        raise InputError(f"--model: expected a GPT-2 or T5, {name} holds {found}; name another folder")
-    return found
-
-
-def _is_folder(name: str) -> bool:
-    return name.endswith("-tiny") or not _is_name(name)
-
-
-def _is_name(name: str) -> bool:
-    return name in MODELS or sized_gpt2(name) is not None
-
-
-def _config(name: str) -> Any:
-    if name == "gpt2":
-        return GPT2Config()  # 124,439,808 parameters
-    if size := sized_gpt2("gpt2-7x512" if name == "gpt2-24m" else name):  # of 24m, messages' frames weigh nothing
-        return GPT2Config(vocab_size=2048, n_positions=256, n_embd=size[1], n_layer=size[0], n_head=size[1] // 64)
-    config = T5Config(**T5_SIZES[name], vocab_size=32128)
-    config.decoder_start_token_id = 0
-    return config
 
 
 def _sample() -> Path:

@@ -20,16 +20,17 @@ NO_NODES = why_not() if sys.platform == "linux" else "network namespaces are Lin
 # A documented command, as a pattern -> the same in a small setting.
 SMALL = {
     r"task1_single/run_glue\.py": "task1_single/run_glue.py --max_steps 2",
-    r"benchmark\.checks\.bare_loop": "-m benchmark.checks.bare_loop --quick",
-    r"benchmark\.checks\.loop_overhead": "-m benchmark.checks.loop_overhead --quick",
+    # The rows of timings were commands of their own.
+    r"benchmark\.checks\.(bare_loop|loop_overhead)": "-m benchmark.checks.timings --quick --only loop",
     r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
-    r"benchmark\.checks\.ladder": "-m benchmark.checks.ladder_steps --quick",
+    r"benchmark\.checks\.ladder": "-m benchmark.checks.timings --quick --only ladder",
     r"benchmark\.checks\.claims": "-m benchmark.checks.claims --quick",
     r"benchmark\.checks\.message_times": "-m benchmark.checks.message_times --quick",
-    r"benchmark\.checks\.grader_speed": "-m benchmark.checks.grader_speed --quick",
-    r"benchmark\.checks\.diagnosis_cost": "-m benchmark.checks.diagnosis_cost --quick",
+    r"benchmark\.checks\.grader_speed": "-m benchmark.checks.timings --quick --only graders",
+    r"benchmark\.checks\.diagnosis_cost": "-m benchmark.checks.timings --quick --only watchdog",
+    r"benchmark\.checks\.feedback": "-m benchmark.checks.timings --quick --only commands",
     r"benchmark\.checks\.activation_memory": "-m benchmark.checks.activation_memory --quick",
-    r"benchmark\.checks\.timeline_cost": "-m benchmark.checks.timeline_cost --quick --workers 2",
+    r"benchmark\.checks\.timeline_cost": "-m benchmark.checks.timings --quick --only record",
     r"make pictures|cluster\.pictures": "-m cluster.pictures --only pipeline --into runs/pictures",
     r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
     r"benchmark\.checks\.network --parts (tiny,large|rate|ladder)": "-m benchmark.checks.network --quick",
@@ -47,7 +48,7 @@ SMALL = {
     r"benchmark\.capacity": "-m benchmark.capacity --quick",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
-IN_MAKE_BANK = [row for row in SMALL.values() if re.search("bare_loop|loop_overhead|parts tiny", row)]
+IN_MAKE_BANK = [row for row in SMALL.values() if re.search("only loop|parts tiny", row)]
 NO_JSON = (
     "task1_single",
     "-m cluster.ladder",
@@ -62,7 +63,6 @@ ELSEWHERE = {
     r"staff\.attacks": "test_no_attack_gains_anything",
     r"staff\.(proofs\.class_of_submissions|grade|proofs\.class_check)": "test_a_class_is_graded_as_it_must_be",
     r"staff\.both_sides": "test_the_last_region_of_task_2a_from_both_sides",
-    r"benchmark\.checks\.feedback": "tests/own/test_feedback_check.py runs its --quick, in make bank",
     r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
     r"benchmark\.(predict|fill_tables|checks\.gpu)": "tests/own/test_predict_curves.py and test_predict.py",
     r"python -m pytest tests/": "the tests themselves",

@@ -1,8 +1,12 @@
 """The benchmark without workers: arguments, configurations, phases, traces, byte formulas, data, tables."""
 
+import importlib
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,20 +16,24 @@ from torch import nn
 
 from benchmark.arguments import parse
 from benchmark.engines.deepspeed_config import CONFIGS, deepspeed_config
-from benchmark.measure.intervals import ratio
-from benchmark.measure.memory import counted, known, textbook
+from benchmark.engines.operators import remove_left_locks
+from benchmark.measure.intervals import interval, ratio, shown
+from benchmark.measure.machine import commit
+from benchmark.measure.memory import counted
 from benchmark.measure.meter import Meter
 from benchmark.measure.payload import sent
 from benchmark.measure.profile import common, merge, read_trace
 from benchmark.measure.profile import without as spans_without
+from benchmark.measure.ranking import Bar, draw_ranking
+from benchmark.measure.turns import take_rounds
 from benchmark.names import MODELS
-from benchmark.run import without
 from benchmark.strategies import STRATEGIES
-from benchmark.sweep import SweepRun, plan, steps_for
-from benchmark.tables import read_runs, write_tables
+from benchmark.sweep import check_kept, plan, steps_for
+from benchmark.tables import SweepRun, read_runs, write_tables
 from benchmark.training.loop import Plan, rate_at
 from benchmark.training.translation import load_pairs, read_pairs, sample_pairs
 from benchmark.training.workload import load_workload
+from benchmark.workers import without
 from common.errors import InputError
 from common.models.load import load_tokenizer
 from common.workers.process_group import Worker
@@ -102,7 +110,7 @@ def test_a_deepspeed_file_for_another_world_size_is_refused(tmp_path):
         parse(["--strategy", "zero2", "--workers", "2", "--deepspeed_config", str(file)])
 
 
-@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name.startswith("zero")])
+@pytest.mark.parametrize("strategy", [name for name, row in STRATEGIES.items() if row.zero])
 def test_what_must_be_equal_is_equal_in_every_deepspeed_configuration(strategy):
     pytest.importorskip("deepspeed")
     settings, _ = parse(["--strategy", strategy, "--max_grad_norm", "0", "--learning_rate", "3e-4"])
@@ -115,7 +123,7 @@ def test_what_must_be_equal_is_equal_in_every_deepspeed_configuration(strategy):
 
 
 def test_there_is_a_configuration_file_for_each_deepspeed_strategy():
-    assert {file.stem for file in CONFIGS.glob("*.json")} == {name for name in STRATEGIES if name.startswith("zero")}
+    assert {file.stem for file in CONFIGS.glob("*.json")} == {name for name, row in STRATEGIES.items() if row.zero}
 
 
 def test_help_lists_every_strategy_and_every_model(capsys):
@@ -197,6 +205,27 @@ def test_the_ratio_of_a_measurement_to_its_double_is_two():
     assert (middle, low, high) == pytest.approx((2, 2, 2))
 
 
+def test_each_step_is_taken_once_in_a_round_in_one_order_on_all_workers_and_the_warm_up_does_not_count():
+    def orders() -> tuple[list[str], tuple[int, ...]]:
+        taken: list[str] = []
+        seconds = take_rounds([lambda: taken.append("a"), lambda: taken.append("b")], rounds=8, warm_up=2)
+        return taken, seconds.shape
+
+    taken, shape = orders()
+
+    assert shape == (8, 2)
+    assert all({*taken[i : i + 2]} == {"a", "b"} for i in range(0, 20, 2))
+    assert len({tuple(taken[i : i + 2]) for i in range(0, 20, 2)}) == 2  # both orders are there
+    assert orders()[0] == taken
+
+
+def test_too_few_rounds_have_no_interval():
+    assert interval([1.0, 2.0, 9.0]) == (2.0, None, None)
+    assert ratio([2.0], [1.0]) == (2.0, None, None)
+    assert shown(interval([1.0])) == "1.000 [-]"
+    assert None not in interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+
+
 # ------------------------------------------------------------------------------------- bytes
 
 
@@ -215,16 +244,27 @@ def test_nccl_scatters_with_half_of_gloos_bytes():
 @pytest.mark.parametrize(
     ("strategy", "per_parameter"), [("ddp", 16), ("zero1", 10), ("zero2", 7), ("zero3", 4), ("fsdp", 4)]
 )
-def test_the_textbook_on_four_workers(strategy, per_parameter):
-    assert textbook(strategy, 1000, workers=4) == per_parameter * 1000
+def test_the_bytes_of_the_papers_on_four_workers(strategy, per_parameter):
+    assert STRATEGIES[strategy].ideal_bytes(1000, workers=4) == per_parameter * 1000
 
 
 def test_deepspeed_keeps_a_master_copy():
     shapes = [torch.Size([1000, 200])]
 
-    assert known("zero1", shapes * 4, workers=4) == (4 + 16 / 4) * 800_000
-    assert known("zero1", shapes, workers=4) == (4 + 16 / 4) * 200_000 + 4 * 150_000  # one gradient, whole
-    assert known("zero1_offload", shapes, workers=4) == (4 + 20 / 4 + 8) * 200_000
+    assert STRATEGIES["zero1"].documented_bytes(shapes * 4, workers=4) == (4 + 16 / 4) * 800_000
+    assert (
+        STRATEGIES["zero1"].documented_bytes(shapes, workers=4) == (4 + 16 / 4) * 200_000 + 4 * 150_000
+    )  # one gradient, whole
+    assert STRATEGIES["zero1_offload"].documented_bytes(shapes, workers=4) == (4 + 20 / 4 + 8) * 200_000
+
+
+@pytest.mark.parametrize("row", STRATEGIES.values(), ids=lambda row: row.name)
+def test_a_row_names_an_engine_and_a_program_that_exist(row):
+    for package, place in (("engines", row.engine), ("cost.programs", row.program)):
+        if row.zero and package == "engines":
+            pytest.importorskip("deepspeed")
+        file, name = place.split(":")
+        assert callable(getattr(importlib.import_module(f"benchmark.{package}.{file}"), name))
 
 
 def test_shared_storages_are_counted_once():
@@ -268,6 +308,26 @@ def test_pairs_are_read_from_tsv_and_json_lines(tmp_path):
     assert read_pairs(tmp_path / "b.jsonl") == [("two", "zwei"), ("x", "y")]
 
 
+def test_a_pair_may_hold_a_line_separator(tmp_path):
+    (tmp_path / "a.tsv").write_text("one\u2028two\teins\u2028zwei\r\nthree\tdrei\n", encoding="utf-8")
+
+    assert read_pairs(tmp_path / "a.tsv") == [("one\u2028two", "eins\u2028zwei"), ("three", "drei")]
+
+
+def test_a_lock_of_a_killed_build_is_removed_and_that_of_a_running_one_stays(tmp_path):
+    locks = [tmp_path / name / "lock" for name in ("left", "built")]
+    for lock in locks:
+        lock.parent.mkdir()
+        lock.touch()
+        os.utime(lock, (0, 0))
+
+    builder = subprocess.Popen([sys.executable, "-c", "input()"], cwd=locks[1].parent, stdin=subprocess.PIPE)
+    with builder:
+        remove_left_locks(tmp_path)
+        assert [lock.exists() for lock in locks] == [False, True]
+        builder.communicate(b"\n")
+
+
 def test_a_line_that_is_no_pair_is_named(tmp_path):
     (tmp_path / "a.tsv").write_text("one\teins\nonly one\n")
 
@@ -305,6 +365,7 @@ def keep(folder: Path, run: SweepRun, **values) -> None:
         "losses": [2.0, 1.0],
         "memory": {"peak": 2_000_000},
         "communication": {"total_ms": 1.0},
+        "environment": {"load": 1.0, "cores": 2},
     }
     (folder / run.name).mkdir(parents=True)
     (folder / run.name / "result.json").write_text(json.dumps(result | values))
@@ -337,6 +398,46 @@ def test_figures_that_cannot_be_true_are_flagged(tmp_path):
     assert "speed-up 3.00 exceeds the number of workers" in flagged[0]
     assert "contradict 40 examples in 1.00 s" in flagged[1]
     assert "the loss never changes" in flagged[2]
+
+
+def test_a_busy_machine_is_in_a_table_and_flagged(tmp_path):
+    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 2), environment={"load": 13.0, "cores": 2})
+
+    flagged = write_tables(tmp_path)["flagged"]
+
+    assert "the machine was busy (load 13.0 on 2 cores)" in flagged[0]
+    assert (tmp_path / "load.csv").read_text() == "run,load,cores\ngpt2-ddp-b4-w2,13.0,2\n"
+
+
+def test_what_was_not_measured_is_said_in_a_figure_and_not_drawn_as_0(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    texts, lengths = [], []
+    monkeypatch.setattr(Axes, "text", lambda self, x, y, text, **options: texts.append(text))
+    barh = Axes.barh
+    monkeypatch.setattr(Axes, "barh", lambda self, y, width, **o: lengths.append(width) or barh(self, y, width, **o))
+
+    draw_ranking(tmp_path / "f.png", [Bar("pipeline", None), Bar("ddp", 2.0, 1.5, 2.5)], "ms", "gpt2")
+
+    assert texts == [" not measured"]
+    assert lengths == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("more", "steps", "message"),
+    [
+        (["--precision", "bf16"], 7, "flags --length 64; delete the folder"),
+        (["--length", "64"], 9, "7 steps, expected 9; delete the folder"),
+    ],
+)
+def test_a_kept_run_of_other_settings_is_refused(tmp_path, more, steps, message):
+    run = SweepRun("ddp", "gpt2", 4, 2)
+    keep(tmp_path, run, steps={"dropped": 2, "timed": 5})
+    about = {"flags": ["--length", "64"], "commit": commit()}
+    (tmp_path / run.name / "command.json").write_text(json.dumps(about))
+
+    with pytest.raises(InputError, match=message):
+        check_kept([run], tmp_path, steps, more)
 
 
 def test_scaling_is_the_throughput_over_one_workers(tmp_path):

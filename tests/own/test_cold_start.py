@@ -1,7 +1,7 @@
 """What a command imports before it answers --help, a wrong flag or a wrong value: a reader waits for every import.
 
 Nothing is timed here. Which modules are loaded by then is the same on every machine;
-benchmark.checks.feedback times it.
+`benchmark.checks.timings --only commands` times some.
 """
 
 import json
@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from benchmark.checks.feedback_commands import LIGHT, TRAINING, Command, lines
 from common.paths import ROOT
+from tests.own.course_commands import LIGHT, TRAINING, Command, lines
 
 HEAVY = ("torch", "transformers", "datasets", "sklearn", "matplotlib", "pandas", "scipy")
 INTERNAL = {"cluster.bandwidth", "cluster.guard", "cluster.cloudlab_profile"}  # started by others

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from benchmark.frameworks import check_kept, csv_rows, disagreements, markdown, parse, row_of, validation_flags
-from benchmark.sweep import SweepRun
+from benchmark.frameworks import combined, csv_rows, disagreements, markdown, parse, row_of, validation_flags
+from benchmark.sweep import check_kept
+from benchmark.tables import SweepRun
 from common.errors import InputError
 from tests.own.started_processes import run as run_python
 
@@ -34,14 +35,14 @@ def test_a_row_compares_with_one_worker_of_the_same_examples_and_adds_up_the_tim
     rows = [row_of(run, RESULTS) for run in RESULTS]
 
     assert csv_rows(rows)[0] == (
-        "model framework workers batch_size speedup over_single examples_per_second total_s communication_s exposed_s "
-        "kept_mb peak_mb validation_loss perplexity"
+        "model framework workers batch_size speedup over_single examples_per_second slowest fastest total_s "
+        "communication_s exposed_s kept_mb peak_mb validation_loss perplexity"
     ).split(" ")
     assert csv_rows(rows)[3] == (
-        "gpt2-tiny ddp 2 4 1.5000 1.2000 120.0000 4.0000 1.0000 0.2000 3.0000 5.0000 2.0000 7.5000".split(" ")
+        "gpt2-tiny ddp 2 4 1.5000 1.2000 120.0000   4.0000 1.0000 0.2000 3.0000 5.0000 2.0000 7.5000".split(" ")
     )
     assert markdown(rows).splitlines()[-1] == (
-        "| gpt2-tiny | ddp | 2 | 4 | 1.5000 | 1.2000 | 120.0000 | 4.0000 | 1.0000 | 0.2000 "
+        "| gpt2-tiny | ddp | 2 | 4 | 1.5000 | 1.2000 | 120.0000 | - | - | 4.0000 | 1.0000 | 0.2000 "
         "| 3.0000 | 5.0000 | 2.0000 | 7.5000 |"
     )
 
@@ -51,8 +52,18 @@ def test_what_was_not_measured_is_empty():
 
     row = row_of(TWO, alone)
 
-    assert csv_rows([row])[1] == "gpt2-tiny ddp 2 4   120.0000 4.0000   3.0000 5.0000  ".split(" ")
-    assert " | - | - | 120.0000 | 4.0000 | - | - | 3.0000 | 5.0000 | - | - |" in markdown([row])
+    assert csv_rows([row])[1] == "gpt2-tiny ddp 2 4   120.0000   4.0000   3.0000 5.0000  ".split(" ")
+    assert " | - | - | 120.0000 | - | - | 4.0000 | - | - | 3.0000 | 5.0000 | - | - |" in markdown([row])
+
+
+def test_of_several_launches_the_row_has_the_median_and_the_range():
+    failed = {"outcome": "error", "message": ""}
+    launches = [result(100.0, 2.0), failed, result(140.0, 2.0), result(120.0, 2.0)]
+
+    row = row_of(TWO, RESULTS | {TWO: combined(launches)})
+
+    assert (row.examples_per_second, row.slowest, row.fastest) == (120.0, 100.0, 140.0)
+    assert combined([failed, failed]) == failed
 
 
 @pytest.mark.parametrize("loss", [2.01, 1.99, float("nan")])
@@ -96,7 +107,7 @@ def test_a_folder_with_runs_of_another_length_is_refused(tmp_path):
     (tmp_path / runs[0].name / "result.json").write_text(json.dumps(RESULTS[ONE]))
 
     with pytest.raises(InputError, match="holds a run of 24 steps, expected 30; delete the folder"):
-        check_kept(runs, given)
+        check_kept(runs, tmp_path, given.steps, [])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from benchmark.calibrate import together
-from benchmark.checks.gpu import GpuRow, row_of, runs
+from benchmark.checks.gpu import row_of, runs
 from benchmark.checks.gpu import table as gpu_table
 from benchmark.checks.prediction import ComparedCell, Place, all_places, draw, right_order, summary, turns_of
 from benchmark.cost import calibration as stored
@@ -18,7 +18,7 @@ from benchmark.cost.collective_times import Links, Table, hops, moved, rising
 from benchmark.cost.curve import bend, curve, read_axis, rows, sentence
 from benchmark.cost.predict_step import Surroundings, predict
 from benchmark.cost.predicted_timeline import timeline
-from benchmark.sweep import SweepRun
+from benchmark.tables import SweepRun
 from common.errors import InputError
 from common.timeline.trace import read_trace
 from tests.own.made_up_calibration import made_up_calibration
@@ -294,10 +294,11 @@ def test_what_a_gpu_did_is_in_its_row():
 
     row = row_of(SweepRun("ddp", "gpt2", 8, 2), "bf16", result)
 
-    assert row == GpuRow("ddp", "bf16", 2, "ok", "", 12.0, 9e4, 1.5, 2e9, 97.0, 310.0, 61.0, 6.5)
-    assert gpu_table([row]).splitlines()[-1].split() == "ddp bf16 2 12.0 90000.0 1.5 2000.0 97.0 310.0 61.0".split()
+    assert list(row.values()) == ["ddp", "bf16", 2, "ok", "", 12.0, 9e4, 1.5, 2e9, 97.0, 310.0, 61.0, 6.5]
+    figures = "12.0 90000.0 1.5 2000000000.0 97.0 310.0 61.0 6.5"
+    assert gpu_table([row]).splitlines()[-1].split() == ["ddp", "bf16", "2", *figures.split()]
     failed = row_of(SweepRun("fsdp", "gpt2", 8, 2), "fp16", {"outcome": "OOM", "message": "out of memory"})
-    assert (failed.outcome, failed.message) == ("failed", "OOM: out of memory")
+    assert (failed["outcome"], failed["message"]) == ("failed", "OOM: out of memory")
 
 
 def test_an_entry_that_is_measured_again_replaces_the_older_one(calibration):

@@ -4,12 +4,12 @@ from itertools import accumulate
 
 import pytest
 
-from benchmark.cost.literal_cases import cases, overlapped_step, ring_all_reduce
 from benchmark.cost.programs.program import Compute, Kind, Start, Wait
 from benchmark.cost.programs.stage_split import one_forward_one_backward
 from benchmark.cost.resources import Machine, Transfer, fair_level
 from benchmark.cost.simulate import simulate
 from tests.beyond.test_cost_model import RING, STEPS
+from tests.own.literal_cases import cases, overlapped_step, ring_all_reduce
 
 ONE_AT_A_TIME = Machine(cores=8, is_shared=False, slots=1)
 

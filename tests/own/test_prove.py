@@ -12,7 +12,7 @@ import torch
 from benchmark.arguments import parse
 from benchmark.proof.judge import FP32, change, compare
 from benchmark.proof.wire import SentMessage, faults
-from benchmark.prove import chosen
+from benchmark.prove import add_flags, chosen
 from cluster.launch import free_port
 from common.errors import InputError
 from common.paths import ROOT
@@ -129,8 +129,9 @@ def test_compare_names_a_wrong_strategy_times_the_others_and_exits_with_1(tmp_pa
     code = (
         "import sys; sys.path.insert(0, '.'); import common.workers.environment\n"
         "from tests.own.broken_engines import doubled\n"
-        "from benchmark.strategies import STRATEGIES\n"
-        "STRATEGIES['own_ring'] = doubled\n"
+        "from benchmark.strategies import Strategy\n"
+        "make = Strategy.make\n"
+        "Strategy.make = lambda row, *rest: doubled(*rest) if row.name == 'own_ring' else make(row, *rest)\n"
         "from benchmark import compare; compare.main()\n"
     )
     script = tmp_path / "script.py"
@@ -148,7 +149,7 @@ def test_compare_names_a_wrong_strategy_times_the_others_and_exits_with_1(tmp_pa
 
 
 def test_an_engine_that_is_not_there_is_one_clear_line():
-    settings, _ = parse(["--workers", "2"], "prove")
+    settings, _ = parse(["--workers", "2"], "prove", add_flags=add_flags)
 
     with pytest.raises(InputError, match=r"expected FILE.py:NAME, got .*there is no no_such_engine in"):
         chosen(settings, "", f"{BANK}:no_such_engine")

@@ -1,12 +1,14 @@
 """Time whole steps of engines that are resident in the same workers and take turns in random order."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch.distributed as dist
 
-from benchmark.compare import ComparedStrategy
+from benchmark.measure.compared import ComparedStrategy
+from benchmark.measure.turns import Turn, nothing, take_round
 from benchmark.settings import Settings
 from benchmark.training.workload import Workload
 from common.workers.process_group import Worker
@@ -27,25 +29,21 @@ def rounds(
     engines: label and batch size, see plan.Turn. It takes about `seconds`, but at least three rounds.
     """
     compared = [resident(label, replace(settings, batch_size=batch), worker, workload) for label, batch in engines]
-    found: list[list[float]] = [[] for _ in range(1 + len(engines))]  # the first: a turn that only has the barriers
+
+    def only_barriers(number: int) -> Callable[[], None]:
+        return nothing
+
+    turns: list[Turn] = [only_barriers, *(strategy.turn for strategy in compared)]
+    found: list[list[float]] = []
     number, last = 0, WARM_UP + 3
     while number < last:
-        if number == WARM_UP:
-            begin = time.perf_counter()
-        for turn in np.random.default_rng(number).permutation(len(found)):
-            worker.pulse.beat()
-            batches = compared[turn - 1].next_batches() if turn else []
-            dist.barrier()
-            start = time.perf_counter()
-            if turn:
-                compared[turn - 1].step(number, batches)
-            dist.barrier()  # a step ends when the slowest worker has ended it
-            found[turn].append(time.perf_counter() - start)
+        begin = time.perf_counter()
+        found.append(take_round(turns, number, meet=dist.barrier))
         if number == WARM_UP:
             last = WARM_UP + agreed_rounds(seconds, time.perf_counter() - begin)
         number += 1
-    nothing = float(np.median(found[0][WARM_UP:]))
-    return [[took - nothing for took in times[WARM_UP:]] for times in found[1:]]
+    took = np.array(found)[WARM_UP:].T
+    return (took[1:] - np.median(took[0])).tolist()  # type: ignore[no-any-return]
 
 
 def resident(label: str, settings: Settings, worker: Worker, workload: Workload) -> ComparedStrategy:

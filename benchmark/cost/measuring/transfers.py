@@ -6,19 +6,18 @@ time gives it back. Latency and bandwidth alone do not fit that, so the result i
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from benchmark.cost.calibration import TransferTimes
+from benchmark.measure.machine import interface_bytes
 
 SMALL = 4096  # up to this size, calls are timed in a row: one takes less than the workers are apart
 IN_A_ROW = 8
 REFILL_SECONDS = 0.006  # a link of 100 Mbit/s gets its burst back in 5 ms
 LEAST, MOST = 3, 40  # repeats
-INTERFACE = "eth0"  # of an emulated node
 
 Operation = Callable[[], object]
 
@@ -84,14 +83,14 @@ def measure_one(
     first, _ = timed(operation, 1, shaped, group)
     agreed = slowest([first], group)[0]
     repeats = max(LEAST, min(MOST, int(budget / ((agreed + REFILL_SECONDS * shaped) * in_a_row + 1e-3))))
-    before = transmitted()
+    before = interface_bytes()
     runs = [timed(operation, in_a_row, shaped, group) for _ in range(repeats)]
-    moved = None if before is None else (transmitted() or 0) - before
-    barriers = before_barriers = transmitted()
+    moved = None if before is None else (interface_bytes() or 0) - before
+    barriers = before_barriers = interface_bytes()
     if moved is not None and before_barriers is not None:
         for _ in range(repeats):
             dist.barrier(group)
-        barriers = (transmitted() or 0) - before_barriers
+        barriers = (interface_bytes() or 0) - before_barriers
         moved = max(0, moved - barriers)
     seconds = slowest([run[0] for run in runs], group)
     calls = in_a_row * ways
@@ -118,12 +117,3 @@ def slowest(seconds: list[float], group: dist.ProcessGroup) -> list[float]:
     values = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
     return values.tolist()
-
-
-def transmitted() -> int | None:
-    """Return the bytes that this node's interface has sent; None on a machine that is no emulated node."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, figures = line.partition(":")
-        if name.strip() == INTERFACE:
-            return int(figures.split()[8])
-    return None

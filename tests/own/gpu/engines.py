@@ -22,7 +22,7 @@ def engine(folder: Path, strategy: str, world_size: int = 2, precision: str = "f
         with fake_gpu(1), joined(rank, world_size):
             worker = Worker(rank, world_size, torch.device("cuda", 0))  # each on a node of its own
             model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=99, n_positions=8))
-            tested = STRATEGIES[strategy](settings, worker, model)  # type: ignore[arg-type]
+            tested = STRATEGIES[strategy].make(settings, worker, model)  # type: ignore[arg-type]
             tokens = torch.ones(4, 8, dtype=torch.long)
             for _ in range(2):
                 for last, batch in enumerate(worker.batches([{"input_ids": tokens, "labels": tokens}] * 2)):

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmark import accounting, calibrate, sweep, workers
+from benchmark import calibrate, sweep, workers
 from benchmark.cost.measuring.plan import CalibrationPlan
 from benchmark.engines.deepspeed_config import deepspeed_config
 from benchmark.engines.engine import Engine
@@ -26,6 +26,7 @@ from benchmark.engines.pipeline import Pipeline
 from benchmark.engines.single import DP, Single
 from benchmark.engines.tensor import TensorParallel
 from benchmark.measure.meter import Meter, gpu_figures
+from benchmark.measure.payload import Payload
 from benchmark.measure.profile import read_trace
 from benchmark.measure.result import phases
 from benchmark.training import loop
@@ -313,9 +314,12 @@ def test_the_peak_of_memory_on_a_gpu_is_that_of_the_timed_steps(gpus, monkeypatc
 
 
 def test_a_message_from_rank_to_rank_is_counted_once():
-    engine = SimpleNamespace(unrecorded_bytes=lambda: 5.0)
+    engine = SimpleNamespace(unrecorded_bytes=lambda: 5.0, group_sizes=dict)
 
-    assert [accounting.unrecorded_bytes(engine, backend) for backend in ("gloo", "nccl")] == [5.0, 0.0]
+    def sent(backend):
+        return Payload().of_engine(engine, SimpleNamespace(world_size=1, backend=backend), 1)["bytes"]
+
+    assert [sent(backend) for backend in ("gloo", "nccl")] == [5.0, 0.0]
 
 
 def test_the_figures_of_a_gpu_are_those_of_the_workers_own(monkeypatch):

@@ -1,6 +1,6 @@
 """Cases with known answers for a cost model, as the simulator sees them: steps with overlap, and rings.
 
-    python -m benchmark.cost.literal_cases --seed 1 --count 5       # prints them as one JSON object
+    python -m tests.own.literal_cases --seed 1 --count 5       # prints them as one JSON object
 
 A step has forward, backward, buckets that become ready at given times and take the network for given times, one at a
 time, and the optimizer. A link is latency and bandwidth. All in seconds and bytes.

@@ -1,4 +1,4 @@
-"""The commands of the course, each with a value that it must refuse: what feedback.py times, what a test looks into."""
+"""The commands of the course, each with a value that it must refuse."""
 
 from typing import NamedTuple
 

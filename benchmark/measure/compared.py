@@ -1,0 +1,102 @@
+"""Strategies that are resident in the same workers: each takes a step in its turn, and is looked at meanwhile."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmark.measure.meter import Meter
+from benchmark.measure.payload import Payload
+from benchmark.measure.profile import Tracer, inside, mark, read_trace
+from benchmark.measure.turns import Step
+from benchmark.settings import Settings
+from benchmark.strategies import STRATEGIES
+from benchmark.training.loop import PERIOD, TRACED, rate_at
+from benchmark.training.workload import Workload
+from common.peak_memory import PeakMemory, alive_bytes
+from common.workers.process_group import Worker
+
+WARM_UP = 3  # rounds
+
+
+class ComparedStrategy:
+    """One strategy, ready to take steps."""
+
+    def __init__(self, label: str, settings: Settings, worker: Worker, workload: Workload) -> None:
+        strategy = label.split()[0]
+        if strategy == "single":
+            more = "accumulation" if workload.kind == "t5" else "batch_size"  # T5: the mean of each worker's own mean
+            settings = replace(settings, **{more: getattr(settings, more) * settings.world_size}, world_size=1, rank=0)
+        self.settings, self.worker = replace(settings, strategy=strategy), worker
+        self.memory = PeakMemory(worker.device)
+        self.engine = STRATEGIES[strategy].make(self.settings, worker, workload.build(self.settings, worker.device))
+        self.batches = worker.batches(workload.batches(self.settings))
+        self.meter = Meter(worker) if label.endswith("metered") else None
+        self.losses: list[torch.Tensor] = []
+        self.norms: list[torch.Tensor | float | None] = []
+        self.kept = (alive_bytes(worker.device) or 0) - self.memory.before  # what the engine has between its steps
+        self.figures: dict[str, float | None] = {"peak_bytes": None, "sent_bytes": None, "exposed_ms": None}
+
+    def turn(self, number: int) -> Step:
+        """The step of a round; its data are ready."""
+        self.worker.pulse.beat()
+        batches = [next(self.batches) for _ in range(self.settings.accumulation)]
+        return partial(self.step, number, batches)
+
+    def step(self, number: int, batches: list) -> None:
+        """Take a step; the rounds of warm-up measure its memory, and the last of them what it sends."""
+        if number >= WARM_UP:
+            self.take_step(number, batches)
+            return
+        payload = Payload() if number == WARM_UP - 1 else None
+        self.memory.before = (alive_bytes(self.memory.device) or 0) - self.kept  # the other engines' part
+        self.memory.start(PERIOD)
+        self.take_step(number, batches)
+        self.memory.stop()
+        self.kept = (alive_bytes(self.memory.device) or 0) - self.memory.before
+        if self.memory.bytes is not None:
+            self.figures["peak_bytes"] = max(self.figures["peak_bytes"] or 0, self.memory.bytes)
+        if payload:
+            self.figures["sent_bytes"] = payload.of_engine(self.engine, self.settings, 1)["bytes"]
+
+    def take_step(self, number: int, batches: list) -> None:
+        def phase(name: str) -> Any:
+            return self.meter.phase(name) if self.meter else nullcontext()
+
+        if self.meter:
+            self.meter.begin()
+        loss = torch.zeros(())
+        for i, batch in enumerate(batches):
+            with phase("forward"):
+                output = self.engine.forward(batch)
+            if number < WARM_UP:
+                self.memory.sample()
+            with phase("backward"):
+                loss = loss + self.engine.backward(output, last=i == len(batches) - 1).cpu() / len(batches)
+        with phase("optimizer"):
+            self.engine.step(rate_at(self.settings, number))
+        if self.meter:
+            self.meter.end()
+        self.losses.append(loss)
+        self.norms.append(self.engine.norm)
+
+
+def trace(worker: Worker, labels: list[str], compared: list[ComparedStrategy], number: int) -> None:
+    """Let each strategy take steps under the profiler, which are not timed: the exposed communication of each."""
+    on_gpu = worker.device.type == "cuda"
+    tracer = Tracer(on_gpu)
+    tracer.start()
+    for label, strategy in zip(labels, compared, strict=True):
+        steps = [strategy.turn(number - 1) for _ in range(TRACED)]
+        dist.barrier()
+        with mark(label):
+            for step in steps:
+                step()
+            if on_gpu:
+                torch.cuda.synchronize(worker.device)
+    events = tracer.events()
+    for label, strategy in zip(labels, compared, strict=True):
+        strategy.figures["exposed_ms"] = read_trace(inside(events, label), TRACED, on_gpu)["exposed_ms"]

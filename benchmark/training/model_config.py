@@ -1,0 +1,54 @@
+"""The configurations of the benchmark's models by name, or that of a folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, GPT2Config, T5Config
+
+from benchmark.names import MODELS, sized_gpt2
+from common.errors import InputError
+from common.models.load import model_path
+
+# Raffel et al. 2020, "Exploring the Limits of Transfer Learning", and the released configurations; 3b and 11b differ
+# from large in the width of their attention and feed-forward layers only.
+T5_SIZES: dict[str, dict[str, Any]] = {
+    "t5-small": {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
+    "t5-large": {"d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
+    "t5-3b": {"d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24, "num_heads": 32},
+    "t5-11b": {"d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_layers": 24, "num_heads": 128},
+}
+
+
+def model_config(name: str) -> tuple[str, str | None, Any]:
+    """Return a model's kind ("gpt2" or "t5"), the folder of its weights or None, and its configuration."""
+    kind = _kind(name)
+    folder = model_path("tiny" if name.endswith("-tiny") else name, kind) if _is_folder(name) else None
+    return kind, folder, AutoConfig.from_pretrained(folder) if folder else _config(name)
+
+
+def _kind(name: str) -> str:
+    if _is_name(name):
+        return name.partition("-")[0]
+    found = json.loads((Path(name) / "config.json").read_text()).get("model_type")
+    if found not in ("gpt2", "t5"):
+        raise InputError(f"--model: expected a GPT-2 or T5, {name} holds {found}; name another folder")
+    return found
+
+
+def _is_folder(name: str) -> bool:
+    return name.endswith("-tiny") or not _is_name(name)
+
+
+def _is_name(name: str) -> bool:
+    return name in MODELS or sized_gpt2(name) is not None
+
+
+def _config(name: str) -> Any:
+    if name == "gpt2":
+        return GPT2Config()  # 124,439,808 parameters
+    if size := sized_gpt2("gpt2-7x512" if name == "gpt2-24m" else name):  # of 24m, messages' frames weigh nothing
+        return GPT2Config(vocab_size=2048, n_positions=256, n_embd=size[1], n_layer=size[0], n_head=size[1] // 64)
+    config = T5Config(**T5_SIZES[name], vocab_size=32128)
+    config.decoder_start_token_id = 0
+    return config
