@@ -53,11 +53,9 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes.pipeline.forward": ("steps",),
     "grader.probes.pipeline.gpt2": MODELS,
     "grader.probes.pipeline.pipe": ("steps",),
-    "grader.probes.moved_bytes": (),
     "grader.probes.start": MODELS,
     "grader.probes.sync": ("scripts",),
     "grader.probes.sync:wrap": ("scripts", "steps"),  # DistributedDataParallel imports it
-    "grader.probes.traffic": ("scripts",),
     "grader.probes.train": ("scripts", "steps"),
     "grader.probes.trusted": MODELS,
     "grader.probes.train:glue_with_correlations": ("scripts", "steps", "correlations"),

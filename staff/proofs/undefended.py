@@ -38,6 +38,7 @@ from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import values
 from staff.sandbox import supervisor
 from tests.gradients import test_averaging as averaging
+from tests.task4 import test_traffic as traffic
 
 
 def switch_off(names: Sequence[str]) -> None:
@@ -224,6 +225,7 @@ def _ranks_are_believed() -> None:
     replace(partitions, "texts", lambda _, count: [f"text {number}" for number in range(count)])
     for module, name in (
         (partitions, "_must_be_exact"), (partition_loaders, "must_be_divided_at_random"), (averaging, "check_used"),
+        (traffic, "check_recorded_first"),
         (joining, "check_met"), (starting, "check_met"),
         (starting, "check_counted"), (starting, "check_numbers"),
         (sampling, "check_trained_on"), (bert, "_check_logits"),
