@@ -1,5 +1,6 @@
 """Judges which collectives a rank makes, and what it passes to them. All of it is what the broker has seen."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -114,7 +115,7 @@ class Message(NamedTuple):
     """One call that a rank must make: a send, a recv, or a collective.
 
     peer: of a send or recv, with what that rank is to this one; payload: the numbers, with what they are; members: the
-    group of a collective.
+    group of a collective; elements: how many numbers, where their values do not matter.
     """
 
     name: str
@@ -123,9 +124,10 @@ class Message(NamedTuple):
     payload: np.ndarray | None = None
     payload_is: str = ""
     members: tuple[int, ...] = ()
+    elements: int | None = None
 
 
-PAIRS = {"send": ("sends to", "send to", "to"), "recv": ("receives from", "receive from", "from")}
+PAIRS = {"send": ("sends", "send", "to"), "recv": ("receives", "receive", "from")}
 COUNTS = {1: "one", 2: "two", 4: "four"}
 
 
@@ -143,23 +145,26 @@ def check_messages(
         ours = [call for call in calls if call.name == name]
         theirs = [message for message in expected if message.name == name]
         for call in ours:
-            _check_ends(grade, where, rank, call, theirs[0])
+            _check_ends(grade, where, rank, call, theirs[0], advice)
         if len(ours) != len(theirs):
-            grade.fail(f"{where}: rank {rank} {name}s {len(ours)} messages, expected {len(theirs)}: {advice}")
+            grade.fail(f"{where}: rank {rank} {PAIRS[name][0]} {len(ours)} messages, expected {len(theirs)}: {advice}")
         for number, (call, message) in enumerate(zip(ours, theirs, strict=True)):
             _check_payload(grade, f"{where}: rank {rank}", call, message, f" in round {number}" if pairs else "")
 
 
-def _check_ends(grade: Grade, where: str, rank: int, call: Call, message: Message) -> None:
-    """Fail unless a call goes to the right peer, or to the right group as a sum."""
+def _check_ends(grade: Grade, where: str, rank: int, call: Call, message: Message, advice: str) -> None:
+    """Fail unless a call goes to the right peer, or to the right group as a sum, and has the right size."""
     if message.peer is not None and call.root != message.peer:
         _, way, preposition = PAIRS[call.name]
         got = f"{call.name} {preposition} rank {call.root} ({call.where})"
-        grade.fail(f"rank {rank} must {way} {message.peer_is}, rank {message.peer}: got {got}")
+        grade.fail(f"rank {rank} must {way} {preposition} {message.peer_is}, rank {message.peer}: got {got}")
     if message.members and set(call.members) != set(message.members):
         got, expected = (", ".join(map(str, members)) for members in (call.members, message.members))
         words = f"expected the group of ranks {expected}, got ranks {got}: pass the group on, group=..."
         grade.fail(f"{where}, {call.name} ({call.where}): {words}")
+    if message.elements is not None and math.prod(call.shape) != message.elements:
+        words = f"expected {message.elements} numbers, got {math.prod(call.shape)}"
+        grade.fail(f"{where}, {call.name} ({call.where}): {words}: {advice}")
     if call.reduce not in (None, "SUM"):
         grade.fail(f"{where}, {call.name} ({call.where}): expected a sum, got {call.reduce}")
 
@@ -171,7 +176,8 @@ def _check_payload(grade: Grade, where: str, call: Call, message: Message, round
     if not close(got, expected, Tolerance(slack=100.0)):
         what = f"{got.size} elements" if got.shape != expected.shape else "wrong values"
         of = f"{message.payload_is} ({expected.size} elements)"
-        grade.fail(f"{where} {call.name}s {what}{round_} ({call.where}); expected {of}")
+        verb = PAIRS[call.name][0] if call.name in PAIRS else "passes"
+        grade.fail(f"{where} {verb} {what}{round_} ({call.where}); expected {of}")
 
 
 def why_stuck(result: Result, peers: Mapping[str, Sequence[tuple[int, str]]] | None = None) -> str:
@@ -183,7 +189,8 @@ def why_stuck(result: Result, peers: Mapping[str, Sequence[tuple[int, str]]] | N
     for call in (call for call in all_calls(result) if peers and call.point_to_point):
         peer, who = (peers or {})[call.name][call.rank]
         if call.root != peer:
-            way = f"{PAIRS[call.name][0]} rank {call.root} ({call.where})"
+            verb, _, preposition = PAIRS[call.name]
+            way = f"{verb} {preposition} rank {call.root} ({call.where})"
             return f"rank {call.rank} of {size} {way}; {who} is rank {peer}"
     waits = [rank.call.name for rank in result.ranks if rank.call]
     stuck = len(waits) == size and set(waits) == {"send"}

@@ -2,8 +2,8 @@
 
 @pytest.mark.graded("2a.3", points=3)
 def test_gather_and_scatter_leave_the_mean_on_every_worker(grade):
-    result = grade.run("grader.probes.sync:average", 3, ...)      # result.values: or the verdict why not
-    grade.fail("expected ..., got ...")                           # wrong; the seed is added
+    result = run(grade, average, inputs)           # in_rank.py; result.values, or the verdict why there are none
+    grade.fail("expected ..., got ...")            # wrong; the seed is added
 """
 
 from typing import Any, NoReturn

@@ -48,9 +48,11 @@ def matches(got: Any, value: Any, tolerance: Tolerance = FLOAT32) -> bool:
     got, finite = np.asarray(got, np.float64), np.isfinite(value)
     if not np.array_equal(got[~finite], value[~finite], equal_nan=True):
         return False
-    limit = tolerance.limit if tolerance.limit is None else np.broadcast_to(tolerance.limit, value.shape)[finite]
-    own = float(np.linalg.norm(value[finite])) + 1e-6
-    return close(got[finite], value[finite], Tolerance(max(tolerance.total, own), tolerance.slack, limit))
+    got, value, own = got[finite], value[finite], float(np.linalg.norm(value[finite])) + 1e-6
+    if close(got, value, Tolerance(max(tolerance.total, own), tolerance.slack)):
+        return True
+    limit = tolerance.limit
+    return limit is not None and close(got, value, Tolerance(limit=np.broadcast_to(limit, finite.shape)[finite]))
 
 
 def common_factor(pairs: Sequence[tuple[Any, np.ndarray]], tolerance: Tolerance = FLOAT32) -> float | None:
@@ -98,6 +100,8 @@ def difference(name: str, got: Any, expected: np.ndarray) -> str:
         return f"{name} {expected.shape}: expected {numbers}, got {got or 'no tensor'}"
     if np.shape(got) != expected.shape:
         return f"{name}: expected the shape {expected.shape}, got {np.shape(got)}"
+    if not expected.ndim:
+        return f"{name}: expected {float(expected):.6g}, got {float(np.asarray(got)):.6g}"
     ours, theirs = flat([got]), flat([expected])
     with np.errstate(all="ignore"):
         off = np.nan_to_num(np.abs(ours - theirs), nan=np.inf)

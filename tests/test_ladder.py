@@ -2,20 +2,26 @@
 
 import pytest
 
-from grader.checks import averages, whole_scripts
+from grader.calls import must_be_own_calls
+from grader.checks import whole_scripts
 from grader.checks.training import ddp
+from tests.gradients.test_averaging import BY_HAND
 
 graded = pytest.mark.graded
 
 
+def by_hand(grade, result):
+    must_be_own_calls(grade, result, BY_HAND)
+
+
 @graded("2a.3", points=1, needs=["1.1", "1.4", "2a.1", "2a.2"])
 def test_task2a_trains_like_one_worker(grade):
-    whole_scripts.check_ladder(grade, averages.must_be_by_hand)
+    whole_scripts.check_ladder(grade, by_hand)
 
 
 @graded("2b.1", points=1, needs=["1.1", "1.4", "2a.1", "2a.2"])
 def test_task2b_trains_like_one_worker(grade):
-    whole_scripts.check_ladder(grade, averages.must_be_by_hand)
+    whole_scripts.check_ladder(grade, by_hand)
 
 
 @graded("3.1", points=1, needs=["1.1", "1.4", "2a.1", "2a.2"])

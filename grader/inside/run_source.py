@@ -24,7 +24,7 @@ def run_source(context: Context) -> Any:
         exec(compile(code, file, "exec", __future__.annotations.compiler_flag), names)  # annotations are not looked up
     if arguments["first"]:
         names[arguments["first"]](context)
-    lesson = context.load(arguments["file"])
+    lesson = context.load(arguments["file"]) if arguments["file"] else None
     inputs = arguments["mine"]
     if arguments["join"]:
         context.join()

@@ -1,6 +1,6 @@
 """Run a probe on several ranks, in processes of their own, and hear how each of them ended.
 
-    # grader/probes/sync.py, much shortened; runs in each rank
+    # a probe, much shortened, in a module of grader/probes/; runs in each rank
     def average(context):
         task = context.load("task2b_allreduce/run_glue.py")
         context.join()
@@ -10,7 +10,7 @@
         return model.weight.grad
 
     # grader/session.py, runs in the grader
-    result = ranks.run("grader.probes.sync:average", 4, {"grads": grads}, deadline=20, tree=folder)
+    result = ranks.run("grader.probes.example:average", 4, {"grads": grads}, deadline=20, tree=folder)
     result.values              # what the probe returned on each rank; raises RunError with the reason otherwise
     result.outcome             # returned, raised, killed, exited, mismatch, deadlock or deadline
     result.explain()           # deadlock: rank 0 waits in scatter #2 (task/run_glue.py:88); ranks 1-3 wait in ... (:85)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from grader import grading, imports, ranks
+from grader import compare, grading, imports, ranks
 from grader.checks import bert, joining, partition_loaders, partitions, reference
 from grader.checks import start as starting
 from grader.checks.beyond.grid import groups
@@ -33,6 +33,7 @@ from grader.checks.beyond.sharded_optimizer import sharded_messages
 from grader.checks.pipeline import waits
 from grader.checks.training import ddp, sampling, steps
 from grader.inside import zygote
+from grader.numbers import FLOAT32, Tolerance
 from grader.ranks import broker, one_run, peer, referee, thread_times, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import values
@@ -181,7 +182,11 @@ def _nan_is_small() -> None:
         limit = slack * (1e-5 * np.linalg.norm(np.ravel(expected)) + 1e-7 * total)
         return got is not None and not np.any(np.abs(np.asarray(got, np.float64) - expected) > limit)
 
+    def numbers_close(got: object, expected: np.ndarray, tolerance: Tolerance = FLOAT32) -> bool:
+        return close(got, expected, tolerance.total, tolerance.slack)
+
     replace(reference, "close", close)
+    replace(compare, "close", numbers_close)
 
 
 def _no_referee() -> None:

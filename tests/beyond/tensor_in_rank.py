@@ -37,7 +37,7 @@ def described(layer: nn.Module, whole: Any, given: Mapping[str, Tensor]) -> dict
         value = getattr(layer, name, None)
         found |= {name: copy_of(value), f"{name}'s dtype": dtype_of(value)}
         found[f"{name}'s class"] = "Parameter" if name in named else dtype_of(value)
-        found[f"{name} bytes"] = value.untyped_storage().nbytes() if name in named else 0
+        found[f"{name} bytes"] = named[name].untyped_storage().nbytes() if name in named else 0
     found["frozen"] = [name for name, value in named.items() if not value.requires_grad]
     found["changed"] = [key for key, value in whole.named_parameters() if not torch.equal(value.detach(), given[key])]
     return found

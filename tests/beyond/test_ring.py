@@ -114,18 +114,17 @@ def check_rounds(
     `values(case, chunk, way)`: what the last of the ranks on its way sends.
     """
     ranks = list(range(len(result.ranks)))
-    messages: list[list[Message]] = [[] for _ in ranks]
+    sends: list[list[Message]] = [[] for _ in ranks]
     for hop in ranks[:-1]:
         for chunk in ranks:
             way = (ranks[chunk:] + ranks[:chunk])[first:] + (ranks[chunk:] + ranks[:chunk])[:first]
             sender, receiver = way[hop], (way + way)[hop + 1]
             payload = values(case, chunk, way[: hop + 1])
-            messages[sender].append(
-                Message("send", receiver, "its right neighbour", payload, f"chunk {chunk} with {what}")
-            )
-            messages[receiver].append(Message("recv", sender, "its left neighbour"))
+            message = Message("send", receiver, "its right neighbour", payload, f"chunk {chunk} with {what}")
+            sends[sender].append(message)
     for rank in ranks:
-        check_messages(grade, where, rank, phases(result, rank)[case].calls, messages[rank], ADVICE)
+        receives = [Message("recv", ranks[rank - 1], "its left neighbour")] * len(sends[rank])
+        check_messages(grade, where, rank, phases(result, rank)[case].calls, sends[rank] + receives, ADVICE)
 
 
 # --- b.1 ---
@@ -136,7 +135,7 @@ def check_sums(grade: Grade, ranks: int, cases: Cases) -> Result:
     inputs = draw(grade.seed, ranks, cases)
     result = exchanged(grade, reduce_scatter, cases, inputs)
     for case, (length, dtype) in enumerate(cases):
-        whole = np.sum([own[case] for own in inputs], axis=0, dtype=np.float64)
+        whole = np.asarray(np.sum([own[case] for own in inputs], axis=0, dtype=np.float64))
         for rank, left in enumerate(values[case] for values in result.values):
             where, chunks = f"{ranks} ranks, {length} elements of {dtype}", left["chunks"]
             if isinstance(chunks, str):
@@ -171,7 +170,7 @@ def check_rounds_of_sums(grade: Grade, ranks: int) -> None:
     cuts = [slices([chunk.size for chunk in chunks["chunks"]]) for chunks in result.values[0]]
 
     def partial_sum(case: int, chunk: int, way: list[int]) -> np.ndarray:
-        return np.sum([inputs[rank][case][cuts[case][chunk]] for rank in way], axis=0, dtype=np.float64)
+        return np.asarray(np.sum([inputs[rank][case][cuts[case][chunk]] for rank in way], axis=0, dtype=np.float64))
 
     for case, (length, _) in enumerate(PLAIN):
         where = f"reduce_scatter of {length} elements on {ranks} ranks"

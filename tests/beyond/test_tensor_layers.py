@@ -116,7 +116,7 @@ def functions_run(grade: Grade, ranks: Ranks, cases: tuple = PLAIN) -> tuple[Res
     inputs = []
     for rank in range(ranks.count):
         draw = drawn.generator(grade.seed, 41, ranks.count, rank)
-        ours = [pair(draw, *case, shape) for case, shape in zip(cases, SHAPES, strict=True)]
+        ours = [pair(draw, dtype, layout, shape) for (dtype, layout), shape in zip(cases, SHAPES, strict=True)]
         twice = [{key: value.astype(np.float32) for key, value in pair(draw, "float32", "plain", (2, 3)).items()}
                  for _ in range(2)]  # fmt: skip
         inputs.append({"cases": ours, "twice": twice})
@@ -275,7 +275,7 @@ class LayersRun:
             for group in map(ranks.among, range(ranks.count))
         }
         self.inputs = [[self._given(rank, case) for case in range(len(DTYPES))] for rank in range(ranks.count)]
-        arguments = {"dtypes": list(DTYPES), "groups": ranks.groups, "computes": computes}
+        arguments: dict[str, Any] = {"dtypes": list(DTYPES), "groups": ranks.groups, "computes": computes}
         self.result = run(grade, layers, self.inputs, HINTS, **arguments)
 
     def whole(self, rank: int, case: int) -> tuple[WholeLayers, int]:

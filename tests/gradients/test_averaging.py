@@ -129,7 +129,7 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # what the rank is left 
     "the division rounds down: // is for whole numbers": lambda g: g.all.sum(0) // g.ranks,
     "it is the largest of the workers' gradients and not their mean": lambda g: g.all.max(0),
     "the parameters (param.data) were averaged, not gradients":
-        lambda g: g.filled(np.mean([drawn.weight(rank) for rank in range(g.ranks)])),
+        lambda g: g.filled(sum(map(drawn.weight, range(g.ranks))) / g.ranks),
 }  # fmt: skip
 
 
@@ -225,8 +225,8 @@ def check_any_size_and_type(grade: Grade, calls: str, by: set[str] | None = None
 
 
 # Which collectives may be used. Of each: how many times rank 0, and every other rank, passes its gradients; the root.
-GATHER_AND_SCATTER = [{"gather": (lambda n: (1, 1), 0), "scatter": (lambda n: (n, 0), 0)}]
-REDUCE = [
+GATHER_AND_SCATTER: list[dict[str, Any]] = [{"gather": (lambda n: (1, 1), 0), "scatter": (lambda n: (n, 0), 0)}]
+REDUCE: list[dict[str, Any]] = [
     {"all_reduce": (lambda n: (1, 1), None)},
     {"reduce": (lambda n: (1, 1), 0), "broadcast": (lambda n: (1, 0), 0)},
 ]
@@ -252,7 +252,7 @@ def check_sent_once(grade: Grade, calls: str, ways: list[dict[str, Any]], settin
 def check_used(grade: Grade, rank: int, left: list[dict[str, Any]], gradients: Gradients) -> None:
     """A rank's gradients are the mean of all ranks' gradients, times one factor."""
     places = [(call, k) for call, own in enumerate(gradients[rank]) for k, one in enumerate(own) if one is not None]
-    means = [np.mean([other[call][k] for other in gradients], axis=0, dtype=np.float64) for call, k in places]
+    means = [np.asarray(np.mean([other[call][k] for other in gradients], axis=0)) for call, k in places]
     if not proportional([left[call][f"parameter {k}"] for call, k in places], means):
         unused = "its gradients are neither the mean nor the sum of all workers' gradients"
         grade.fail(f"rank {rank} does not use what was sent: {unused}")

@@ -1,12 +1,14 @@
 """The process boundary: what a rank has in memory comes from inside/, probes/ and wire/, and never from a judge."""
 
 import ast
+import importlib
 import subprocess
 import sys
 
 import pytest
 
 from common.paths import ROOT
+from grader.in_rank import InRank
 
 pytestmark = pytest.mark.medium
 
@@ -47,11 +49,39 @@ def test_no_probe_of_a_students_code_imports_what_is_believed():
         assert module == BELIEVED or BELIEVED not in set(imported(path)), module
 
 
+IN_RANKS = [
+    value
+    for path in sorted((ROOT / "tests").glob("*/test_*.py"))
+    if "in_rank" in path.read_text() and path.parent.name != "own"
+    for value in vars(importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))).values()
+    if isinstance(value, InRank)
+]
+
+
+@pytest.mark.parametrize("function", IN_RANKS, ids=[function.name for function in IN_RANKS])
+def test_what_a_rank_is_sent_of_a_test_file_holds_no_judge_and_no_test(function):
+    """Only definitions, and imports of libraries: names of the grader are for type checkers alone."""
+    for source in function.sources:
+        for node in ast.parse("\n".join(source["lines"])).body:
+            checked = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            names = {getattr(node, "module", ""), *(alias.name for alias in getattr(node, "names", ()))}
+            ours = {name for name in names if name and name.split(".")[0] in ("grader", "tests", "staff")}
+            assert checked or not ours, f"{source['path']}: {ast.unparse(node)}"
+            assert not getattr(node, "name", "").startswith(("check", "test", "expected", "mistakes")), node.name
+
+
+def test_a_function_in_a_rank_is_sent_without_the_rest_of_its_file():
+    lines = {line for function in IN_RANKS for source in function.sources for line in source["lines"]}
+
+    assert len(IN_RANKS) > 8
+    assert not any("Expected(" in line or "grade.fail" in line or "@graded" in line for line in lines)
+
+
 def test_what_a_started_rank_has_loaded_is_the_rank_side():
     """Read off sys.modules of a process that loads what a rank loads: an import that is written otherwise shows."""
     program = (
         "import importlib, sys\n"
-        "import grader.inside.zygote, grader.inside.context\n"
+        "import grader.inside.zygote, grader.inside.context, grader.inside.run_source\n"
         "for module in sys.argv[1:]:\n"
         "    importlib.import_module(module)\n"
         "print(*(name for name in sys.modules if name.split('.')[0] == 'grader'))\n"

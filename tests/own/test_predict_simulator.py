@@ -9,7 +9,7 @@ from benchmark.cost.programs.program import Compute, Kind, Start, Wait
 from benchmark.cost.programs.stage_split import one_forward_one_backward
 from benchmark.cost.resources import Machine, Transfer, fair_level
 from benchmark.cost.simulate import simulate
-from grader.checks.beyond.cost_model import RING, STEPS
+from tests.beyond.test_cost_model import RING, STEPS
 
 ONE_AT_A_TIME = Machine(cores=8, is_shared=False, slots=1)
 

@@ -1,1 +1,0 @@
-"""Judges of b.11 and b.12: tensor parallelism."""

@@ -1,0 +1,347 @@
+"""Tensor parallelism, b.12: a block of GPT-2 cut by whole heads, against one worker.
+
+Each rank's own slices of a block are correct; all other entries are noise that differs from rank to rank. What is right
+is computed by transformers' own block, in a rank that loads no student's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from grader.calls import Message, check_messages, phases
+from grader.compare import Expected, check
+from grader.grading import Grade
+from grader.in_rank import in_rank, run, run_alone
+from grader.numbers import EXACT, Tolerance
+from grader.wire import drawn
+from tests.beyond.tensor_shared import FOUR, HINTS, ONE, PAIRS, THREE, TWO, Ranks
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context, Tensor, copy_of, dtype_of, own_group, torch
+
+graded = pytest.mark.graded
+MODELS = ("scripts", "steps", "models")
+EXAMPLES, TOKENS = 2, 5
+STILL, RESIDUAL, BOTH = (0.0, 0.0), (0.0, 0.5), (0.4, 0.5)  # dropout of the attention, and of the residual
+SPLIT = "the attention cuts q, k and v apart by attention.split_size: set it to the columns of this rank's heads"
+BLOCK_HINTS = HINTS | {
+    "is out of bounds for dimension": "a layer has no such row or column: c_proj has as many rows as the model is wide",
+    "not enough values to unpack": SPLIT,
+    "too many values to unpack": SPLIT,
+    "cannot be multiplied": "the columns of one layer and the rows of the next do not fit: both are of the same heads, "
+    "or of the same hidden units",
+}
+COLUMNS: tuple[tuple[int, list[int], int, list[int]], ...] = (  # width, heads, head_dim, columns
+    (8, [1], 2, [2, 3, 10, 11, 18, 19]),
+    (8, [2, 3], 2, [4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23]),
+    (6, [0, 2], 2, [0, 1, 4, 5, 6, 7, 10, 11, 12, 13, 16, 17]),
+    (4, [1, 3], 1, [1, 3, 5, 7, 9, 11]),
+    (12, [1], 4, [4, 5, 6, 7, 16, 17, 18, 19, 28, 29, 30, 31]),
+    (12, [0, 1, 2], 4, [*range(36)]),
+    (5, [0], 5, [*range(15)]),
+)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A block for a group of some size: the columns of c_attn, the rows of its c_proj, and the columns of c_fc that
+    each rank has, in the order of the group."""
+
+    width: int
+    heads: int
+    inner: int
+    attention: tuple[tuple[int, ...], ...]
+    projection: tuple[tuple[int, ...], ...]
+    hidden: tuple[tuple[int, ...], ...]
+
+
+BLOCKS = (
+    (TWO, Cut(
+        8, 4, 6,
+        ((0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19), (4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23)),
+        ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 1, 2), (3, 4, 5)),
+    )),
+    (PAIRS, Cut(  # a head is twice as wide
+        8, 2, 8,
+        ((0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19), (4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23)),
+        ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 1, 2, 3), (4, 5, 6, 7)),
+    )),
+    (FOUR, Cut(
+        8, 4, 12,
+        ((0, 1, 8, 9, 16, 17), (2, 3, 10, 11, 18, 19), (4, 5, 12, 13, 20, 21), (6, 7, 14, 15, 22, 23)),
+        ((0, 1), (2, 3), (4, 5), (6, 7)), ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)),
+    )),
+    (THREE, Cut(
+        6, 3, 6,
+        ((0, 1, 6, 7, 12, 13), (2, 3, 8, 9, 14, 15), (4, 5, 10, 11, 16, 17)),
+        ((0, 1), (2, 3), (4, 5)), ((0, 1), (2, 3), (4, 5)),
+    )),
+    (ONE, Cut(4, 2, 5, (tuple(range(12)),), ((0, 1, 2, 3),), ((0, 1, 2, 3, 4),))),
+)  # fmt: skip
+SLICED = {  # the axis along which a parameter is cut, and the field of Cut that says where
+    "attn.c_attn.weight": (1, "attention"), "attn.c_attn.bias": (0, "attention"),
+    "attn.c_proj.weight": (0, "projection"), "mlp.c_fc.weight": (1, "hidden"), "mlp.c_fc.bias": (0, "hidden"),
+    "mlp.c_proj.weight": (0, "hidden"),
+}  # fmt: skip
+
+
+# --- what a rank does ---
+
+
+@in_rank(join=False)
+def columns(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Yield attention_columns of each case."""
+    for width, heads, head_dim in context.arguments["cases"]:
+        given = torch.tensor(heads)
+        value = lesson.attention_columns(width, given, head_dim)
+        found = value.tolist() if copy_of(value) is not None and value.dim() == 1 else f"{dtype_of(value)}"
+        yield {"columns": found, "dtype": dtype_of(value), "heads": given.tolist()}
+
+
+def plain_block(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
+    """Return a GPT2Block with these weights, in float64."""
+    from transformers import GPT2Config
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+    rates = dict(zip(("attn_pdrop", "resid_pdrop"), arguments["dropout"], strict=True))
+    width, heads, inner = arguments["sizes"]
+    config = GPT2Config(n_embd=width, n_head=heads, n_inner=inner, n_positions=16, **rates)
+    config._attn_implementation = "sdpa"  # causal by itself: a block alone is given no mask
+    block = GPT2Block(config, layer_idx=0).double()
+    block.load_state_dict(weights)
+    torch.manual_seed(1)  # of dropout: the same on all ranks, as after set_seed
+    return block
+
+
+def one_pass(context: Context, block: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return output and gradients of a forward and a backward pass."""
+    block.zero_grad()
+    x = inputs["x"].clone().requires_grad_()
+    context.event("forward")
+    output = block(x)
+    y = output[0] if isinstance(output, tuple) else output  # some versions of transformers return a tuple
+    context.event("backward")
+    y.backward(inputs["upstream"])
+    context.event("ended")
+    found = {name: copy_of(parameter.grad) for name, parameter in block.named_parameters()}
+    return found | {"y": copy_of(y), "x": copy_of(x.grad)}
+
+
+@in_rank(uses=[plain_block, one_pass], preload=MODELS, join=False)
+def whole_block(context: Context, _lesson: Any, inputs: Any) -> Any:
+    """Return what the block computes on one worker."""
+    return one_pass(context, plain_block(context.arguments, inputs["weights"]), inputs)
+
+
+@in_rank(uses=[plain_block, one_pass], preload=MODELS)
+def cut_block(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Return what shard_block leaves of a block, and what that computes in two passes."""
+    group = own_group(context)
+    block = plain_block(context.arguments, inputs["weights"])
+    before = torch.random.get_rng_state()
+    context.event("shard_block")
+    if group is None:
+        lesson.shard_block(block)
+    else:
+        lesson.shard_block(block, group)
+    found: dict[str, Any] = {name: copy_of(value) for name, value in block.named_parameters()}
+    found |= {"split_size": int(block.attn.split_size), "num_heads": int(block.attn.num_heads)}
+    found["random"] = torch.equal(before, torch.random.get_rng_state())
+    return found | {"passes": [one_pass(context, block, inputs) for _ in range(2)]}
+
+
+# --- attention_columns ---
+
+
+def check_columns(grade: Grade) -> None:
+    """Cases whose answer is written down."""
+    (values,) = run(grade, columns, [None], cases=[case[:3] for case in COLUMNS]).values
+    for (width, heads, head_dim, right), got in zip(COLUMNS, values, strict=True):
+        where = f"attention_columns({width}, tensor({heads}), {head_dim}): "
+        if not isinstance(got["columns"], list) or "int" not in got["dtype"]:
+            kind = "a tensor of whole numbers with one dimension"
+            grade.fail(f"{where}expected {kind}, got {got['dtype']}")
+        by_head = np.reshape(right, (3, len(heads), head_dim)).transpose(1, 0, 2).ravel().tolist()
+        thirds = np.add.outer(np.arange(3) * len(heads) * head_dim, right[: len(right) // 3]).ravel().tolist()
+        mistakes = {
+            "only the queries are there: take the same heads from the second and the third third as well": right[
+                : len(right) // 3
+            ],
+            "the columns are right, but their order is not: all queries, then all keys, then all values": by_head,
+            "the columns of these heads in each third: the thirds begin at 0, width and 2 width": thirds,
+        }
+        expected = {
+            "heads": Expected(heads, "`heads` is changed; it is the caller's"),
+            "columns": Expected(right, mistakes=mistakes),
+        }
+        check(grade, where, got, expected)
+
+
+# --- a block ---
+
+
+class BlockRun:
+    """One run of a block that is cut, with what is right for each rank."""
+
+    def __init__(self, grade: Grade, ranks: Ranks, cut: Cut, dropout: tuple[float, float] = STILL) -> None:
+        self.grade, self.ranks, self.cut, self.dropout = grade, ranks, cut, dropout
+        arguments: dict[str, Any] = {"sizes": (cut.width, cut.heads, cut.inner), "dropout": dropout}
+        inputs = {group: self._draw(group) for group in map(ranks.among, range(ranks.count))}
+        whole = {group: run_alone(grade, whole_block, [own], **arguments)[0] for group, own in inputs.items()}
+        self.whole = [whole[ranks.among(rank)] for rank in range(ranks.count)]  # what one worker computes
+        self.inputs = [self._with_noise(rank, inputs[ranks.among(rank)]) for rank in range(ranks.count)]
+        self.result = run(grade, cut_block, self.inputs, BLOCK_HINTS, groups=ranks.groups, **arguments)
+
+    def _draw(self, group: tuple[int, ...]) -> dict[str, Any]:
+        draw, width, inner = (
+            drawn.generator(self.grade.seed, 44, self.ranks.count, *group),
+            self.cut.width,
+            self.cut.inner,
+        )
+        shapes: dict[str, tuple[int, ...]] = {
+            "ln_1.weight": (width,), "ln_1.bias": (width,), "attn.c_attn.weight": (width, 3 * width),
+            "attn.c_attn.bias": (3 * width,), "attn.c_proj.weight": (width, width), "attn.c_proj.bias": (width,),
+            "ln_2.weight": (width,), "ln_2.bias": (width,), "mlp.c_fc.weight": (width, inner),
+            "mlp.c_fc.bias": (inner,), "mlp.c_proj.weight": (inner, width), "mlp.c_proj.bias": (width,),
+        }  # fmt: skip
+        weights = {name: draw.normal(scale=0.7, size=shape) for name, shape in shapes.items()}
+        x, upstream = (draw.normal(size=(EXAMPLES, TOKENS, width)) for _ in range(2))
+        return {"weights": weights, "x": x, "upstream": upstream}
+
+    def _with_noise(self, rank: int, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return a group's inputs with noise in all slices but this rank's."""
+        noise, weights = drawn.generator(self.grade.seed, 45, self.ranks.count, rank), dict(inputs["weights"])
+        for name in SLICED:
+            weights[name] = noise.normal(size=weights[name].shape)
+            place = self.place(rank, name)
+            weights[name][place] = inputs["weights"][name][place]
+        return inputs | {"weights": weights}
+
+    def indices(self, rank: int, name: str) -> list[int]:
+        return list(getattr(self.cut, SLICED[name][1])[self.ranks.among(rank).index(rank)])
+
+    def place(self, rank: int, name: str) -> tuple[Any, ...]:
+        """Return an index that takes a rank's slice of a parameter, or of its gradient."""
+        if name not in SLICED:
+            return (...,)
+        return (slice(None), self.indices(rank, name)) if SLICED[name][0] else (self.indices(rank, name),)
+
+    def where(self, rank: int) -> str:
+        return f"a block of width {self.cut.width} with {self.cut.heads} heads, {self.ranks.words(rank)}"
+
+    def check_kept(self) -> None:
+        """Each rank has the right columns and rows, whole heads, and the attributes that the attention reads."""
+        for rank, values in enumerate(self.result.values):
+            weights = self.inputs[rank]["weights"]
+            expected = {name: self._slice(rank, name, whole) for name, whole in weights.items()}
+            split = len(self.indices(rank, "attn.c_proj.weight"))
+            heads = self.cut.heads * split // self.cut.width
+            why = f"this rank has {heads} of the heads, with {split} columns in each third of c_attn"
+            for name, right in (("split_size", split), ("num_heads", heads)):
+                expected[name] = Expected(right, f"attention.{name} is {{got}}, expected {{expected}}: {why}")
+            random = (
+                "shard_block changes torch's random state: where dropout acts on what all ranks have, all must draw "
+            )
+            expected["random"] = Expected(True, f"{random}the same numbers")
+            more = sorted(set(values) - {*weights, "split_size", "num_heads", "random", "passes"})
+            got = values | {"more": more}
+            expected["more"] = Expected([], "there is a new parameter {got}: replace the four matrices, nothing else")
+            check(self.grade, f"{self.where(rank)}: ", got, expected)
+
+    def _slice(self, rank: int, name: str, whole: np.ndarray) -> Expected:
+        """Return what a rank must have of a parameter."""
+        if name not in SLICED:
+            return Expected(whole, "layer norms and the biases of both c_proj are whole on every rank", tolerance=EXACT)
+        indices, axis, ranks = self.indices(rank, name), SLICED[name][0], len(self.ranks.among(rank))
+        mistakes = {"it is still whole": whole}
+        message = "c_proj gets what this rank's heads give, side by side: it needs the rows of these heads"
+        if "c_attn" in name:
+            message = "heads are cut, or they are those of another rank: each rank has whole heads, own_part of them"
+            piece = np.array_split(np.arange(whole.shape[axis]), ranks)[self.ranks.among(rank).index(rank)]
+            words = "one piece of c_attn cuts through q, k and v: take the columns of whole heads from each third"
+            mistakes[words] = np.take(whole, piece, axis)
+        kind = "rows" if name.endswith("c_proj.weight") else "columns"
+        named = f"{name} (this rank's {kind} {indices})"
+        right = whole[self.place(rank, name)]
+        return Expected(right, "" if "mlp" in name else message, named, mistakes, tolerance=EXACT)
+
+    def check_passes(self) -> None:
+        """Forward, input gradient and parameter gradients are the whole block's, or slices of them."""
+        dropout = "with dropout, it is not what one worker computes: dropout acts as it does there, where it did"
+        called = {"y": "the output", "x": "the gradient of the input"}
+        for rank, values in enumerate(self.result.values):
+            n, expected = len(self.ranks.among(rank)), {}
+            for name, whole in self.whole[rank].items():
+                right = whole[self.place(rank, name)]
+                mistakes = {
+                    f"it is {n} times too large: summed over ranks that all have the whole of it": right * n,
+                    f"it is 1/{n} of it: divided, though nothing was summed": right / n,
+                }
+                expected[name] = Expected(
+                    right, "" if self.dropout == STILL else dropout, called.get(name, f"the gradient of {name}"),
+                    mistakes if self.dropout == STILL else {}, tolerance=Tolerance(slack=0.1),
+                )  # fmt: skip
+            for number, one in enumerate(values["passes"] if self.dropout == STILL else values["passes"][:1]):
+                again = ", in a second pass" if number else ""
+                check(self.grade, f"{self.where(rank)}{again}: ", one, expected, self.result)
+
+    def check_agreement(self) -> None:
+        """With dropout everywhere: what all ranks have is the same on all of them, and dropout is on."""
+        for rank, values in enumerate(self.result.values):
+            first = self.ranks.among(rank)[0]
+            where = f"{self.where(rank)}, with dropout: "
+            message = f"it is not the same as on rank {first}: what all ranks have must stay equal, and so must the "
+            message += "dropout that acts on it"
+            for own, other in zip(values["passes"], self.result.values[first]["passes"], strict=True):
+                shared_by_all = {name: value for name, value in other.items() if name not in SLICED}
+                tolerance = Tolerance(slack=0.1)
+                expected = {
+                    name: Expected(value, message, tolerance=tolerance) for name, value in shared_by_all.items()
+                }
+                check(self.grade, where, own, expected)
+            if np.allclose(values["passes"][0]["y"], values["passes"][1]["y"]):
+                self.grade.fail(f"{where}dropout does nothing any more; the block is in training mode")
+
+    def check_messages(self) -> None:
+        """An activation for the attention and one for the MLP, in each direction; nothing while the block is cut."""
+        advice = {"shard_block": "every rank has the model"}
+        both = "one activation for the attention, and one for the MLP"
+        for rank in range(self.ranks.count):
+            group = self.ranks.among(rank)
+            one = Message("all_reduce", members=group, elements=EXAMPLES * TOKENS * self.cut.width)
+            for event, calls in phases(self.result, rank):
+                if event.name == "ended" or (len(group) == 1 and not calls):
+                    continue
+                expected = [] if event.name == "shard_block" else [one, one]
+                where = f"{self.where(rank)}, {event.name}"
+                check_messages(self.grade, where, rank, calls, expected, advice.get(event.name, both))
+
+
+# --- the graded tests ---
+
+
+@graded("b.12", points=1)
+def test_attention_columns_are_those_of_whole_heads_in_each_third(grade: Grade) -> None:
+    check_columns(grade)
+
+
+@graded("b.12", points=1)
+def test_each_rank_has_whole_heads_and_its_part_of_the_mlp(grade: Grade) -> None:
+    for ranks, cut in BLOCKS:
+        BlockRun(grade, ranks, cut).check_kept()
+
+
+@graded("b.12", points=1)
+def test_a_cut_block_computes_and_sends_what_it_must(grade: Grade) -> None:
+    for ranks, cut in BLOCKS:
+        block_run = BlockRun(grade, ranks, cut)
+        block_run.check_passes()
+        block_run.check_messages()
+    for ranks, cut in BLOCKS[:3]:
+        BlockRun(grade, ranks, cut, RESIDUAL).check_passes()
+        BlockRun(grade, ranks, cut, BOTH).check_agreement()
