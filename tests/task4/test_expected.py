@@ -41,11 +41,11 @@ def gradient_bytes(context: Context, lesson: Any, inputs: Any) -> list[float]:
 
 
 @in_rank(preload=["scripts"], join=False)
-def call(context: Context, lesson: Any, inputs: Any) -> Any:
+def call_in_each_case(context: Context, lesson: Any, inputs: Any) -> Any:
     """Yield what the student's function returns in each case: a number, or Traffic as [sent, received]."""
     for traffic, *case in context.arguments["cases"]:
         first = [lesson.Traffic(*traffic)] if isinstance(traffic, list) else [traffic]
-        value = getattr(lesson, context.arguments["function"])(*first, *case)
+        value = getattr(lesson, context.arguments["calls"])(*first, *case)
         if hasattr(value, "sent"):
             yield [float(value.sent), float(value.received)]
         else:
@@ -54,7 +54,9 @@ def call(context: Context, lesson: Any, inputs: Any) -> Any:
 
 def results(grade: Grade, function: str, cases: list[Any]) -> list[Any]:
     """Return what a function returns in each case."""
-    found: list[Any] = run(grade, call, [{}], function=function, cases=[list(case) for case in cases]).values[0]
+    found: list[Any] = run(grade, call_in_each_case, [{}], calls=function, cases=[list(case) for case in cases]).values[
+        0
+    ]
     kind = float if function == "iterations_per_epoch" else list
     for value in found:
         if not isinstance(value, kind):
