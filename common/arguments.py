@@ -60,7 +60,7 @@ def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> Traffic
 def _glue_parser(task: str) -> argparse.ArgumentParser:
     parser = Parser(description=f"{task}: fine-tune BERT on a GLUE task", allow_abbrev=False)
     add_common_flags(parser)
-    _add_profile(parser)
+    _add_profile(parser, task)
     _add_glue_flags(parser)
     return parser
 
@@ -185,7 +185,7 @@ def _gpt2_parser(task: str, world_size: int = 1) -> argparse.ArgumentParser:
         add_common_flags(parser, world_size, COURSE_PORT)
     else:
         add_common_flags(parser)
-    _add_profile(parser)
+    _add_profile(parser, task)
     _add_gpt2_flags(parser, task)
     return parser
 
@@ -226,7 +226,7 @@ SAMPLE_GPT2 = {"learning_rate": 1e-3, "model_max_length": 64}
 def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port: int = PORT) -> None:
     """Add the flags of every script that trains; `world_size` and `port` are the defaults."""
     add = parser.add_argument
-    parser.set_defaults(profile=False, timeline=0)
+    parser.set_defaults(profile=False, timeline=0, check_gradients=False)
     group = parser.add_argument_group
     add("--data_dir", type=Path, help="folder with the data (default: the embedded sample)")
     add("--model_name_or_path", help="tiny, a hub name or a folder (default: tiny for the sample)")
@@ -271,12 +271,17 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     )
 
 
-def _add_profile(parser: argparse.ArgumentParser) -> None:
+def _add_profile(parser: argparse.ArgumentParser, task: str) -> None:
     parser.add_argument("--profile", action="store_true", help="trace a few steps and list the parameters by size")
     parser.add_argument(
         "--timeline", type=whole_number, nargs="?", const=TIMELINE_STEPS, default=0, metavar="STEPS",
         help=f"show what all ranks do in a few steps ({TIMELINE_STEPS})",
     )  # fmt: skip
+    if task.startswith("task"):  # elsewhere a worker holds only a part of the gradients
+        parser.add_argument(
+            "--check_gradients", action="store_true",
+            help="compare the first step's gradients with those of one worker on the same examples (needs --dropout 0)",
+        )  # fmt: skip
 
 
 def _add_glue_flags(parser: argparse.ArgumentParser) -> None:
@@ -319,6 +324,8 @@ def complete(kind: type[Config], run_name: str, flags: Namespace, place: Place, 
     check_at_least(config, 0, "weight_decay", "max_grad_norm", "warmup_steps", "seed", "timeline")
     if config.profile and config.timeline:
         raise InputError("--profile and --timeline both use torch's profiler; choose one of them")
+    if config.check_gradients and config.dropout != 0:
+        raise InputError("--check_gradients needs --dropout 0: with dropout, one worker computes other gradients")
     for name in ("learning_rate", "adam_epsilon", "join_seconds", "hang_seconds"):
         if not getattr(config, name) > 0:
             raise InputError(f"--{name}: expected a number above 0, got {getattr(config, name)}")

@@ -25,6 +25,7 @@ class RunConfig:
     no_cuda: bool
     profile: bool
     timeline: int  # number of steps that --timeline shows; 0 without it
+    check_gradients: bool  # compare the first step's gradients with one worker's
     master_ip: str
     master_port: int
     world_size: int

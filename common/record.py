@@ -28,6 +28,7 @@ from tqdm.auto import tqdm
 
 from common.config import RunConfig
 from common.errors import InputError
+from common.gradient_check import GradientCheck
 from common.optim import number_of_epochs, total_steps
 from common.paths import atomic_write, shown
 from common.step_profiler import StepProfiler, parameter_table
@@ -61,6 +62,8 @@ class Record:
         self._processor = ProcessorMeter()
         _prepare(config)
         self._profiler = StepProfiler(config.output_dir, worker.rank) if config.profile else None
+        self._check: GradientCheck | None = None
+        self.gradient: str | None = None  # what --check_gradients says of the first step
         self._timeline = None
         if config.timeline:
             from common.timeline.run_timeline import RunTimeline  # here: 15 modules that most runs do not need
@@ -73,6 +76,8 @@ class Record:
         self.examples = {"train": train, "dev": dev}
         if self._timeline:
             self._timeline.capture.watch(model)
+        if self.config.check_gradients:
+            self._check = GradientCheck(model, self.worker)
         if self.worker.is_first:
             print(f"{self.parameters:,} parameters; {train:,} training and {dev:,} dev examples", flush=True)
             if Path(self.config.model_name_or_path).name.startswith("tiny-bert") and self.config.data_dir is None:
@@ -117,12 +122,20 @@ class Record:
     def phase(self, name: str) -> Iterator[None]:
         """Time the block. The same name may appear several times in one iteration."""
         assert name in PHASES, name
+        if name == "optimizer" and self._check:
+            self._report_gradient(self._check.verdict())
+            self._check = None
         begin = time.perf_counter()
         self.worker.pulse.phase = name
         yield
         self.worker.pulse.phase = ""
         self._synchronize()  # a GPU still computes after the call has returned
         self._end_phase(name, begin)
+
+    def _report_gradient(self, words: str) -> None:
+        self.gradient = words
+        if self.worker.is_first:
+            tqdm.write(words)
 
     def loss(self, value: float) -> None:
         """Record the loss of this iteration's batch, before the update; rank 0 prints it."""
@@ -180,6 +193,7 @@ class Record:
             "steps_per_epoch": self.steps_per_epoch,
             "iterations": self._iterations,
             "evaluations": self.evaluations,
+            "gradient": self.gradient,
             "collectives": self.collectives.summary(),
             "seconds_per_iteration": self.seconds_per_iteration,
             "processor": self._processor.so_far(),
@@ -212,6 +226,8 @@ class Record:
                 torch.cuda.synchronize(device)
 
     def _print_summary(self) -> None:
+        if self.gradient:
+            print(self.gradient)
         if self.losses:
             print("first losses:", " ".join(f"{loss:.6f}" for loss in self.losses[:5]))
         for evaluation in self.evaluations:

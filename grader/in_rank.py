@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from common.paths import ROOT
-from grader.calls import why_stuck
+from grader.call_checks import why_stuck
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Deadlocked, Verdict, Wrong

@@ -110,7 +110,8 @@ def _spoilt_times(run: Run) -> list[str]:
 
 def compare_losses(runs: Sequence[Run]) -> list[str]:
     """Doubts about the losses of runs that should be alike, each against the first."""
-    doubts = []
+    checked = ((run, run.first.get("gradient")) for run in runs)  # what --check_gradients has said
+    doubts = [f"{run.name}: {words}" for run, words in checked if words and "x 1.0000" not in words]
     first = runs[0]
     for run in runs[1:]:
         other = differences(first, run, but=("machine", "device", "torch", "transformers"))

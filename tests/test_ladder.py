@@ -2,7 +2,7 @@
 
 import pytest
 
-from grader.calls import must_be_own_calls
+from grader.call_checks import must_be_own_calls
 from grader.checks import whole_scripts
 from grader.checks.training import ddp
 from tests.gradients.test_averaging import BY_HAND

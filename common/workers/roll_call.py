@@ -53,8 +53,19 @@ def call_the_roll(config: RunConfig) -> None:
     """Return when all workers have connected. Otherwise raise InputError on every worker, with the reason."""
     if config.world_size == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return  # torchrun counts its workers itself, and its own store listens on the port
+    _check_name(config.master_ip)
     deadline = time.monotonic() + config.join_seconds
     (_answer_all if config.rank == 0 else _report_in)(config, deadline)
+
+
+def _check_name(host: str) -> None:
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        raise InputError(
+            f"--master_ip: {host} does not resolve on this machine ({error.strerror}); give rank 0's IP address, or a "
+            "name that every machine knows"
+        ) from None
 
 
 def _answer_all(config: RunConfig, deadline: float) -> None:
@@ -142,7 +153,7 @@ def _listen(config: RunConfig) -> socket.socket:
             raise InputError(taken) from None
         place = f"{config.master_ip}:{config.master_port}"
         hint = "another program, or an earlier run, uses it: choose another --master_port"
-        if "assign" in str(error) or isinstance(error, socket.gaierror):
+        if "assign" in str(error):
             hint = "--master_ip must be an address of the machine on which rank 0 runs"
         raise InputError(f"rank 0 cannot listen on {place} ({error.strerror or error}); {hint}") from None
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from grader.calls import Payloads
+from grader.call_checks import Payloads
 from grader.checks.reference import close, means, norm
 from grader.compare import Expected, explain, forgotten_waits, with_inputs
 from grader.numbers import Tolerance, common_factor, matches

@@ -41,34 +41,19 @@ Tell = Callable[..., None]  # (name, **data)
 Note = Callable[..., dict]
 
 
-class Arguments(Fields):
-    """A probe's arguments. "mine", what only this rank starts with, is fetched when the probe asks for it: code that
-    runs while the student's file is loaded cannot know it."""
-
-    def __init__(self, told: Fields, wire: Wire) -> None:
-        super().__init__(told)
-        self._wire = wire
-
-    def __missing__(self, name: str) -> Any:
-        if name != "mine":
-            raise KeyError(name)
-        self[name] = self._wire.inputs()
-        return self[name]
-
-
 class Context:
-    """A probe's view of the run: `rank`, `world_size`, `arguments` (arrays are torch tensors here) and `tree`."""
+    """A probe's view of the run: `rank`, `world_size`, `arguments` (arrays are torch tensors here) and `tree`.
+
+    `arguments["mine"]` is what only this rank starts with.
+    """
 
     def __init__(self, wire: Wire, job: dict) -> None:
         self.rank: int = job["rank"]
         self.world_size: int = job["world_size"]
-        self.arguments: Fields = Arguments(job["arguments"], wire)
+        self.arguments: Fields = job["arguments"]
         self.tree = Path(job["tree"])
         self.during = ""  # what is going on, for the message if it fails
-        self.event = teller(wire)
-        self.ask = asker(wire)
-        self.later = giver(wire)
-        self.measure = measurer(wire, self.world_size)
+        self._wire = wire
         self._loaded = 0
         self._scattered: list[Any] = []
 
@@ -103,51 +88,30 @@ class Context:
         method = "tcp://127.0.0.1:1"  # never opened
         dist.init_process_group(backend, init_method=method, rank=self.rank, world_size=self.world_size)
 
-    def spy(self, owner: object, attribute: str, name: str = "", note: Note | None = None) -> None:
-        spy(self.event, owner, attribute, name, note)
+    def event(self, name: str, **data: object) -> None:
+        """Write an event into the rank's list, between the collectives before and after it."""
+        self._wire.event(name, data)
 
+    def ask(self, what: str, **data: object) -> Any:
+        """What the run's referee, in the grader's process, answers; see referee."""
+        return self._wire.ask(what, data)
 
-def teller(wire: Wire) -> Tell:
-    """What probes and their doubles hold to write an event into the rank's list, between the collectives before and
-    after it. It leads to no inputs: a student's code has the doubles in its hands."""
+    def later(self, key: str) -> Any:
+        """One piece of the argument `later`, from the grader, which puts down when it was given."""
+        return self._wire.later(key)
 
-    def event(name: str, **data: object) -> None:
-        wire.event(name, data)
+    def measure(self, point: str) -> None:
+        """All ranks stand here until the zygote has looked at their memory, see Result.memory.
 
-    return event
-
-
-def asker(wire: Wire) -> Callable[..., Any]:
-    """ask(what, **data): what the run's referee, in the grader's process, answers; see referee."""
-
-    def ask(what: str, **data: object) -> Any:
-        return wire.ask(what, data)
-
-    return ask
-
-
-def giver(wire: Wire) -> Callable[[str], Any]:
-    """later(key): one piece of the argument `later`, from the grader, which puts down when it was given."""
-
-    def later(key: str) -> Any:
-        return wire.inputs(key)
-
-    return later
-
-
-def measurer(wire: Wire, world_size: int) -> Callable[[str], None]:
-    """measure(point): all ranks stand here until the zygote has looked at their memory, see Result.memory.
-
-    Before that they meet once without a point: a rank that has met has read all answers that were on their way to it.
-    """
-    fields = {"group": "measurement/0", "members": list(range(world_size))}
-
-    def measure(point: str) -> None:
+        Before that they meet once without a point: a rank that has met has read all answers that were on their way.
+        """
+        fields = {"group": "measurement/0", "members": list(range(self.world_size))}
         gc.collect()
         for name in ("", point):
-            wire.answer(wire.post("measurement", fields | {"point": name}, waits=True), announced=True)
+            self._wire.answer(self._wire.post("measurement", fields | {"point": name}, waits=True), announced=True)
 
-    return measure
+    def spy(self, owner: object, attribute: str, name: str = "", note: Note | None = None) -> None:
+        spy(self.event, owner, attribute, name, note)
 
 
 def spy(tell: Tell, owner: object, attribute: str, name: str = "", note: Note | None = None) -> None:

@@ -2,8 +2,8 @@
 
 A fork copies one entry for every page of 4 KB, 70,000 of them once torch and transformers are loaded, and the end of
 the child frees them: 20 ms for a rank that does nothing. With huge pages it is 5 ms, and what a rank then writes to is
-still copied by 4 KB. Moving 230 MB takes 0.2 to 0.6 s, so it is done page by page while nobody waits, and not for a
-few ranks.
+still copied by 4 KB: grading a solved hand-in takes a tenth less time (51 s instead of 57 s). Moving 230 MB takes 0.2
+to 0.6 s, so it is done page by page while nobody waits, and not for a few ranks.
 """
 
 import ctypes

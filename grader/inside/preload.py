@@ -24,7 +24,6 @@ GROUPS = {
         "statistics",
         "tokenizers",
         "tqdm.auto",
-        "zstandard",
     ),
     # What the metrics of STS-B import: 1 s.
     "correlations": ("scipy.stats",),

@@ -24,7 +24,7 @@ from grader.wire.values import Fields
 DEFAULTS: Fields = {
     "output_dir": Path("out"), "overwrite_output_dir": True, "model_name_or_path": "", "tokenizer_name": "",
     "data_dir": None, "weight_decay": 0.1, "adam_epsilon": 1e-8, "warmup_steps": 2, "max_steps": 0, "dropout": None,
-    "no_cuda": True, "profile": False, "timeline": 0, "backend": "gloo", "join_seconds": 20.0, "hang_seconds": 20.0,
+    "no_cuda": True, "profile": False, "timeline": 0, "check_gradients": False, "backend": "gloo", "join_seconds": 20.0, "hang_seconds": 20.0,
     "master_ip": "127.0.0.1", "master_port": 29500, "learning_rate": 0.1, "max_grad_norm": 0.0, "seed": 1,
     "model_type": "bert", "config_name": "", "task_name": "rte", "do_train": True, "do_eval": True,
     "do_lower_case": False, "max_seq_length": drawn.TOKENS, "per_gpu_train_batch_size": 1,

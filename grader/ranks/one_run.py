@@ -91,7 +91,6 @@ class RankRun:
             for output in peer.outputs:
                 self.selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._hear_output(output))
             told = rank_job(job, peer.rank)
-            peer.mine = told["arguments"].pop("mine", None)
             peer.later = told["arguments"].pop("later", {})
             told["world_size"] = world_size
             if debug:
@@ -257,7 +256,7 @@ class RankRun:
                 case "ask" if self.referee:
                     answers = self.referee.ask(message)
                     peer.outgoing += b"".join(values.pack({"id": number, "payload": said}) for number, said in answers)
-                case "inputs":
+                case "later":
                     peer.outgoing += values.pack({"id": int(message["id"]), "payload": self._given(peer, message)})
                 case "event" if message["name"] != GIVEN:  # which the grader alone puts down
                     self.broker.note(peer.rank, message)
@@ -274,10 +273,8 @@ class RankRun:
             raise MessageError(f"{type(error).__name__}: {error}") from error
 
     def _given(self, peer: Peer, message: dict) -> Any:
-        """What a rank alone has; of what it is given `later` one piece, and the event "given" is put down by us."""
-        key = message.get("key")
-        if key is None:
-            return peer.mine
+        """One piece of what a rank is given `later`; the event "given" is put down by us."""
+        key = message["key"]
         self.broker.note(peer.rank, {"name": GIVEN, "where": "", "inside": "", "data": {"key": str(key)}})
         return peer.later[key]
 

@@ -46,7 +46,6 @@ class Peer:
         self.stdout, self.stderr, self.stack = (Output(read) for read, _ in pipes)
         self.their_fds = [self.theirs.fileno(), *(write for _, write in pipes)]
         self.frames = values.Frames()
-        self.mine: Any = None  # what only this rank starts with, for when it asks
         self.later: Fields = {}  # what it is given one by one; when it asked is noted among its events
         self.outgoing = bytearray()
         self.listening = True

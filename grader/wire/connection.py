@@ -46,13 +46,10 @@ class Wire:
         self.send(message | fields | self._waiter(waits))
         return number
 
-    def inputs(self, key: str | None = None) -> Any:
-        """What this rank alone starts with: it comes when it is asked for, after the student's file is loaded.
-
-        With a key, one piece of what it is given `later`; the grader notes when that was.
-        """
+    def later(self, key: str) -> Any:
+        """One piece of what this rank is given later; the grader notes when that was."""
         number = self._next()
-        self.send({"kind": "inputs", "id": number, "key": key})
+        self.send({"kind": "later", "id": number, "key": key})
         return self.answer(number, announced=True)
 
     def ask(self, what: str, data: dict) -> Any:

@@ -27,7 +27,10 @@ from staff.proofs.attack_bank import VICTIM, Attack
 from staff.sandbox.graded_run import Outcome, run_graded
 
 STAFF_FILE = "staff/handout/leaks.py"
-SECRET_FILES = (STAFF_FILE, "grader/checks/partitions.py", "tests/test_task2b.py", "course.toml")
+SECRET_FILES = (
+    STAFF_FILE, "grader/checks/partitions.py", "tests/test_task2b.py", "tests/gradients/test_averaging.py",
+    "course.toml",
+)  # fmt: skip
 NAME_LENGTH = 15  # characters of a process's name that the kernel keeps
 MIB = 1 << 20
 SLOWNESS = "1.5"  # of the deadlines of single runs: several attacks run at once

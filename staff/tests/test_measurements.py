@@ -22,7 +22,6 @@ SMALL = {
     r"task1_single/run_glue\.py": "task1_single/run_glue.py --max_steps 2",
     r"benchmark\.checks\.bare_loop": "-m benchmark.checks.bare_loop --quick",
     r"benchmark\.checks\.loop_overhead": "-m benchmark.checks.loop_overhead --quick",
-    r"benchmark\.checks\.tokenise_speed": "-m benchmark.checks.tokenise_speed --quick",
     r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
     r"benchmark\.checks\.ladder": "-m benchmark.checks.ladder_steps --quick",
     r"benchmark\.checks\.claims": "-m benchmark.checks.claims --quick",
@@ -48,7 +47,7 @@ SMALL = {
     r"benchmark\.capacity": "-m benchmark.capacity --quick",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
-IN_MAKE_BANK = [row for row in SMALL.values() if re.search("bare_loop|loop_overhead|tokenise_speed|parts tiny", row)]
+IN_MAKE_BANK = [row for row in SMALL.values() if re.search("bare_loop|loop_overhead|parts tiny", row)]
 NO_JSON = (
     "task1_single",
     "-m cluster.ladder",
@@ -66,8 +65,6 @@ ELSEWHERE = {
     r"benchmark\.checks\.feedback": "tests/own/test_feedback_check.py runs its --quick, in make bank",
     r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
     r"benchmark\.(predict|fill_tables|checks\.gpu)": "tests/own/test_predict_curves.py and test_predict.py",
-    r"staff\.proofs\.code_measures": "test_the_command_prints_its_figures",
-    r"staff\.proofs\.feedback_lines": "test_a_student_reads_the_cause_of_a_forgotten_division_at_once",
     r"python -m pytest tests/": "the tests themselves",
     r"staff\.repeat": "test_equal_submissions_get_equal_reports",
 }

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grader.calls import Message, Phase, check_messages, phases
+from grader.call_checks import ExpectedCall, Phase, check_calls, phases
 from grader.grading import Grade
 from grader.numbers import Tolerance
 from grader.ranks.outcome import Result
@@ -72,6 +72,6 @@ def check_sum(
     grade: Grade, where: str, rank: int, phase: Phase, payload: np.ndarray | None, group: tuple[int, ...], advice: str
 ) -> None:
     """A rank makes one all_reduce of `payload`, or no call where there is none; a group of one needs no call at all."""
-    message = Message("all_reduce", payload=payload, payload_is="its own part of the sum", members=group)
+    message = ExpectedCall("all_reduce", payload=payload, payload_is="its own part of the sum", members=group)
     if len(group) > 1 or phase.calls:
-        check_messages(grade, where, rank, phase.calls, [] if payload is None else [message], advice)
+        check_calls(grade, where, rank, phase.calls, [] if payload is None else [message], advice)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from grader.calls import Message, all_calls, check_messages, phases, why_stuck
+from grader.call_checks import ExpectedCall, all_calls, check_calls, phases, why_stuck
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import InRank, in_rank, run
@@ -114,17 +114,17 @@ def check_rounds(
     `values(case, chunk, way)`: what the last of the ranks on its way sends.
     """
     ranks = list(range(len(result.ranks)))
-    sends: list[list[Message]] = [[] for _ in ranks]
+    sends: list[list[ExpectedCall]] = [[] for _ in ranks]
     for hop in ranks[:-1]:
         for chunk in ranks:
             way = (ranks[chunk:] + ranks[:chunk])[first:] + (ranks[chunk:] + ranks[:chunk])[:first]
             sender, receiver = way[hop], (way + way)[hop + 1]
             payload = values(case, chunk, way[: hop + 1])
-            message = Message("send", receiver, "its right neighbour", payload, f"chunk {chunk} with {what}")
+            message = ExpectedCall("send", receiver, "its right neighbour", payload, f"chunk {chunk} with {what}")
             sends[sender].append(message)
     for rank in ranks:
-        receives = [Message("recv", ranks[rank - 1], "its left neighbour")] * len(sends[rank])
-        check_messages(grade, where, rank, phases(result, rank)[case].calls, sends[rank] + receives, ADVICE)
+        receives = [ExpectedCall("recv", ranks[rank - 1], "its left neighbour")] * len(sends[rank])
+        check_calls(grade, where, rank, phases(result, rank)[case].calls, sends[rank] + receives, ADVICE)
 
 
 # --- b.1 ---

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from grader.calls import Message, check_messages, phases
+from grader.call_checks import ExpectedCall, check_calls, phases
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
@@ -313,13 +313,13 @@ class BlockRun:
         both = "one activation for the attention, and one for the MLP"
         for rank in range(self.ranks.count):
             group = self.ranks.among(rank)
-            one = Message("all_reduce", members=group, elements=EXAMPLES * TOKENS * self.cut.width)
+            one = ExpectedCall("all_reduce", members=group, elements=EXAMPLES * TOKENS * self.cut.width)
             for event, calls in phases(self.result, rank):
                 if event.name == "ended" or (len(group) == 1 and not calls):
                     continue
                 expected = [] if event.name == "shard_block" else [one, one]
                 where = f"{self.where(rank)}, {event.name}"
-                check_messages(self.grade, where, rank, calls, expected, advice.get(event.name, both))
+                check_calls(self.grade, where, rank, calls, expected, advice.get(event.name, both))
 
 
 # --- the graded tests ---

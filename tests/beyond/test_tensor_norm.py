@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from grader.calls import all_calls
+from grader.call_checks import all_calls
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
-from grader.calls import Payloads, Sent, all_calls, check_sent, must_be_own_calls, must_use, names_used
+from grader.call_checks import Payloads, Sent, all_calls, check_sent, must_be_own_calls, must_use, names_used
 from grader.compare import Expected, check, with_inputs
 from grader.grading import Grade
 from grader.in_rank import in_rank, run

@@ -115,17 +115,16 @@ def test_ddp_under_another_name_is_still_ddp(play):
 # --- what a rank can know ---------------------------------------------------------------------------------------------
 
 
-def test_a_ranks_own_inputs_come_when_the_probe_asks_for_them(play):
+def test_a_rank_gets_its_own_inputs_and_no_others(play):
     source = """
         def go(context):
-            before = "mine" in context.arguments
-            return before, context.arguments["mine"], context.arguments["mine"]
+            return dict(context.arguments)
     """
 
     result = play(source, 2, each=[np.arange(2.0), np.arange(3.0)])
 
-    assert [rank[0] for rank in result.values] == [False, False]
-    assert [rank[1].tolist() for rank in result.values] == [[0, 1], [0, 1, 2]]
+    assert [rank["mine"].tolist() for rank in result.values] == [[0, 1], [0, 1, 2]]
+    assert all("each" not in rank for rank in result.values)
 
 
 def test_a_loader_that_asks_for_processes_loads_in_the_rank_itself_and_says_so(play):

@@ -1,8 +1,8 @@
-"""Our own tests of common/data/oscar.py: loading token blocks, what is said of a damaged folder, and the command."""
+"""Our own tests of common/data/oscar.py and token_folder.py: what a folder holds, damaged ones, and the command."""
 
-import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 import prepare_oscar
 from common import cache
-from common.data import token_map
+from common.data import token_folder
 from common.data.oscar import load_blocks
-from common.data.tokenise import fingerprint
+from common.data.token_folder import fingerprint, read_manifest
 from common.errors import InputError
 from common.paths import ROOT, locked
 from tests.own.small_token_blocks import TEXTS, bpe, documents_of, make
@@ -76,6 +76,81 @@ def test_a_split_without_documents_is_empty(tmp_path, tokenizer):
     assert len(load_blocks(tmp_path / "out", tokenizer).validation) == 0
 
 
+def test_the_ids_are_the_tokenizers_own_with_end_of_text_after_every_document(tmp_path, tokenizer):
+    make(tmp_path / "out", tokenizer, validation=0.0)
+
+    expected = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in TEXTS]
+    assert documents_of(tmp_path / "out", "train") == expected
+
+
+@pytest.mark.parametrize("characters", [1, 50, 1 << 20])
+def test_the_size_of_batches_changes_nothing(tmp_path, tokenizer, monkeypatch, characters):
+    monkeypatch.setattr(token_folder, "BATCH_CHARACTERS", characters)
+
+    make(tmp_path / "out", tokenizer)
+
+    train, validation = (documents_of(tmp_path / "out", split) for split in ("train", "validation"))
+    assert [tokenizer.decode(ids[:-1]) for ids in validation] == TEXTS[9::10]
+    assert [tokenizer.decode(ids[:-1]) for ids in train] == [text for i, text in enumerate(TEXTS) if i % 10 != 9]
+
+
+def test_end_of_text_written_inside_a_document_is_text(tmp_path, tokenizer):
+    make(tmp_path / "out", tokenizer, ["before<|endoftext|>after"], validation=0.0)
+
+    (ids,) = documents_of(tmp_path / "out", "train")
+    assert tokenizer.decode(ids[:-1]) == "before<|endoftext|>after"
+
+
+def test_the_tokenizers_own_truncation_and_padding_do_not_count(tmp_path):
+    tokenizer = bpe(300)
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    tokenizer.backend_tokenizer.enable_padding(length=50)
+
+    make(tmp_path / "out", tokenizer, validation=0.0)
+
+    assert [tokenizer.decode(ids[:-1]) for ids in documents_of(tmp_path / "out", "train")] == TEXTS
+
+
+@pytest.mark.parametrize("vocab_size, dtype", [(1 << 16, "uint16"), ((1 << 16) + 1, "uint32")])
+def test_ids_take_two_bytes_where_the_vocabulary_allows(tmp_path, vocab_size, dtype):
+    vocabulary = {"<|endoftext|>": 0} | {f"w{i}": i for i in range(1, vocab_size)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="w1"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|endoftext|>")
+
+    manifest = make(tmp_path / "out", tokenizer, [f"w{vocab_size - 1}"], validation=0.0)
+
+    assert manifest.dtype == dtype
+    assert documents_of(tmp_path / "out", "train") == [[vocab_size - 1, 0]]
+
+
+@pytest.mark.parametrize("size, documents", [(10, 2), (9, 1)])
+def test_the_limit_stops_before_the_document_that_would_exceed_it(tmp_path, tokenizer, size, documents):
+    manifest = make(tmp_path / "out", tokenizer, ["four", "äöü", "more"], size, 0.0)  # 4 + 6 + 4 bytes
+
+    assert (manifest.documents, manifest.text_bytes) == (documents, 4 + 6 * (documents == 2))
+
+
+def test_text_without_a_document_is_an_error_that_leaves_nothing(tmp_path, tokenizer):
+    with pytest.raises(InputError, match="texts: expected at least one document with text"):
+        make(tmp_path / "out", tokenizer, ["four"], size=3)
+
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [{"block_size": 0}, {"validation": 1.0}, {"validation": -0.1}])
+def test_options_out_of_range_are_refused(tokenizer, options):
+    with pytest.raises(InputError, match=f"--{next(iter(options))}: expected"):
+        token_folder.make_request([], tokenizer, **{"size": None, "block_size": 8, "validation": 0.1} | options)
+
+
+def test_a_tokenizer_without_end_of_text_is_refused(tmp_path):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe(300).backend_tokenizer)
+
+    with pytest.raises(InputError, match="expected a tokenizer with an end-of-text token"):
+        make(tmp_path / "out", tokenizer)
+
+
 def truncate_the_map(folder: Path) -> None:
     os.truncate(folder / "train.bin", (folder / "train.bin").stat().st_size - 2)
 
@@ -85,56 +160,39 @@ def change_the_map(folder: Path) -> None:
     (folder / "train.bin").write_bytes(data[:-2] + b"\1\0")
 
 
-def change(**entries):
-    def in_manifest(folder: Path) -> None:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        (folder / "manifest.json").write_text(json.dumps(manifest | entries))
-
-    return in_manifest
-
-
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (truncate_the_map, r"train.bin: expected \d+ bytes \(manifest.json\), got \d+"),
-        (change_the_map, r"train.bin: is not the file that manifest.json describes"),
-        (lambda folder: (folder / "validation.bin").unlink(), r"validation.bin: cannot be read"),
-        (lambda folder: (folder / "manifest.json").unlink(), r"manifest.json: not found"),
-        (lambda folder: (folder / "manifest.json").write_text('{"version": 1,'), r"manifest.json: cannot be read"),
-        (lambda folder: (folder / "manifest.json").write_text("[]"), r"manifest.json: its entries are missing or"),
-        (change(version=99), r"manifest.json: expected version 1, got 99"),
-        (change(dtype="uint32"), r"manifest.json: its entries are missing or contradict each other"),
-        (change(dtype="float"), r"manifest.json: its entries are missing or contradict each other"),
-        (change(block_size=16), r"manifest.json: its entries are missing or contradict each other"),
-        (change(block_size="8"), r"manifest.json: its entries are missing or contradict each other"),
-        (change(train={}), r"manifest.json: its entries are missing or contradict each other"),
-        (change(more=1), r"manifest.json: its entries are missing or contradict each other"),
-        (change(vocab_size=17), r"manifest.json: the text was tokenised with"),
+        (truncate_the_map, "train.bin has changed"),
+        (change_the_map, "train.bin has changed"),
+        (lambda folder: (folder / "validation.bin").unlink(), "validation.bin is missing"),
+        (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest.json has changed"),
+        (lambda folder: (folder / "complete.json").unlink(), "complete.json is missing"),
     ],
 )
 def test_a_damaged_folder_is_an_error_that_names_file_and_remedy(tmp_path, tokenizer, damage, message):
     make(tmp_path / "out", tokenizer)
     damage(tmp_path / "out")
 
-    with pytest.raises(InputError, match=f"out/{message}.*python prepare_oscar.py") as caught:
+    with pytest.raises(InputError, match=f"out: .*{message}.*python prepare_oscar.py") as caught:
         load_blocks(tmp_path / "out", tokenizer)
 
     assert "\n" not in str(caught.value)
 
 
-def test_the_end_of_a_long_map_is_checked_too(tmp_path, tokenizer):
-    make(tmp_path / "out", tokenizer, TEXTS * 200)
-    assert (tmp_path / "out" / "train.bin").stat().st_size > 2 * token_map.END_BYTES
-    change_the_map(tmp_path / "out")
+def test_a_manifest_of_another_form_is_an_error_that_names_the_remedy(tmp_path, tokenizer):
+    def build(partial: Path) -> None:
+        (partial / "manifest.json").write_text('{"request": {}, "more": 1}')
 
-    with pytest.raises(InputError, match=r"train.bin: is not the file"):
-        load_blocks(tmp_path / "out", tokenizer)
+    with pytest.raises(InputError, match=r"manifest.json: cannot be read .*python prepare_oscar.py"):
+        load_blocks(cache.cached(tmp_path / "out", build), tokenizer)
 
 
 def test_another_tokenizer_is_an_error_that_names_both(tmp_path, tokenizer):
     make(tmp_path / "out", tokenizer)
 
-    with pytest.raises(InputError, match=r"manifest.json: .*\(300 tokens\).*\(280 tokens\).*the same tokenizer"):
+    with pytest.raises(InputError, match=r"manifest.json: .*\(300 tokens\).*the same tokenizer"):
         load_blocks(tmp_path / "out", bpe(280))
 
 
@@ -249,7 +307,7 @@ def test_the_command_makes_a_folder_that_can_be_loaded(tmp_path, tokenizer, save
     first, second = capsys.readouterr().out.splitlines()
     assert first in second
     assert second.endswith("(made earlier from the same input)")
-    assert token_map.read_manifest(tmp_path / "out").text_bytes <= 1000
+    assert read_manifest(tmp_path / "out").text_bytes <= 1000
 
 
 def test_the_command_replaces_a_folder_only_when_told_to(tmp_path, saved):
@@ -260,7 +318,7 @@ def test_the_command_replaces_a_folder_only_when_told_to(tmp_path, saved):
         prepare_oscar.main([*arguments, "--block_size", "8"])
     prepare_oscar.main([*arguments, "--block_size", "8", "--overwrite"])
 
-    assert token_map.read_manifest(tmp_path / "out").block_size == 8
+    assert read_manifest(tmp_path / "out").request.block_size == 8
 
 
 @pytest.mark.parametrize("size, message", [("1B", "--size"), ("nonsense", "expected a number of bytes")])
@@ -269,6 +327,57 @@ def test_the_command_refuses_a_size_that_is_none_or_too_small(tmp_path, saved, s
 
     with pytest.raises(InputError, match=message):
         prepare_oscar.main([*arguments, "--size", size])
+
+
+@pytest.mark.parametrize("file", ["thesis.txt", "manifest.json"])
+def test_other_peoples_files_are_never_replaced(tmp_path, saved, file):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / file).write_text("years of work")
+    (tmp_path / "out" / "notes").touch()
+    arguments = f"--input {text_folder(tmp_path / 'text')} --output {tmp_path / 'out'} --tokenizer {saved} --overwrite"
+
+    with pytest.raises(InputError, match="got a path that holds no token blocks"):
+        prepare_oscar.main(arguments.split())
+
+    assert (tmp_path / "out" / file).read_text() == "years of work"
+
+
+def test_an_error_half_way_leaves_the_earlier_folder_as_it_was(tmp_path, tokenizer, saved):
+    earlier = make(tmp_path / "out", tokenizer)
+    (tmp_path / "en.jsonl").write_text('{"content": "a"}\n{oops\n')
+    arguments = f"--input {tmp_path / 'en.jsonl'} --output {tmp_path / 'out'} --tokenizer {saved} --overwrite"
+
+    with pytest.raises(InputError, match="line 2"):
+        prepare_oscar.main(arguments.split())
+
+    assert read_manifest(tmp_path / "out") == earlier
+
+
+def test_a_kill_half_way_leaves_no_folder_and_the_next_run_makes_it(tmp_path, tokenizer):
+    fork = multiprocessing.get_context("fork")
+    half_way, never = fork.Event(), fork.Event()
+
+    def stuck():
+        yield from TEXTS[:50]
+        half_way.set()
+        never.wait()
+
+    killed = fork.Process(target=make, args=(tmp_path / "out", tokenizer, stuck()))
+    killed.start()
+    assert half_way.wait(timeout=60)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.join()
+
+    assert not (tmp_path / "out").exists()
+    assert make(tmp_path / "out", tokenizer).documents == len(TEXTS)
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path, saved):
+    (tmp_path / "file").touch()
+    arguments = f"--input {text_folder(tmp_path / 'text')} --output {tmp_path / 'file' / 'out'} --tokenizer {saved}"
+
+    with pytest.raises(InputError, match="cannot be written"):
+        prepare_oscar.main(arguments.split())
 
 
 @pytest.mark.parametrize("arguments", ["--output out", "--input a --hub en --output out", "--input a"])

@@ -210,6 +210,13 @@ def test_a_master_that_cannot_be_reached_is_named_with_its_address(config):
     assert f"rank 1 could not reach rank 0 at 127.0.0.1:{config.master_port} within 0.5 s" in message
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_name_that_does_not_resolve_is_said_to_be_that(config, rank):
+    (message,) = start(replace(config, rank=rank, master_ip="no-such-host.invalid"))
+
+    assert "no-such-host.invalid does not resolve on this machine" in message
+
+
 def test_an_address_of_another_machine_is_refused_on_rank_0(config):
     (message,) = start(replace(config, master_ip="192.0.2.1"))
 

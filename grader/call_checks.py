@@ -111,7 +111,7 @@ class Payloads:
 # --- messages, one by one ---
 
 
-class Message(NamedTuple):
+class ExpectedCall(NamedTuple):
     """One call that a rank must make: a send, a recv, or a collective.
 
     peer: of a send or recv, with what that rank is to this one; payload: the numbers, with what they are; members: the
@@ -131,8 +131,8 @@ PAIRS = {"send": ("sends", "send", "to"), "recv": ("receives", "receive", "from"
 COUNTS = {1: "one", 2: "two", 4: "four"}
 
 
-def check_messages(
-    grade: Grade, where: str, rank: int, calls: Sequence[Call], expected: Sequence[Message], advice: str
+def check_calls(
+    grade: Grade, where: str, rank: int, calls: Sequence[Call], expected: Sequence[ExpectedCall], advice: str
 ) -> None:
     """Fail unless a rank makes just these calls; sends and receives may be interleaved in any way."""
     names = [call.name for call in calls]
@@ -152,7 +152,7 @@ def check_messages(
             _check_payload(grade, f"{where}: rank {rank}", call, message, f" in round {number}" if pairs else "")
 
 
-def _check_ends(grade: Grade, where: str, rank: int, call: Call, message: Message, advice: str) -> None:
+def _check_ends(grade: Grade, where: str, rank: int, call: Call, message: ExpectedCall, advice: str) -> None:
     """Fail unless a call goes to the right peer, or to the right group as a sum, and has the right size."""
     if message.peer is not None and call.root != message.peer:
         _, way, preposition = PAIRS[call.name]
@@ -169,7 +169,7 @@ def _check_ends(grade: Grade, where: str, rank: int, call: Call, message: Messag
         grade.fail(f"{where}, {call.name} ({call.where}): expected a sum, got {call.reduce}")
 
 
-def _check_payload(grade: Grade, where: str, call: Call, message: Message, round_: str) -> None:
+def _check_payload(grade: Grade, where: str, call: Call, message: ExpectedCall, round_: str) -> None:
     if message.payload is None:
         return
     got, expected = call.sent_arrays().ravel().astype(np.float64), np.ravel(message.payload)
