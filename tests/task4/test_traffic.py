@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
-from grader.calls import Sent, check_sent, must_be_own_calls, phases
+from grader.call_checks import Sent, check_sent, must_be_own_calls, phases
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
