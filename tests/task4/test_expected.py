@@ -74,7 +74,13 @@ def check_gradient_bytes(grade: Grade) -> None:
     shapes = [(rows,), (rows, 2), (2, rows, 2), (rows, 8), (16, rows), ()]  # no two sums of these are equal
     count = [math.prod(shape) for shape in shapes]
     frozen, unused, tied = 1, 3, 4
-    arguments = {"shapes": shapes, "frozen": frozen, "unused": unused, "tied": tied, "dtypes": list(BYTES)}
+    arguments: dict[str, Any] = {
+        "shapes": shapes,
+        "frozen": frozen,
+        "unused": unused,
+        "tied": tied,
+        "dtypes": list(BYTES),
+    }
     (found,) = run(grade, gradient_bytes, [{}], **arguments).values
     for (dtype, size), got in zip(BYTES.items(), found, strict=True):
         right = size * (sum(count) - count[frozen] - count[unused])
@@ -184,8 +190,9 @@ EPOCHS: dict[tuple[int, int, int], dict[float, str]] = {  # (examples, batch of 
 }
 
 
-def draw_epochs(grade: Grade) -> list[tuple[int, ...]]:
-    return [tuple(int(grade.draw.integers(*span)) for span in ((100, 900), (2, 20), (2, 9))) for _ in range(4)]
+def draw_epochs(grade: Grade) -> list[tuple[int, int, int]]:
+    draw = grade.draw.integers
+    return [(int(draw(100, 900)), int(draw(2, 20)), int(draw(2, 9))) for _ in range(4)]
 
 
 def why_wrong(count: float, examples: int, batch: int, workers: int) -> str:
