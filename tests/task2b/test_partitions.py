@@ -224,13 +224,13 @@ def check_sizes(grade: Grade) -> None:
             before, after = ([float(f"{size:.4g}") for size in of] for of in (sizes, found["changed"]["sizes"]))
             grade.fail(f"the list of sizes belongs to the caller and was changed: from {before} to {after}; copy it")
         check_counts(grade, length, sizes, lengths_of(parts))
-        lost = length + MORE - sum(lengths_of(found["other"]))
-        if found["second"] != parts or found["kept"] != parts or lost:
-            grade.fail(
-                f"later DataPartitioners change with earlier ones: of the same data, sizes and seed one makes "
-                f"{lengths_of(found['second'])} after {lengths_of(parts)}, and of {length + MORE} examples "
-                f"{lengths_of(found['other'])}: do not share state between partitioners"
-            )
+        advice = "do not share state between partitioners"
+        if found["second"] != parts or found["kept"] != parts:
+            grade.fail(f"a second DataPartitioner of the same data, sizes and seed divides them differently: {advice}")
+        others = lengths_of(found["other"])
+        if sum(others) != length + MORE:
+            what = f"a second DataPartitioner, of {length + MORE} examples after one of {length}"
+            grade.fail(f"{what}, makes partitions of {others}: {advice}")
 
 
 def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) -> None:
