@@ -105,11 +105,10 @@ class GivenPartitions:
 
     def __init__(self, partitions: list[list[int]]) -> None:
         self.given = partitions
-        self.shares: list[list[float]] = []  # that were asked for, by each call
+        self.asked = False
 
     def __call__(self, data: Any, sizes: Any = (0.7, 0.2, 0.1), seed: int = 1234) -> GivenPartitions:
-        self.data, self.partitions = data, [list(part) for part in self.given]
-        self.shares.append([float(size) for size in islice(sizes, MORE_THAN_ANY)])
+        self.data, self.partitions, self.asked = data, [list(part) for part in self.given], True
         return self
 
     def use(self, partition: int) -> GivenPartition:

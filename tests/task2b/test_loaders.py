@@ -67,7 +67,6 @@ def loaded(lesson: Any, inputs: Any, batch: int, collates: bool, place: dict[str
         "batch": operator.index(size) if whole else in_words(size),  # type: ignore[arg-type]
         "batches": batches,
         "again": again,
-        "len": len(loader),
         "collated": bool(batches) and len(collated) == len(batches) + len(again),
         "changed": changed,
     }
@@ -81,7 +80,7 @@ def load(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     if arguments["given"]:
         lesson.DataPartitioner = partitioner
     draw_noise(context.rank)
-    return loaded(lesson, inputs, arguments["batch"], True, {}) | {"shares": partitioner.shares}
+    return loaded(lesson, inputs, arguments["batch"], True, {}) | {"partitioned": partitioner.asked}
 
 
 @in_rank(uses=[IN_RANK, loaded], join=False)
@@ -148,10 +147,7 @@ def check_divided_at_random(grade: Grade) -> None:
     given = [sorted(order[: length // ranks]), sorted(order[length // ranks :])]
     found = loaders(grade, length, batch, ranks, given)
     for rank, (one, seen) in enumerate(zip(found, examples_of_ranks(found), strict=True)):
-        if not all(len(sizes) == ranks and np.allclose(sizes, 1 / ranks) for sizes in one["shares"]):
-            expected = f"{ranks} shares of {1 / ranks}"
-            grade.fail(f"on {ranks} workers, DataPartitioner gets the sizes {one['shares'][0]}, expected {expected}")
-        if one["shares"] and sorted(seen.elements()) != given[rank]:
+        if one["partitioned"] and sorted(seen.elements()) != given[rank]:
             grade.fail(
                 f"rank {rank} of {ranks}: the batches do not hold the examples of its partition; use the one that "
                 "DataPartitioner gives for this rank"
@@ -183,8 +179,6 @@ def check_numbers_of_batches(grade: Grade) -> None:
             grade.fail(f"{what}: the ranks have {counts} batches; a rank with more batches waits forever")
         if counts[0] != right:
             grade.fail(f"{what}: expected {right} batches on every rank, got {counts[0]}")
-        if (lengths := [one["len"] for one in found]) != counts:
-            grade.fail(f"{what}: len(loader) is {lengths}, but the loaders give {counts} batches")
         if again != counts:
             grade.fail(
                 f"{what}: the loaders give {counts} batches in the first epoch and {again} in the second: an iterator "
