@@ -13,7 +13,7 @@ from staff.grade.submissions import choose, clean_files, write_tree
 from staff.proofs.bank import BANKS
 
 PARTITION = "common/data_partition.py"
-TARGET = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"
+TARGET = "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices"
 VICTIM_FILE = "common/schedule.py"  # solved in every attacker's tree: an honest task that is graded after the attack
 VICTIM = "tests/test_pipeline.py::test_the_schedule_is_as_short_as_it_can_be"
 WANTS = ("points", "secret", "running", "harm")

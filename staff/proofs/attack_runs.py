@@ -28,7 +28,7 @@ from staff.sandbox.graded_run import Outcome, run_graded
 
 STAFF_FILE = "staff/handout/leaks.py"
 SECRET_FILES = (
-    STAFF_FILE, "grader/checks/partitions.py", "tests/test_task2b.py", "tests/gradients/test_averaging.py",
+    STAFF_FILE, "grader/compare.py", "tests/test_task2b.py", "tests/gradients/test_averaging.py",
     "course.toml",
 )  # fmt: skip
 NAME_LENGTH = 15  # characters of a process's name that the kernel keeps

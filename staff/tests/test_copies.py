@@ -91,7 +91,7 @@ def test_a_copy_that_is_still_open_is_named_and_costs_nothing(tree):
     line = change(tree, TRAFFIC, "1.3", 'raise NotImplementedError("TODO 1.3: one step")')
 
     wanted = "what_task_4 or gpt2_of_task_3 or scatter_cost"  # the copies of the other scripts: make bank, above
-    report = graded(tree, "-k", wanted, "tests/test_copies.py", "tests/test_task4.py")
+    report = graded(tree, "-k", wanted, "tests/test_copies.py", "tests/task4/test_expected.py")
 
     (warning,) = report["warnings"]
     assert warning.startswith(f"{TRAFFIC}:{line}: region 1.3 is not written here, but it is in {GLUE}:")

@@ -28,7 +28,7 @@ from staff.grade.submissions import Submission, Taken, choose, clean_files, name
 from staff.sandbox.graded_run import Outcome
 
 COURSE = load_course()
-QUICK = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"
+QUICK = "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices"
 HOME = "common/data_partition.py"
 
 

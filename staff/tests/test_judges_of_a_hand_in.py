@@ -10,7 +10,7 @@ import pytest
 from common.paths import ROOT
 from staff.grade.submissions import clean_files
 
-TEST = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"
+TEST = "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices"
 BROUGHT = ("conftest.py", "tests/conftest.py", "grader/__init__.py", "grader/plugin.py", "sitecustomize.py")
 SETTINGS = '[tool.pytest.ini_options]\npythonpath = ["."]\naddopts = "--seed 1"\n'
 

@@ -21,7 +21,7 @@ from staff.grade.submissions import clean_files, name_all
 from staff.grade.whole_class import share
 
 HOME = "common/data_partition.py"
-QUICK = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"
+QUICK = "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices"
 COURSE = load_course()
 
 

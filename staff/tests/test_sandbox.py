@@ -29,7 +29,7 @@ from staff.sandbox.graded_run import probe, run_graded
 
 pytestmark = pytest.mark.medium
 
-TEST = "tests/test_task2b.py::test_a_partition_gives_the_examples_at_its_indices"
+TEST = "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices"
 PTRACE = {"x86_64": 101, "aarch64": 117}
 
 

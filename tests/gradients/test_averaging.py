@@ -180,16 +180,24 @@ def check_mean(
     """Every rank holds the mean, and nothing where there was nothing; all else is as it was. `by`: with these alone."""
     for ranks in sizes:
         result, gradients = averaged(grade, calls, ranks, setting)
-        payloads = Payloads(result)
-        for call in range(len(setting.without)):
-            again = "in the second call, with different gradients: do not reuse anything from the first call\n"
-            dtype = "" if setting.dtype == "float32" else f"gradients of {setting.dtype}: "
-            where = f"{again if call else ''}{dtype}expected the mean of {ranks} workers' gradients; on rank {{rank}}, "
-            got = {(rank, name): one for rank, left in enumerate(result.values) for name, one in left[call].items()}
-            check(grade, where, got, after_call(setting, [own[call] for own in gradients], payloads), result)
+        check_each_call(grade, setting, result, gradients)
         must_be_own_calls(grade, result, BY_HAND)
         if by:
             must_use(grade, result, by)
+
+
+def check_each_call(
+    grade: Grade, setting: Setting, result: Result, gradients: Gradients, where: str = ""
+) -> None:  # fmt: skip
+    """After every call, every rank holds what it must."""
+    payloads = Payloads(result)
+    for call in range(len(setting.without)):
+        again = "in the second call, with different gradients: do not reuse anything from the first call\n"
+        dtype = "" if setting.dtype == "float32" else f"gradients of {setting.dtype}: "
+        mean = f"expected the mean of {len(gradients)} workers' gradients; on rank {{rank}}, "
+        got = {(rank, name): one for rank, left in enumerate(result.values) for name, one in left[call].items()}
+        expected = after_call(setting, [own[call] for own in gradients], payloads)
+        check(grade, f"{again if call else ''}{where}{dtype}{mean}", got, expected, result)
 
 
 def after_call(setting: Setting, gradients: list[list[Any]], payloads: Payloads) -> dict[Any, Expected]:

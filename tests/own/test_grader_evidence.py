@@ -10,7 +10,7 @@ import pytest
 
 from common.paths import ROOT
 from course.table import load_course
-from grader.checks import partition_loaders, start
+from grader.checks import start
 from grader.checks.pipeline import compute, forward, gpt2, waits
 from grader.grading import Grade, Session
 from grader.ranks.referee import MAIN, NO_PERMIT, PermitReferee
@@ -18,6 +18,7 @@ from grader.ranks.thread_times import ThreadTimes, cpu_times
 from grader.verdicts import Verdict, Wrong
 from grader.wire.values import MessageError
 from tests.own.inline_student import player
+from tests.task2b import test_loaders as loaders
 
 pytestmark = pytest.mark.medium
 
@@ -356,10 +357,10 @@ return DataLoader(Partition(dataset, kept), per_worker, collate_fn=collate_fn), 
     view = grade("common/data_partition.py", "2b.5", body)
 
     for check in (
-        partition_loaders.check_share,
-        partition_loaders.check_counts,
-        partition_loaders.check_no_overlap,
-        partition_loaders.check_group_and_collate,
+        loaders.check_share,
+        loaders.check_numbers_of_batches,
+        loaders.check_no_overlap,
+        loaders.check_group_and_collate,
     ):
         with pytest.raises(Verdict):
             check(view)

@@ -21,7 +21,6 @@ from course.table import load_course
 from grader.checks.pipeline import compute, waits, whole
 from grader.grading import Grade, Session
 from grader.probes import bert
-from grader.probes.data import Data
 from grader.probes.pipeline import split, watched
 from grader.probes.pipeline.forward import ForwardStandIns
 from grader.probes.pipeline.pipe import GivenSplit
@@ -30,6 +29,7 @@ from grader.verdicts import Deadlocked, TimedOut, Wrong
 from pipeline.partition import _split_module
 from pipeline.pipe import Pipe
 from pipeline.worker import InQueue, Task
+from tests.task2b.partitions_in_rank import Data
 
 COURSE = load_course()
 STAND_INS = {

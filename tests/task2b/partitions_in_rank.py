@@ -1,0 +1,134 @@
+"""What a rank does with data partitions, beside calling the student's code; sent to ranks as source."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+import random
+import reprlib
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Subset  # noqa: F401 (DataLoader: for what is sent beside this file)
+
+MORE_THAN_ANY = 200  # examples, batches and partitions: whoever gives more never ends
+
+
+class Data:
+    """Examples that say nothing of their indices: texts that were drawn for this run. The judge numbers them."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.items = list(texts)
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        return self.items[index]
+
+    def __setitem__(self, index: Any, example: Any) -> None:
+        """A partitioner that shuffles the caller's data is reported, instead of crashing."""
+        self.items[index] = example
+
+
+class Owned:
+    """What the caller keeps: the data, the sizes, the global random generators. `changed` names what did not stay."""
+
+    def __init__(self, data: Data, sizes: list[float]) -> None:
+        self.data, self.sizes = data, sizes
+        self._items, self._sizes = list(data.items), list(sizes)
+        self._generators = generators()
+
+    def changed(self) -> dict[str, Any]:
+        """Return whether the data changed, the sizes if they did, and the names of generators that moved."""
+        now = generators()
+        return {
+            "data": self.data.items != self._items,
+            "sizes": None if self.sizes == self._sizes else [float(size) for size in self.sizes],
+            "generators": [name for name, state in self._generators.items() if now[name] != state],
+        }
+
+
+def generators() -> dict[str, Any]:
+    """Return the states of the global random generators, by the names under which programs use them."""
+    states = {"random": random.getstate(), "numpy.random": pickle.dumps(np.random.get_state())}
+    return states | {"torch": torch.get_rng_state().tolist()}
+
+
+def text(example: object) -> str:
+    """Return an example as it is; anything else, such as an index, in words."""
+    return str(example) if isinstance(example, str) else in_words(example)
+
+
+def in_words(value: object) -> str:
+    """Return a value as a message shows it: an object without a representation of its own as its type."""
+    shown = reprlib.repr(value)
+    return f"a {type(value).__name__}" if " at 0x" in shown or shown.startswith("<") else shown
+
+
+def indices_of(partitions: Any) -> list[list[int]] | str:
+    """Return the partitions as lists of numbers; otherwise what is there instead, in words."""
+    if not hasattr(partitions, "__len__"):
+        return in_words(partitions)
+    found: list[list[int]] = []
+    for number, part in enumerate(islice(partitions, MORE_THAN_ANY)):
+        if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
+            return f"{in_words(part)} as partition {number}"
+        indices = list(islice(part, MORE_THAN_ANY))
+        try:
+            found.append([operator.index(index) for index in indices])
+        except TypeError:
+            wrong = next(index for index in indices if not hasattr(index, "__index__"))
+            return f"a {type(part).__name__} with {in_words(wrong)} as partition {number}"
+    return found
+
+
+def examples_of(dataset: object) -> list[str] | str:
+    """Return the examples of a data set, the same in two passes; otherwise what is wrong with it, in words."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        return f"got {in_words(dataset)}, which does not support len() and indexing"
+    first, again = ([text(dataset[place]) for place in range(min(len(dataset), MORE_THAN_ANY))] for _ in range(2))
+    return first if first == again else "the second pass over it gives different examples than the first"
+
+
+def draw_noise(amount: int) -> None:
+    for _ in range(amount):
+        random.random(), np.random.random(), torch.rand(1)
+
+
+class GivenPartitions:
+    """Stands for the student's DataPartitioner: whatever it is asked for, it has these partitions."""
+
+    def __init__(self, partitions: list[list[int]]) -> None:
+        self.given = partitions
+        self.asked = False
+
+    def __call__(self, data: Any, sizes: Any = (0.7, 0.2, 0.1), seed: int = 1234) -> GivenPartitions:
+        self.data, self.partitions, self.asked = data, [list(part) for part in self.given], True
+        return self
+
+    def use(self, partition: int) -> GivenPartition:
+        return GivenPartition(self.data, self.given[partition])
+
+
+class GivenPartition(Subset):
+    """Stands for the student's Partition, with the same two attributes: `data`, and `index`, which may be replaced."""
+
+    def __init__(self, data: Any, index: list[int]) -> None:
+        super().__init__(data, list(index))
+
+    @property
+    def data(self) -> Any:
+        return self.dataset
+
+    @property
+    def index(self) -> Any:
+        return self.indices
+
+    @index.setter
+    def index(self, index: Any) -> None:
+        self.indices = index

@@ -1,0 +1,272 @@
+"""Data partitions, 2b.5: partition_dataset, the loader and the batch size that every rank gets.
+
+The rule for the tail is judged by literal cases, and for drawn sizes by its properties: all ranks have equally many
+batches, no example comes twice, and what is left out would have been a batch of its own on a larger partition.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from grader.grading import Grade
+from grader.in_rank import in_rank
+from grader.verdicts import Crashed
+from tests.task2b.mixing import check_mixed
+from tests.task2b.test_partitions import IN_RANK, check_unchanged, numbered, on_data
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    import operator
+
+    from torch.utils.data import DataLoader
+
+    from grader.inside.tools import Context
+    from tests.task2b.partitions_in_rank import MORE_THAN_ANY, Data, GivenPartitions, Owned, draw_noise, in_words, text
+
+graded = pytest.mark.graded
+# (examples, total batch, workers): batches on every rank. Sizes that divide and that do not, a short last batch on all
+# ranks, tails of one example, fewer examples than workers, one worker.
+LOADS = {
+    (24, 8, 2): 3, (11, 8, 2): 2, (9, 4, 2): 2, (14, 9, 3): 2, (10, 8, 4): 1, (13, 6, 3): 2, (7, 4, 4): 1, (3, 4, 4): 0,
+    (17, 4, 2): 4, (7, 3, 1): 3, (8, 4, 1): 2,
+}  # fmt: skip
+MANY = (180, 12)  # examples and total batch: enough to see whether they were shuffled
+Loaded = dict[str, Any]  # what one rank gives, see below
+
+
+# --- what a rank does; its inputs are the texts of its data ---
+
+
+def loaded(lesson: Any, inputs: Any, batch: int, collates: bool, place: dict[str, int]) -> dict[str, Any]:
+    """Return what partition_dataset returns, and the batches of two epochs."""
+    collated: list[int] = []
+
+    def collate(examples: list[Any]) -> list[Any]:
+        collated.append(len(examples))
+        return list(examples)
+
+    def epoch(loader: Any) -> list[list[str]]:
+        return [[text(example) for example in examples] for examples in islice(loader, MORE_THAN_ANY)]
+
+    owned = Owned(Data(inputs), [])
+    result = lesson.partition_dataset(owned.data, batch, *([collate] if collates else []), **place)
+    changed = owned.changed()
+    parts = result if isinstance(result, tuple) else (result,)
+    if len(parts) != 2 or not isinstance(parts[0], DataLoader):
+        return {"instead": " and ".join(type(part).__name__ for part in parts)}
+    loader, size = parts
+    batches, again = epoch(loader), epoch(loader)
+    whole = hasattr(size, "__index__") and not isinstance(size, bool)
+    return {
+        "instead": "",
+        "batch": operator.index(size) if whole else in_words(size),  # type: ignore[arg-type]
+        "batches": batches,
+        "again": again,
+        "collated": bool(batches) and len(collated) == len(batches) + len(again),
+        "changed": changed,
+    }
+
+
+@in_rank(uses=[IN_RANK, loaded])
+def load(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
+    """Return what partition_dataset gives this rank of a process group; `given`: the partitions that it finds."""
+    arguments = context.arguments
+    partitioner = GivenPartitions(arguments["given"])
+    if arguments["given"]:
+        lesson.DataPartitioner = partitioner
+    draw_noise(context.rank)
+    return loaded(lesson, inputs, arguments["batch"], True, {}) | {"partitioned": partitioner.asked}
+
+
+@in_rank(uses=[IN_RANK, loaded], join=False)
+def load_for_each(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Yield what partition_dataset gives each rank that it is asked for, without a process group."""
+    arguments = context.arguments
+    for rank in range(arguments["workers"]):
+        place = {"rank": rank, "world_size": arguments["workers"]}
+        yield loaded(lesson, inputs, arguments["batch"], arguments["collates"], place)
+
+
+# --- what the ranks get ---
+
+
+def loaders(
+    grade: Grade, length: int, batch: int, ranks: int, given: Sequence[Sequence[int]] = ()
+) -> list[Loaded]:  # fmt: skip
+    """Return what partition_dataset gives each rank."""
+    try:
+        found = on_data(grade, load, ranks, length, batch=batch, given=given)
+    except Crashed as crash:
+        raise Crashed(f"{in_words_of(length, batch, ranks)}: {crash}") from None
+    return with_numbers(grade, found)
+
+
+def with_numbers(grade: Grade, found: list[Loaded]) -> list[Loaded]:
+    """Return the same with the numbers of the examples; fail where a rank got no loader."""
+    for one in found:
+        if one["instead"]:
+            grade.fail(f"expected a DataLoader and the batch size of a worker, got {one['instead']}")
+    return [one | {name: numbered(grade, one[name]) for name in ("batches", "again")} for one in found]
+
+
+def in_words_of(length: int, batch: int, ranks: int) -> str:
+    return f"{length} examples, total batch {batch}, {ranks} workers"
+
+
+def examples_of_ranks(found: list[Loaded], epoch: str = "batches") -> list[Counter[int]]:
+    """Return how often each rank saw which example."""
+    return [Counter(example for batch in one[epoch] for example in batch) for one in found]
+
+
+def check_examples(grade: Grade, found: list[Loaded]) -> None:
+    """Numbers and sizes of batches count only where the batches hold examples of the data, each once on a rank."""
+    for rank, seen in enumerate(examples_of_ranks(found)):
+        if -1 in seen:
+            grade.fail("expected batches of examples, got something else, for example their indices")
+        if repeated := [example for example, number in seen.items() if number > 1]:
+            grade.fail(f"{len(repeated)} examples appear more than once on rank {rank}, for example {min(repeated)}")
+
+
+def check_divided_at_random(grade: Grade) -> None:
+    """No test counts for parts of the data in its own order, which can be had without a partitioner.
+
+    Where DataPartitioner is used, a rank's batches hold the examples of the partition that it gives, here a drawn one.
+    A partition_dataset that shuffles and deals out by itself uses none.
+    """
+    (length, batch), ranks = MANY, 2
+    half = np.isin(np.arange(length), list(examples_of_ranks(loaders(grade, length, batch, ranks))[0]))
+    if all(half) or not any(half):
+        grade.fail(f"{length} examples on {ranks} workers: rank 0 has {'all' if all(half) else 'none'} of them")
+    check_mixed(grade, [half])
+    order = [int(index) for index in np.random.default_rng([grade.seed, 8]).permutation(length)]
+    given = [sorted(order[: length // ranks]), sorted(order[length // ranks :])]
+    found = loaders(grade, length, batch, ranks, given)
+    for rank, (one, seen) in enumerate(zip(found, examples_of_ranks(found), strict=True)):
+        if one["partitioned"] and sorted(seen.elements()) != given[rank]:
+            grade.fail(
+                f"rank {rank} of {ranks}: the batches do not hold the examples of its partition; use the one that "
+                "DataPartitioner gives for this rank"
+            )
+
+
+def check_share(grade: Grade) -> None:
+    """The batch of a worker is the total divided by the number of workers; a loader and this number are returned."""
+    for length, total, ranks in LOADS:
+        found, share = loaders(grade, length, total, ranks), total // ranks
+        for rank, one in enumerate(found):
+            if one["batch"] != share:
+                what = f"total batch {total} on {ranks} workers: expected the batch size {share} for each"
+                grade.fail(f"{what}, got {one['batch']} on rank {rank}")
+            sizes = [len(examples) for examples in one["batches"]]
+            if any(size != share for size in sizes[:-1]) or max(sizes, default=0) > share:
+                grade.fail(f"rank {rank} of {ranks}: expected batches of {share}, got {sizes}")
+        check_examples(grade, found)
+    check_divided_at_random(grade)
+
+
+def check_numbers_of_batches(grade: Grade) -> None:
+    """All ranks have the same number of batches, in every epoch, as many as the smallest partition fills."""
+    for (length, total, ranks), right in LOADS.items():
+        found = loaders(grade, length, total, ranks)
+        counts, again = ([len(one[epoch]) for one in found] for epoch in ("batches", "again"))
+        what = in_words_of(length, total, ranks)
+        if len(set(counts)) > 1:
+            grade.fail(f"{what}: the ranks have {counts} batches; a rank with more batches waits forever")
+        if counts[0] != right:
+            grade.fail(f"{what}: expected {right} batches on every rank, got {counts[0]}")
+        if again != counts:
+            grade.fail(
+                f"{what}: the loaders give {counts} batches in the first epoch and {again} in the second: an iterator "
+                "or a generator is used up after one pass; pass a list, a range or a data set"
+            )
+        check_examples(grade, found)
+    check_divided_at_random(grade)
+
+
+def check_no_overlap(grade: Grade) -> None:
+    """No example on two ranks or twice on one; only a batch of its own is left out, on a larger partition."""
+    drawn = [(int(grade.draw.integers(20, 60)), 2 * n * int(grade.draw.integers(1, 4)), n) for n in (2, 3)]
+    for length, total, ranks in [*LOADS, *drawn]:
+        found = loaders(grade, length, total, ranks)
+        what = in_words_of(length, total, ranks)
+        first, second = (examples_of_ranks(found, epoch) for epoch in ("batches", "again"))
+        for parts in (first, second):
+            check_parts(grade, what, length, parts)
+        ever = [one | other for one, other in zip(first, second, strict=True)]  # a loader may leave out another one
+        check_parts(grade, f"{what}, in two epochs", length, ever)
+        full = [all(len(batch) == total // ranks for batch in one["batches"]) for one in found]
+        left_out = length - sum(map(len, first))
+        if left_out > min(length % ranks, sum(full)) and length >= ranks:
+            advice = "leave out only a batch that another rank cannot fill"
+            grade.fail(f"{what}: {left_out} examples are in no batch; {advice}")
+        check_unchanged(grade, found[0]["changed"], "partition_dataset()")
+    check_divided_at_random(grade)
+
+
+def check_parts(grade: Grade, what: str, length: int, parts: list[Counter[int]]) -> None:
+    """Fail unless the ranks' examples are different ones, and some."""
+    if len(parts) > 1 and parts[0] and all(part == parts[0] for part in parts):
+        grade.fail(f"{what}: every rank has the same examples: which partition is this rank's?")
+    seen = sum(parts, Counter[int]())
+    if not seen and length >= len(parts):
+        grade.fail(f"{what}: expected a DataLoader with batches of examples, got no batch at all")
+    if set(seen) - set(range(length)):
+        grade.fail(f"{what}: expected batches of examples, got something else")
+    if twice := [example for example, number in seen.items() if number > 1]:
+        grade.fail(f"{what}: {len(twice)} examples appear more than once, for example {min(twice)}")
+
+
+def check_group_and_collate(grade: Grade) -> None:
+    """rank and world_size come from the process group or from the caller; collate_fn, if any, makes the batches."""
+    (length, batch, ranks), place = (24, 6, 3), {"workers": 3, "batch": 6}
+    in_group = loaders(grade, length, batch, ranks)
+    asked, plain = (
+        with_numbers(grade, on_data(grade, load_for_each, 1, length, collates=collates, **place)[0])
+        for collates in (True, False)
+    )
+    for found in (in_group, asked, plain):
+        if not all(one["batches"] for one in found):
+            grade.fail(f"{in_words_of(length, batch, ranks)}: the loader gives no batch")
+    if not all(one["collated"] for one in (*in_group, *asked)):
+        grade.fail("collate_fn was given but not used: pass it to the DataLoader")
+    each = [[sorted(seen.elements()) for seen in examples_of_ranks(found)] for found in (in_group, asked, plain)]
+    for rank, (of_group, of_caller, default) in enumerate(zip(*each, strict=True)):
+        if of_group != of_caller:
+            grade.fail(
+                f"rank {rank} gets different examples with rank and world_size from the process group than with "
+                f"rank={rank}, world_size={ranks} as arguments"
+            )
+        if default != of_caller:
+            advice = "pass None on, so that torch builds the batches"
+            grade.fail(f"without collate_fn, rank {rank} gets {default}, expected the examples {of_caller}: {advice}")
+    for found in (in_group, asked, plain):
+        check_examples(grade, found)
+    check_divided_at_random(grade)
+
+
+# --- the graded tests ---
+
+
+@graded("2b.5", points=1)
+def test_a_worker_gets_its_share_of_the_batch(grade: Grade) -> None:
+    check_share(grade)
+
+
+@graded("2b.5", points=1)
+def test_all_workers_have_the_same_number_of_batches(grade: Grade) -> None:
+    check_numbers_of_batches(grade)
+
+
+@graded("2b.5", points=1)
+def test_no_example_is_on_two_workers_or_lost(grade: Grade) -> None:
+    check_no_overlap(grade)
+
+
+@graded("2b.5", points=1)
+def test_partition_dataset_asks_the_process_group_and_collates(grade: Grade) -> None:
+    check_group_and_collate(grade)

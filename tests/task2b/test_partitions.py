@@ -1,0 +1,358 @@
+"""Data partitions: 2b.2 Partition, 2b.3 DataPartitioner, 2b.4 its use().
+
+An example is a text that is drawn for the run and says nothing about its place: who returns it has looked it up. The
+sizes of partitions are judged by properties: none gets a whole example more or less than its share, and none that lost
+more by rounding goes without an extra example.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from grader.compare import Expected, check
+from grader.grading import Grade
+from grader.in_rank import InRank, in_rank, run
+from grader.wire import drawn
+from tests.task2b.mixing import check_mixed, check_orders_differ
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context
+    from tests.task2b.partitions_in_rank import MORE_THAN_ANY, Data, Owned, draw_noise, examples_of, indices_of, text
+
+graded = pytest.mark.graded
+FILE, IN_RANK = "common/data_partition.py", "tests/task2b/partitions_in_rank.py"
+ROUNDING = 1e-6  # shares are products of floats
+MORE = 5  # examples of a second data set
+EXACT = [(24, [0.25] * 4), (30, [0.5, 0.5]), (9, [1.0])]  # shares that need no rounding, in floats either
+UNEVEN = [  # every other rule of rounding shows in one of these
+    (10, [0.7, 0.2, 0.1]), (11, [0.7, 0.2, 0.1]), (100, [0.29, 0.71]), (9, [0.25] * 4), (3, [0.25] * 4),
+    (6, [0.45, 0.45, 0.1]), (16, [0.16, 0.36, 0.48]),
+]  # fmt: skip
+SIZES = [[0.7, 0.2, 0.1], [1 / 3] * 3, [0.5, 0.5], [0.29, 0.71], [0.1] * 10, [1 / 7] * 7, [0.25] * 4, [1.0]]
+OWN_GENERATOR = "shuffle with a generator of your own, random.Random(seed)"
+
+
+# --- what a rank does; its inputs are the texts of its data ---
+
+
+@in_rank(uses=[IN_RANK], join=False)
+def partition(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Return the examples of Partition(data, index), one by one and in a loop."""
+    for kind in (list, tuple, np.array):
+        index: Any = kind(context.arguments["index"])
+        owned = Owned(Data(inputs), [])
+        part = lesson.Partition(owned.data, index)
+        backwards = [text(part[place]) for place in reversed(range(len(index)))]
+        looped = [text(example) for example in islice(part, MORE_THAN_ANY)]  # ends at the first IndexError
+        left = {"examples": backwards[::-1], "looped": looped, "index": [int(place) for place in index]}
+        yield left | {"data": owned.changed()["data"]}
+
+
+@in_rank(uses=[IN_RANK], join=False)
+def partitioners(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
+    """Return the partitions for several seeds, and those of two later partitioners, one of them of more data."""
+    arguments = context.arguments
+    sizes, seed = arguments["sizes"], arguments["seeds"][0]
+    draw_noise(arguments["noise"])
+    owned = Owned(Data(inputs[: len(inputs) - arguments["more"]]), list(sizes))
+    first = lesson.DataPartitioner(owned.data, owned.sizes, seed)
+    others = [lesson.DataPartitioner(owned.data, list(sizes), other) for other in arguments["seeds"][1:]]
+    changed = owned.changed()
+    partitions = [indices_of(each.partitions) for each in (first, *others)]
+    other = indices_of(lesson.DataPartitioner(Data(inputs), list(sizes), seed + 1).partitions)
+    second = indices_of(lesson.DataPartitioner(owned.data, list(sizes), seed).partitions)
+    later = {"other": other, "second": second, "kept": indices_of(first.partitions)}
+    return {"partitions": partitions, "changed": changed, **later}
+
+
+@in_rank(uses=[IN_RANK], join=False)
+def use(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
+    """Return the examples of use(k) for every partition, in two rounds, and the partitions before and after."""
+    sizes = context.arguments["sizes"]
+    made = lesson.DataPartitioner(Data(inputs), sizes, context.arguments["seed"])
+    before = indices_of(made.partitions)
+    draw_noise(3)
+    owned = Owned(made.data, [])
+    owned.data.reads = 0
+    parts = [made.use(k) for k in range(len(sizes))]
+    changed, reads = owned.changed(), owned.data.reads
+    rounds = [[examples_of(part) for part in parts]]
+    draw_noise(3)
+    rounds.append([examples_of(made.use(k)) for k in reversed(range(len(sizes)))][::-1])
+    return {
+        "rounds": rounds,
+        "before": before,
+        "after": indices_of(made.partitions),
+        "changed": changed,
+        "reads": reads,
+    }
+
+
+# --- data, and what the student's code makes of it ---
+
+
+def texts(grade: Grade, count: int) -> list[str]:
+    """Return the examples of a data set of this run; longer ones begin with those of shorter ones."""
+    return [f"text {number:012x}" for number in drawn.generator(grade.seed, 5).integers(0, 1 << 48, count)]
+
+
+def on_data(grade: Grade, function: InRank, ranks: int, length: int, **arguments: Any) -> list[Any]:
+    """Return what a function gives on each rank, on a data set of this length."""
+    return run(grade, function, [texts(grade, length)] * ranks, **arguments).values
+
+
+def numbered(grade: Grade, value: Any) -> Any:
+    """Return lists of texts, however deep, with the number of each example: -1 for anything else."""
+    places = {example: place for place, example in enumerate(texts(grade, 400))}
+
+    def number(value: object) -> Any:
+        return [number(item) for item in value] if isinstance(value, list) else places.get(str(value), -1)
+
+    return number(value)
+
+
+def partitions(grade: Grade, length: int, sizes: list[float], seeds: list[int], noise: int = 0) -> dict[str, Any]:
+    """Return what `partitioners` gives; its partitions are lists of indices."""
+    arguments = {"more": MORE, "sizes": sizes, "seeds": seeds, "noise": noise}
+    (found,) = on_data(grade, partitioners, 1, length + MORE, **arguments)
+    for parts in found["partitions"]:
+        must_be_indices(grade, parts)
+    return dict(found)
+
+
+def must_be_indices(grade: Grade, parts: object) -> None:
+    if isinstance(parts, str):
+        grade.fail(f"self.partitions: expected a list of indices (whole numbers) for each size; got {parts}")
+
+
+def draw_settings(grade: Grade, count: int) -> list[tuple[int, list[float]]]:
+    """Draw numbers of examples, and sizes that do not divide them."""
+    return [(int(grade.draw.integers(5, 120)), SIZES[int(grade.draw.integers(len(SIZES)))]) for _ in range(count)]
+
+
+def draw_seeds(grade: Grade, count: int) -> list[int]:
+    """Draw seeds of which no two are equal."""
+    return [int(seed) for seed in grade.draw.choice(10**6, count, replace=False)]
+
+
+def check_unchanged(grade: Grade, changed: dict[str, Any], of: str) -> None:
+    """Fail if a call has changed the caller's data, or moved a global random generator."""
+    if changed["data"]:
+        grade.fail(f"{of} changes the data set itself: shuffle a list of indices, not the data")
+    if changed["generators"]:
+        grade.fail(
+            f"{of} seeds or uses the global generator of {' and '.join(changed['generators'])}, so what is drawn after "
+            f"it (dropout, new weights) changes too: {OWN_GENERATOR}"
+        )
+
+
+# --- 2b.2 ---
+
+
+def check_partition(grade: Grade) -> None:
+    """Place i of Partition(data, index) is data[index[i]], the example and not its number."""
+    index = [int(i) for i in grade.draw.permutation(20)[:7]]
+    sentence = "for the indices {expected} expected these examples, got {got}"
+    caller = "it belongs to the caller, so only read it"
+    mistakes = {
+        f"it returns something other than an example (shown as -1), for instance its index: {sentence}": [-1] * 7,
+        "it uses the position as an index into the data: which example is at this position of the partition? "
+        + sentence: list(range(7)),
+    }
+    expected = {
+        "examples": Expected(index, f"wrong example: {sentence}", mistakes=mistakes),
+        "index": Expected(index, f"looking up an example changes the list of indices: {caller}"),
+        "data": Expected(False, f"looking up an example changes the data: {caller}"),
+        "looped": Expected(
+            index, "`for example in partition` gives {got} or more, expected {expected}: an index of len(partition) "
+            "or more must raise IndexError; otherwise the loop never ends",
+        ),
+    }  # fmt: skip
+    for left in on_data(grade, partition, 1, 20, index=index)[0]:
+        got = left | {name: numbered(grade, left[name][:10]) for name in ("examples", "looped")}
+        check(grade, "", got, expected)
+
+
+# --- 2b.3 ---
+
+
+def check_once(grade: Grade) -> None:
+    """Every index is in exactly one partition, and there are as many partitions as sizes."""
+    for length, sizes in [*UNEVEN, *draw_settings(grade, 3), *EXACT]:
+        (parts,) = partitions(grade, length, sizes, [1234])["partitions"]
+        check_exactly_once(grade, length, sizes, parts)
+        if (length, sizes) in EXACT:
+            check_counts(grade, length, sizes, lengths_of(parts))
+
+
+def check_exactly_once(grade: Grade, length: int, sizes: list[float], parts: list[list[int]]) -> None:
+    """Fail unless each of `length` indices is in one of as many partitions as there are sizes."""
+    total = Counter(index for part in parts for index in part)
+    of = f"of {length} examples cut by {[round(size, 3) for size in sizes]}"
+    if len(parts) != len(sizes):
+        grade.fail(f"self.partitions: expected {len(sizes)} partitions, one for each size, got {len(parts)}")
+    twice = [index for index, number in total.items() if number > 1]
+    missing, strange = set(range(length)) - set(total), set(total) - set(range(length))
+    if strange:
+        grade.fail(f"{of}, a partition holds the index {min(strange)}, expected 0 to {length - 1}")
+    if twice:  # said first: what overlaps often leaves holes too, and other rounding does not repair it
+        holes = f", and {len(missing)} in none" if missing else ""
+        grade.fail(
+            f"{of}, {len(twice)} are in a partition more than once, for instance {min(twice)}{holes}: each partition "
+            "must begin where the one before it ended"
+        )
+    if missing:
+        grade.fail(f"{of}, {len(missing)} are in no partition, for instance {min(missing)}: round without losing any")
+
+
+def lengths_of(parts: Any) -> list[int]:
+    """Return the lengths of partitions; none for what is no list of indices."""
+    return [] if isinstance(parts, str) else [len(part) for part in parts]
+
+
+def check_sizes(grade: Grade) -> None:
+    """Sizes are rounded by largest remainder, the first of equal sizes up, in every partitioner made of them."""
+    for length, sizes in [*UNEVEN, *draw_settings(grade, 6), (7, [0.5, 0.0, 0.5]), (5, [1 / 3] * 3)]:
+        found = partitions(grade, length, sizes, [1234])
+        (parts,) = found["partitions"]
+        if found["changed"]["sizes"] is not None:
+            before, after = ([float(f"{size:.4g}") for size in of] for of in (sizes, found["changed"]["sizes"]))
+            grade.fail(f"the list of sizes belongs to the caller and was changed: from {before} to {after}; copy it")
+        check_counts(grade, length, sizes, lengths_of(parts))
+        advice = "do not share state between partitioners"
+        if found["second"] != parts or found["kept"] != parts:
+            grade.fail(f"a second DataPartitioner of the same data, sizes and seed divides them differently: {advice}")
+        others = lengths_of(found["other"])
+        if sum(others) != length + MORE:
+            what = f"a second DataPartitioner, of {length + MORE} examples after one of {length}"
+            grade.fail(f"{what}, makes partitions of {others}: {advice}")
+
+
+def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) -> None:
+    """Fail unless these sizes of partitions follow the rule in the docstring of DataPartitioner."""
+    shares = [size * length for size in sizes]
+    rule = "see the rule in the docstring of DataPartitioner"
+    what = f"{length} examples in shares of {[round(share, 2) for share in shares]}: got partitions of {got}, {rule}"
+    if len(got) != len(sizes) or sum(got) != length:
+        grade.fail(what)
+    gains = [count - share for count, share in zip(got, shares, strict=True)]  # of rounding, above 0: rounded up
+    if any(abs(gain) > 1 - ROUNDING for gain in gains):
+        far = max(range(len(gains)), key=lambda k: abs(gains[k]))
+        grade.fail(f"{what}: partition {far} is not its share rounded up or down")
+    up = [k for k, gain in enumerate(gains) if gain > ROUNDING]
+    down = [k for k, gain in enumerate(gains) if gain < -ROUNDING]
+    for more, less in ((more, less) for more in up for less in down):
+        if gains[more] - gains[less] > 1 + ROUNDING:
+            grade.fail(f"{what}: partition {less} loses more by rounding down than partition {more} would")
+        if sizes[more] == sizes[less] and less < more:
+            grade.fail(f"{what}: of equal sizes the first ones are rounded up, here {less} before {more}")
+
+
+def check_seed(grade: Grade) -> None:
+    """The partitions depend on the seed and on nothing else, and nothing else depends on them."""
+    length, sizes = 4 * int(grade.draw.integers(10, 20)), [0.25] * 4
+    seeds = draw_seeds(grade, 2)
+    found = partitions(grade, length, sizes, seeds, 1)
+    one, other = found["partitions"]
+    if one != partitions(grade, length, sizes, seeds, 2)["partitions"][0]:
+        words = "equal seeds give different partitions once something else has drawn random numbers"
+        grade.fail(f"{words}: {OWN_GENERATOR}")
+    if one == other:
+        grade.fail(f"the seeds {seeds} give the same partitions: shuffle the indices with a generator made from seed")
+    check_unchanged(grade, found["changed"], "DataPartitioner()")
+    check_orders_differ(grade, [first_half(grade, length, sizes, parts) for parts in (one, other)])
+
+
+def first_half(grade: Grade, length: int, sizes: list[float], parts: list[list[int]]) -> np.ndarray:
+    """Return which indices are in the first half of the partitions. An order counts only if it is one of partitions."""
+    must_be_exact(grade, length, sizes, parts)
+    return np.isin(np.arange(length), np.concatenate(parts[: len(parts) // 2]))
+
+
+def must_be_exact(grade: Grade, length: int, sizes: list[float], parts: list[list[int]]) -> None:
+    """Each example is in one partition, and parts are equal where nothing is rounded."""
+    check_exactly_once(grade, length, sizes, parts)
+    check_counts(grade, length, sizes, lengths_of(parts))
+
+
+def check_shuffled(grade: Grade) -> None:
+    """Indices are shuffled, by the seed; the data is not moved. Judged over several seeds together."""
+    length, sizes = 60, [0.5, 0.5]
+    found = partitions(grade, length, sizes, draw_seeds(grade, 6))
+    if found["changed"]["data"]:
+        grade.fail("the data set itself was changed: shuffle a list of indices, not the data")
+    halves = [first_half(grade, length, sizes, parts) for parts in found["partitions"]]
+    check_mixed(grade, halves)
+    check_orders_differ(grade, halves)
+
+
+# --- 2b.4 ---
+
+
+def check_use(grade: Grade) -> None:
+    """use(k) gives the examples of partitions[k], in their order, each time it is called."""
+    for length, sizes in [*UNEVEN[-2:], *draw_settings(grade, 3)]:
+        (found,) = on_data(grade, use, 1, length, sizes=sizes, seed=grade.number("partitions", 1000))
+        before = found["before"]
+        must_be_indices(grade, before)
+        if not any(before):
+            grade.fail(f"the partitions of {length} examples are all empty, so use() has nothing to give")
+        for k, examples in enumerate(found["rounds"][0]):
+            if isinstance(examples, str):
+                grade.fail(f"use({k}): expected a Partition; {examples}")
+        first, second = numbered(grade, found["rounds"])
+        if first != second or found["after"] != before:
+            grade.fail("calling use() twice for one partition gives different examples: partition the data once, in "
+                       "the constructor")  # fmt: skip
+        for k, part in enumerate(before):
+            if first[k] != part:
+                grade.fail(f"use({k}) gives the examples {first[k][:6]}, expected those of partitions[{k}]")
+        check_unchanged(grade, found["changed"], "use()")
+        if found["reads"]:
+            grade.fail(
+                f"use() reads {found['reads']} examples, expected none: do not copy the data. Give Partition the data "
+                "and a list of indices; it looks up each example when it is needed"
+            )
+
+
+# --- the graded tests ---
+
+
+@graded("2b.2", points=2)
+def test_a_partition_gives_the_examples_at_its_indices(grade: Grade) -> None:
+    check_partition(grade)
+
+
+@graded("2b.3", points=2)
+def test_every_example_is_in_one_partition(grade: Grade) -> None:
+    check_once(grade)
+
+
+@graded("2b.3", points=1)
+def test_partitions_have_the_sizes_asked_for(grade: Grade) -> None:
+    check_sizes(grade)
+
+
+@graded("2b.3", points=1)
+def test_partitions_follow_the_seed_and_nothing_else(grade: Grade) -> None:
+    check_seed(grade)
+
+
+@graded("2b.3", points=1)
+def test_partitions_are_shuffled_and_the_data_is_not(grade: Grade) -> None:
+    check_shuffled(grade)
+
+
+@graded("2b.3", points=1, absence=True)
+def test_data_partition_imports_only_what_the_course_allows(grade: Grade) -> None:
+    grade.imports_only_allowed(FILE)
+
+
+@graded("2b.4", points=2)
+def test_use_gives_the_same_partition_every_time(grade: Grade) -> None:
+    check_use(grade)

@@ -1,0 +1,277 @@
+"""Task 4, 4.2: the bytes that a worker must send and receive, and the iterations of an epoch.
+
+The lesson's formulas are not here: tensors are passed around a ring, or to rank 0 and back, message by message, and the
+messages counted. The iterations of an epoch are judged by a property: they hold all examples, and one less does not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from grader.compare import check
+from grader.grading import Grade
+from grader.in_rank import in_rank, run
+from tests.task4.test_traffic import BYTES, FLAGS, value_of
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context, nn, torch
+
+graded = pytest.mark.graded
+FILE = "task4_traffic/expected.py"
+WORKERS = (7, 2, 3, 4, 5, 6)  # 7 first: there no wrong factor looks like another one
+Message = tuple[int, int]  # sender, receiver
+
+
+# --- what a rank does ---
+
+
+@in_rank(preload=["scripts"], join=False)
+def gradient_bytes(context: Context, lesson: Any, inputs: Any) -> list[float]:
+    """Return gradient_bytes of a model with a tied, a frozen and an unused tensor, for every dtype."""
+    arguments, parameters = context.arguments, []
+    for k, shape in enumerate(arguments["shapes"]):
+        parameters.append(nn.Parameter(torch.zeros(shape), requires_grad=k != arguments["frozen"]))
+        if k not in (arguments["frozen"], arguments["unused"]):
+            parameters[k].grad = torch.ones(shape)
+    model = nn.ModuleList([nn.ParameterList(parameters), nn.ParameterList([parameters[arguments["tied"]]])])
+    return [float(lesson.gradient_bytes(model, getattr(torch, dtype))) for dtype in arguments["dtypes"]]
+
+
+@in_rank(preload=["scripts"], join=False)
+def call_in_each_case(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Yield what the student's function returns in each case: a number, or Traffic as [sent, received]."""
+    for traffic, *case in context.arguments["cases"]:
+        first = [lesson.Traffic(*traffic)] if isinstance(traffic, list) else [traffic]
+        value = getattr(lesson, context.arguments["calls"])(*first, *case)
+        if hasattr(value, "sent"):
+            yield [float(value.sent), float(value.received)]
+        else:
+            yield float(value) if isinstance(value, int | float) else repr(value)[:80]
+
+
+def results(grade: Grade, function: str, cases: list[Any]) -> list[Any]:
+    """Return what a function returns in each case."""
+    found: list[Any] = run(grade, call_in_each_case, [{}], calls=function, cases=[list(case) for case in cases]).values[
+        0
+    ]
+    kind = float if function == "iterations_per_epoch" else list
+    for value in found:
+        if not isinstance(value, kind):
+            expected = "a number" if kind is float else "Traffic(sent, received)"
+            grade.fail(f"{function} returned {value}; expected {expected}")
+    return found
+
+
+# --- gradient_bytes ---
+
+
+def check_gradient_bytes(grade: Grade) -> None:
+    """Tied tensors count once, frozen and unused ones not at all, and an element has the dtype's size."""
+    rows = int(grade.draw.integers(3, 40))
+    shapes = [(rows,), (rows, 2), (2, rows, 2), (rows, 8), (16, rows), ()]  # no two sums of these are equal
+    count = [math.prod(shape) for shape in shapes]
+    frozen, unused, tied = 1, 3, 4
+    arguments: dict[str, Any] = {
+        "shapes": shapes,
+        "frozen": frozen,
+        "unused": unused,
+        "tied": tied,
+        "dtypes": list(BYTES),
+    }
+    (found,) = run(grade, gradient_bytes, [{}], **arguments).values
+    for (dtype, size), got in zip(BYTES.items(), found, strict=True):
+        right = size * (sum(count) - count[frozen] - count[unused])
+        mistakes = {
+            "the tensor that two layers share is counted twice": right + size * count[tied],
+            "the unused tensor, whose gradient is None, is counted": right + size * count[unused],
+            "frozen and unused tensors are counted, but never sent": size * sum(count),
+            "those are elements, not bytes": right // size,
+            f"an element of {FLAGS[dtype]} takes {size} bytes, not 4": right * 4 // size,
+        }
+        name = f"gradient_bytes as {FLAGS[dtype]}"
+        check(grade, "", {name: whole(got, right)}, {name: value_of(name, right, mistakes)})
+
+
+# --- the traffic of an iteration ---
+
+
+def ring(workers: int) -> list[Message]:
+    """Pass each piece to the right until all workers have its sum, one piece for each worker; return the messages."""
+    messages = []
+    for holder in range(workers):
+        summed, complete = {holder}, set[int]()  # whose parts are in the piece; which workers have all of them
+        while len(complete) < workers:
+            right = (holder + 1) % workers
+            messages.append((holder, right))
+            summed.add(right)
+            if len(summed) == workers:
+                complete.add(right)
+            holder = right
+    return messages
+
+
+def star(workers: int) -> list[Message]:
+    """Send every worker's tensor to rank 0, and a result back to each; return the messages."""
+    others = range(1, workers)
+    return [(other, 0) for other in others] + [(0, other) for other in others]
+
+
+def moved(messages: list[Message], rank: int, size: int) -> dict[str, int]:
+    """Return the bytes that a rank sends and receives if each message has `size` bytes."""
+    return {"sent": size * sum(sender == rank for sender, _ in messages),
+            "received": size * sum(receiver == rank for _, receiver in messages)}  # fmt: skip
+
+
+def whole(got: float, right: int) -> float:
+    """Return bytes as a whole number, `right` where they are rounded up or down to it."""
+    if not math.isfinite(got):
+        return got
+    return right if abs(got - right) <= 1 else round(got)
+
+
+def check_traffic(grade: Grade, what: str, got: list[float], right: dict[str, int], mistakes: dict[str, Any]) -> None:
+    expected, values = {}, {}
+    for way, moved in zip(right, got, strict=True):
+        name = f"{what}, bytes {way}"
+        expected[name] = value_of(name, right[way], mistakes | {"that is sent plus received": sum(right.values())})
+        values[name] = whole(moved, right[way])
+    check(grade, "", values, expected)
+
+
+def check_all_reduce(grade: Grade) -> None:
+    """What a ring sends and receives, with a few workers and with many."""
+    many = sorted(int(n) for n in grade.draw.choice(range(8, 40), 6, replace=False))
+    cases = [(n * int(grade.draw.integers(1000, 90_000)), n) for n in (*WORKERS, *WORKERS, *many)]
+    for (size, n), got in zip(cases, results(grade, "all_reduce_traffic", cases), strict=True):
+        right = moved(ring(n), 0, size // n)
+        mistakes = {
+            "that is the tensor itself, without the factor of the ring": size,
+            "that is half: every piece travels around the ring twice, to be summed and to be distributed":
+                right["sent"] // 2,
+            "that is the sum over all workers; return the bytes of one worker": right["sent"] * n,
+            "that is what a root sends if it sends the sum to every worker": moved(star(n), 0, size)["sent"],
+            "that is twice the tensor, which a ring approaches but never reaches": 2 * size,
+        }  # fmt: skip
+        check_traffic(grade, f"all_reduce of {size} bytes on {n} workers", got, right, mistakes)
+
+
+def check_gather_scatter(grade: Grade) -> None:
+    """Rank 0 communicates with all others, each of them with rank 0 only."""
+    workers = [n for n in (*WORKERS, int(grade.draw.integers(8, 40))) for _ in range(n)]
+    ranks = [rank for n in dict.fromkeys(workers) for rank in range(n)]
+    cases = [(n * int(grade.draw.integers(100, 9000)), n, rank) for n, rank in zip(workers, ranks, strict=True)]
+    for (size, n, rank), got in zip(cases, results(grade, "gather_scatter_traffic", cases), strict=True):
+        right, of_rank_0 = moved(star(n), rank, size), moved(star(n), 0, size)["sent"]
+        mistakes = {
+            "rank 0's own tensor is not sent": size * n,
+            "that is what rank 0 moves; the others talk to rank 0 only": of_rank_0,
+            "that is what the others move; rank 0 talks to each of them": size,
+            "that is an all_reduce": moved(ring(n), rank, size // n)["sent"],
+        }
+        check_traffic(grade, f"gather and scatter of {size} bytes on {n} workers, rank {rank}", got, right, mistakes)
+
+
+# --- the iterations of an epoch ---
+
+ALONE, LAST = "that is the number for a single worker", "the last batch, which is not full, counts too"
+PADS = "the sampler pads: if the examples do not divide evenly, every worker gets one more"
+EPOCHS: dict[tuple[int, int, int], dict[float, str]] = {  # (examples, batch of a worker, workers): wrong iterations
+    (2490, 16, 4): {38: LAST, 156: ALONE},
+    (10, 1, 4): {2: PADS},
+    (10, 3, 4): {},
+    (22, 7, 3): {1: LAST},
+    (64, 16, 2): {},
+    (3, 8, 4): {},
+    (17, 4, 1): {},
+    (100, 1, 8): {},
+}
+
+
+def draw_epochs(grade: Grade) -> list[tuple[int, int, int]]:
+    draw = grade.draw.integers
+    return [(int(draw(100, 900)), int(draw(2, 20)), int(draw(2, 9))) for _ in range(4)]
+
+
+def why_wrong(count: float, examples: int, batch: int, workers: int) -> str:
+    """Say what is wrong with a number of iterations, "" if nothing is."""
+    place = batch * workers
+    if count * place < examples:
+        return f"{count:g} iterations hold at most {count * place:g} of the {examples} examples"
+    if not float(count).is_integer():
+        return f"got {count:g} iterations: the number of iterations must be whole"
+    if (count - 1) * place >= examples:
+        return f"got {count:g} iterations, but fewer hold all {examples} examples, too"
+    return ""
+
+
+def in_words(examples: int, batch: int, workers: int) -> str:
+    return f"{examples} examples on {workers} workers, {batch} in a worker's batch"
+
+
+def check_iterations(grade: Grade) -> None:
+    """Workers have equally many examples, and the last batch may be short."""
+    cases = [*EPOCHS, *draw_epochs(grade)]
+    for case, got in zip(cases, results(grade, "iterations_per_epoch", cases), strict=True):
+        if complaint := why_wrong(got, *case):
+            cause = EPOCHS.get(case, {}).get(got, "")
+            grade.fail(f"{in_words(*case)}: {complaint}{cause and ': '}{cause}")
+
+
+def check_epoch(grade: Grade) -> None:
+    """An epoch moves the bytes of an iteration as often as it has iterations."""
+    iteration = [float(n) for n in grade.draw.integers(10_000, 90_000, size=2)]
+    cases = [(2490, 16, 4), (2490, 8, 4), (2490, 4, 4), (22, 7, 3), *draw_epochs(grade)]
+    found = results(grade, "traffic_per_epoch", [(iteration, *case) for case in cases])
+    for case, got in zip(cases, found, strict=True):
+        for way, each, moved in zip(("sent", "received"), iteration, got, strict=True):
+            count = moved / each
+            if math.isfinite(count) and math.isclose(count, round(count), rel_tol=1e-6):
+                count = round(count)
+            if complaint := why_wrong(count, *case):
+                sentence = f"{each:.0f} bytes {way} in each iteration, got {moved:.0f} in the epoch"
+                grade.fail(f"an epoch of {in_words(*case)}: {sentence}: {why_so_often(count, *case) or complaint}")
+
+
+def why_so_often(count: float, examples: int, batch: int, workers: int) -> str:
+    """Return the mistake that counts an iteration's bytes so often, "" if it is none that we know."""
+    independent = "bytes of an iteration do not depend on the"
+    mistakes = {
+        "that is one iteration": count == 1,
+        "that is the sum over all workers": not why_wrong(count / workers, examples, batch, workers),
+        f"{independent} batch size: gradients have the size of the model":
+            not why_wrong(count / batch, examples, batch, workers),
+        f"{independent} number of examples": count == examples,
+    }  # fmt: skip
+    return next((sentence for sentence, fits in mistakes.items() if fits), "")
+
+
+# --- the graded tests ---
+
+
+@graded("4.2", points=1)
+def test_gradient_bytes_count_what_is_sent(grade: Grade) -> None:
+    check_gradient_bytes(grade)
+    grade.imports_only_allowed(FILE)
+
+
+@graded("4.2", points=1)
+def test_the_ring_s_traffic_is_right_for_every_number_of_workers(grade: Grade) -> None:
+    check_all_reduce(grade)
+
+
+@graded("4.2", points=1)
+def test_gather_and_scatter_cost_rank_0_more(grade: Grade) -> None:
+    check_gather_scatter(grade)
+
+
+@graded("4.2", points=1)
+def test_iterations_of_an_epoch_count_padding_and_the_short_batch(grade: Grade) -> None:
+    check_iterations(grade)
+
+
+@graded("4.2", points=1)
+def test_an_epoch_sends_an_iteration_s_bytes_as_often_as_it_has_iterations(grade: Grade) -> None:
+    check_epoch(grade)

@@ -1,0 +1,228 @@
+"""Task 4, 4.1: the averaging of 2b.1, which also records every tensor that it sends, in the dtype of --grad_dtype.
+
+What each rank has recorded is compared with the tensors that the broker got from it; every rank must hold the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from grader.call_checks import Sent, check_sent, must_be_own_calls, phases
+from grader.compare import Expected, check
+from grader.grading import Grade
+from grader.in_rank import in_rank, run
+from grader.numbers import same_numbers
+from grader.ranks.calls import Call
+from grader.ranks.outcome import Result
+from grader.wire import drawn
+from tests.gradients import test_averaging as averaging
+from tests.gradients.test_averaging import LARGE, ODD, PLAIN, Gradients, Setting
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context, copy_of, dist, dtype_of, nn, torch, unchanged
+
+graded = pytest.mark.graded
+FILE = "task4_traffic/run_glue.py"
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of an element
+FLAGS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # --grad_dtype
+HALF = ("bfloat16", "float16")
+
+
+# --- what a rank does ---
+
+
+def as_text(entry: Any) -> dict[str, str]:
+    """Return the values of an entry as text, a shape as a list and a dtype without `torch.`."""
+    if not isinstance(entry, dict):
+        return {"class": type(entry).__name__}
+    values = {"class": "dict"}
+    for name in ("shape", "dtype", "elements", "bytes"):
+        value = entry.get(name)
+        plain = list(value) if isinstance(value, tuple) else int(value) if isinstance(value, float) else value
+        values[name] = str(plain)[:80].removeprefix("torch.")
+    return values
+
+
+def report_entries(context: Context) -> None:
+    """Let every all_reduce first report what `sent` holds by then."""
+    sent = context.arguments["sent"] = []
+    for module in (dist, dist.distributed_c10d):
+        context.spy(module, "all_reduce", "sends", lambda *_, **__: {"entries": [as_text(entry) for entry in sent]})
+
+
+@in_rank(uses=[as_text, report_entries], first="report_entries", preload=["scripts"])
+def average_and_record(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Call the student's function on this rank's gradients; yield what it leaves, and `sent`, after each iteration."""
+    arguments, weight, sent = context.arguments, inputs["weight"], context.arguments["sent"]
+    context.scatter()
+    parameters = [
+        nn.Parameter(torch.full(shape, weight), requires_grad=k not in arguments["frozen"])
+        for k, shape in enumerate(arguments["shapes"])
+    ]
+    model = nn.ParameterList([*parameters, parameters[-1]])  # two layers share the last one
+    for gradients in inputs["gradients"]:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.clone()
+        sent.clear()
+        with unchanged(model) as changed:
+            context.event("begin")
+            lesson.sync_gradients(model, context.world_size, getattr(torch, arguments["dtype"]), sent)
+        left = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(parameters)}
+        left |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(parameters)}
+        moved = [k for k, parameter in enumerate(parameters) if not bool((parameter == weight).all())]
+        yield left | {"moved": moved, "changed": changed, "sent": [as_text(entry) for entry in sent]}
+
+
+def synced(grade: Grade, ranks: int, dtype: str = "float32", setting: Setting = ODD) -> tuple[Result, Gradients]:
+    """Run the student's function; return the result, and the gradients that the ranks started with.
+
+    In half precision these are such that it holds them, and their sum and mean on two ranks, without rounding.
+    """
+    gradients = averaging.draw(grade, ranks, setting)
+    if dtype in HALF:
+        gradients = [
+            [[np.asarray(np.round(one * (127 / np.abs(one).max())) / 128, np.float32) for one in call] for call in own]
+            for own in gradients
+        ]
+    inputs = [{"gradients": own, "weight": drawn.weight(rank)} for rank, own in enumerate(gradients)]
+    result = run(grade, average_and_record, inputs, dtype=dtype, shapes=setting.shapes, frozen=setting.frozen)
+    return result, gradients
+
+
+# --- what is recorded ---
+
+
+class Sending(NamedTuple):
+    """A tensor that a rank sends, and the entries that it has recorded by then."""
+
+    call: Call
+    entries: list[dict[str, str]]
+
+
+def sendings(result: Result, rank: int) -> list[list[Sending]]:
+    """Return [iteration][tensor]."""
+    iterations: list[list[Sending]] = []
+    for event, calls in phases(result, rank):
+        if event.name == "begin":
+            iterations.append([])
+        entries = event.data.get("entries", [])
+        iterations[-1] += [Sending(call, entries) for call in calls if call.name == "all_reduce"]
+    return iterations
+
+
+def entry_of(call: Call) -> dict[str, str]:
+    """Return the right entry for a tensor."""
+    elements = math.prod(call.shape)
+    size = elements * BYTES.get(call.dtype, 4)
+    return {"class": "dict", "shape": str(list(call.shape)), "dtype": call.dtype, "elements": str(elements),
+            "bytes": str(size)}  # fmt: skip
+
+
+def value_of(name: str, value: Any, mistakes: Mapping[str, Any]) -> Expected:
+    """Expect a value; where a known mistake leaves what we got, the message ends with it."""
+    sentence = f"{name}: expected {{expected}}, got {{got}}"
+    return Expected(value, sentence, mistakes={f"{sentence}: {cause}": left for cause, left in mistakes.items()})
+
+
+def check_entries(grade: Grade, where: str, entries: list[dict[str, str]], sent: list[Sending]) -> None:
+    """There is one entry for each tensor that is sent, with its values."""
+    check(grade, where, {"entries": len(entries)}, {"entries": number_of_entries(len(sent))})
+    got = {(number, name): value for number, entry in enumerate(entries, 1) for name, value in entry.items()}
+    expected: dict[Any, Expected] = {}
+    for number, sending in enumerate(sent, 1):
+        right, last = entry_of(sending.call), entry_of(sent[-1].call)
+        elements, gradient = int(right["elements"]), "record the tensor that is sent, not the gradient it was made from"
+        mistakes: dict[str, dict[str, Any]] = {
+            "dtype": {gradient: "float32"},
+            "bytes": {
+                gradient: str(4 * elements),
+                "an element takes more than one byte, see element_size()": str(elements),
+                "those are bits": str(8 * int(right["bytes"])),
+            },
+        }
+        for name, value in right.items():
+            causes = mistakes.get(name, {}) | {
+                "all entries are the same object: create a new dict for each": last[name]
+            }
+            expected[number, name] = value_of(f"entry {number}: {name}", value, causes)
+        expected[number, "class"] = Expected("dict", "expected a dict for each tensor in `sent`, got a {got}")
+    check(grade, where, got, expected)
+
+
+def number_of_entries(tensors: int) -> Expected:
+    sentence = "{got} entries for {expected} tensors that were sent: append exactly one entry for each"
+    return Expected(tensors, sentence, mistakes={"nothing was appended to `sent`, but {expected} tensors were sent": 0})
+
+
+def check_recorded_first(grade: Grade, where: str, sent: list[Sending]) -> None:
+    """When a tensor is sent, its entry is there. The values that it has then are compared, and not only their number:
+    a rank could report any number."""
+    for number, (call, entries) in enumerate(sent):
+        if entry_of(call) not in entries[number : number + 1]:
+            advice = "append the entry before you send"
+            grade.fail(f"{where}tensor {number + 1} was sent before it was recorded; {advice}")
+
+
+def check_recorded(grade: Grade) -> None:
+    """In every iteration and on every rank, the entries are those of this rank's gradients, as they are sent."""
+    for ranks, dtype, setting in ((3, "float32", ODD), *((2, dtype, PLAIN) for dtype in HALF), (2, "float32", LARGE)):
+        result, gradients = synced(grade, ranks, dtype, setting)
+        for rank, left in enumerate(result.values):
+            for number, sent in enumerate(sendings(result, rank)):
+                where = f"rank {rank}, iteration {number + 1}, --grad_dtype {FLAGS[dtype]}: "
+                check_entries(grade, where, left[number]["sent"], sent)
+                check_recorded_first(grade, where, sent)
+                own = [one for one in gradients[rank][number] if one is not None]
+                if not same_numbers([sending.call.sent_arrays() for sending in sent], own):
+                    grade.fail(f"{where}what is passed to all_reduce is not the gradients of this rank")
+        must_be_own_calls(grade, result, averaging.BY_HAND)
+
+
+# --- what is left ---
+
+
+def check_mean(grade: Grade, ranks: int, dtype: str = "float32", setting: Setting = ODD) -> None:
+    """Every rank holds the mean in float32. It counts only with the entries: the mean alone is task 2b's lesson."""
+    result, gradients = synced(grade, ranks, dtype, setting)
+    averaging.check_each_call(grade, setting, result, gradients, f"--grad_dtype {FLAGS[dtype]}: ")
+    for rank, left in enumerate(result.values):
+        for number, sent in enumerate(sendings(result, rank)):
+            expected = {"entries": number_of_entries(len(sent))}
+            check(grade, f"rank {rank}: ", {"entries": len(left[number]["sent"])}, expected)
+    must_be_own_calls(grade, result, averaging.BY_HAND)
+
+
+def check_bytes(grade: Grade, dtype: str) -> None:
+    """Every gradient is sent once, with two bytes for each element."""
+    result, gradients = synced(grade, 2, dtype, PLAIN)
+    for rank, own in enumerate(gradients):
+        size = BYTES[dtype] * sum(one.size for call in own for one in call)
+        what = f"each gradient, as {FLAGS[dtype]},"
+        check_sent(grade, rank, result.ranks[rank].calls, {"all_reduce": Sent(size)}, what)
+
+
+# --- the graded tests ---
+
+
+@graded("4.1", points=1)
+def test_every_tensor_is_written_down_as_it_is_sent(grade: Grade) -> None:
+    check_recorded(grade)
+
+
+@graded("4.1", points=1)
+def test_gradients_travel_in_the_precision_asked_for(grade: Grade) -> None:
+    for dtype in HALF:
+        check_bytes(grade, dtype)
+        check_mean(grade, 2, dtype, PLAIN)
+
+
+@graded("4.1", points=1)
+def test_in_full_precision_every_worker_has_the_mean(grade: Grade) -> None:
+    for ranks, setting in ((3, ODD), (4, PLAIN), (2, LARGE), (1, ODD)):
+        check_mean(grade, ranks, setting=setting)
+    grade.imports_only_allowed(FILE)
