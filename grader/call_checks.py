@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from grader.arithmetic import Tolerance, close, flat, same_numbers
 from grader.grading import Grade
-from grader.numbers import Tolerance, close, flat, same_numbers
 from grader.ranks.calls import Call, Event
 from grader.ranks.outcome import Result
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from grader.arithmetic import FLOAT32, Tolerance, close, common_factor, difference, matches
 from grader.grading import Grade
-from grader.numbers import FLOAT32, Tolerance, close, common_factor, difference, matches
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 

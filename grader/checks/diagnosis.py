@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from grader.arithmetic import Tolerance, common_factor, matches
+from grader.arithmetic import difference as parameter_words
 from grader.call_checks import Payloads
 from grader.checks.reference import close, means, norm
 from grader.compare import Expected, explain, forgotten_waits, with_inputs
-from grader.numbers import Tolerance, common_factor, matches
-from grader.numbers import difference as parameter_words
 from grader.ranks.outcome import Result
 from tests.gradients import test_averaging as averaging
 

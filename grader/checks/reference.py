@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from grader import numbers
+from grader import arithmetic
 from grader.wire.drawn import LOSS_SCALE
 
 Arrays = dict[str, np.ndarray]
@@ -84,7 +84,7 @@ def clipped(arrays: Arrays, limit: float) -> Arrays:
 
 
 def close(got: np.ndarray | None, expected: np.ndarray, total: float, slack: float = 1.0) -> bool:
-    """Whether every element is as expected, see grader/numbers.py. `slack` widens the limit, where a rank has computed
+    """Whether every element is as expected, see grader/arithmetic.py. `slack` widens the limit where a rank has computed
     in float32 what is compared."""
     with np.errstate(invalid="ignore", over="ignore"):  # inf and nan are close to nothing
-        return numbers.close(got, expected, numbers.Tolerance(total, slack))
+        return arithmetic.close(got, expected, arithmetic.Tolerance(total, slack))

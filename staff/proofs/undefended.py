@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from grader import compare, grading, imports, ranks
+from grader.arithmetic import FLOAT32, Tolerance
 from grader.checks import bert, joining, reference
 from grader.checks import start as starting
 from grader.checks.beyond.grid import groups
@@ -33,7 +34,6 @@ from grader.checks.beyond.sharded_optimizer import sharded_messages
 from grader.checks.pipeline import waits
 from grader.checks.training import ddp, sampling, steps
 from grader.inside import zygote
-from grader.numbers import FLOAT32, Tolerance
 from grader.ranks import broker, one_run, peer, referee, thread_times, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import values

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from grader.arithmetic import Tolerance
 from grader.call_checks import ExpectedCall, Phase, check_calls, phases
 from grader.grading import Grade
-from grader.numbers import Tolerance
 from grader.ranks.outcome import Result
 
 DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}  # bytes of an element

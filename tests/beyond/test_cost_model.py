@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from grader.arithmetic import Tolerance
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
-from grader.numbers import Tolerance
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from grader.arithmetic import EXACT, Tolerance
 from grader.call_checks import ExpectedCall, all_calls, check_calls, phases, why_stuck
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import InRank, in_rank, run
-from grader.numbers import EXACT, Tolerance
 from grader.ranks.outcome import Result
 from grader.wire import drawn
 from tests.gradients import test_averaging as averaging

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from grader.arithmetic import EXACT, Tolerance
 from grader.call_checks import ExpectedCall, check_calls, phases
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
-from grader.numbers import EXACT, Tolerance
 from grader.wire import drawn
 from tests.beyond.tensor_shared import FOUR, HINTS, ONE, PAIRS, THREE, TWO, Ranks
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from grader.arithmetic import EXACT
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
-from grader.numbers import EXACT
 from grader.ranks.outcome import Result
 from grader.wire import drawn
 from tests.beyond import tensor_shared as shared

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from grader.arithmetic import Tolerance
 from grader.call_checks import all_calls
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
-from grader.numbers import Tolerance
 from grader.wire import drawn
 from tests.beyond.tensor_shared import ALL, Ranks
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
+from grader.arithmetic import Tolerance, norm, proportional
 from grader.call_checks import Payloads, Sent, all_calls, check_sent, must_be_own_calls, must_use, names_used
 from grader.compare import Expected, check, with_inputs
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
-from grader.numbers import Tolerance, norm, proportional
 from grader.ranks.outcome import Result
 from grader.wire import drawn, values
 

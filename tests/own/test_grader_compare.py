@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from grader.arithmetic import EXACT, Tolerance, close, difference, matches, same_numbers
 from grader.compare import Expected, check, with_inputs
-from grader.numbers import EXACT, Tolerance, close, difference, matches, same_numbers
 from grader.verdicts import Wrong
 
 MEAN = np.array([[2.0, 4.0], [6.0, 8.0]])

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
+from grader.arithmetic import same_numbers
 from grader.call_checks import Sent, check_sent, must_be_own_calls, phases
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
-from grader.numbers import same_numbers
 from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
 from grader.wire import drawn
