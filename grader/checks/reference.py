@@ -84,7 +84,7 @@ def clipped(arrays: Arrays, limit: float) -> Arrays:
 
 
 def close(got: np.ndarray | None, expected: np.ndarray, total: float, slack: float = 1.0) -> bool:
-    """Whether every element is as expected, see grader/arithmetic.py. `slack` widens the limit where a rank has computed
-    in float32 what is compared."""
+    """Whether every element is as expected, see grader/arithmetic.py. `slack` widens the limit where a rank has
+    computed in float32 what is compared."""
     with np.errstate(invalid="ignore", over="ignore"):  # inf and nan are close to nothing
         return arithmetic.close(got, expected, arithmetic.Tolerance(total, slack))

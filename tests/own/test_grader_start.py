@@ -26,7 +26,7 @@ def opened(*options):
 
 
 def test_a_region_opens_the_test_files_of_its_row_only():
-    assert opened("--region", "2a.3") == ["test_task2a"]
+    assert opened("--region", "2a.3") == ["test_averaging", "test_task2a"]
 
 
 def test_a_marker_opens_the_test_files_of_its_task_only():

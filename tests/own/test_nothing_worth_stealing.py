@@ -24,7 +24,8 @@ from staff.tests.handouts import open_handout, solved_handout
 LAST_WORD = "        wire.send(message | never_waited)\n"
 STOP = "        import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\n"
 BEGIN = re.compile(r"^( *)# BEGIN SOLUTION .*$", re.MULTILINE)
-JUDGES = ("grader/checks/**/*.py", "grader/*.py", "tests/**/*.py", "staff/hidden/*.py")
+JUDGES = ("grader/checks/**/*.py", "grader/[a-z]*.py", "tests/**/*.py", "staff/hidden/*.py")
+SENT = "*_in_rank.py"  # files of tests/ that ranks are sent whole
 
 
 def planted_checkout(folder: Path, word: str) -> int:
@@ -41,7 +42,7 @@ def planted_checkout(folder: Path, word: str) -> int:
         text, found = BEGIN.subn(rf'\g<0>\n\g<1>_ = "{word}"', path.read_text())
         path.write_text(text)
         count += found
-    for path in [path for pattern in JUDGES for path in folder.glob(pattern)]:
+    for path in [path for pattern in JUDGES for path in folder.glob(pattern) if not path.match(SENT)]:
         path.write_text(path.read_text() + f'\nPLANTED = "{word}"\n')
         count += 1
     for path in (folder / "staff/banks").rglob("*.toml"):

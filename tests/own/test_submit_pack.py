@@ -208,7 +208,8 @@ def graded_tree(tmp_path):
 @pytest.mark.medium
 def test_the_graders_are_run_once_and_give_their_points(graded_tree):
     text = "import pytest\n\n@pytest.mark.graded('1.1', points=3)\ndef test_a(): pass\n\n"
-    write(graded_tree, "tests/test_a.py", text + "@pytest.mark.graded('1.2', points=3)\ndef test_b(): assert False\n")
+    text += "@pytest.mark.graded('1.2', points=3)\ndef test_b(): assert False\n"
+    write(graded_tree, "tests/test_task1.py", text)
     write(graded_tree, "tests/test_other.py", "raise SystemExit('not a grader')\n")
 
     report = run_graders(graded_tree, COURSE)

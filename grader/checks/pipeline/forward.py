@@ -106,6 +106,8 @@ def check_sizes(grade: Grade) -> None:
             cause = (
                 "the micro-batches have equal sizes, as chunk() makes them; each but the last has split_size examples"
             )
+            if not call.first:
+                cause += "; or do you reuse a value from an earlier, smaller batch?"
         elif not call.first and 0 < max(got, default=0) < min(split_size, size):
             cause = (
                 "the micro-batches are smaller than split_size: do you reuse a value from an earlier, smaller batch?"
