@@ -21,8 +21,8 @@ KNOWN = {
     "first, then the metrics",
     "path should be string, bytes ... Config": "from_pretrained needs a name or a folder as its first argument: pass "
     "the configuration as config=",
-    "device_ids and output_device arguments only work": "the model is on the CPU, where DistributedDataParallel takes "
-    "no device_ids: pass them only on a GPU",
+    "output_device arguments only work": "the model is on the CPU, where DistributedDataParallel takes no list of "
+    "devices: pass one only on a GPU",
     "for /: 'NoneType' ... all_reduce": "dist.all_reduce returns None: it works in place, so do not use its result",
     "for /=: 'NoneType'": "the gradient is None: dist.all_reduce works in place and returns None, so do not assign its "
     "result; and leave out parameters without a gradient",

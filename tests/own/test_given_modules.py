@@ -18,7 +18,6 @@ there = "common.record" in sys.modules
 import common.paths, common.record
 print(there, common.paths.ROOT, getattr(common.record, "MINE", "ours"), type(common.record.__loader__).__module__)
 """
-PYTHONS = "_frozen_importlib_external"
 
 
 def make_tree(tree, addition=""):
@@ -52,10 +51,6 @@ def first(tmp_path_factory):
 
 def test_a_rank_starts_with_the_modules_of_an_unchanged_common_and_they_lie_in_the_tree(first):
     assert printed(first, GivenCommon(first, COURSE).now())[:3] == ["True", str(first), "ours"]
-
-
-def test_the_modules_lead_to_no_module_of_the_graders(first):
-    assert printed(first, GivenCommon(first, COURSE).now())[3] == PYTHONS
 
 
 def test_a_second_tree_imports_its_own(first, tmp_path):
