@@ -69,7 +69,7 @@ def test_a_number_of_threads_that_the_user_chose_is_kept(config, monkeypatch):
 
 
 def test_a_script_of_one_worker_refuses_a_larger_world(tmp_path):
-    config = parse_glue_arguments("task1_single", ["--output_dir", str(tmp_path / "run")])
+    config = parse_glue_arguments("task1_single", ["--no_cuda", "--output_dir", str(tmp_path / "run")])
     object.__setattr__(config, "world_size", 2)
 
     with pytest.raises(InputError, match="runs on one worker, got 2"), process_group(config):

@@ -147,7 +147,7 @@ def test_the_doctor_names_driver_build_gpus_and_what_scripts_use(found, level, w
 def test_the_doctor_asks_torch():
     build, count = doctor.torch_on_gpus()
     assert build.startswith(f"torch {torch.__version__}")
-    assert count == torch.cuda.device_count()
+    assert count == 0  # the tests hide GPUs from the programs that they start
 
 
 def test_a_pipeline_on_one_gpu_uses_the_cpu_for_partitions_and_data(machine, capsys):

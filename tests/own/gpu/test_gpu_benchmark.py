@@ -150,7 +150,8 @@ def test_deepspeed_overlaps_and_pins_on_a_gpu_alone(on_gpu):
     assert {zero["overlap_comm"], *pinned} == {on_gpu}
 
 
-def test_data_parallel_computes_in_the_dtype_that_was_asked_for():
+def test_data_parallel_computes_in_the_dtype_that_was_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     engine = DP(SETTINGS, Worker(), tiny_gpt2())  # without GPUs, DataParallel has its module and no copies
     dtypes = []
 
