@@ -58,8 +58,10 @@ def deepspeed(settings: "Settings") -> str:
 
 
 def gpt2_in_fp32(settings: "Settings") -> str:
+    from benchmark.training.model_config import kind_of
+
     name = settings.strategy
-    if settings.model.startswith("t5"):
+    if kind_of(settings.model) != "gpt2":
         return f"--strategy {name} cuts GPT-2 into parts, got {settings.model}; use --model gpt2 or gpt2-tiny"
     if settings.precision != "fp32":
         return f"--strategy {name} supports only fp32, got {settings.precision}; use --precision fp32"
