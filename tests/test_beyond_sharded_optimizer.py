@@ -15,7 +15,7 @@ from grader.checks.beyond.sharded_optimizer.sharded_run import OptimizerRun
 graded = pytest.mark.graded
 
 
-@graded("b.6", points=1)
+@graded("b.6")
 def test_each_rank_owns_its_shard_and_gets_the_mean_of_its_gradients(grade):
     for world_size, setting in sharded_settings.MEAN:
         run = OptimizerRun(grade, world_size, setting)
@@ -24,7 +24,7 @@ def test_each_rank_owns_its_shard_and_gets_the_mean_of_its_gradients(grade):
         sharded_gradients.check_frozen(run)
 
 
-@graded("b.6", points=1)
+@graded("b.6")
 def test_micro_batches_add_up_in_float32_and_every_step_starts_afresh(grade):
     for world_size, setting in sharded_settings.ADDED_UP:
         run = OptimizerRun(grade, world_size, setting)
@@ -32,7 +32,7 @@ def test_micro_batches_add_up_in_float32_and_every_step_starts_afresh(grade):
         sharded_gradients.check_means(run)
 
 
-@graded("b.6", points=1)
+@graded("b.6")
 def test_gradients_cost_no_more_than_a_reduce_scatter_and_leave_no_memory_behind(grade):
     for world_size, setting in sharded_settings.COUNTED:
         run = OptimizerRun(grade, world_size, setting)
@@ -41,7 +41,7 @@ def test_gradients_cost_no_more_than_a_reduce_scatter_and_leave_no_memory_behind
     sharded_state.check_messages(grade)
 
 
-@graded("b.6", points=1)
+@graded("b.6")
 def test_zero_2_sends_a_bucket_as_soon_as_it_is_complete_and_zero_1_in_finish(grade):
     for world_size, setting in sharded_settings.SENT:
         run = OptimizerRun(grade, world_size, setting)
@@ -49,12 +49,12 @@ def test_zero_2_sends_a_bucket_as_soon_as_it_is_complete_and_zero_1_in_finish(gr
         sharded_messages.check_nothing_waits(run)
 
 
-@graded("b.7", points=1)
+@graded("b.7")
 def test_clip_takes_the_norm_of_all_shards_and_scales_by_at_most_1(grade):
     sharded_clip.check_clip(grade)
 
 
-@graded("b.7", points=1)
+@graded("b.7")
 def test_after_each_step_all_ranks_have_the_parameters_of_one_process(grade):
     for world_size, setting in sharded_settings.TRAINED:
         sharded_steps.check_steps(grade, world_size, setting)
@@ -62,6 +62,6 @@ def test_after_each_step_all_ranks_have_the_parameters_of_one_process(grade):
     sharded_state.check_divided(grade)
 
 
-@graded("b.7", points=1, absence=True)
+@graded("b.7", absence=True)
 def test_the_sharded_optimizer_imports_only_what_the_course_allows(grade):
     grade.imports_only_allowed(sharded_gradients.FILE)

@@ -384,7 +384,7 @@ def our_files() -> list[str]:
 def our_handout() -> Handout:
     """The handout of our tree; skipped while a file that ships is not written yet."""
     course = load_course()
-    missing = [pattern for pattern in course.handout.ships if not any(ROOT.glob(pattern))]
+    missing = [pattern for pattern in course.ships if not any(ROOT.glob(pattern))]
     missing += [row.file for row in course.regions.values() if not (ROOT / row.file).is_file()]
     missing += [task.readme for task in course.tasks.values() if not (ROOT / task.readme).is_file()]
     if missing:

@@ -229,27 +229,27 @@ def why_so_often(count: float, examples: int, batch: int, workers: int) -> str:
 # --- the graded tests ---
 
 
-@graded("4.2", points=1)
+@graded("4.2")
 def test_gradient_bytes_count_what_is_sent(grade: Grade) -> None:
     check_gradient_bytes(grade)
     grade.imports_only_allowed(FILE)
 
 
-@graded("4.2", points=1)
+@graded("4.2")
 def test_the_ring_s_traffic_is_right_for_every_number_of_workers(grade: Grade) -> None:
     check_all_reduce(grade)
 
 
-@graded("4.2", points=1)
+@graded("4.2")
 def test_gather_and_scatter_cost_rank_0_more(grade: Grade) -> None:
     check_gather_scatter(grade)
 
 
-@graded("4.2", points=1)
+@graded("4.2")
 def test_iterations_of_an_epoch_count_padding_and_the_short_batch(grade: Grade) -> None:
     check_iterations(grade)
 
 
-@graded("4.2", points=1)
+@graded("4.2")
 def test_an_epoch_sends_an_iteration_s_bytes_as_often_as_it_has_iterations(grade: Grade) -> None:
     check_epoch(grade)
