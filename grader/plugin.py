@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[ENTRIES], config.stash[COPIES] = {}, {}
     path = config.getoption("--report") or os.environ.get("COS598D_REPORT") or ""
     config.stash[WRITTEN] = report.Report(path, course.bonus_tasks)
-    config.stash[WEIGHTS] = Weights(ROOT, course)
+    config.stash[WEIGHTS] = Weights(config.rootpath, course)
 
 
 @pytest.hookimpl(tryfirst=True)

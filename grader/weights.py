@@ -5,10 +5,10 @@ course.toml alone says how many points a region has. A test has a weight, 1 unle
 so only all tests give all points.
 """
 
-import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
+from course.graded_tests import GradedTest, graded_tests
 from course.table import Course
 from grader.report import Entry
 
@@ -17,17 +17,14 @@ class Weights:
     """The weights of all graded tests, those included that a run leaves out. Ids are pytest's: `file::test`."""
 
     def __init__(self, root: Path, course: Course) -> None:
-        """Read the marks in the test files of the course's table."""
-        files = {file for task in course.tasks.values() for file in (*task.tests, *task.whole)}
-        files |= {file for region in course.regions.values() for file in region.tests}
-        self.tests = dict(mark for file in sorted(files) if (root / file).is_file() for mark in marks_in(root, file))
+        self.tests = graded_tests(root, course)
 
     def add(self, id: str, region: str, weight: int) -> None:
         """Take a test of another file, such as a hidden one."""
-        self.tests[id] = region, weight
+        self.tests[id] = GradedTest(region, weight)
 
     def of_region(self, region: str) -> int:
-        return sum(weight for of, weight in self.tests.values() if of == region)
+        return sum(test.weight for test in self.tests.values() if test.region == region)
 
     def share_out(self, course: Course, entries: Iterable[Entry]) -> None:
         """Set the points of these tests. Those of a region add up to what it gives."""
@@ -38,9 +35,10 @@ class Weights:
             points, whole = course.regions[region].points, self.of_region(region)
             weight = passed = most = 0
             for entry in tests:
-                weight += self.tests[entry.id][1]
+                weight += self.tests[entry.id].weight
                 entry.max_points, most = points * weight // whole - most, points * weight // whole
-                passed += self.tests[entry.id][1] * (entry.status == "passed")
+                if entry.status == "passed":
+                    passed += self.tests[entry.id].weight
             left = points * passed // whole
             for entry in tests:
                 entry.points = min(entry.max_points, left) if entry.status == "passed" else 0
@@ -48,13 +46,3 @@ class Weights:
             last = next((entry for entry in reversed(tests) if entry.status == "passed"), None)
             if last:
                 last.points += left  # which others, of weights that do not divide the points, could not take
-
-
-def marks_in(root: Path, file: str) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield the id, region and weight of each graded test of a file, which is not run."""
-    for function in ast.parse((root / file).read_bytes()).body:
-        if isinstance(function, ast.FunctionDef):
-            for mark in function.decorator_list:
-                if isinstance(mark, ast.Call) and ast.unparse(mark.func).rpartition(".")[2] == "graded":
-                    given = {word.arg: ast.literal_eval(word.value) for word in mark.keywords}
-                    yield f"{file}::{function.name}", (ast.literal_eval(mark.args[0]), given.get("weight", 1))

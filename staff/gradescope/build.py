@@ -37,7 +37,12 @@ def contents() -> dict[str, bytes]:
     """Name in the zip -> content."""
     files = clean_files()
     files["course.toml"] = (ROOT / "course.toml").read_bytes()  # with the staff's part: it names the hidden tests
-    others = [*files_matching(ROOT, OTHERS), *grader_files(), *(f for module in STARTED for f in imported(module))]
+    tests = [pattern for pattern in load_course().ships if pattern.startswith("tests/")]
+    others = [
+        *files_matching(ROOT, [*OTHERS, *tests]),
+        *grader_files(),
+        *(f for module in STARTED for f in imported(module)),
+    ]
     files |= {name: (ROOT / name).read_bytes() for name in others if name not in files}
     files |= {name: (ROOT / "staff/gradescope" / name).read_bytes() for name in SCRIPTS}
     return dict(sorted(files.items()))

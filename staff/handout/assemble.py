@@ -21,9 +21,9 @@ from pathlib import Path
 
 from common.errors import InputError
 from common.paths import ROOT
+from course.graded_tests import graded_tests
 from course.table import Course, files_matching, load_course
 from course.zip_files import mode_of, write_zip
-from grader.weights import Weights
 from staff.handout.leaks import find_leaks
 from staff.handout.points import with_points
 from staff.handout.regions import Region, find_regions, rewrite, strip
@@ -76,10 +76,11 @@ def assemble(root: Path, solved: Collection[str] = ()) -> Handout:
             content = with_points(content.decode(), course).encode()
         files[name] = content
     problems = _misplaced(course, regions, files, solved)
+    graded = {test.region for test in graded_tests(root, course).values()}
     problems += [
         f"course.toml: region {id} has no graded test in {', '.join(row.tests)}; write one, or fix `tests`"
         for id, row in course.regions.items()
-        if not Weights(root, course).of_region(id)
+        if id not in graded
     ]
     problems += find_leaks(files, regions, course, sentinel)
     return Handout(files, regions, problems, list(given))
