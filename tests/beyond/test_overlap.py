@@ -287,7 +287,7 @@ class Reduced:
             message = f"parameter {k} requires no gradient, but has one"
             return {(rank, f"parameter {k}"): Expected(None, message)}
         column, dtype = [steps[step][k] for steps in self.own], self.setting.dtype(k)
-        limit = 2.0**-7 * np.mean(np.abs(column), axis=0) if dtype == "bfloat16" else None
+        limit = 2.0**-6 * np.mean(np.abs(column), axis=0) if dtype == "bfloat16" else None
         one = averaging.mean_of(column, rank, payloads, norm(column), limit)
         mistakes = self._mistakes(step, k) | dict(one.mistakes)
         name = f"the dtype of parameter {k}'s gradient"
