@@ -44,8 +44,6 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes.bert": MODELS,
     "grader.probes.beyond.sharded_model:block": (),
     "grader.probes.beyond.sharded_model": ("steps",),
-    "grader.probes.beyond.sharded_optimizer": ("steps",),
-    "grader.probes.beyond.sharded_state": ("steps",),
     "grader.probes.pipeline.split": (),
     "grader.probes.pipeline.forward": ("steps",),
     "grader.probes.pipeline.gpt2": MODELS,

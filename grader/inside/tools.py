@@ -14,8 +14,8 @@ from grader.inside.context import Context, spy
 from grader.wire import tags
 
 __all__ = [
-    "Any", "Context", "Tensor", "copy_of", "dist", "dtype_of", "held_back", "nn", "np", "own_group", "spy",
-    "surroundings", "tensors_of", "torch", "unchanged",
+    "Any", "Context", "Tensor", "copy_of", "dist", "dtype_of", "held_back", "hold", "nn", "np", "own_group",
+    "release", "spy", "surroundings", "tensors_of", "torch", "unchanged",
 ]  # fmt: skip
 
 
@@ -73,10 +73,19 @@ def held_back(context: Context, rank: int | None) -> Iterator[None]:
 
     A program that waits in its block for the rank that is held back is a deadlock, which the broker sees.
     """
-    box, others = torch.zeros(1), [other for other in range(context.world_size) if other != rank]
-    if context.rank == rank:
-        for other in others:
-            dist.recv(box, other, tag=tags.OURS)
+    hold(context, rank)
     yield
+    release(context, rank)
+
+
+def hold(context: Context, rank: int | None) -> None:
+    """On the rank that is held back, wait until all others call `release` once more."""
+    if context.rank == rank:
+        for other in (other for other in range(context.world_size) if other != rank):
+            dist.recv(torch.zeros(1), other, tag=tags.OURS)
+
+
+def release(context: Context, rank: int | None) -> None:
+    """On all other ranks, let the one that is held back continue."""
     if rank is not None and context.rank != rank:
-        dist.send(box, rank, tag=tags.OURS)
+        dist.send(torch.zeros(1), rank, tag=tags.OURS)

@@ -29,7 +29,6 @@ from grader.checks import start as starting
 from grader.checks.beyond.grid import groups
 from grader.checks.beyond.one_f_one_b import stages
 from grader.checks.beyond.sharded_model import memory_limits, sharded_model_events
-from grader.checks.beyond.sharded_optimizer import sharded_messages
 from grader.checks.pipeline import waits
 from grader.checks.training import ddp, sampling, steps
 from grader.inside import zygote
@@ -237,7 +236,6 @@ def _ranks_are_believed() -> None:
         (starting, "check_counted"), (starting, "check_numbers"),
         (sampling, "check_trained_on"), (bert, "_check_logits"),
         (ddp, "check_own_gradients_sent"), (toy_shared, "asked_in_turn"),
-        (sharded_messages, "asked_now"),
         (sharded_model_events, "check_bytes"),
         (stages, "check_messages"), (groups, "check_sums"),
     ):  # fmt: skip

@@ -19,7 +19,16 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
-from tests.beyond.toy_shared import BYTES, ROUNDING, MicroBatch, ToySetting, check_times, draw, micro_batches
+from tests.beyond.toy_shared import (
+    BYTES,
+    ROUNDING,
+    MicroBatch,
+    ToySetting,
+    check_order,
+    check_times,
+    draw,
+    micro_batches,
+)
 from tests.gradients import test_averaging as averaging
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -212,17 +221,7 @@ class Reduced:
                 got = f"{call.sent} bytes of {call.dtype} ({call.where})"
                 words = "a message has the parameters' dtype, and nothing beside their gradients"
                 self.grade.fail(f"{where} sends bucket {content} as {got}, expected {size} bytes of {dtype}: {words}")
-        expected = list(range(len(buckets)))
-        if sent != expected:
-            cause = "they are sent in a different order: all ranks must send in the order of reducer.buckets"
-            if not sent:
-                cause = "no bucket is sent: is the hook called for every parameter, and does it send?"
-            elif len(set(sent)) < len(sent):
-                cause = "buckets are sent more than once"
-            elif len(sent) < len(buckets):
-                cause = "the last bucket is never sent" if sent == expected[:-1] else "some buckets are never sent"
-            place = f" ({calls[0].where})" if calls else ""
-            self.grade.fail(f"{where} sends the buckets {sent}{place}, expected {expected} in this order: {cause}")
+        check_order(self.grade, where, sent, len(buckets), calls[0].where if calls else "")
 
     def _content(self, call: Call, step: int, rank: int, buckets: list[list[int]]) -> int | str:
         """Return the bucket whose gradients are in a message, times any factor; or what else is in it."""

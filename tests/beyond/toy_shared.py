@@ -169,3 +169,18 @@ def check_times(
                     f"{where} sends bucket {i} {late} ({call.where}), expected right after gradient {due} of {total}: "
                     f"it is complete then, and all buckets before it have been sent. {advice}"
                 )
+
+
+def check_order(grade: Grade, where: str, sent: list[int], count: int, place: str) -> None:
+    """A rank sends all its buckets in their order. `place`: the line that sends the first one."""
+    expected = list(range(count))
+    if sent == expected:
+        return
+    cause = "they are sent in a different order: all ranks must send in the order of `buckets`"
+    if not sent:
+        cause = "no bucket is sent: is the hook called for every parameter, and does it send?"
+    elif len(set(sent)) < len(sent):
+        cause = "buckets are sent more than once"
+    elif len(sent) < count:
+        cause = "the last bucket is never sent" if sent == expected[:-1] else "some buckets are never sent"
+    grade.fail(f"{where} sends the buckets {sent}{place and f' ({place})'}, expected {expected} in this order: {cause}")
