@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from grader.call_checks import is_of_grader, waits_for_held_back
 from grader.grading import Grade
 from grader.in_rank import InRank, run
 from grader.ranks.calls import Call
-from grader.ranks.outcome import Result
 from grader.wire import drawn
-from tests.beyond.toy_shared import BYTES, Arrays, MicroBatch, ToySetting, draw, micro_batches, rounded
+from tests.beyond.toy_shared import BYTES, Arrays, MicroBatch, ToySetting, draw, micro_batches, rounded, why_stuck
 
 TOY, SHARDED = "tests/beyond/toy_in_rank.py", "tests/beyond/sharded_optimizer_in_rank.py"
 SMALL = 200  # bytes of a step that may travel beside the shards: a barrier, a number
@@ -120,6 +118,9 @@ ACCUMULATED = replace(
     ],
 )
 ACCUMULATED_1 = replace(ACCUMULATED, stage=1)
+FOR_MEANS = ((3, PLAIN), (2, LARGE), (4, ODD), (1, PLAIN), (2, ODD), (3, replace(ODD, stage=1)))
+FOR_COSTS = ((3, PLAIN), (2, LARGE), (4, ODD), (2, ACCUMULATED_1), (3, HALF))
+FOR_TIMES = ((3, PLAIN), (3, LATE), (3, CROSSED), (3, ACCUMULATED), (2, ACCUMULATED_1), (4, ODD))
 
 
 class OptimizerRun:
@@ -157,7 +158,7 @@ class OptimizerRun:
         return values.size * BYTES[self.setting.dtype(self.buckets[bucket][0])]
 
     def micros(self, rank: int) -> list[MicroBatch]:
-        return micro_batches(self.grade, self.result, self.setting, rank, is_message)
+        return micro_batches(self.grade, self.result, self.setting, rank)
 
     def check_price(self, calls: Iterable[Call], size: int, where: str, advice: str) -> None:
         """Calls of all ranks together cost at most (N-1)/N of `size` bytes for a rank, and a few bytes more."""
@@ -169,22 +170,3 @@ class OptimizerRun:
                 f"{where}, each of {self.ranks} ranks sends {int(mean)} bytes, expected {int(right)}, (N-1)/N of "
                 f"{size} bytes; the largest message is {largest.name} of {largest.dtype} ({largest.where}): {advice}"
             )
-
-
-def is_message(call: Call) -> bool:
-    return call.name != "init_process_group" and not is_of_grader(call)
-
-
-def why_stuck(result: Result) -> str:
-    """Say why no rank can continue; "" if it is no known mistake."""
-    if waits := waits_for_held_back(result):
-        return (
-            f"{waits} while backward still has gradients to compute: a hook must not wait for what it has just sent: "
-            "pass async_op=True, and receive it when later buckets are complete"
-        )
-    made = [sum(map(is_message, rank.calls)) for rank in result.ranks]
-    least, most = made.index(min(made)), made.index(max(made))
-    if made[least] == made[most]:
-        return ""
-    counts = f"rank {most} makes {made[most]} calls, but rank {least} makes {made[least]}"
-    return f"{counts}: every rank must send all buckets in the same order; if several are complete, send all of them"

@@ -6,6 +6,7 @@ judged after finish(), with b.5: then every gradient is the mean. Whether send o
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +14,13 @@ import numpy as np
 import pytest
 
 from grader.arithmetic import norm, same_numbers
-from grader.call_checks import Payloads, waits_for_held_back
+from grader.call_checks import Payloads, must_be_own_calls
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.ranks.calls import Call
-from grader.ranks.outcome import Result
-from tests.beyond.toy_shared import (
-    BYTES,
-    ROUNDING,
-    MicroBatch,
-    ToySetting,
-    check_order,
-    check_times,
-    draw,
-    micro_batches,
-)
+from tests.beyond import toy_shared as shared
+from tests.beyond.toy_shared import MicroBatch, ToySetting
 from tests.gradients import test_averaging as averaging
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -37,7 +29,6 @@ if TYPE_CHECKING:  # what a function finds in a rank
 
 graded = pytest.mark.graded
 IN_RANK = "tests/beyond/toy_in_rank.py"
-ONCE = "every rank sends each bucket once, in the order of reducer.buckets, also one without gradients"
 HINTS = {  # the reducer's, torch's and our words -> what they mean here
     "a second backward before finish()": "gradient_ready was called twice for a parameter in one step: is it "
     "registered once, does it stop under no_sync, and does finish reset `missing`?",
@@ -45,7 +36,7 @@ HINTS = {  # the reducer's, torch's and our words -> what they mean here
     "again in each step?), or its all_reduce was not called with async_op=True",
     "changed while it was being sent": "a message must be complete when its all_reduce starts: divide before that, or "
     "after wait(). A hook of register_hook runs too early: backward adds to parameter.grad only after it",
-    "the ranks do not agree": f"the ranks do not send the same buckets: {ONCE}",
+    "the ranks do not agree": f"the ranks do not send the same buckets: {shared.ONCE}",
 }
 
 
@@ -170,27 +161,20 @@ class Reduced:
 
     def __init__(self, grade: Grade, ranks: int, setting: Setting, finish: bool = True) -> None:
         self.grade, self.ranks, self.setting = grade, ranks, setting
-        drawn = draw(grade.seed, ranks, setting)
+        drawn = shared.draw(grade.seed, ranks, setting)
         self.computed = drawn.computed
         self.own = [[[sum(each) for each in zip(*step, strict=True)] for step in steps] for steps in drawn.computed]
         arguments = setting.arguments | {"bucket_bytes": setting.bucket_bytes, "finish": finish}
         arguments |= {"late": setting.late or [None] * len(setting.uses), "interrupted": setting.interrupted}
         self.result = run(
-            grade, reduce_gradients, drawn.inputs, HINTS, why_stuck, later=drawn.permits, **arguments
+            grade, reduce_gradients, drawn.inputs, HINTS, shared.why_stuck, later=drawn.permits, **arguments
         )  # fmt: skip
-        self._must_send_by_hand()
-
-    def _must_send_by_hand(self) -> None:
-        """The reducer of DistributedDataParallel, which is C++, would do all that is asked for here."""
-        for call in (call for rank in self.result.ranks for call in rank.calls if is_message(call) and call.inside):
-            place = f" ({call.where})" if call.where else ""
-            self.grade.fail(
-                f"all_reduce is called inside {call.inside}{place}, not by your own line: send each bucket with "
-                "dist.all_reduce"
-            )
+        must_be_own_calls(grade, self.result, "send each bucket with dist.all_reduce")
 
     def micros(self, rank: int, step: int) -> list[MicroBatch]:
-        micros = micro_batches(self.grade, self.result, self.setting, rank, is_message)
+        micros = shared.micro_batches(self.grade, self.result, self.setting, rank)
+        for micro in micros:  # other calls of finish() agree on the order
+            micro.sends = [send for send in micro.sends if send.call.name == "all_reduce"]
         return [micro for micro in micros if micro.step == step]
 
     # --- messages ---
@@ -216,27 +200,23 @@ class Reduced:
                 self.grade.fail(f"{where} sends {content} (message {number}, {call.where})")
             sent.append(content)
             dtype = self.setting.dtype(buckets[content][0])
-            size = BYTES[dtype] * sum(self.own[rank][step][k].size for k in buckets[content])
+            size = shared.BYTES[dtype] * sum(self.own[rank][step][k].size for k in buckets[content])
             if call.sent != size:
                 got = f"{call.sent} bytes of {call.dtype} ({call.where})"
                 words = "a message has the parameters' dtype, and nothing beside their gradients"
                 self.grade.fail(f"{where} sends bucket {content} as {got}, expected {size} bytes of {dtype}: {words}")
-        check_order(self.grade, where, sent, len(buckets), calls[0].where if calls else "")
+        shared.check_order(self.grade, where, sent, len(buckets), calls[0].where if calls else "")
 
     def _content(self, call: Call, step: int, rank: int, buckets: list[list[int]]) -> int | str:
         """Return the bucket whose gradients are in a message, times any factor; or what else is in it."""
         message, own = [call.sent_arrays()], self.own[rank][step]
         for i, bucket in enumerate(buckets):
-            if same_numbers(message, [own[k] for k in bucket], ROUNDING[self.setting.dtype(bucket[0])]):
+            if same_numbers(message, [own[k] for k in bucket], shared.ROUNDING[self.setting.dtype(bucket[0])]):
                 return i
         last = self.computed[rank][step][-1]
-        if not np.any(message):
-            return "zeros: parameter.grad was empty when send() read it"
         if any(same_numbers(message, [last[k] for k in bucket]) for bucket in buckets):
             return "only the gradients of the last micro-batch: those accumulated under no_sync are lost"
-        alone = [k for k, gradient in enumerate(own) if same_numbers(message, [gradient])]
-        what = f"the gradient of parameter {alone[0]} alone" if alone else "other numbers than its own gradients"
-        return f"{what}: a message is one bucket, its `flat`"
+        return "other numbers than its own gradients of one bucket: send one message for each bucket, its `flat`"
 
     def check_times(self) -> None:
         """Every bucket leaves as soon as it is complete, and those before it have been sent."""
@@ -248,20 +228,15 @@ class Reduced:
             for rank in range(self.ranks):
                 last = self.micros(rank, step)[-1]
                 where = f"step {step}: rank {rank}"
-                check_times(self.grade, where, last, buckets, enumerate(last.sends), advice)
+                shared.check_times(self.grade, where, last, buckets, enumerate(last.sends), advice)
 
     def check_finish(self) -> None:
-        """finish() sends all remaining buckets before it waits for one: they travel together."""
-        for step in range(len(self.setting.uses)):
-            for rank in range(self.ranks):
-                sends = self.micros(rank, step)[-1].sends
-                for call in (send.call for send in sends if send.ended):
-                    before = [send.call for send in sends if send.call.posted_at < call.posted_at]
-                    for other in (other for other in before if not other.in_transit(call)):
-                        self.grade.fail(
-                            f"step {step}: in finish, rank {rank} waits for {other.name} #{other.number} before it "
-                            f"sends {call.name} #{call.number} ({call.where}): send all remaining buckets, then wait"
-                        )
+        """finish() sends all remaining buckets before it waits for one."""
+        for step, rank in itertools.product(range(len(self.setting.uses)), range(self.ranks)):
+            calls = [send.call for send in self.micros(rank, step)[-1].sends]
+            shared.check_together(
+                self.grade, f"step {step}: rank {rank}", calls, "send all remaining buckets, then wait"
+            )
 
     # --- gradients ---
 
@@ -313,23 +288,6 @@ class Reduced:
             added = mean(self.own, earlier) + mean(self.own, step)
             mistakes[f"the gradient of step {earlier} is added to param.grad"] = added
         return mistakes
-
-
-def is_message(call: Call) -> bool:
-    return call.name == "all_reduce"
-
-
-def why_stuck(result: Result) -> str:
-    """Say why no rank can continue; "" if it is no known mistake."""
-    if waits := waits_for_held_back(result):
-        words = "while backward still has gradients to compute: a hook must not wait: no wait() and no blocking call"
-        return f"{waits} {words}"
-    sent = [sum(map(is_message, rank.calls)) for rank in result.ranks]
-    least, most = sent.index(min(sent)), sent.index(max(sent))
-    if sent[least] == sent[most]:
-        return ""
-    counts = f"rank {most} sends {sent[most]} buckets, but rank {least} sends {sent[least]}"
-    return f"{counts}: {ONCE}. In the hook, send every complete bucket, in a loop; in finish, send the rest"
 
 
 # --- the graded tests ---

@@ -18,6 +18,7 @@ from grader.wire import drawn
 from tests.beyond import sharded_optimizer_memory as memory
 from tests.beyond import sharded_optimizer_shared as shared
 from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun, Setting
+from tests.beyond.toy_shared import check_together, is_message
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, copy_of, nn, torch
@@ -127,7 +128,7 @@ def check_clip(grade: Grade, ranks: int, setting: Setting) -> None:
                 }
                 scaled = Expected(gradient.astype(float) * factor, "", f"the gradient of shard {i}", mistakes)
                 check(grade, where, got, {f"gradient {i}": scaled}, result)
-    for calls in ([call for call in rank.calls if shared.is_message(call)] for rank in result.ranks):
+    for calls in ([call for call in rank.calls if is_message(call)] for rank in result.ranks):
         if sum(call.price for call in calls) > NUMBERS:
             largest = max(calls, key=lambda call: call.price)
             grade.fail(
@@ -219,12 +220,12 @@ def check_gather(grade: Grade, ranks: int, setting: Setting) -> None:
     for step, of_ranks in enumerate(zip(*steps, strict=True)):
         calls = [call for own in of_ranks for call in own]
         steps_run.check_price(calls, size, f"step {step}: for the new parameters", advice)
-        for call in calls:
-            if call.payload and not call.asynchronous and call.price > shared.SMALL:
-                grade.fail(
-                    f"rank {call.rank} waits in {call.name} #{call.number} ({call.where}): start the gathers of all "
-                    "buckets with async_op=True, then wait for each"
-                )
+        for rank, own in enumerate(of_ranks):
+            sends, advice = (
+                [call for call in own if call.payload],
+                "start the gathers of all buckets, then wait for each",
+            )
+            check_together(grade, f"step {step}: rank {rank}", sends, advice)
 
 
 # --- the graded tests ---

@@ -7,12 +7,14 @@ its permit was given, and before those that are given later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from grader.call_checks import is_of_grader, waits_for_held_back
 from grader.grading import Grade
 from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
@@ -21,6 +23,7 @@ from grader.wire.values import to_array, to_bytes
 
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}  # of an element
 ROUNDING = {"float32": 1e-4, "float64": 1e-4, "bfloat16": 0.01}  # of what a message may hold
+ONCE = "every rank sends each bucket once, in the order of `buckets`, also one without gradients"
 Arrays = list[np.ndarray]
 Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank, the last for all above] -> parameters in forward order
 
@@ -115,10 +118,8 @@ class MicroBatch:
     sends: list[Send] = field(default_factory=list)
 
 
-def micro_batches(
-    grade: Grade, result: Result, toy: ToySetting, rank: int, counts: Callable[[Call], bool]
-) -> list[MicroBatch]:  # fmt: skip
-    """Return the micro-batches of a rank, in order, with the calls that count as messages."""
+def micro_batches(grade: Grade, result: Result, toy: ToySetting, rank: int) -> list[MicroBatch]:
+    """Return the micro-batches of a rank, in order, with its messages."""
     uses, micros, ended = toy.of_rank(rank), list[MicroBatch](), True
     for event in result.ranks[rank].events:
         if event.name == "backward":
@@ -130,7 +131,7 @@ def micro_batches(
             step, number, use = map(int, event.data["key"].split())
             if asked_in_turn(grade, toy, rank, (step, number, use), None if ended else micros[-1]):
                 micros[-1].given.append(uses[step][number][use])
-        elif micros and isinstance(event, Call) and counts(event):
+        elif micros and isinstance(event, Call) and is_message(event):
             micros[-1].sends.append(Send(len(micros[-1].given), ended, event))
     return micros
 
@@ -184,3 +185,32 @@ def check_order(grade: Grade, where: str, sent: list[int], count: int, place: st
     elif len(sent) < count:
         cause = "the last bucket is never sent" if sent == expected[:-1] else "some buckets are never sent"
     grade.fail(f"{where} sends the buckets {sent}{place and f' ({place})'}, expected {expected} in this order: {cause}")
+
+
+def check_together(grade: Grade, where: str, calls: Sequence[Call], advice: str) -> None:
+    """All messages are sent before a rank waits for one of them: they travel together."""
+    for before, call in combinations(calls, 2):
+        if not before.in_transit(call):
+            grade.fail(
+                f"{where} waits for {before.name} #{before.number} before it sends {call.name} #{call.number} "
+                f"({call.where}): {advice}"
+            )
+
+
+def why_stuck(result: Result) -> str:
+    """Say why no rank can continue; "" if it is no known mistake."""
+    if waits := waits_for_held_back(result):
+        return (
+            f"{waits} while backward still has gradients to compute: a hook must not wait for what it sends: no wait() "
+            "and no blocking call (pass async_op=True)"
+        )
+    sent = [sum(is_message(call) for call in rank.calls) for rank in result.ranks]
+    least, most = sent.index(min(sent)), sent.index(max(sent))
+    if sent[least] == sent[most]:
+        return ""
+    counts = f"rank {most} sends {sent[most]} messages, but rank {least} sends {sent[least]}"
+    return f"{counts}: {ONCE}. In the hook, send every complete bucket, in a loop"
+
+
+def is_message(call: Call) -> bool:
+    return call.name not in ("init_process_group", "barrier") and not is_of_grader(call)
