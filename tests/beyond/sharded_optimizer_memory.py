@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from grader.checks.beyond.in_transit import COPIES
+from grader.checks.beyond.in_transit import COPIES, MOST
 from grader.checks.beyond.sharded_model import memory_limits
 from grader.checks.beyond.sharded_model.memory_limits import Limit
 from grader.grading import Grade
@@ -14,12 +14,12 @@ from grader.in_rank import in_rank, run_to_any_end
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, nn, torch
 
-RANKS, STEPS, IN_TRANSIT = 4, 2, 2
+RANKS, STEPS = 4, 2
 SHAPE, BLOCKS = [320, 1024], 6
 BLOCK = 4 * math.prod(SHAPE)  # 1.3 MB
 WHOLE = BLOCK * BLOCKS
 SHARD = WHOLE // RANKS
-POOL = 2 * BLOCK * IN_TRANSIT  # buffers that may be kept for the next messages; what is kept by mistake is larger
+POOL = 2 * BLOCK * MOST  # buffers that may be kept for the next messages; what is kept by mistake is larger
 RELEASE = "receive() must release the tensors of a message and its handle: set the attributes that hold them to None"
 
 
@@ -80,7 +80,7 @@ def check_messages(grade: Grade) -> None:
     limits = list[Limit]()
     for step in range(STEPS):
         parts = {"parameters": WHOLE, "gradients of its shards": SHARD}
-        sent = parts | {"messages in transit": COPIES * BLOCK * IN_TRANSIT - POOL}
+        sent = parts | {"messages in transit": COPIES * BLOCK * MOST - POOL}
         limits.append(Limit(f"{step} backward", f"at the end of backward of step {step}", sent, RELEASE))
         limits.append(Limit(f"{step} gradients", f"after finish of step {step}", parts, RELEASE))
     check_memory(grade, 2, limits)

@@ -179,23 +179,31 @@ class Reduced:
 
     # --- messages ---
 
-    def check_messages(self) -> None:
-        """Before its last micro-batch a step sends nothing, then every bucket once, in the order of the buckets."""
-        for step, buckets in enumerate(self.setting.buckets):
-            for rank in range(self.ranks):
-                *before, last = self.micros(rank, step)
-                for micro in (micro for micro in before if micro.sends):
-                    self.grade.fail(
-                        f"step {step}: rank {rank} sends {len(micro.sends)} messages in micro-batch {micro.number}, "
-                        f"under no_sync ({micro.sends[0].call.where}): only the last micro-batch sends, and its "
-                        "messages hold the sum over all of them"
-                    )
-                self._check_buckets(step, rank, buckets, [send.call for send in last.sends])
+    def check_messages(self, times: bool = False) -> None:
+        """Before its last micro-batch a step sends nothing, then every bucket once, in the order of the buckets.
 
-    def _check_buckets(self, step: int, rank: int, buckets: list[list[int]], calls: list[Call]) -> None:
-        where, sent = f"step {step}: rank {rank}", list[int]()
+        times: whether each must leave as soon as it is complete, and those before it have been sent.
+        """
+        for step, rank in itertools.product(range(len(self.setting.buckets)), range(self.ranks)):
+            where, buckets = f"step {step}: rank {rank}", self.setting.buckets[step]
+            *before, last = self.micros(rank, step)
+            for micro in (micro for micro in before if micro.sends):
+                self.grade.fail(
+                    f"{where} sends {len(micro.sends)} messages in micro-batch {micro.number}, under no_sync "
+                    f"({micro.sends[0].call.where}): only the last micro-batch sends, and its messages hold the sum "
+                    "over all of them"
+                )
+            self._check_buckets(step, rank, where, [send.call for send in last.sends])
+            advice = "Each parameter's hook must send every complete bucket, in a loop"
+            if before:
+                advice = "Does no_sync set sync back to True at its end, also after an exception?"
+            if times:
+                shared.check_times(self.grade, where, last, buckets, enumerate(last.sends), advice)
+
+    def _check_buckets(self, step: int, rank: int, where: str, calls: list[Call]) -> None:
+        buckets, sent = self.setting.buckets[step], list[int]()
         for number, call in enumerate(calls):
-            content = self._content(call, step, rank, buckets)
+            content = self._content(call, step, rank)
             if isinstance(content, str):
                 self.grade.fail(f"{where} sends {content} (message {number}, {call.where})")
             sent.append(content)
@@ -207,9 +215,9 @@ class Reduced:
                 self.grade.fail(f"{where} sends bucket {content} as {got}, expected {size} bytes of {dtype}: {words}")
         shared.check_order(self.grade, where, sent, len(buckets), calls[0].where if calls else "")
 
-    def _content(self, call: Call, step: int, rank: int, buckets: list[list[int]]) -> int | str:
+    def _content(self, call: Call, step: int, rank: int) -> int | str:
         """Return the bucket whose gradients are in a message, times any factor; or what else is in it."""
-        message, own = [call.sent_arrays()], self.own[rank][step]
+        message, own, buckets = [call.sent_arrays()], self.own[rank][step], self.setting.buckets[step]
         for i, bucket in enumerate(buckets):
             if same_numbers(message, [own[k] for k in bucket], shared.ROUNDING[self.setting.dtype(bucket[0])]):
                 return i
@@ -218,25 +226,12 @@ class Reduced:
             return "only the gradients of the last micro-batch: those accumulated under no_sync are lost"
         return "other numbers than its own gradients of one bucket: send one message for each bucket, its `flat`"
 
-    def check_times(self) -> None:
-        """Every bucket leaves as soon as it is complete, and those before it have been sent."""
-        self.check_messages()
-        for step, buckets in enumerate(self.setting.buckets):
-            advice = "Each parameter's hook must send every complete bucket, in a loop"
-            if len(self.setting.uses[step]) > 1:
-                advice = "Does no_sync set sync back to True at its end, also after an exception?"
-            for rank in range(self.ranks):
-                last = self.micros(rank, step)[-1]
-                where = f"step {step}: rank {rank}"
-                shared.check_times(self.grade, where, last, buckets, enumerate(last.sends), advice)
-
     def check_finish(self) -> None:
         """finish() sends all remaining buckets before it waits for one."""
         for step, rank in itertools.product(range(len(self.setting.uses)), range(self.ranks)):
             calls = [send.call for send in self.micros(rank, step)[-1].sends]
-            shared.check_together(
-                self.grade, f"step {step}: rank {rank}", calls, "send all remaining buckets, then wait"
-            )
+            advice = "send all remaining buckets, then wait"
+            shared.check_together(self.grade, f"step {step}: rank {rank}", calls, advice)
 
     # --- gradients ---
 
@@ -244,9 +239,8 @@ class Reduced:
         """After each finish() every parameter has the mean of all ranks, in its own dtype, and is itself unchanged."""
         payloads = Payloads(self.result)
         for step in range(len(self.setting.uses)):
-            got = {
-                (rank, name): one for rank, steps in enumerate(self.result.values) for name, one in steps[step].items()
-            }
+            left = [steps[step] for steps in self.result.values]
+            got = {(rank, name): one for rank, own in enumerate(left) for name, one in own.items()}
             expected: dict[Any, Expected] = {}
             for rank in range(self.ranks):
                 expected[rank, "moved"] = Expected([], "parameter {got} itself changed: only its gradient may")
@@ -263,12 +257,9 @@ class Reduced:
         column, dtype = [steps[step][k] for steps in self.own], self.setting.dtype(k)
         limit = 2.0**-6 * np.mean(np.abs(column), axis=0) if dtype == "bfloat16" else None
         one = averaging.mean_of(column, rank, payloads, norm(column), limit)
-        mistakes = self._mistakes(step, k) | dict(one.mistakes)
-        name = f"the dtype of parameter {k}'s gradient"
-        return {
-            (rank, f"parameter {k}"): replace(one, mistakes=mistakes),
-            (rank, f"dtype {k}"): Expected(dtype, name=name),
-        }
+        one = replace(one, mistakes=self._mistakes(step, k) | dict(one.mistakes))
+        of_dtype = Expected(dtype, name=f"the dtype of parameter {k}'s gradient")
+        return {(rank, f"parameter {k}"): one, (rank, f"dtype {k}"): of_dtype}
 
     def _mistakes(self, step: int, k: int) -> dict[str, Any]:
         """Return sentence -> the gradient that a reducer's own mistake leaves."""
@@ -302,12 +293,12 @@ def test_backward_sends_every_bucket_with_this_rank_s_gradients(grade: Grade) ->
 @graded("b.4", points=1)
 def test_a_bucket_leaves_as_soon_as_it_is_complete_and_no_hook_waits(grade: Grade) -> None:
     for setting in (PLAIN, LATE):
-        Reduced(grade, 3, setting, finish=False).check_times()
+        Reduced(grade, 3, setting, finish=False).check_messages(times=True)
 
 
 @graded("b.4", points=1)
 def test_all_ranks_send_the_same_buckets_in_the_same_order(grade: Grade) -> None:
-    Reduced(grade, 3, CROSSED, finish=False).check_times()
+    Reduced(grade, 3, CROSSED, finish=False).check_messages(times=True)
 
 
 @graded("b.5", points=1)
@@ -321,12 +312,12 @@ def test_after_finish_every_gradient_is_the_mean_in_every_step(grade: Grade) -> 
 @graded("b.5", points=1)
 def test_micro_batches_under_no_sync_send_nothing_and_add_up(grade: Grade) -> None:
     reduced = Reduced(grade, 2, ACCUMULATED)
-    reduced.check_times()
+    reduced.check_messages(times=True)
     reduced.check_means()
 
 
 @graded("b.5", points=1)
 def test_from_the_second_step_on_buckets_leave_in_the_order_in_which_gradients_become_ready(grade: Grade) -> None:
     reduced = Reduced(grade, 3, LATER_STEPS)
-    reduced.check_times()
+    reduced.check_messages(times=True)
     reduced.check_means()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from grader.arithmetic import EXACT, Tolerance, norm
+from grader.checks.beyond import in_transit
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank
@@ -169,6 +169,7 @@ def holds(numbers: np.ndarray, shards: np.ndarray, rounding: float) -> bool:
 
 def check_sent(run: OptimizerRun) -> None:
     """Each rank sends its own gradients, all buckets in their order; stage 1 in finish(), stage 2 during backward."""
+    sizes = [sum(run.initial[k].size for k in bucket) for bucket in run.buckets]
     for rank in range(run.ranks):
         for micro in run.micros(rank):
             if run.setting.stage == 1 and micro.number < len(run.setting.uses[micro.step]) - 1:
@@ -180,21 +181,7 @@ def check_sent(run: OptimizerRun) -> None:
             if run.setting.stage == 2:
                 advice = "The hook must send every complete bucket, in a loop"
                 check_times(run.grade, where, micro, run.buckets, sends, advice)
-            check_in_transit(run, where, sends)
-
-
-def check_in_transit(run: OptimizerRun, where: str, sends: Sequence[tuple[int, Send]]) -> None:
-    """At most two buckets are sent and not waited for; the broker sees when each message is posted and waited for."""
-    sizes = [sum(run.initial[k].size for k in bucket) for bucket in run.buckets]
-    for bucket, send in sends:
-        alive = {other for other, earlier in sends if earlier.call.in_transit(send.call)}
-        if len(alive) > memory.IN_TRANSIT:
-            gradients = sum(sizes[other] for other in alive)
-            run.grade.fail(
-                f"{where} sends bucket {bucket} ({send.call.where}) while the messages of {len(alive) - 1} others are "
-                f"in transit: {len(alive)} messages with {gradients} of {sum(sizes)} gradients are in memory; expected "
-                f"at most {memory.IN_TRANSIT}: receive the oldest, then send the next one"
-            )
+            in_transit.check(run.grade, where, [(i, send.call) for i, send in sends], sizes, "bucket {}".format)
 
 
 def check_costs(run: OptimizerRun) -> None:

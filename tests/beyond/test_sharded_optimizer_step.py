@@ -103,9 +103,8 @@ def check_clip(grade: Grade, ranks: int, setting: Setting) -> None:
     inputs = []
     for rank in range(ranks):  # the gradients of the last rank are larger, and of the last bucket, too
         generator = drawn.generator(grade.seed, 17, ranks, rank)
-        draws = [
-            [generator.normal(size=size, scale=(1 + rank) * (1 + i)) for i, size in enumerate(lengths)] for _ in "123"
-        ]
+        scales = [(1 + rank) * (1 + i) for i in range(len(lengths))]
+        draws = [[generator.normal(0, scale, size) for scale, size in zip(scales, lengths, strict=True)] for _ in "123"]
         inputs.append({"values": values, "shards": [[np.asarray(one, np.float32) for one in case] for case in draws]})
     norms = [norm([one for own in inputs for one in own["shards"][case]]) for case in range(3)]
     max_norms = [norms[0] / 4, LARGE_LIMIT, norms[2] * 1.5]
@@ -221,11 +220,10 @@ def check_gather(grade: Grade, ranks: int, setting: Setting) -> None:
         calls = [call for own in of_ranks for call in own]
         steps_run.check_price(calls, size, f"step {step}: for the new parameters", advice)
         for rank, own in enumerate(of_ranks):
-            sends, advice = (
-                [call for call in own if call.payload],
-                "start the gathers of all buckets, then wait for each",
+            sends = [call for call in own if call.payload]
+            check_together(
+                grade, f"step {step}: rank {rank}", sends, "start the gathers of all buckets, then wait for each"
             )
-            check_together(grade, f"step {step}: rank {rank}", sends, advice)
 
 
 # --- the graded tests ---
