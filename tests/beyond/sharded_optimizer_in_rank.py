@@ -27,11 +27,9 @@ class Sharded:
         for parameter, value in zip(self.toy.numbered, inputs["values"], strict=True):
             parameter.data.copy_(value)
         blocks = [nn.ModuleList([self.toy.layers[k] for k in block]) for block in arguments["blocks"]]
-        self.made: list[Optimizer] = []
 
         def make_optimizer(groups: list[dict[str, Any]]) -> Optimizer:
-            self.made.append(getattr(torch.optim, arguments["optimizer"])(groups, **arguments["options"]))
-            return self.made[-1]
+            return getattr(torch.optim, arguments["optimizer"])(groups, **arguments["options"])
 
         options = {"weight_decay": arguments["weight_decay"], "stage": arguments["stage"]}
         self.optimizer = lesson.ShardedOptimizer(self.toy, blocks, make_optimizer, **options)

@@ -10,6 +10,7 @@ from grader.checks.beyond.sharded_model import memory_limits
 from grader.checks.beyond.sharded_model.memory_limits import Limit
 from grader.grading import Grade
 from grader.in_rank import in_rank, run_to_any_end
+from grader.ranks.outcome import Result
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, nn, torch
@@ -51,18 +52,6 @@ def measured_steps(context: Context, lesson: Any, inputs: Any) -> None:
         context.measure(f"{step} ended")
 
 
-def check_memory(grade: Grade, stage: int, limits: list[Limit]) -> None:
-    memory_limits.check(
-        grade,
-        lambda attempt: run_to_any_end(
-            grade, measured_steps, [{}] * RANKS, payloads=False, deadline=memory_limits.MEASURED_DEADLINE,
-            shape=SHAPE, blocks=BLOCKS, stage=stage, steps=STEPS, measures=True, attempt=attempt,
-        ),
-        limits,
-        POOL,
-    )  # fmt: skip
-
-
 def check_divided(grade: Grade) -> None:
     """ZeRO-1: the optimizer's state and the gradients are those of the rank's shard alone."""
     advice = "keep optimizer state only for this rank's shards; is there still a reference to the gradients?"
@@ -84,3 +73,13 @@ def check_messages(grade: Grade) -> None:
         limits.append(Limit(f"{step} backward", f"at the end of backward of step {step}", sent, RELEASE))
         limits.append(Limit(f"{step} gradients", f"after finish of step {step}", parts, RELEASE))
     check_memory(grade, 2, limits)
+
+
+def check_memory(grade: Grade, stage: int, limits: list[Limit]) -> None:
+    def measure(attempt: int) -> Result:
+        return run_to_any_end(
+            grade, measured_steps, [{}] * RANKS, payloads=False, deadline=memory_limits.MEASURED_DEADLINE,
+            shape=SHAPE, blocks=BLOCKS, stage=stage, steps=STEPS, measures=True, attempt=attempt,
+        )  # fmt: skip
+
+    memory_limits.check(grade, measure, limits, POOL)

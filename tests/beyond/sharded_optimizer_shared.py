@@ -25,8 +25,7 @@ HINTS = {  # torch's words -> what they mean here
     "'NoneType' object has no attribute 'wait'": "receive() finds no handle: send() must store the handle in "
     "self.work, for a bucket without gradients, too; receive a bucket once, after it was sent, in the order of "
     "self.buckets",
-    "torch.bfloat16 and (": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
-    "torch.float32 and (": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
+    "torch.bfloat16": "a message can have only one dtype: send this rank's shard in the dtype of flat.values",
 }
 
 

@@ -49,23 +49,22 @@ def agree_on_order(context: Context, lesson: Any, inputs: Any) -> Any:
 # --- buckets ---
 
 
-def cases_of_size(grade: Grade) -> list[Case]:
+def size_cases(grade: Grade) -> list[Case]:
     """Return cases in float32: an exact fit and one byte less, parameters above the limit, none at all."""
-    sizes = [int(size) for size in drawn.generator(grade.seed, 12).integers(1, 60, 12)]
+    sizes = drawn.generator(grade.seed, 12).integers(1, 60, 12).tolist()
     fit = 4 * sum(sizes[:3])
-    cases: list[tuple[list[int], int]] = [(sizes, fit), (sizes, fit - 1), ([50, 2, 60, 70, 2], 40), ([], 40)]
+    cases: tuple[tuple[list[int], int], ...] = ((sizes, fit), (sizes, fit - 1), ([50, 2, 60, 70, 2], 40), ([], 40))
     return [{"sizes": own, "dtypes": ["float32"] * len(own), "bucket_bytes": limit} for own, limit in cases]
 
 
-def cases_of_dtype(grade: Grade) -> list[Case]:
-    """Return cases in other dtypes, and in several; of the first of these, all would fit into one bucket."""
+def dtype_cases(grade: Grade) -> list[Case]:
+    """Return cases in other dtypes, and in several; of the last one, all would fit into one bucket."""
     draw = drawn.generator(grade.seed, 18)
-    sizes = [int(size) for size in draw.integers(1, 60, 12)]
-    several = [str(dtype) for dtype in draw.choice(list(BYTES), 12)]
-    cases: list[tuple[list[int], list[str], int]] = [
-        (sizes, ["float64"] * 12, 8 * 70), ([5, 5, 5], ["bfloat16"] * 3, 20),
-        ([2, 3, 2, 4], ["float32", "float64", "bfloat16", "float32"], 200), (sizes, several, 200),
-    ]  # fmt: skip
+    sizes, several = draw.integers(1, 60, 12).tolist(), draw.choice(list(BYTES), 12).tolist()
+    cases = (
+        (sizes, ["float64"] * 12, 8 * 70), ([5, 5, 5], ["bfloat16"] * 3, 20), (sizes, several, 200),
+        ([2, 3, 2, 4], ["float32", "float64", "bfloat16", "float32"], 200),
+    )  # fmt: skip
     return [{"sizes": own, "dtypes": dtypes, "bucket_bytes": limit} for own, dtypes, limit in cases]
 
 
@@ -160,12 +159,12 @@ def check_order(grade: Grade, ranks: int) -> None:
 
 @graded("b.3", points=1)
 def test_buckets_are_filled_in_order_up_to_their_size(grade: Grade) -> None:
-    check_buckets(grade, cases_of_size(grade))
+    check_buckets(grade, size_cases(grade))
 
 
 @graded("b.3", points=1)
 def test_buckets_have_one_dtype_and_count_its_bytes(grade: Grade) -> None:
-    check_buckets(grade, cases_of_dtype(grade))
+    check_buckets(grade, dtype_cases(grade))
 
 
 @graded("b.3", points=1)
