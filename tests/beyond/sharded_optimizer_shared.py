@@ -60,7 +60,7 @@ class Setting(ToySetting):
         ordered = [*found[-2::-1], found[-1]]
         return [sorted(bucket, key=lambda k: len(self.shapes[k]) < 2) for bucket in ordered if bucket]
 
-    def flat(self, bucket: list[int], arrays: Arrays, ranks: int) -> np.ndarray:
+    def flat(self, bucket: list[int], arrays: Arrays | dict[int, np.ndarray], ranks: int) -> np.ndarray:
         """Return the values of a bucket, a row for each rank's shard; zeros at the end."""
         values = np.concatenate([np.ravel(arrays[k]).astype(np.float64) for k in bucket])
         return np.append(values, np.zeros(-values.size % ranks)).reshape(ranks, -1)

@@ -157,17 +157,14 @@ def alone(run: OptimizerRun, times: int = 1) -> list[list[np.ndarray]]:
     """Return the shards of each bucket at the start and after each step of one process, which updates `times` times."""
     setting = run.setting
     trained = [k for k in range(len(setting.shapes)) if k not in setting.frozen]
-    gradients = [
-        [
-            np.mean([np.sum([micro[k] for micro in steps[step]], axis=0) for steps in run.computed], axis=0)
-            for k in trained
-        ]
-        for step in range(len(setting.uses))
-    ]
+    sums = [
+        [[sum(one) for one in zip(*micros, strict=True)] for micros in steps] for steps in run.computed
+    ]  # of micros
+    gradients = [[np.mean([steps[i][k] for steps in sums], axis=0) for k in trained] for i in range(len(setting.uses))]
     inputs = {"values": [run.initial[k] for k in trained], "gradients": gradients}
     (steps,) = run_alone(run.grade, train_alone, [inputs], times=times, **setting.arguments)
     after = [dict(zip(trained, values, strict=True)) for values in (inputs["values"], *steps)]
-    return [[setting.flat(bucket, values, run.ranks) for bucket in run.buckets] for values in after]  # type: ignore
+    return [[setting.flat(bucket, values, run.ranks) for bucket in run.buckets] for values in after]
 
 
 def check_steps(grade: Grade, ranks: int, setting: Setting) -> None:
