@@ -201,8 +201,8 @@ def why_stuck(result: Result) -> str:
     """Say why no rank can continue; "" if it is no known mistake."""
     if waits := waits_for_held_back(result):
         return (
-            f"{waits} while backward still has gradients to compute: a hook must not wait for what it has just sent: no "
-            "wait() and no blocking call (pass async_op=True)"
+            f"{waits} while backward still has gradients to compute: a hook must not wait for what it has just sent: "
+            "no wait() and no blocking call (pass async_op=True)"
         )
     sent = [sum(is_message(call) for call in rank.calls) for rank in result.ranks]
     least, most = sent.index(min(sent)), sent.index(max(sent))
