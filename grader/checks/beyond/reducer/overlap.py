@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 
 from grader import crashes
-from grader.checks import diagnosis, reference
+from grader.arithmetic import difference, matches
+from grader.checks import reference
+from grader.checks.beyond.reducer.wrong_means import name_wrong_mean, unsent
+from grader.compare import forgotten_waits
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Deadlocked, Verdict, Wrong
@@ -154,11 +157,11 @@ class Reduced:
         if reference.close(got, mean, total, SLACK[dtype]):
             return
         grads = [[value["grads"][j] for j in trained] for value in told]
-        cause = diagnosis.forgotten_waits(self.result) or self._stale(step, k, got)
-        cause = cause or self._unsent(rank) + diagnosis.name_wrong_mean(grads, own, diagnosis.unsent(self.result, own))
+        cause = forgotten_waits(self.result) or self._stale(step, k, got)
+        cause = cause or self._unsent(rank) + name_wrong_mean(grads, own, unsent(self.result, own))
         if cause and not self.setting.finish:
             cause += "; finish() is not called in this test: send divides, and sets param.grad to the piece"
-        words = diagnosis.parameter_words(f"parameter {k}", got, mean)
+        words = difference(f"parameter {k}", got, mean)
         text = f"step {step}: expected the mean of {self.n} ranks' gradients; on rank {rank}, {words}"
         self.grade.fail(f"{cause}\n{text}" if cause else text)
 
@@ -177,11 +180,11 @@ class Reduced:
             return f"parameter {k} has no gradient: backward gave it none on {who}; use zeros for it" if who else ""
         means = [np.mean([ranks[s][k] for ranks in self.own], axis=0) for s in range(step + 1)]
         for s in range(step):
-            if diagnosis.same(got, means[s]) and np.any(means[s]):
+            if matches(got, means[s]) and np.any(means[s]):
                 return f"param.grad is still the gradient of step {s}"
-            if diagnosis.same(got, means[step] + means[s]) and np.any(means[s]):
+            if matches(got, means[step] + means[s]) and np.any(means[s]):
                 return f"the gradient of step {s} is added to param.grad"
         last = np.mean([micros[step][-1][k] for micros in self.micros], axis=0)
-        if len(self.setting.uses[step]) > 1 and diagnosis.same(got, last):
+        if len(self.setting.uses[step]) > 1 and matches(got, last):
             return "param.grad is the mean of only the last micro-batch: those under no_sync are missing"
         return ""

@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from grader.checks import diagnosis, reference
+from grader.arithmetic import difference
+from grader.checks import reference
 from grader.checks.beyond.sharded_optimizer import sharded_settings
 from grader.checks.beyond.sharded_optimizer.sharded_run import PROBE, described, initial_values, students_call
+from grader.compare import forgotten_waits
 from grader.grading import Grade
 from grader.wire import drawn
 
@@ -31,7 +33,7 @@ def check_clip(grade: Grade) -> None:
         for rank, cases in enumerate(result.values):
             for c, case in enumerate(cases):
                 where = f"{n} ranks, clip({limits[c]:.5g}) on rank {rank}"
-                cause = diagnosis.forgotten_waits(result)
+                cause = forgotten_waits(result)
                 _check_norm(grade, case["norm"], [mine[c] for mine in shards], rank, limits[c], f"{where}: ", cause)
                 _check_scaled(grade, case["gradients"], shards[rank][c], float(norms[c]), limits[c], where)
         for rank_result in result.ranks:
@@ -101,7 +103,7 @@ def _check_scaled(
         if reference.close(got, right, float(np.linalg.norm(right))):
             continue
         scale = f"the norm is {norm:.5g}, so the factor is {factor:.5g}"
-        words = diagnosis.parameter_words(f"the gradient of bucket {i}'s shard", got, right)
+        words = difference(f"the gradient of bucket {i}'s shard", got, right)
         grade.fail(f"{_name_factor(got, mine, factor, norm, limit)}\n{where}: {scale}; {words}")
 
 

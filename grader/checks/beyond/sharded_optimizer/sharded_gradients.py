@@ -4,8 +4,10 @@ from itertools import product
 
 import numpy as np
 
-from grader.checks import diagnosis, reference
+from grader.arithmetic import difference, matches
+from grader.checks import reference
 from grader.checks.beyond.sharded_optimizer.sharded_run import OptimizerRun
+from grader.compare import forgotten_waits
 
 FILE = "beyond/sharded_optimizer.py"
 ROUNDED = 3000.0  # slack in which numbers that were rounded to bfloat16 lie
@@ -31,7 +33,7 @@ def _wrong_shard(told: dict, right: np.ndarray, rank: int) -> str:
     values = told["values"]
     if np.array_equal(values, right[rank]):
         return ""
-    words = diagnosis.parameter_words("the shard", values, right[rank])
+    words = difference("the shard", values, right[rank])
     for other, row in enumerate(right):
         if np.array_equal(values, row) and other != rank:
             return f"the values are those of rank {other}'s shard: rank r owns the elements r L to (r+1) L; {words}"
@@ -72,8 +74,8 @@ def _check_mean(run: OptimizerRun, rank: int, step: int, micro: int, i: int, tol
     got, total = told["values"], float(np.linalg.norm(right))
     if reference.close(got, right[rank], total) and told["dtype"] == "float32":
         return
-    cause = diagnosis.forgotten_waits(run.result) or _name(run, rank, (step, micro), i, told)
-    words = diagnosis.parameter_words("mean of all ranks", got, right[rank])
+    cause = forgotten_waits(run.result) or _name(run, rank, (step, micro), i, told)
+    words = difference("mean of all ranks", got, right[rank])
     if reference.close(got, right[rank], total):
         words = f"expected float32, got {told['dtype']}"
     run.grade.fail(f"{cause}\n{where}: {words}" if cause else f"{where}: {words}")
@@ -90,7 +92,7 @@ def _name(run: OptimizerRun, rank: int, place: tuple[int, int], i: int, told: di
         return ""
     with np.errstate(all="ignore"):
         for candidate, words in _candidates(run, rank, place, i):
-            if diagnosis.same(got, candidate) and np.any(candidate):
+            if matches(got, candidate) and np.any(candidate):
                 return words
     if run.setting.dtype(run.buckets[i][0]) == "bfloat16" and reference.close(got, right[rank], 0.0, ROUNDED):
         return (
@@ -149,7 +151,7 @@ def _mixed_shards(run: OptimizerRun, rank: int, place: tuple[int, int], i: int, 
     sent = [run.rows(r, *place, i) for r in range(run.n)]
     for shards in product(range(run.n), repeat=run.n):
         mean = np.mean([rows[shard] for rows, shard in zip(sent, shards, strict=True)], axis=0)
-        if diagnosis.same(got, mean) and np.any(mean):
+        if matches(got, mean) and np.any(mean):
             parts = ", ".join(f"rank {r}'s of shard {shard}" for r, shard in enumerate(shards))
             return f"gradients of different shards are added up, {parts}: all ranks send the shards in the same order"
     return ""
@@ -161,9 +163,9 @@ def _ratio(got: np.ndarray, right: np.ndarray, n: int) -> str:
     factor = float(np.vdot(right, got) / np.vdot(right, right))
     known = {1 / n**2: "shard.gradient was divided by the number of ranks squared"}
     for value, words in known.items():
-        if n > 1 and abs(factor / value - 1) < 1e-4 and diagnosis.same(got, right * factor):
+        if n > 1 and abs(factor / value - 1) < 1e-4 and matches(got, right * factor):
             return words
-    return f"shard.gradient is {factor:.3f} times the mean" if factor and diagnosis.same(got, right * factor) else ""
+    return f"shard.gradient is {factor:.3f} times the mean" if factor and matches(got, right * factor) else ""
 
 
 def check_frozen(run: OptimizerRun) -> None:

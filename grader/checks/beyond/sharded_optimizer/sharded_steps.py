@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from grader.checks import diagnosis, reference
+from grader.arithmetic import difference
+from grader.checks import reference
 from grader.checks.beyond.sharded_optimizer import sharded_messages, sharded_settings
 from grader.checks.beyond.sharded_optimizer.sharded_run import OptimizerRun, OptimizerSetting, students_call
+from grader.compare import forgotten_waits
 from grader.grading import Grade
 from grader.ranks.calls import Call
 
@@ -108,8 +110,8 @@ def _check_bucket(run: OptimizerRun, rank: int, step: int, i: int, told: dict, e
     total = float(np.linalg.norm(right))
     wrong = [j for j in range(run.n) if not _close(got[j], right[j], total, half)]
     if wrong:
-        cause = diagnosis.forgotten_waits(run.result) or _name_step(run, rank, step, i, wrong, got, expected)
-        words = diagnosis.parameter_words(f"rank {wrong[0]}'s shard", got[wrong[0]], right[wrong[0]])
+        cause = forgotten_waits(run.result) or _name_step(run, rank, step, i, wrong, got, expected)
+        words = difference(f"rank {wrong[0]}'s shard", got[wrong[0]], right[wrong[0]])
         run.grade.fail(f"{cause}\n{where}: in the parameters of bucket {i} on rank {rank}, {words}")
     if "type" in own or not reference.close(own["values"], right[rank], total, 5.0):
         run.grade.fail(

@@ -1,32 +1,21 @@
-"""Names for wrong means and wrong factors, for the judges that grader/compare.py does not serve yet."""
+"""Names for wrong means, for the judges of the reducer, which grader/compare.py does not serve yet."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from grader.arithmetic import Tolerance, common_factor, matches
-from grader.arithmetic import difference as parameter_words
+from grader.arithmetic import Tolerance, matches
 from grader.call_checks import Payloads
-from grader.checks.reference import close, means, norm
-from grader.compare import Expected, explain, forgotten_waits, with_inputs
+from grader.checks.reference import means, norm
+from grader.compare import Expected, explain, with_inputs
 from grader.ranks.outcome import Result
 from tests.gradients import test_averaging as averaging
 
-__all__ = ["forgotten_waits", "name_scaled", "name_wrong_mean", "parameter_words", "same", "unsent"]
 Maybe = np.ndarray | None
-
-
-def same(got: Maybe, candidate: np.ndarray, total: float = 0.0) -> bool:
-    """`total` is the norm of all that was added up: a small sum of large numbers is as exact as they are."""
-    return close(got, candidate, max(total, float(np.linalg.norm(np.ravel(candidate))) + 1e-6))
-
-
 Unsent = Callable[[int, int], bool]  # (rank, parameter): whether its gradient was in no collective
 
 
-def name_wrong_mean(
-    got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np.ndarray]], unsent: Unsent = lambda r, k: False
-) -> str:
+def name_wrong_mean(got: Sequence[Sequence[Maybe]], inputs: Sequence[Sequence[np.ndarray]], unsent: Unsent) -> str:
     """The mistake that leaves `got[rank][parameter]` where the mean of `inputs[rank][parameter]` should be, or ""."""
     total = norm({f"{r} {k}": array for r, own in enumerate(inputs) for k, array in enumerate(own)})
     expected, found = {}, {}
@@ -40,19 +29,6 @@ def name_wrong_mean(
             found[rank, f"parameter {k}"] = got[rank][k]
     wrong = [key for key, one in expected.items() if not matches(found[key], one.value, one.tolerance)]
     return explain(found, expected, wrong) if wrong else ""
-
-
-def name_scaled(pairs: Sequence[tuple[Maybe, np.ndarray]]) -> str:
-    """The mistake that leaves every gradient (got, expected) times one factor; "" if there is no such factor."""
-    factor = common_factor(list(pairs))
-    if factor is None or not factor:
-        return ""
-    if factor < 0:
-        return f"every gradient is {factor:.3f} times the batch's: the sign is reversed, so the step increases the loss"
-    whole = abs(factor - round(factor)) < 1e-3
-    cause = "does backward run more than once, or is the loss multiplied?" if whole else "is the loss multiplied?"
-    cause = cause if factor > 1 else "is the loss divided? It is a mean already"
-    return f"every gradient is {factor:.3f} times the batch's: {cause}"
 
 
 def unsent(result: Result, inputs: Sequence[Sequence[np.ndarray]]) -> Unsent:
