@@ -140,35 +140,32 @@ class Sgd(torch.optim.SGD):
     def __init__(self, model: nn.Module, rate: float) -> None:
         super().__init__([parameter for parameter in model.parameters() if parameter.requires_grad], lr=rate)
 
-    def moved(self) -> list[Any]:
-        """Return the parameters that it updates."""
-        return [parameter for group in self.param_groups for parameter in group["params"]]
-
     def gradients(self) -> dict[str, Tensor | None]:
-        return {name: copy_of(parameter.grad) for name, parameter in by_name(self.moved()).items()}
+        return {name: copy_of(parameter.grad) for name, parameter in by_name(self.param_groups[0]["params"]).items()}
 
     def step(self, closure: Any = None) -> Any:
-        remembered = min((self.state[parameter].get("steps", 0) for parameter in self.moved()), default=0)
-        parameters = {name: copy_of(parameter) for name, parameter in by_name(self.moved()).items()}
-        rate = self.param_groups[0]["lr"]
-        self.note("step", gradients=self.gradients(), parameters=parameters, rate=rate, remembered=remembered)
+        group = self.param_groups[0]
+        remembered = min((self.state[parameter].get("steps", 0) for parameter in group["params"]), default=0)
+        parameters = {name: copy_of(parameter) for name, parameter in by_name(group["params"]).items()}
+        self.note("step", gradients=self.gradients(), parameters=parameters, rate=group["lr"], remembered=remembered)
         result = super().step(closure)
-        for parameter in self.moved():
+        for parameter in group["params"]:
             self.state[parameter]["steps"] = remembered + 1
         self.note("stepped")
         return result
 
 
-LATEST: list[Sgd] = []  # the optimizer that was built last
+OPTIMIZERS: list[Sgd] = []  # in the order in which they were built
 
 
 def make_optimizer(config: Any, model: nn.Module) -> Sgd:
-    LATEST[:] = [Sgd(model, config.learning_rate)]
-    return LATEST[0]
+    OPTIMIZERS.append(Sgd(model, config.learning_rate))
+    return OPTIMIZERS[-1]
 
 
-def latest_gradients() -> dict[str, Tensor | None]:
-    return LATEST[0].gradients() if LATEST else {}
+def gradients() -> dict[str, Tensor | None]:
+    """Return the gradients of the parameters that the latest optimizer updates."""
+    return OPTIMIZERS[-1].gradients() if OPTIMIZERS else {}
 
 
 def watch_library(context: Context) -> None:
@@ -187,68 +184,62 @@ def watch_library(context: Context) -> None:
         return LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
     def clip(parameters: Any, max_norm: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        return {"gradients": latest_gradients(), "limit": float(max_norm)}
+        return {"gradients": gradients(), "limit": float(max_norm)}
 
     optim.build_optimizer, optim.build_schedule = build_optimizer, build_schedule  # type: ignore[assignment]
     for module in (torch.nn.utils, torch.nn.utils.clip_grad):
         context.spy(module, "clip_grad_norm_", "clip", clip)
     # The real one would write into the repository.
-    worker_gradients.keep_gradients = lambda model, rank: context.event("kept", gradients=latest_gradients())
+    worker_gradients.keep_gradients = lambda model, rank: context.event("kept", gradients=gradients())
 
 
 # --- train() ---
 
 
-def small_model(kind: str, weights: Weights) -> SmallModel:
-    return (Classifier if kind == "classifier" else LanguageModel)(weights)
+MODELS: dict[str, Callable[[Weights], Any]] = {"glue": Classifier, "gpt2": LanguageModel}  # script -> model
 
 
-def prepared(context: Context, lesson: Any, kind: str, weights: Weights) -> tuple[Any, Any, Any, Any]:
-    """Return the config, worker, model and record that main() would give to train()."""
+def run_train(context: Context, lesson: Any, inputs: Any) -> None:
+    """Call train() of a script as its main() does. Arguments: script, config, and what its data needs, see below."""
     from common.record import Record
     from common.workers.process_group import Worker
 
-    name = "GlueConfig" if kind == "classifier" else "Gpt2Config"
-    config, worker = make_config(context, name, **context.arguments["config"]), Worker(context.rank, context.world_size)
-    model: Any = small_model(kind, weights)
+    arguments = context.arguments
+    glue = arguments["script"] == "glue"
+    config = make_config(context, "GlueConfig" if glue else "Gpt2Config", **arguments["config"])
+    worker: Any = Worker(context.rank, context.world_size)
     record: Any = Record(config, worker)
     watch_record(context, record)
     record.dtype, record.sent = torch.float32, []  # what task 4's record has besides
+    model = MODELS[arguments["script"]](inputs["weights"])
+    data = (glue_data if glue else gpt2_data)(context, config, inputs)
+    if hasattr(lesson, "make_strategy"):  # what the bonus lessons average has graders of its own
+        from beyond.replicated import Replicated
+
+        data = (Replicated(model, lambda: None, lambda groups: make_optimizer(config, model), 0.0), *data)
+    if not arguments.get("synced", True):
+        lesson.sync_gradients = lambda *_: None
     model = lesson.wrap(model, worker) if hasattr(lesson, "wrap") else model
     context.event("begin")  # what was sent before is no part of a step
-    return config, worker, model, record
+    lesson.train(config, worker, model, *data, record)
 
 
-def run_glue(context: Context, lesson: Any, inputs: Any) -> None:
-    """Call train() of a run_glue.py. Arguments: train (so many of the examples train), config, synced."""
+def glue_data(context: Context, config: Any, inputs: Any) -> tuple[Any, ...]:
+    """Return the data of a run_glue.py, of which the first examples train, as many as the argument `train` says."""
     from common.data.glue import TASKS, Features, GlueData
-
-    arguments = context.arguments
-    if not arguments["synced"]:
-        lesson.sync_gradients = lambda *_: None
 
     def features(part: slice) -> Features:
         ids, labels = inputs["ids"][part], inputs["labels"][part]
         return Features(ids, torch.ones_like(ids), torch.zeros_like(ids), labels)
 
-    config, worker, model, record = prepared(context, lesson, "classifier", inputs["weights"])
-    train = arguments["train"]
-    data = GlueData(TASKS[config.task_name], features(slice(train)), features(slice(train, None)))
-    lesson.train(config, worker, model, data, record)
+    train = context.arguments["train"]
+    return (GlueData(TASKS[config.task_name], features(slice(train)), features(slice(train, None))),)
 
 
-def run_gpt2(context: Context, lesson: Any, inputs: Any) -> None:
-    """Call train() of a run_gpt2.py. Arguments: config, loaded (False: train() makes its loader, as the pipeline's)."""
-    config, worker, model, record = prepared(context, lesson, "language model", inputs["weights"])
+def gpt2_data(context: Context, config: Any, inputs: Any) -> tuple[Any, ...]:
+    """Return a loader and the validation blocks, or where the script makes its loader, not `loaded`, all blocks."""
     blocks: Any = list(inputs["ids"])
     validation = list(inputs["validation"])
-    loader = torch.utils.data.DataLoader(blocks, batch_size=config.batch_size // context.world_size)
-    data = (
-        (loader, validation) if context.arguments["loaded"] else (SimpleNamespace(train=blocks, validation=validation),)
-    )
-    if hasattr(lesson, "make_strategy"):  # what the bonus lessons average has graders of its own
-        from beyond.replicated import Replicated
-
-        optimizer = Replicated(model, lambda: None, lambda groups: make_optimizer(config, model), 0.0)
-        data = (optimizer, *data)
-    lesson.train(config, worker, model, *data, record)
+    if not context.arguments["loaded"]:
+        return (SimpleNamespace(train=blocks, validation=validation),)
+    return torch.utils.data.DataLoader(blocks, batch_size=config.batch_size // context.world_size), validation

@@ -27,7 +27,7 @@ from grader.wire import drawn
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context
-    from tests.training.loop_in_rank import run_glue, run_gpt2
+    from tests.training.loop_in_rank import run_train
 
 IN_RANK = ("grader/probes/configs.py", "tests/training/loop_in_rank.py")
 PRELOAD = ("scripts", "steps")
@@ -39,13 +39,8 @@ CLASSES = {"rte": 2, "mnli": 3, "sts-b": 1}
 
 
 @in_rank(uses=IN_RANK, preload=PRELOAD, first="watch_library")
-def train_glue(context: Context, lesson: Any, inputs: Any) -> None:
-    run_glue(context, lesson, inputs)
-
-
-@in_rank(uses=IN_RANK, preload=PRELOAD, first="watch_library")
-def train_gpt2(context: Context, lesson: Any, inputs: Any) -> None:
-    run_gpt2(context, lesson, inputs)
+def call_train(context: Context, lesson: Any, inputs: Any) -> None:
+    run_train(context, lesson, inputs)
 
 
 # --- what a rank did ---
@@ -126,7 +121,7 @@ def read(rank: RankResult, train: int) -> Trace:
             evaluation.examples += examples
             evaluation.in_train_mode |= bool(data["training"])
             step.uses_dev_set |= bool(data["grad"])
-        elif event.name == "backward":  # "inside" is not "backward" if a hook is called by hand
+        elif event.name == "backward":  # "inside" is something else if a hook is called by hand
             for batch in trace.batches[-1:]:
                 batch.has_backward |= event.inside == "backward"
         elif event.name == "evaluation":
@@ -159,7 +154,6 @@ class StepGradients(NamedTuple):
     own: list[Arrays]
     rank: int
     before: Arrays  # what this rank used in the step before
-    last_batch: Arrays  # those of the rank's last batch alone
     limit: float  # of clipping; 0: none
 
     @property
@@ -186,8 +180,8 @@ MISTAKES: dict[str, Callable[[StepGradients], Arrays]] = {  # which gradients th
         lambda g: {name: clipped({name: array}, g.limit)[name] for name, array in g.mean.items()},
 }  # fmt: skip
 USED: list[Callable[[StepGradients], Arrays]] = [  # what an optimizer may have used, times one factor
-    lambda g: g.right, *MISTAKES.values(), lambda g: g.own[g.rank], lambda g: g.last_batch,
-    lambda g: g.added(g.mean), lambda g: g.added(g.own[g.rank]),
+    lambda g: g.right, *MISTAKES.values(), lambda g: g.own[g.rank], lambda g: g.added(g.mean),
+    lambda g: g.added(g.own[g.rank]),
 ]  # fmt: skip
 
 
@@ -228,7 +222,7 @@ class Training:
         self.names = [name for name in self.weights if name != "offset"]
         self.ranks = [read(rank, self.train) for rank in self.result.ranks]
         self.paths: list[list[Arrays]] = [[self.weights] for _ in self.ranks]  # parameters before each step
-        self.used: list[Arrays] = [{} for _ in self.ranks]  # the gradients of the latest step in `paths`
+        self.used: list[list[Arrays]] = [[{}] for _ in self.ranks]  # the gradients that each of these came from
 
     @cached_property
     def payloads(self) -> Payloads:
@@ -249,16 +243,16 @@ class Training:
         """Compute the parameters after this step on all ranks; on a rank that has not made it, they stay the same."""
         gradients = self.step_gradients(number)
         for rank, trace in enumerate(self.ranks):
-            parameters = self.paths[rank][number]
+            parameters, latest = self.paths[rank][number], self.used[rank][number]
             if len(trace.steps) > number:
                 data, right = trace.steps[number].data, self.rate / (1 + number)
-                if rank in gradients:
-                    self.used[rank] = used(gradients[rank], data["gradients"])
+                latest = used(gradients[rank], data["gradients"]) if rank in gradients else latest
                 # A rank that stands still does not train: a rate far from the schedule's does not count.
                 rate = data["rate"] if isinstance(data["rate"], float) else math.nan
                 rate = rate if 0.4 * right <= rate <= 2 * self.rate else right
-                parameters = {name: array - rate * self.used[rank].get(name, 0.0) for name, array in parameters.items()}
+                parameters = {name: array - rate * latest.get(name, 0.0) for name, array in parameters.items()}
             self.paths[rank].append(parameters)
+            self.used[rank].append(latest)
 
     def gradient(self, rank: int, number: int, examples: list[int]) -> tuple[float, Arrays]:
         """Return loss and gradients of a rank's examples at its parameters before step `number`."""
@@ -274,9 +268,8 @@ class Training:
         made = {rank: trace.steps[number] for rank, trace in enumerate(self.ranks) if len(trace.steps) > number}
         made = {rank: step for rank, step in made.items() if step.examples}
         own = {rank: self.gradient(rank, number, step.examples)[1] for rank, step in made.items()}
-        last = {rank: self.gradient(rank, number, step.batches[-1].examples)[1] for rank, step in made.items()}
         return {
-            rank: StepGradients([*own.values()], place, self.used[rank], last[rank], self.limit)
+            rank: StepGradients([*own.values()], place, self.used[rank][number], self.limit)
             for place, rank in enumerate(made)
         }
 
@@ -285,10 +278,9 @@ def must_step(training: Training, at_least: int = 1) -> None:
     """Fail unless every rank makes so many steps. A deadlock is named first."""
     if training.result.outcome in ("mismatch", "deadlock", "deadline"):
         training.grade.must_return(training.result)
-    steps = [step for trace in training.ranks for step in trace.steps]
     made = len(training.common_steps)
     if made < at_least:
-        batches = max((len(step.batches) for step in steps), default=1)
+        batches = max((len(step.batches) for trace in training.ranks for step in trace.steps), default=1)
         cause = f": {batches} batches come before one step" if batches > 1 else ""
         cause = cause if made else ": is optimizer.step called, with parentheses?"
         message = f"expected {at_least} optimizer steps, one for each batch, got {made}{cause}"
@@ -339,9 +331,8 @@ def glue(
             labels[train:] = drawn.answer(weights, ids[train:], right)
         inputs.append({"ids": ids, "labels": labels, "weights": weights})
     config = {"per_gpu_train_batch_size": batch, "learning_rate": RATE, "do_eval": False, "task_name": task, **config}
-    preload = (*PRELOAD, "correlations") if task == "sts-b" else PRELOAD
-    function = replace(train_glue, join=joined, preload=preload)
-    result = run_to_any_end(grade, function, inputs, train=train, synced=synced, config=config)
+    function = replace(call_train, join=joined, preload=(*PRELOAD, "correlations") if task == "sts-b" else PRELOAD)
+    result = run_to_any_end(grade, function, inputs, script="glue", train=train, synced=synced, config=config)
     all_ids, all_labels = [own["ids"] for own in inputs], [own["labels"] for own in inputs]
     steps = math.ceil(math.ceil(train / ranks) / batch)
     rates = config["learning_rate"], config.get("max_grad_norm", 0.0)
@@ -366,6 +357,8 @@ def gpt2(
         all_ids.append(ids)
         inputs.append({"ids": own, "validation": validation, "weights": weights})
     config = {"batch_size": batch * ranks, "learning_rate": RATE, **config}
-    result = run_to_any_end(grade, replace(train_gpt2, join=loaded), inputs, loaded=loaded, config=config)
+    result = run_to_any_end(
+        grade, replace(call_train, join=loaded), inputs, script="gpt2", loaded=loaded, config=config
+    )
     rates = config["learning_rate"], config.get("max_grad_norm", 0.0)
     return Training(grade, result, weights, all_ids, [], total, math.ceil(train / batch), *rates)
