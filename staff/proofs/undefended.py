@@ -274,6 +274,7 @@ def _measured_ranks_write() -> None:
 
 def _believed(training: loop_shared.Training, rank: int, number: int) -> dict[str, np.ndarray]:
     """The parameters before a step, as the rank tells them; after the last step, those before it."""
+    training.used[rank].append({})  # no gradients are followed from step to step
     made = training.ranks[rank].steps
     return training.weights | (made[min(number, len(made) - 1)].data["parameters"] if made else {})
 
