@@ -82,13 +82,19 @@ def same_numbers(got: Sequence[Any], expected: Sequence[Any], rounding: float = 
     return np.allclose(ours * factor, theirs, rtol=rounding, atol=1e-6 * largest)
 
 
-def proportional(got: Sequence[Any], expected: Sequence[np.ndarray]) -> bool:
-    """Return whether all arrays are as expected, times the same positive factor."""
+def proportional(
+    got: Sequence[Any], expected: Sequence[np.ndarray], relative: float = 1e-4, least: float = 0.0
+) -> bool:  # fmt: skip
+    """Return whether all arrays are as expected, times the same positive factor.
+
+    They may be off by `relative` of their norm together; a norm below `least` counts as this.
+    """
     if any(np.shape(ours) != theirs.shape or ours is None for ours, theirs in zip(got, expected, strict=True)):
         return False
     ours, theirs = flat(got), flat(expected)
     factor = ours @ theirs / max(theirs @ theirs, 1e-30)
-    return bool(factor > 0 and np.linalg.norm(ours - factor * theirs) <= 1e-4 * factor * np.linalg.norm(theirs))
+    limit = relative * factor * max(float(np.linalg.norm(theirs)), least)
+    return bool(factor > 0 and np.linalg.norm(ours - factor * theirs) <= limit)
 
 
 def difference(name: str, got: Any, expected: np.ndarray) -> str:

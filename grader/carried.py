@@ -1,18 +1,24 @@
-"""The pytest side of grader/checks/copies.py: tests marked carried(script, region) never fail, they warn.
+"""Tests of what a later script has of earlier regions: copies of what is graded in its home file.
 
 @pytest.mark.carried("task4_traffic/run_glue.py", "4.1")
 def test_the_copies_in_task4_work(copies):
-    copies(grader.checks.copies.check_glue)
+    copies(check_glue)
+
+Such a test never fails: copies that do not work give a warning. With `carried = "points"` in course.toml, a region of
+that script counts only when its copies work; with "warning", the default, no point depends on it.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grader.checks.copies import warning
+from course.table import Course
+from course.todo import Block, find_blocks
 from grader.grading import Grade
 from grader.plugin import COPIES, SESSION, WRITTEN
+from grader.verdicts import Verdict
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,3 +52,50 @@ def copies(request: pytest.FixtureRequest) -> Callable[[Callable[[Grade], None]]
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     for words in config.stash[COPIES].values():
         terminalreporter.line(f"warning: {words}")
+
+
+def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) -> str:
+    """What is wrong with the copies in a script; "" if they work, or if their home files are not solved yet."""
+    copies = [(block, home) for block in _blocks(tree, script) if (home := _home(course, tree, script, block))]
+    if not copies or not all(home.attempted for _, home in copies):
+        return ""
+    files = {block.id: course.regions[block.id].file for block, _ in copies}
+    for block, home in copies:
+        if not block.attempted:
+            return (
+                f"{script}:{block.line}: region {block.id} is not written here, but it is in {files[block.id]}:"
+                f"{home.line}: run `python submit.py carry`"
+            )
+    try:
+        check()
+    except Verdict as verdict:
+        if verdict.status in ("not attempted", "skipped"):
+            return ""
+        said = str(verdict).split("\n")[0].split(" (inputs drawn")[0]
+        different = [(block, home) for block, home in copies if block.body.strip("\n") != home.body.strip("\n")]
+        if not different:
+            own = ", ".join(id for id, row in course.regions.items() if row.file == script)
+            return f"{script}: {said}; your copies of earlier regions equal the original lines: look at {own} first"
+        places = ", ".join(
+            f"{block.id} (line {block.line}; {files[block.id]}:{home.line})" for block, home in different
+        )
+        return (
+            f"{script}:{different[0][0].line}: {said}; these of your lines differ from the original ones: {places}; "
+            "compare them, or run `python submit.py carry --force`"
+        )
+    return ""
+
+
+def _blocks(tree: Path, file: str) -> list[Block]:
+    try:
+        return find_blocks((tree / file).read_text(encoding="utf-8"), file)
+    except (OSError, ValueError):
+        return []  # running the file says what is wrong
+
+
+def _home(course: Course, tree: Path, script: str, block: Block) -> Block | None:
+    """The block that this one is a copy of; None if its home is here."""
+    row = course.regions.get(block.id)
+    if row is None or row.file == script:
+        return None
+    return next((one for one in _blocks(tree, row.file) if (one.id, one.part) == (block.id, block.part)), None)

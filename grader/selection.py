@@ -40,7 +40,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     wanted = config.stash[WANTED]
     if wanted is None or collection_path.suffix != ".py" or collection_path.name == "conftest.py":
         return None
-    folders = {(ROOT / file).parent for file in wanted}
+    folders = {ROOT / Path(file).parts[0] for file in wanted}
     other = not folders.isdisjoint(collection_path.parents) and collection_path not in {ROOT / file for file in wanted}
     return True if other else None
 

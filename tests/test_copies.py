@@ -1,11 +1,43 @@
-"""Copies of earlier regions in later scripts: they give no points; see grader/checks/copies.py."""
+"""Copies of earlier regions in later scripts, each of which runs once. They give no points; see grader/carried.py."""
+
+from __future__ import annotations
 
 import pytest
 
 from grader.checks import bert, joining
-from grader.checks.copies import check_beyond, check_glue, check_pipeline
+from grader.grading import Grade
+from tests.training import loop_shared, test_loop, test_sampling
 
 carried = pytest.mark.carried
+
+
+def check_glue(grade: Grade) -> None:
+    """load_model(), join() and train() of a run_glue.py: who trains on what, then each step and evaluation of one
+    worker."""
+    bert.check_weights(grade)
+    joining.check_join(grade)
+    seed = 1000 + grade.number("script", 1000)
+    shared = test_sampling.train(grade, 2, 13, 3, seed=seed)
+    test_sampling.check_every_example_once(shared)
+    test_sampling.check_batch_size(shared, 3)
+    test_sampling.check_whole_batch(shared, 3, seed)
+    alone = test_sampling.train(grade, 1, 6, 3, do_eval=True)
+    test_loop.check_steps(alone, 4)
+    test_loop.check_evaluations(alone, 2, 4)
+    test_loop.check_clipping(test_sampling.train(grade, 1, 6, 3, max_grad_norm=loop_shared.CLIP), 4)
+
+
+def check_pipeline(grade: Grade) -> None:
+    """train() of pipeline/run_gpt2.py, with the whole model on one device."""
+    setting = {"train": 6, "batch": 2, "n_epochs": 2, "loaded": False}
+    test_loop.check_steps(loop_shared.gpt2(grade, 1, **setting), 6)
+    test_loop.check_clipping(loop_shared.gpt2(grade, 1, max_grad_norm=loop_shared.CLIP, **setting), 6)
+
+
+def check_beyond(grade: Grade) -> None:
+    """join() and train() of beyond/run_gpt2.py for one worker; what the bonus lessons average is judged there."""
+    joining.check_join(grade)
+    test_loop.check_steps(loop_shared.gpt2(grade, 1, train=6, batch=2, n_epochs=2), 6)
 
 
 @carried("task2a_gather_scatter/run_glue.py", "2a.3")

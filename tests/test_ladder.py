@@ -4,8 +4,8 @@ import pytest
 
 from grader.call_checks import must_be_own_calls
 from grader.checks import whole_scripts
-from grader.checks.training import ddp
 from tests.gradients.test_averaging import BY_HAND
+from tests.training.test_ddp import must_be_run_by_reducer
 
 graded = pytest.mark.graded
 
@@ -26,4 +26,4 @@ def test_task2b_trains_like_one_worker(grade):
 
 @graded("3.1", needs=["1.1", "1.4", "2a.1", "2a.2"])
 def test_task3_trains_like_one_worker(grade):
-    whole_scripts.check_ladder(grade, ddp.must_be_run_by_reducer)
+    whole_scripts.check_ladder(grade, must_be_run_by_reducer)

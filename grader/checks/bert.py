@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from grader.checks import diagnosis
+from grader.arithmetic import difference
 from grader.grading import Grade
 from grader.wire.values import Fields
 
@@ -67,7 +67,7 @@ def check_weights(grade: Grade) -> None:
         different = [name for name, right in saved.items() if not np.array_equal(body.get(name), right)]
         if different:
             all_new = "the model starts from random weights: load them with from_pretrained\n"
-            words = diagnosis.parameter_words(different[0], body.get(different[0]), saved[different[0]])
+            words = difference(different[0], body.get(different[0]), saved[different[0]])
             cause = all_new if len(different) > len(saved) / 2 else ""
             grade.fail(f"{cause}{len(different)} of {len(saved)} tensors differ from the checkpoint: {words}")
         if value["frozen"]:
@@ -84,7 +84,7 @@ def _check_logits(grade: Grade, value: Fields, task: str) -> None:
     if got is None:
         grade.fail(f"expected a model that is called with input_ids and returns logits, got a {value['class']}")
     if np.shape(got) != right.shape or not np.all(np.abs(np.asarray(got, np.float64) - right) <= CLOSE):
-        grade.fail(f"called with token ids, {diagnosis.parameter_words('the logits', got, right)}")
+        grade.fail(f"called with token ids, {difference('the logits', got, right)}")
 
 
 def check_head(grade: Grade) -> None:

@@ -50,10 +50,7 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes.pipeline.pipe": ("steps",),
     "grader.probes.start": MODELS,
     "grader.probes.sync": ("scripts",),
-    "grader.probes.sync:wrap": ("scripts", "steps"),  # DistributedDataParallel imports it
-    "grader.probes.train": ("scripts", "steps"),
     "grader.probes.trusted": MODELS,
-    "grader.probes.train:glue_with_correlations": ("scripts", "steps", "correlations"),
 }
 # What loading a file needs; one that is not here is a script, whose load_model imports the model class.
 FILES: dict[str, tuple[str, ...]] = {

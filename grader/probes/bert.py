@@ -11,7 +11,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from grader.inside.context import Context
-from grader.probes.train import make_config, watched_record
+from grader.probes.configs import make_config, watch_record
 from grader.wire.values import Fields
 
 SIZES: Fields = {
@@ -91,7 +91,7 @@ def script(context: Context) -> None:
     """The whole main() of a run_glue.py, with its AdamW, on a BERT without dropout and drawn examples.
 
     Arguments: file, checkpoint_seed, vocabulary, config_seed, rate, mine (ids and labels of this rank's training and
-    dev set), train (how many of them train), batch (of one worker), epochs. Events as in probes.train, of forward
+    dev set), train (how many of them train), batch (of one worker), epochs. Events as in tests/training, of forward
     passes and the record only, and `weights` and `trained`: the parameters that training starts and ends with.
     """
     a = context.arguments
@@ -137,7 +137,7 @@ def _replace_surroundings(context: Context) -> None:
     class Record(record.Record):
         def __init__(self, config: Any, worker: Any) -> None:
             super().__init__(config, worker)
-            watched_record(event, self)
+            watch_record(context, self)
 
         def describe(self, model: Any, train: int, dev: int) -> None:
             self.model = model

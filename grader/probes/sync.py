@@ -1,4 +1,4 @@
-"""Runs what joins a process group, and what wraps a model, alone: without a training loop around it."""
+"""Runs what joins a process group alone: without a script around it."""
 
 import torch
 import torch.distributed as dist
@@ -6,33 +6,8 @@ from torch import nn
 
 from grader.inside.context import Context
 from grader.inside.tools import surroundings
-from grader.probes import toys
-from grader.probes.train import make_config
+from grader.probes.configs import make_config
 from grader.wire.values import Fields
-
-
-def wrap(context: Context) -> Fields:
-    """wrap(model, worker) of a toy, then one backward pass. Arguments: file, kind, mine (weights, ids and labels)."""
-    a = context.arguments
-    task = context.load(a["file"])
-    context.join()
-    from common.workers.process_group import Worker
-
-    mine, glue = a["mine"], a["kind"] == "classifier"
-    model = (toys.Classifier if glue else toys.LanguageModel)(mine["weights"], context.event)
-    modules = list(model.modules())  # wrapped parts add modules of their own
-    before = surroundings(model, modules)
-    wrapped = task.wrap(model, Worker(context.rank, context.world_size))
-    after = surroundings(model, modules)
-    context.event("begin")
-    labels = mine["labels"] if glue else mine["ids"]
-    torch.autograd.backward(wrapped(input_ids=mine["ids"], labels=labels).loss)
-    return {
-        "grads": {name: parameter.grad for name, parameter in toys.by_name(model.parameters()).items()},
-        "ddp": any(isinstance(module, nn.parallel.DistributedDataParallel) for module in wrapped.modules()),
-        "class": type(wrapped).__name__,
-        "changed": [name for name in before if before[name] != after[name]],
-    }
 
 
 def join(context: Context) -> Fields:

@@ -30,7 +30,6 @@ from grader.checks.beyond.grid import groups
 from grader.checks.beyond.one_f_one_b import stages
 from grader.checks.beyond.sharded_model import memory_limits, sharded_model_events
 from grader.checks.pipeline import waits
-from grader.checks.training import ddp, sampling, steps
 from grader.inside import zygote
 from grader.ranks import broker, one_run, peer, referee, thread_times, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
@@ -41,6 +40,9 @@ from tests.gradients import test_averaging as averaging
 from tests.task2b import test_loaders as loaders
 from tests.task2b import test_partitions as partitions
 from tests.task4 import test_traffic as traffic
+from tests.training import loop_shared
+from tests.training import test_ddp as ddp
+from tests.training import test_sampling as sampling
 
 
 def switch_off(names: Sequence[str]) -> None:
@@ -240,7 +242,7 @@ def _ranks_are_believed() -> None:
         (stages, "check_messages"), (groups, "check_sums"),
     ):  # fmt: skip
         replace(module, name, lambda *_: None)
-    replace(steps.Training, "before", _believed)
+    replace(loop_shared.Training, "parameters", _believed)
     _in_the_zygote("grader.probes.sync", {"meet": "lambda _: []"})
 
 
@@ -268,11 +270,11 @@ def _measured_ranks_write() -> None:
     replace(zygote_process.ZygoteProcess, "request", request)
 
 
-def _believed(training: steps.Training, rank: int, number: int) -> dict[str, np.ndarray]:
-    """The parameters before a step, as the rank tells them."""
+def _believed(training: loop_shared.Training, rank: int, number: int) -> dict[str, np.ndarray]:
+    """The parameters before a step, as the rank tells them; after the last step, those before it."""
+    training.used[rank].append({})  # no gradients are followed from step to step
     made = training.ranks[rank].steps
-    told = made[number].before if number < len(made) else made[-1].after if made else None
-    return training.weights | (told or {})
+    return training.weights | (made[min(number, len(made) - 1)].data["parameters"] if made else {})
 
 
 SWITCHES = {

@@ -24,12 +24,12 @@ from grader.probes import bert
 from grader.probes.pipeline import split, watched
 from grader.probes.pipeline.forward import ForwardStandIns
 from grader.probes.pipeline.pipe import GivenSplit
-from grader.probes.toys import Classifier, LanguageModel
 from grader.verdicts import Deadlocked, TimedOut, Wrong
 from pipeline.partition import _split_module
 from pipeline.pipe import Pipe
 from pipeline.worker import InQueue, Task
 from tests.task2b.partitions_in_rank import Data
+from tests.training.loop_in_rank import Classifier, LanguageModel
 
 COURSE = load_course()
 STAND_INS = {

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from grader.checks import diagnosis, reference
+from grader.arithmetic import difference
+from grader.checks import reference
 from grader.checks.beyond.cut_model import Model, Part
 from grader.checks.beyond.grid.groups import KINDS, words
 from grader.grading import Grade
@@ -65,4 +66,4 @@ def _compare(grade: Grade, model: Model, part: Part, arrays: Fields, named: tupl
     if right is None:
         grade.fail(f"{where} has a parameter {name} that does not belong to this stage")
     elif not reference.close(got, right, 0.1, SLACK):
-        grade.fail(f"{where} is not that of one worker; {diagnosis.parameter_words(name, got, right)}")
+        grade.fail(f"{where} is not that of one worker; {difference(name, got, right)}")

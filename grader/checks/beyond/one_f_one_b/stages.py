@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grader.checks import diagnosis, reference
+from grader.arithmetic import difference
+from grader.checks import reference
 from grader.checks.beyond.cut_model import Model, Part
 from grader.checks.beyond.one_f_one_b.orders import most_alive
 from grader.grading import Grade
@@ -60,7 +61,7 @@ def check(grade: Grade, setting: PipelineSetting) -> None:
             for name, got in told["gradients"].items():
                 expected = model.expected(parts[rank.rank], right["gradients"], name)
                 if expected is None or not reference.close(got, expected, 0.1, SLACK):
-                    words = name if expected is None else diagnosis.parameter_words(name, got, expected)
+                    words = name if expected is None else difference(name, got, expected)
                     grade.fail(f"{at}: the gradient is not that of one worker; {words}")
 
 

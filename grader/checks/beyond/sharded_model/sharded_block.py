@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 
 from grader import crashes
-from grader.checks import diagnosis, reference
+from grader.arithmetic import difference, matches
+from grader.checks import reference
 from grader.checks.beyond.sharded_model.sharded_model_reference import rounded
+from grader.compare import forgotten_waits
 from grader.grading import Grade
 from grader.ranks.calls import Call
 from grader.ranks.outcome import RankResult, Result
@@ -112,11 +114,11 @@ class Gathered:
         if told["dtype"] != "float32":
             self.grade.fail(f"{where}: the shard is of {told['dtype']}, expected float32, whatever the block's dtype")
         if not reference.close(got, right[rank], 0.0):
-            others = [other for other in range(self.n) if other != rank and diagnosis.same(got, right[other])]
+            others = [other for other in range(self.n) if other != rank and matches(got, right[other])]
             cause = (
                 f"`own` is the shard of rank {others[0]}: rank r owns the elements r L to (r+1) L; " if others else ""
             )
-            self.grade.fail(f"{where}: {cause}{diagnosis.parameter_words('the shard', got, right[rank])}")
+            self.grade.fail(f"{where}: {cause}{difference('the shard', got, right[rank])}")
 
     def _check_states(self, rank: int, case: int, states: list[list[Any]]) -> None:
         where, item = self.where(rank, case), 2 if self.cases[case]["dtype"] == "bfloat16" else 4
@@ -148,8 +150,8 @@ class Gathered:
                 begin += right.size
                 slack = 600.0 if self.cases[case]["dtype"] == "bfloat16" else 1.0
                 if not reference.close(got[k], right, 0.0, slack):
-                    cause = diagnosis.forgotten_waits(self.result)
-                    words = diagnosis.parameter_words(f"parameter {k}", got[k], right)
+                    cause = forgotten_waits(self.result)
+                    words = difference(f"parameter {k}", got[k], right)
                     text = (
                         f"{self.where(rank, case)}: after wait, the parameters are not the shards of all ranks; {words}"
                     )
@@ -183,7 +185,7 @@ class Gathered:
                         "flat.values: that takes half as many bytes"
                     )
                 if not reference.close(sent, right, 0.0, 600.0 if half else 1.0):
-                    words = diagnosis.parameter_words("the shard", sent, right)
+                    words = difference("the shard", sent, right)
                     self.grade.fail(f"{where}: the all_gather does not send shard.values ({call.where}); {words}")
                 if name == "start" and not call.asynchronous:
                     self.grade.fail(f"{where}: start_gather waits ({call.where}): pass async_op=True to all_gather")

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from grader import crashes
-from grader.checks import diagnosis, reference
+from grader.arithmetic import difference, matches
+from grader.checks import reference
 from grader.checks.beyond.sharded_model import memory_limits
 from grader.checks.beyond.sharded_model.sharded_model_reference import Reference, TrainedStep
 from grader.checks.beyond.sharded_model.sharded_model_settings import BEGIN, ModelSetting
+from grader.compare import forgotten_waits
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.session import DEADLINE
@@ -107,7 +109,7 @@ class ModelRun:
         slack = 2e-2 if self.setting.dtypes else 2e-5
         if not (np.shape(got) == () and got is not None and abs(float(got) - right) <= slack * (1 + abs(right))):
             self.fail(
-                diagnosis.forgotten_waits(self.result),
+                forgotten_waits(self.result),
                 f"{when}: the loss on rank {rank} is {float(got) if np.shape(got) == () else got}, expected {right:.6g}"
                 ": the blocks do not compute with the parameters that the shards of all ranks hold together",
             )
@@ -123,9 +125,9 @@ class ModelRun:
                             continue
                         slack = HALF_SLACK if self.setting.dtype(k) == "bfloat16" else SLACK
                         if not reference.close(got, right, 0.0, slack):
-                            words = diagnosis.parameter_words(f"parameter {k}", got, right)
+                            words = difference(f"parameter {k}", got, right)
                             self.fail(
-                                diagnosis.forgotten_waits(self.result),
+                                forgotten_waits(self.result),
                                 f"step {s}: on rank {rank}, backward of {self.place(place)} does not compute with the "
                                 f"whole parameters: its gradient is wrong; {words}",
                             )
@@ -155,8 +157,8 @@ class ModelRun:
         if got is None or np.shape(got) != right.shape:
             found = "None" if got is None else f"the shape {np.shape(got)}"
             self.grade.fail(f"{where} is {found}, expected {right.shape}: the mean of this rank's shard over all ranks")
-        cause = diagnosis.forgotten_waits(self.result) or self._cause(s, step, rank, block, got)
-        self.fail(cause, f"{where} is wrong: {diagnosis.parameter_words('the shard', got, right)}")
+        cause = forgotten_waits(self.result) or self._cause(s, step, rank, block, got)
+        self.fail(cause, f"{where} is wrong: {difference('the shard', got, right)}")
 
     def _cause(self, s: int, step: TrainedStep, rank: int, block: int, got: Any) -> str:
         """A known mistake that leaves this gradient."""
@@ -182,7 +184,7 @@ class ModelRun:
             old = flat(self.right.steps[s - 1].gradients, block)[rank]
             candidates["the gradient of the step before is added to shard.gradient"] = right + old
         with np.errstate(all="ignore"):
-            found = [words for words, value in candidates.items() if diagnosis.same(got, np.asarray(value, np.float64))]
+            found = [words for words, value in candidates.items() if matches(got, np.asarray(value, np.float64))]
         return found[0] if found else ""
 
     def check_updates(self) -> None:
@@ -201,7 +203,7 @@ class ModelRun:
         shift = None if got is None or np.shape(got) != right.shape else np.asarray(got, np.float64) - begin
         slack = HALF_SLACK if self.right.half(block) else SLACK
         if not reference.close(shift, right - begin, float(np.linalg.norm(right)), slack):
-            words = diagnosis.parameter_words("the shard", got, right)
+            words = difference("the shard", got, right)
             self.grade.fail(f"after step {s}, the values of {self.name(block)} on rank {rank} are wrong: {words}")
 
     # --- what is in memory ---

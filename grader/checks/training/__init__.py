@@ -1,1 +1,0 @@
-"""Judges of training loops."""

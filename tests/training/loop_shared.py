@@ -1,0 +1,364 @@
+"""Training loops, step by step as the ranks' doubles saw them, and what every step must be.
+
+What is right is computed here with numpy, from the drawn weights and the examples that went through the model; every
+rank has examples of its own. What a rank reports of its gradients only chooses among gradients that are computed here:
+so a mistake in one region does not hide that another region is right, and no report makes a wrong gradient right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from grader.arithmetic import Tolerance, common_factor
+from grader.call_checks import Payloads
+from grader.checks import reference
+from grader.checks.reference import Arrays, clipped, mean, norm
+from grader.grading import Grade
+from grader.in_rank import in_rank, run_to_any_end
+from grader.ranks.calls import Call, Event
+from grader.ranks.outcome import RankResult, Result
+from grader.wire import drawn
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context
+    from tests.training.loop_in_rank import run_train
+
+IN_RANK = ("grader/probes/configs.py", "tests/training/loop_in_rank.py")
+PRELOAD = ("scripts", "steps")
+CLIP = 0.05  # below the norm of any gradient here, so that clipping always shows
+RATE = 0.1 / drawn.LOSS_SCALE
+SMALL = 0.1 * drawn.LOSS_SCALE  # the gradient of a batch that fits well is a difference of numbers larger than it
+SLACK = 20.0  # float32: a forward and backward pass is off by up to 1e-5 of a gradient's norm
+CLASSES = {"rte": 2, "mnli": 3, "sts-b": 1}
+
+
+@in_rank(uses=IN_RANK, preload=PRELOAD, first="watch_library")
+def call_train(context: Context, lesson: Any, inputs: Any) -> None:
+    run_train(context, lesson, inputs)
+
+
+# --- what a rank did ---
+
+
+@dataclass
+class Batch:
+    """A batch that went through the model in training, and the gradients that were there when they were used."""
+
+    examples: list[int]
+    steps_before: int
+    in_train_mode: bool
+    noise: float | None
+    gradients: list[Mapping[str, Any]] = field(default_factory=list)  # at each clipping and each step that followed
+    has_backward: bool = False  # a backward pass went through its loss
+
+
+@dataclass
+class Step:
+    """All that a rank did up to one step of its optimizer; `data` and `where` are those of the step itself."""
+
+    batches: list[Batch] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    clips: list[Event] = field(default_factory=list)
+    uses_dev_set: bool = False  # with gradients
+    data: dict[str, Any] = field(default_factory=dict)
+    where: str = ""
+
+    @property
+    def examples(self) -> list[int]:
+        return [number for batch in self.batches for number in batch.examples]
+
+
+@dataclass
+class Evaluation:
+    """What ran without gradients, up to the next batch or to record.evaluation."""
+
+    steps_before: int
+    examples: list[int] = field(default_factory=list)
+    in_train_mode: bool = False
+    recorded: dict[str, Any] | None = None
+
+
+@dataclass
+class Trace:
+    """What one rank did in train(). `unfinished`: what came after the last whole step."""
+
+    steps: list[Step] = field(default_factory=list)
+    unfinished: Step = field(default_factory=Step)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    losses: list[dict[str, Any]] = field(default_factory=list)
+    events: dict[str, list[Event]] = field(default_factory=dict)  # all others, by name
+
+    @property
+    def batches(self) -> list[Batch]:
+        return [batch for step in [*self.steps, self.unfinished] for batch in step.batches]
+
+
+def read(rank: RankResult, train: int) -> Trace:
+    """Return the trace of a rank. Batches of examples from number `train` on are evaluated, and so are those without
+    gradients."""
+    trace, evaluation = Trace(), None
+    for event in rank.events:
+        step, data = trace.unfinished, event.data
+        if isinstance(event, Call):
+            step.calls.append(event)
+        elif event.name == "begin":
+            trace.unfinished = Step()
+        elif event.name == "forward":
+            examples = [drawn.number(token) for token in data["first"]]
+            if data["grad"] and any(number < train for number in examples):
+                step.batches.append(Batch(examples, len(trace.steps), data["training"], data["noise"]))
+                evaluation = None
+                continue
+            if evaluation is None:
+                evaluation = Evaluation(len(trace.steps))
+                trace.evaluations.append(evaluation)
+            evaluation.examples += examples
+            evaluation.in_train_mode |= bool(data["training"])
+            step.uses_dev_set |= bool(data["grad"])
+        elif event.name == "backward":  # "inside" is something else if a hook is called by hand
+            for batch in trace.batches[-1:]:
+                batch.has_backward |= event.inside == "backward"
+        elif event.name == "evaluation":
+            if evaluation is None:
+                trace.evaluations.append(Evaluation(len(trace.steps)))
+            trace.evaluations[-1].recorded, evaluation = data, None
+        elif event.name in ("clip", "step"):
+            for batch in trace.batches[-1:]:
+                batch.gradients.append(data["gradients"])
+            if event.name == "clip":
+                step.clips.append(event)
+            else:
+                step.data, step.where = data, event.where
+        elif event.name == "stepped":
+            trace.steps.append(step)
+            trace.unfinished = Step()
+        elif event.name == "loss":
+            trace.losses.append(data)
+        else:
+            trace.events.setdefault(event.name, []).append(event)
+    return trace
+
+
+# --- the gradients of a step ---
+
+
+class StepGradients(NamedTuple):
+    """What the gradients that a rank's optimizer uses in a step are made of, `own`: those of each rank's examples."""
+
+    own: list[Arrays]
+    rank: int
+    before: Arrays  # what this rank used in the step before
+    limit: float  # of clipping; 0: none
+
+    @property
+    def mean(self) -> Arrays:
+        return mean(self.own)
+
+    @property
+    def right(self) -> Arrays:
+        return clipped(self.mean, self.limit)
+
+    def added(self, gradients: Arrays) -> Arrays:
+        return {name: array + self.before.get(name, 0.0) for name, array in gradients.items()}
+
+
+MISTAKES: dict[str, Callable[[StepGradients], Arrays]] = {  # which gradients the optimizer then uses on every rank
+    "the gradients are not clipped when the optimizer steps: clip after backward and before the step": lambda g: g.mean,
+    "the gradients were averaged after they were clipped: clipping is not linear, so average first":
+        lambda g: mean([clipped(own, g.limit) for own in g.own]),
+    "every worker steps with its own gradient: it was not averaged before the step":
+        lambda g: clipped(g.own[g.rank], g.limit),
+    "every gradient still contains the gradients of earlier batches: set them to zero after every step":
+        lambda g: clipped(g.added(g.mean), g.limit),
+    "every tensor is clipped separately: limit the norm of all gradients together":
+        lambda g: {name: clipped({name: array}, g.limit)[name] for name, array in g.mean.items()},
+}  # fmt: skip
+USED: list[Callable[[StepGradients], Arrays]] = [  # what an optimizer may have used, times one factor
+    lambda g: g.right, *MISTAKES.values(), lambda g: g.own[g.rank], lambda g: g.added(g.mean),
+    lambda g: g.added(g.own[g.rank]),
+]  # fmt: skip
+
+
+def tolerance(gradients: Arrays) -> Tolerance:
+    return Tolerance(max(norm(gradients), SMALL), SLACK)
+
+
+def used(gradients: StepGradients, got: Mapping[str, Any]) -> Arrays:
+    """Return which gradients the optimizer used, times their factor; the right ones if it used none of these."""
+    for make in USED:
+        candidate = make(gradients)
+        pairs = [(got.get(name), array) for name, array in candidate.items()]
+        factor = common_factor(pairs, tolerance(gradients.mean))
+        if factor is not None and 0.2 <= factor <= 8:
+            return {name: factor * array for name, array in candidate.items()}
+    return gradients.right
+
+
+# --- a run of train() ---
+
+
+@dataclass
+class Training:
+    """A run of train() and what is right for it. `ids`, `labels`: of each rank, -1 in rows that it was not given."""
+
+    grade: Grade
+    result: Result
+    weights: Arrays
+    ids: list[np.ndarray]  # (examples, T)
+    labels: list[np.ndarray]  # (examples,); none for a language model
+    train: int  # how many of the examples train; the others are the dev set
+    steps_per_epoch: int
+    rate: float = RATE  # of the first step; step i has rate / (1 + i)
+    limit: float = 0.0
+    task: str = "rte"
+
+    def __post_init__(self) -> None:
+        self.names = [name for name in self.weights if name != "offset"]
+        self.ranks = [read(rank, self.train) for rank in self.result.ranks]
+        self.paths: list[list[Arrays]] = [[self.weights] for _ in self.ranks]  # parameters before each step
+        self.used: list[list[Arrays]] = [[{}] for _ in self.ranks]  # the gradients that each of these came from
+
+    @cached_property
+    def payloads(self) -> Payloads:
+        return Payloads(self.result)
+
+    @property
+    def common_steps(self) -> range:
+        """The numbers of the steps that all ranks have made."""
+        return range(min(len(trace.steps) for trace in self.ranks))
+
+    def parameters(self, rank: int, number: int) -> Arrays:
+        """Return the parameters that a rank must have before this step."""
+        while len(self.paths[rank]) <= number:
+            self.follow(len(self.paths[rank]) - 1)
+        return self.paths[rank][number]
+
+    def follow(self, number: int) -> None:
+        """Compute the parameters after this step on all ranks; on a rank that has not made it, they stay the same."""
+        gradients = self.step_gradients(number)
+        for rank, trace in enumerate(self.ranks):
+            parameters, latest = self.paths[rank][number], self.used[rank][number]
+            if len(trace.steps) > number:
+                data, right = trace.steps[number].data, self.rate / (1 + number)
+                latest = used(gradients[rank], data["gradients"]) if rank in gradients else latest
+                # A rank that stands still does not train: a rate far from the schedule's does not count.
+                rate = data["rate"] if isinstance(data["rate"], float) else math.nan
+                rate = rate if 0.4 * right <= rate <= 2 * self.rate else right
+                parameters = {name: array - rate * latest.get(name, 0.0) for name, array in parameters.items()}
+            self.paths[rank].append(parameters)
+            self.used[rank].append(latest)
+
+    def gradient(self, rank: int, number: int, examples: list[int]) -> tuple[float, Arrays]:
+        """Return loss and gradients of a rank's examples at its parameters before step `number`."""
+        rows, ids = np.asarray(examples, int), self.ids[rank]
+        if not len(rows) or rows.min() < 0 or rows.max() >= len(ids) or (ids[rows] < 0).any():
+            self.grade.fail(f"rank {rank} trains on examples that it was not given")
+        if self.labels:
+            return reference.classifier(self.parameters(rank, number), ids[rows], self.labels[rank][rows])
+        return reference.language_model(self.parameters(rank, number), ids[rows])
+
+    def step_gradients(self, number: int) -> dict[int, StepGradients]:
+        """Return the gradients of a step, of each rank that has made it with a batch."""
+        made = {rank: trace.steps[number] for rank, trace in enumerate(self.ranks) if len(trace.steps) > number}
+        made = {rank: step for rank, step in made.items() if step.examples}
+        own = {rank: self.gradient(rank, number, step.examples)[1] for rank, step in made.items()}
+        return {
+            rank: StepGradients([*own.values()], place, self.used[rank][number], self.limit)
+            for place, rank in enumerate(made)
+        }
+
+
+def must_step(training: Training, at_least: int = 1) -> None:
+    """Fail unless every rank makes so many steps. A deadlock is named first."""
+    if training.result.outcome in ("mismatch", "deadlock", "deadline"):
+        training.grade.must_return(training.result)
+    made = len(training.common_steps)
+    if made < at_least:
+        batches = max((len(step.batches) for trace in training.ranks for step in trace.steps), default=1)
+        cause = f": {batches} batches come before one step" if batches > 1 else ""
+        cause = cause if made else ": is optimizer.step called, with parentheses?"
+        message = f"expected {at_least} optimizer steps, one for each batch, got {made}{cause}"
+        raise training.grade.lacking(training.result, message)
+
+
+def must_have_batches(training: Training, steps: Iterable[Step]) -> None:
+    """Fail if a step has no batch of its own."""
+    for step in steps:
+        if not step.examples and step.uses_dev_set:
+            training.grade.fail("a training batch comes from the dev set: train on data.train")
+        if not step.examples and step.data:
+            training.grade.fail(f"the optimizer steps again ({step.where}) without a new batch before it")
+
+
+def check_noise(training: Training) -> None:
+    """No two batches of a rank get the same random numbers: dropout would drop the same units."""
+    for trace in training.ranks:
+        noises = [batch.noise for batch in trace.batches if batch.noise is not None]
+        repeated = [number for number, noise in enumerate(noises) if noise in noises[:number]]
+        if repeated:
+            first = noises.index(noises[repeated[0]])
+            training.grade.fail(
+                f"batches {first + 1} and {repeated[0] + 1} use the same random numbers, so dropout drops the same "
+                "units: seed the generators once, before training"
+            )
+
+
+# --- runs ---
+
+
+def glue(
+    grade: Grade, ranks: int, *, train: int, batch: int, dev: int = 4, joined: bool = True, synced: bool = True,
+    right: int | None = None, task: str = "rte", **config: Any,
+) -> Training:  # fmt: skip
+    """Run train() of a run_glue.py on a small classifier; `batch` is that of one worker.
+
+    It does not evaluate unless do_eval=True. Without `synced`, sync_gradients does nothing. With `right`, so many of
+    the dev set's labels are those that the model finds before it is trained.
+    """
+    classes = CLASSES[task]
+    weights = drawn.classifier(grade.seed, train + dev, classes)
+    inputs: list[dict[str, Any]] = []
+    for rank in range(ranks):
+        parts = [drawn.examples(grade.seed, count, first, rank, classes) for count, first in ((train, 0), (dev, train))]
+        ids, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        if right is not None:
+            labels[train:] = drawn.answer(weights, ids[train:], right)
+        inputs.append({"ids": ids, "labels": labels, "weights": weights})
+    config = {"per_gpu_train_batch_size": batch, "learning_rate": RATE, "do_eval": False, "task_name": task, **config}
+    function = replace(call_train, join=joined, preload=(*PRELOAD, "correlations") if task == "sts-b" else PRELOAD)
+    result = run_to_any_end(grade, function, inputs, script="glue", train=train, synced=synced, config=config)
+    all_ids, all_labels = [own["ids"] for own in inputs], [own["labels"] for own in inputs]
+    steps = len(range(0, len(range(0, train, ranks)), batch))  # in an epoch: of each rank, every batch that it begins
+    rates = config["learning_rate"], config.get("max_grad_norm", 0.0)
+    return Training(grade, result, weights, all_ids, all_labels, train, steps, *rates, task)
+
+
+def gpt2(
+    grade: Grade, ranks: int, *, train: int, batch: int, dev: int = 4, loaded: bool = True, **config: Any
+) -> Training:  # fmt: skip
+    """Run train() of a run_gpt2.py on a small language model; `train` blocks and `batch` are those of one worker.
+
+    It is given a loader, or where it makes its own (`loaded` is False) the blocks.
+    """
+    total, all_ids, inputs = train * ranks, [], []
+    weights = drawn.language_model(grade.seed, total + dev)
+    for rank in range(ranks):
+        own, validation = (
+            drawn.examples(grade.seed, count, first, rank)[0] for count, first in ((train, rank * train), (dev, total))
+        )
+        ids = np.full((total + dev, drawn.TOKENS), -1)
+        ids[rank * train : (rank + 1) * train], ids[total:] = own, validation
+        all_ids.append(ids)
+        inputs.append({"ids": own, "validation": validation, "weights": weights})
+    config = {"batch_size": batch * ranks, "learning_rate": RATE, **config}
+    result = run_to_any_end(
+        grade, replace(call_train, join=loaded), inputs, script="gpt2", loaded=loaded, config=config
+    )
+    rates = config["learning_rate"], config.get("max_grad_norm", 0.0)
+    return Training(grade, result, weights, all_ids, [], total, math.ceil(train / batch), *rates)

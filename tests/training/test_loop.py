@@ -1,0 +1,325 @@
+"""A training loop on one worker: 1.2 gradients, 1.3 the optimizer's step, 1.4 evaluation after every epoch.
+
+train() runs on a model small enough to be computed here. The rules for steps are those of several workers, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grader.arithmetic import Tolerance, common_factor
+from grader.checks import reference
+from grader.compare import Expected, check
+from grader.grading import Grade
+from tests.gradients import test_averaging as averaging
+from tests.training import loop_shared as loop
+from tests.training import test_sampling as sampling
+from tests.training.loop_shared import CLIP, Batch, Evaluation, Step, Training, must_have_batches, must_step, tolerance
+
+graded = pytest.mark.graded
+SAME = 5e-5  # of a metric: a run in float32 is off by up to 5e-6
+
+
+def train(grade: Grade, **changes: Any) -> Training:
+    """Run two epochs of 7 examples in batches of 3: the third batch is short."""
+    setting = {"train": 7, "batch": 3, "joined": False, "num_train_epochs": 2}
+    return loop.glue(grade, 1, **setting | changes)
+
+
+# --- 1.2: the gradient of every batch ---
+
+
+def cause_of_gradients(got: Mapping[str, Any], right: Mapping[str, np.ndarray]) -> str:
+    """Return the mistake that leaves these gradients instead of the batch's own; "" if it is no known one."""
+    none = [name for name in right if got.get(name) is None or not np.any(got[name])]
+    if len(none) == len(right):
+        return "no parameter has a gradient: backward was not called (did you forget the parentheses?)"
+    if none:
+        return f"{', '.join(none)} have no gradient, but others do: compute those of all parameters"
+    factor = common_factor([(got[name], array) for name, array in right.items()])
+    if factor is None:
+        return ""
+    if factor < 0:
+        cause = "the sign is reversed, so the step increases the loss"
+    elif factor < 1:
+        cause = "is the loss divided? It is a mean already"
+    else:
+        cause = "does backward run more than once, or is the loss multiplied?"
+    return f"every gradient is {factor:.3f} times the batch's: {cause}"
+
+
+def check_backward(training: Training, batches: Sequence[Batch]) -> None:
+    """Every batch adds its own gradient to what was there, by a backward pass of its loss."""
+    before: dict[str, Any] = {}
+    if not batches:
+        raise training.grade.lacking(training.result, "train() took no step: expected one for every batch")
+    for number, batch in enumerate(batches, 1):
+        own = training.gradient(0, batch.steps_before, batch.examples)[1]
+        expected = {name: Expected(array, tolerance=tolerance(own)) for name, array in own.items()}
+        added = {name: replace(one, value=one.value + before.get(name, 0.0)) for name, one in expected.items()}
+        if not any(
+            all(one.is_right(got.get(name)) for name, one in table.items())
+            for got in batch.gradients
+            for table in (expected, added)
+        ):
+            cause = cause_of_gradients(batch.gradients[-1], own)
+            expected = {name: replace(one, message=cause) for name, one in expected.items()}
+            check(training.grade, f"after the backward pass of batch {number}, ", batch.gradients[-1], expected)
+        before = {name: array for name, array in batch.gradients[-1].items() if array is not None}
+    for number, batch in enumerate(batches, 1):
+        if not batch.has_backward:  # other ways take a pass for each of millions of weights
+            training.grade.fail(
+                f"the gradients of batch {number} do not come from a backward pass of its loss: call its backward(). "
+                "DistributedDataParallel, in task 3, does not see what torch.autograd.grad or other code computes"
+            )
+
+
+@graded("1.2", weight=2)
+def test_backward_gives_the_gradient_of_the_batch(grade: Grade) -> None:
+    training = train(grade)
+    trace = training.ranks[0]
+    step = trace.steps[0] if trace.steps else trace.unfinished
+    must_have_batches(training, [step])
+    must_not_clip(training, step)
+    check_backward(training, [batch for batch in step.batches if batch.gradients][:1])
+
+
+@graded("1.2")
+def test_every_batch_has_a_gradient_of_its_own(grade: Grade) -> None:
+    training = train(grade, learning_rate=0.0)  # steps, right or wrong, move nothing
+    check_backward(training, [batch for batch in training.ranks[0].batches if batch.gradients])
+
+
+# --- 1.3: a step for every batch; the rules that hold on several workers, too ---
+
+
+def must_not_clip(training: Training, step: Step) -> None:
+    """Fail if clip_grad_norm_ has another limit than that of --max_grad_norm, which the given line passes."""
+    for clip in step.clips:
+        limit = clip.data["limit"]
+        if np.isfinite(limit) and limit != training.limit:
+            training.grade.fail(
+                f"clip_grad_norm_ is called with max_norm {limit:g} ({clip.where}), but --max_grad_norm is "
+                f"{training.limit:g} in this run: the provided line already clips, so remove yours"
+            )
+
+
+def check_steps(training: Training, steps: int) -> None:
+    """Without clipping: every step begins with the right parameters, and uses the mean gradient of its batches."""
+    must_step(training, steps)
+    for number in training.common_steps:
+        check_parameters(training, number)
+        for trace in training.ranks:
+            must_not_clip(training, trace.steps[number])
+        check_gradients(training, number)
+    if (made := max(len(trace.steps) for trace in training.ranks)) > steps:
+        training.grade.fail(f"expected {steps} optimizer steps, one for each batch, got {made}")
+    loop.check_noise(training)
+    for rank, trace in enumerate(training.ranks):
+        for number, step in enumerate(trace.steps):
+            if step.data["remembered"] != number:
+                training.grade.fail(
+                    f"before step {number + 1} on rank {rank} the optimizer has lost its state, as AdamW loses its "
+                    "moments: build one optimizer before the loop, and clear gradients only, never optimizer.state"
+                )
+
+
+def check_parameters(training: Training, number: int) -> None:
+    for rank, trace in enumerate(training.ranks):
+        got, right = trace.steps[number].data["parameters"], training.parameters(rank, number)
+        one = Expected(
+            None, "something changed the parameters, which only the optimizer's steps may", tolerance=tolerance(right)
+        )
+        expected = {name: replace(one, value=right[name]) for name in training.names if name in got}
+        check(training.grade, f"before step {number + 1} on rank {rank}, ", got, expected)
+
+
+def check_gradients(training: Training, number: int) -> None:
+    """When the optimizer steps, every rank has the mean of all ranks' gradients, clipped."""
+    got: dict[Any, Any] = {}
+    expected: dict[Any, Expected] = {}
+    must_have_batches(training, [trace.steps[number] for trace in training.ranks])
+    for rank, gradients in training.step_gradients(number).items():
+        step = training.ranks[rank].steps[number]
+        if missing := [name for name in training.names if name not in step.data["gradients"]]:
+            training.grade.fail(
+                f"the optimizer ({step.where}) does not update {', '.join(missing)}: was it built from a part of the "
+                "model, or is a part frozen?"
+            )
+        left, right = {sentence: make(gradients) for sentence, make in loop.MISTAKES.items()}, gradients.right
+        for name in training.names:
+            got[rank, name] = step.data["gradients"][name]
+            expected[rank, name] = replace(
+                averaging.mean_of([own[name] for own in gradients.own], rank, training.payloads, 0.0),
+                value=right[name],
+                everywhere={sentence: arrays[name] for sentence, arrays in left.items()},
+                tolerance=tolerance(right),
+            )
+    nothing = not any(array is not None and np.any(array) for array in got.values())
+    if nothing and not all(one.is_right(got[key]) for key, one in expected.items()):
+        training.grade.fail(
+            f"step {number + 1}: there is no gradient when the optimizer steps: was backward called, and zero_grad "
+            "only after the step?"
+        )
+    ranks = len(training.ranks)
+    of_whom = f"the mean of {ranks} workers' gradients" if ranks > 1 else "the batch's gradient"
+    what = f"expected {of_whom}{', clipped,' if training.limit else ''} when the optimizer steps"
+    check(training.grade, f"{what}: step {number + 1}, rank {{rank}}, ", got, expected, training.result)
+
+
+def check_clipping(training: Training, steps: int) -> None:
+    """In every step the gradients are averaged over the workers, then clipped, then used."""
+    must_step(training, steps)
+    for number in training.common_steps:
+        check_gradients(training, number)
+
+
+def check_rates(training: Training) -> None:
+    """Step i has the rate loop.RATE / (1 + i), which is what the double of the schedule gives it."""
+    must_step(training, 2)
+    trace, epoch, i = training.ranks[0], training.steps_per_epoch, np.arange(len(training.ranks[0].steps))
+    must_have_batches(training, trace.steps)
+    rates = [step.data["rate"] for step in trace.steps]
+    got = {
+        "rates": np.asarray([rate if isinstance(rate, float) else np.nan for rate in rates]),
+        "epoch": [build.data["steps_per_epoch"] for build in trace.events.get("build", [])][:1],
+    }
+    advice = "call scheduler.step() once in every step, after the step of the optimizer, and leave the rates to it"
+    expected = {
+        "rates": Expected(loop.RATE / (1 + i), advice, "the learning rates"),
+        "epoch": Expected(
+            [epoch],
+            "build_optimizer got {got} steps per epoch, expected {expected}: pass the number of batches, len(loader)",
+        ),
+    }
+    check(training.grade, "", got, expected)
+    for number in training.common_steps:
+        check_parameters(training, number)
+
+
+def check_losses(training: Training) -> None:
+    """One loss is recorded for every step: that of the step's own batch, before the update."""
+    must_step(training, training.steps_per_epoch)
+    trace = training.ranks[0]
+    must_have_batches(training, trace.steps)
+    if len(trace.losses) != len(trace.steps):
+        message = f"expected a loss for each of {len(trace.steps)} steps, got {len(trace.losses)}"
+        raise training.grade.lacking(training.result, message)
+    for number, (step, loss) in enumerate(zip(trace.steps, trace.losses, strict=True)):
+        right = training.gradient(0, number, step.examples)[0]
+        expected = {
+            "type": Expected(
+                "",
+                "the loss is recorded as a {got}, expected a number: a tensor keeps the whole graph in memory, and the "
+                "record cannot be written as JSON; use loss.item()",
+            ),
+            "value": Expected(
+                np.asarray(right),
+                "the recorded loss is not that of the step's forward pass: record the number of every batch as it is",
+                "the loss",
+                tolerance=Tolerance(limit=1e-4 * abs(right) + 1e-6),  # a small one is a difference of larger numbers
+            ),
+        }
+        check(training.grade, f"step {number + 1}: ", loss | {"value": np.asarray(loss["value"])}, expected)
+
+
+@graded("1.3")
+def test_every_step_moves_the_parameters_by_the_gradient_of_a_new_batch(grade: Grade) -> None:
+    check_steps(train(grade, batch=2), 8)  # the batch size of the evaluation is 3
+    sampling.check_every_example_once(train(grade))
+    sampling.check_orders_differ(train(grade))
+
+
+@graded("1.3")
+def test_gradients_are_clipped_before_the_step(grade: Grade) -> None:
+    check_clipping(train(grade, max_grad_norm=CLIP), 6)
+
+
+@graded("1.3")
+def test_the_learning_rate_changes_after_the_step(grade: Grade) -> None:
+    check_rates(train(grade, train=10))  # 4 steps in an epoch: a number that nothing else has
+
+
+@graded("1.3")
+def test_the_loss_is_recorded_before_the_update(grade: Grade) -> None:
+    check_losses(train(grade))
+
+
+# --- 1.4: evaluation ---
+
+
+def check_evaluations(training: Training, epochs: int, dev: int) -> None:
+    """After every epoch: all of the dev set once, in eval mode, and its metrics to the record."""
+    must_step(training)
+    must_have_batches(training, training.ranks[0].steps)
+    evaluations = training.ranks[0].evaluations
+    if len(evaluations) != epochs:
+        message = f"expected {epochs} evaluations, one after every epoch, got {len(evaluations)}"
+        raise training.grade.lacking(training.result, message)
+    for epoch, evaluation in enumerate(evaluations):
+        check_evaluation(training, epoch, evaluation, list(range(training.train, training.train + dev)))
+
+
+def check_evaluation(training: Training, epoch: int, evaluation: Evaluation, dev: list[int]) -> None:
+    recorded, steps, seen = evaluation.recorded or {}, training.steps_per_epoch * (epoch + 1), evaluation.examples
+    what = "the training set" if seen and not set(seen) & set(dev) else f"{len(seen)} examples"
+    got = {
+        "steps": evaluation.steps_before, "examples": sorted(seen), "mode": evaluation.in_train_mode,
+        "recorded": evaluation.recorded is not None, "epoch": recorded.get("epoch"),
+        "types": [name for name in recorded.get("types", []) if name],
+    }  # fmt: skip
+    expected = {
+        "steps": Expected(steps, "runs after {got} steps, expected after {expected}, the end of the epoch"),
+        "examples": Expected(dev, f"sees {what}, expected the {len(dev)} examples of the dev set, each once"),
+        "mode": Expected(False, "runs in train mode, with dropout: call model.eval() before"),
+        "recorded": Expected(True, "was not passed to record.evaluation"),
+        "types": Expected([], "passes a {got} to record.evaluation, expected the epoch number and plain numbers"),
+        "epoch": Expected(
+            epoch, "is recorded for epoch {got}, expected {expected}: pass epoch as the loop counts it, from 0"
+        ),
+    }
+    when = f"evaluation {epoch + 1}"
+    check(training.grade, f"{when} ", got, expected)
+    logits = reference.logits(training.parameters(0, steps), training.ids[0][dev])
+    right, metrics = metrics_of(logits, training.labels[0][dev]), recorded["metrics"]
+    if set(metrics) != set(right) or any(not abs(metrics[name] - value) <= SAME for name, value in right.items()):
+        words = " and ".join(f"{name} {value:.4f}" for name, value in right.items())
+        given = " and ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        training.grade.fail(f"{when} of {training.task.upper()}: expected the metrics {words}, got {given}")
+
+
+def metrics_of(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Return GLUE's metrics of a task, by their short names; a regression has scores (B, 1)."""
+    if logits.shape[1] > 1:
+        return {"acc": float((logits.argmax(axis=1) == labels).mean())}
+    scores = logits[:, 0]
+    ranks = [np.argsort(np.argsort(values)) for values in (scores, labels)]  # drawn scores: no two are equal
+    pearson, spearman = (float(np.corrcoef(*pair)[0, 1]) for pair in ((scores, labels), ranks))
+    return {"pearson": pearson, "spearmanr": spearman, "corr": (pearson + spearman) / 2}
+
+
+@graded("1.4", weight=2)
+def test_the_dev_set_is_evaluated_after_every_epoch(grade: Grade) -> None:
+    check_evaluations(train(grade, do_eval=True), 2, 4)
+    # Trained so little that the answers stay what they were, in batches of 3, 3 and 2: with all of them right every
+    # other count is lower, and with the first one wrong neither the last batch nor the mean of the batches has 7/8.
+    for right in (8, 7):
+        check_evaluations(train(grade, dev=8, right=right, learning_rate=1e-9, do_eval=True), 2, 8)
+    for task in ("mnli", "sts-b"):  # three labels, and a score
+        check_evaluations(train(grade, dev=8, task=task, do_eval=True), 2, 8)
+
+
+@graded("1.4", absence=True)
+def test_training_continues_in_train_mode(grade: Grade) -> None:
+    training = train(grade, num_train_epochs=3, do_eval=True)
+    must_step(training)
+    loop.check_noise(training)
+    for number, step in enumerate(training.ranks[0].steps, 1):
+        if not all(batch.in_train_mode for batch in step.batches):
+            after = " (evaluate() leaves the model in eval mode)" if number > 1 else ""
+            grade.fail(f"step {number} trains in eval mode, without dropout: call model.train(){after}")
