@@ -47,10 +47,6 @@ PROBES: dict[str, tuple[str, ...]] = {
     "grader.probes.beyond.sharded_model": ("steps",),
     "grader.probes.beyond.sharded_optimizer": ("steps",),
     "grader.probes.beyond.sharded_state": ("steps",),
-    "grader.probes.pipeline.split": (),
-    "grader.probes.pipeline.forward": ("steps",),
-    "grader.probes.pipeline.gpt2": MODELS,
-    "grader.probes.pipeline.pipe": ("steps",),
     "grader.probes.start": MODELS,
     "grader.probes.sync": ("scripts",),
     "grader.probes.sync:wrap": ("scripts", "steps"),  # DistributedDataParallel imports it

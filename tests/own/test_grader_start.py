@@ -30,13 +30,9 @@ def test_a_region_opens_the_test_files_of_its_row_only():
 
 
 def test_a_marker_opens_the_test_files_of_its_task_only():
-    assert opened("-m", "task2a or a4_2_1") == [
-        "test_averaging",
-        "test_copies",
-        "test_ladder",
-        "test_pipeline",
-        "test_task2a",
-    ]  # the ladder: whole scripts
+    pipeline = ["test_compute", "test_forward", "test_gpt2", "test_pipe", "test_schedule", "test_split"]
+    whole = ["test_ladder"]  # whole scripts
+    assert opened("-m", "task2a or a4_2_1") == ["test_averaging", *pipeline, "test_copies", *whole, "test_task2a"]
 
 
 def test_a_file_named_on_the_command_line_is_opened_though_another_region_is_asked_for():
