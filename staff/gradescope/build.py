@@ -30,7 +30,7 @@ STARTED = (
 )
 SCRIPTS = ("setup.sh", "run_autograder", "autograder.py")  # at the root of the zip
 OTHERS = ("grader/**/*.py", "course/*.py", "tests/conftest.py", "tests/beyond/*.py", "tests/gradients/*.py",
-          "tests/task*/*.py", "pyproject.toml",
+          "tests/pipeline/*.py", "tests/task*/*.py", "pyproject.toml",
           "requirements.txt", "constraints.txt", "install.py",
           "staff/grade/templates/*", "staff/hidden/*")  # fmt: skip
 
