@@ -83,12 +83,12 @@ class Watched:
         never = next((f"partition {j} never got micro-batch {i}" for i, j in waiting if in_vain in (j, None)), "")
         if in_vain is None:
             return never or "every partition has run, but the call does not return"
-        asks = f"{never}{': ' if never else ''}your code asks for a result from out_queues[{in_vain}]"
+        what = f"{gets[in_vain]} results" if puts[in_vain] else "a result"
+        asks = f"{never}{': ' if never else ''}your code asks for {what} from out_queues[{in_vain}]"
         if not puts:
             return f"{asks} before it has put any task: put first, then get"
         if not puts[in_vain]:
             return f"{asks}, but no task went into in_queues[{in_vain}]"
-        asks = asks.replace("a result from", f"{gets[in_vain]} results from")
         return f"{asks}, but put only {puts[in_vain]} tasks into in_queues[{in_vain}]"
 
 

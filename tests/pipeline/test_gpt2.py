@@ -45,7 +45,7 @@ def spread(context: Context, lesson: Any, inputs: Any) -> Any:
     """Return what GPT2LMHeadModelParallel and its Pipe are made of, and the steps of its training.
 
     Arguments: split_sizes, what _prepare_pipeline_parallel is called with, one call after the other (none: model
-    parallel, no pipeline); run, whether to train; groups, places that must be at work at the same time.
+    parallel, no pipeline); train, whether to train it; groups, places that must be at work at the same time.
     """
     arguments = context.arguments
     before = plain_gpt2(arguments, inputs["seed"])
@@ -64,7 +64,7 @@ def spread(context: Context, lesson: Any, inputs: Any) -> Any:
     found = described(pipe, blocks) | {key: sorted(now[key] - names[key])[:1] for key in names}
     found |= {"lost": sorted(names["saved"] - now["saved"])[:1]}
     found |= {"on": bool(getattr(model.transformer, "pipeline_parallel", False))}
-    if not arguments["run"]:
+    if not arguments["train"]:
         return found
     piped = bool(arguments["split_sizes"])
     watch = Watch(context, arguments["groups"] if piped else (), asks=piped)
@@ -127,15 +127,13 @@ def drawn_inputs(grade: Grade, masked: bool, devices: int) -> Fields:
     return {"tokens": tokens, "labels": labels, "mask": mask if masked else None, "seed": seed, "permits": permits}
 
 
-def run_spread(
-    grade: Grade, split_sizes: list[int], masked: bool = False, run: bool = True, devices: int = 2
-) -> Result:  # fmt: skip
-    """Run the student's model, with a referee where it is piped and trained."""
+def run_spread(grade: Grade, asked: list[int], masked: bool = False, train: bool = True, devices: int = 2) -> Result:
+    """Run the student's model, with a referee where it is piped and trained. `asked`: see `split_sizes` of spread."""
     inputs = drawn_inputs(grade, masked, devices)
     permits = inputs.pop("permits")
     groups = [[[i, 0], [i - 1, 1]] for i in range(1, MICRO_BATCHES)]
-    referee = {"referee": PermitReferee(permits, groups)} if run and split_sizes else {}
-    arguments = {**SIZES, "split_sizes": split_sizes, "devices": devices, "run": run, "groups": groups}
+    referee = {"referee": PermitReferee(permits, groups)} if train and asked else {}
+    arguments = {**SIZES, "split_sizes": asked, "devices": devices, "train": train, "groups": groups}
     result = shared.run_pipe(grade, spread, [inputs], **referee, **arguments)
     shared.must_end(grade, result, [])
     return result
@@ -152,7 +150,7 @@ def right_steps(grade: Grade, masked: bool) -> Fields:
 
 def check_blocks(grade: Grade, devices: int, asked: list[int]) -> None:
     """h_pp is a Pipe of the blocks themselves, in order, each on its device; the model is otherwise unchanged."""
-    got = run_spread(grade, asked, run=False, devices=devices).values[0]
+    got = run_spread(grade, asked, train=False, devices=devices).values[0]
     right = [[i for i in range(BLOCKS) if i * devices // BLOCKS == j] for j in range(devices)]
     twice = len(asked) > 1
     again = " after a second _prepare_pipeline_parallel" if twice else ""

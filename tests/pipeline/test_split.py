@@ -99,7 +99,7 @@ class Case:
 
     layers: list[Layer]
     places: list[Place]
-    homeless: set[int] = field(default_factory=set)
+    no_device: set[int] = field(default_factory=set)
 
     @property
     def nested(self) -> bool:
@@ -151,8 +151,8 @@ def cause_of(one: Case, got: list[Place]) -> str:
         return f"layer {twice[0]} is in two partitions: start a new partition when one is complete"
     if missing := [number for number in wanted if number not in found]:
         return cause_of_missing(missing, one)
-    if one.homeless and with_device(one, got) == with_device(one, one.places):
-        return cause_of_astray(one, got)
+    if one.no_device and layers_with_device(one, got) == layers_with_device(one, one.places):
+        return cause_of_misplaced(one, got)
     if any(sorted(numbers) != list(range(min(numbers), max(numbers) + 1)) for _, numbers in got if numbers):
         advice = "start a new partition when the data returns to a device"
         return f"layers on the same device that are not adjacent share a partition: {advice}"
@@ -170,7 +170,7 @@ def cause_of(one: Case, got: list[Place]) -> str:
 
 def cause_of_missing(missing: list[int], one: Case) -> str:
     number = missing[0]
-    if set(missing) <= one.homeless:
+    if set(missing) <= one.no_device:
         return f"layer {number} has no device and is in no partition: {rule_without_device(number, one)}"
     if set(one.places[-1][1]) <= set(missing):
         return "the last partition is missing: also add it when there are no more layers"
@@ -181,23 +181,23 @@ def cause_of_missing(missing: list[int], one: Case) -> str:
 
 def rule_without_device(number: int, one: Case) -> str:
     """Return where a layer without a device belongs."""
-    at_the_start = set(range(number)) <= one.homeless
+    at_the_start = set(range(number)) <= one.no_device
     where = "after it, since there is none before it" if at_the_start else "before it"
     return f"a layer without a device joins the partition of the layer {where}"
 
 
-def with_device(one: Case, places: Sequence[Place]) -> list[list[int]]:
+def layers_with_device(one: Case, places: Sequence[Place]) -> list[list[int]]:
     """Return the partitions without the layers that have no device."""
-    return [kept for _, numbers in places if (kept := [number for number in numbers if number not in one.homeless])]
+    return [kept for _, numbers in places if (kept := [number for number in numbers if number not in one.no_device])]
 
 
-def cause_of_astray(one: Case, got: list[Place]) -> str:
+def cause_of_misplaced(one: Case, got: list[Place]) -> str:
     """Say where layers without a device are, if all other layers are where they belong."""
-    lonely = [number for _, numbers in got if set(numbers) <= one.homeless for number in numbers]
-    if lonely and len(one.places) < len(got):
-        return f"layer {lonely[0]} has no device, but has its own partition: {rule_without_device(lonely[0], one)}"
+    alone = [number for _, numbers in got if set(numbers) <= one.no_device for number in numbers]
+    if alone and len(one.places) < len(got):
+        return f"layer {alone[0]} has no device, but has its own partition: {rule_without_device(alone[0], one)}"
     right = {number: numbers for _, numbers in one.places for number in numbers}
-    wrong = [number for _, numbers in got for number in numbers if right[number] != numbers and number in one.homeless]
+    wrong = [number for _, numbers in got for number in numbers if right[number] != numbers and number in one.no_device]
     if not wrong:
         return WRONG_DEVICES
     return f"layer {wrong[0]} has no device and is in the wrong partition: {rule_without_device(wrong[0], one)}"
