@@ -1,6 +1,7 @@
 """The comparison table: all strategies resident in the same workers, taking turns, and the table's own error.
 
     python -m benchmark.compare --workers 2 --model gpt2-tiny --max_steps 20
+    python -m benchmark.compare A/comparison.json B/comparison.json     # two machines, or before and after
 
 In each round every strategy takes one step, in a random order that is the same on all workers, with a barrier before
 and after each step. With `single`, every worker computes all examples of the step without communication, so the ratio
@@ -39,11 +40,12 @@ from benchmark.measure.intervals import interval, ratio, shown
 from benchmark.measure.machine import environment, machine_line
 from benchmark.measure.ranking import Bar, draw_ranking
 from benchmark.measure.turns import take_round
-from benchmark.names import names_of
-from benchmark.prove import prove_all, verdict
+from benchmark.measure.two_results import compare_results
+from benchmark.names import is_own, names_of
+from benchmark.prove import Engines, prove_all, verdict
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
-from benchmark.training.workload import load_workload
+from benchmark.training.workload import load_workload, what_is_trained
 from benchmark.workers import join, make_ready, reports, start_workers, without
 from cluster.guard import threads_per_command
 from common.errors import InputError, exit_on_input_error
@@ -89,12 +91,14 @@ def work(settings: Settings, labels: list[str]) -> None:
 
 def prove_labels(settings: Settings, worker: Worker, labels: list[str], kind: str) -> list[dict[str, Any]]:
     """The rows of benchmark.prove for these strategies, on every worker. A collective."""
-    tiny = {"model": f"{kind}-tiny", "tokenizer_name": "", "data_dir": None, "batch_size": 2, "length": 32}
+    tiny = replace(settings, batch_size=2)
+    if kind != "own":
+        tiny = replace(tiny, model=f"{kind}-tiny", tokenizer_name="", data_dir=None, length=32)
     if settings.precision == "fp16":
-        tiny["precision"] = "fp32"  # a step that the gradient scaler skips would count as wrong
+        tiny = replace(tiny, precision="fp32")  # a step that the gradient scaler skips would count as wrong
     names = dict.fromkeys(label.split()[0] for label in labels if label != "single")
-    engines = {name: (name, STRATEGIES[name].make) for name in names}
-    rows: list[Any] = [[proof.row() for proof in prove_all(replace(settings, **tiny), worker, engines)]]  # type: ignore[arg-type]
+    engines: Engines = {name: (name, STRATEGIES[name].make) for name in names}
+    rows: list[Any] = [[proof.row() for proof in prove_all(tiny, worker, engines)]]
     dist.broadcast_object_list(rows)
     return rows[0]  # type: ignore[no-any-return]
 
@@ -161,11 +165,12 @@ def labels_of(settings: Settings, only: str, base: str) -> tuple[list[str], list
 
 
 def table(settings: Settings, rows: list[dict], base: str) -> str:
-    heads = ("ms per step", f"ratio to {base} [95 %]", "tokens/s", "peak MB", "sent MB", "exposed ms", "norm", "loss")
+    speed, unit = ("samples_per_second", "examples/s") if is_own(settings.model) else ("tokens_per_second", "tokens/s")
+    heads = ("ms per step", f"ratio to {base} [95 %]", unit, "peak MB", "sent MB", "exposed ms", "norm", "loss")
     widths = (12, 26, 11, 9, 9, 11, 9, 10)
     lines = [
-        f"{settings.model}, {settings.world_size} workers, {settings.batch_size} x {settings.length} tokens each, "
-        f"{settings.precision}, {settings.max_steps - WARM_UP} rounds after {WARM_UP} of warm-up",
+        f"{what_is_trained(settings)}, {settings.precision}, "
+        f"{settings.max_steps - WARM_UP} rounds after {WARM_UP} of warm-up",
         f"{'strategy':<16}" + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))
         + f"{'from single':>13}  gradient",
     ]  # fmt: skip
@@ -173,11 +178,11 @@ def table(settings: Settings, rows: list[dict], base: str) -> str:
         if row["gradient"] != "ok":
             lines.append(f"{row['strategy']:<16}{'':<110}  {row['gradient']}")
             continue
-        cells = [f"{row['step_ms']:.1f}", shown((row["ratio"], *row["ratio_95"])), f"{row['tokens_per_second']:.0f}"]
-        for name, unit, digits in (
+        cells = [f"{row['step_ms']:.1f}", shown((row["ratio"], *row["ratio_95"])), f"{row[speed]:.0f}"]
+        for name, size, digits in (
             ("peak_bytes", MB, 1), ("sent_bytes", MB, 2), ("exposed_ms", 1, 2), ("norm", 1, 4), ("last_loss", 1, 5),
         ):  # fmt: skip
-            cells.append("-" if row[name] is None else f"{row[name] / unit:.{digits}f}")
+            cells.append("-" if row[name] is None else f"{row[name] / size:.{digits}f}")
         line = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         lines.append(f"{row['strategy']:<16}{line}{row['loss_difference']:>13.1e}  ok")
     return "\n".join(lines)
@@ -196,7 +201,7 @@ def notes_of(settings: Settings, rows: list[dict], base: str, missing: list[str]
     if (count := threads_per_command(settings.world_size)) > 1:
         notes.append(
             f"note: each worker computes with {count} threads, so strategies in the same process can slow each other "
-            "down; see What is measured in benchmark/README.md"
+            "down; see docs/benchmark_results.md"
         )
     return notes
 
@@ -209,6 +214,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     begin, argv = environment(), sys.argv[1:]
+    if len(argv) == 2 and all(word.endswith(".json") for word in argv):
+        print(compare_results(*map(Path, argv)))
+        return
     settings, flags = parse(argv, "compare", __doc__, add_flags)
     if settings.max_steps <= WARM_UP:
         raise InputError(f"--max_steps: expected more than the {WARM_UP} rounds of warm-up, got {settings.max_steps}")
@@ -234,6 +242,10 @@ def report(settings: Settings, missing: list[str], base: str, begin: dict) -> No
         "\n".join([table(settings, rows, base), machine, *notes_of(settings, rows, base, missing), wrong or "all ok"])
     )
     result: dict[str, Any] = {"wrong": [row["strategy"] for row in rows if row["gradient"] != "ok"], "rows": rows}
+    result |= {"steps_ms": {  # without the warm-up
+        label: [1e3 * times[column] for times in found["seconds"][WARM_UP:]]
+        for column, label in enumerate(found["labels"])
+    }}  # fmt: skip
     result |= {"left_out": missing, "base": base, "environment": begin, "settings": settings.as_json()}
     with atomic_write(folder / "comparison.json") as file:
         json.dump(result, file, indent=1)

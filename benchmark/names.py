@@ -15,12 +15,21 @@ def sized_gpt2(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match and int(match[2]) % 64 == 0 else None
 
 
+def is_own(name: str) -> bool:
+    """Whether this is a function of a user's file, FILE.py:NAME; see training/own_model.py."""
+    path, _, function = name.rpartition(":")
+    return path.endswith(".py") and function.isidentifier()
+
+
 def check_model(flag: str, name: str) -> None:
-    """Raises InputError unless there is such a model: a name, the size of a GPT-2, or a folder."""
-    if name not in MODELS and sized_gpt2(name) is None and not (Path(name) / "config.json").is_file():
+    """Raises InputError unless there is such a model: a name, the size of a GPT-2, a folder, or FILE.py:NAME."""
+    if is_own(name) and not Path(name.rpartition(":")[0]).is_file():
+        raise InputError(f"{flag}: there is no file {name.rpartition(':')[0]}")
+    is_folder = (Path(name) / "config.json").is_file()
+    if name not in MODELS and sized_gpt2(name) is None and not is_folder and not is_own(name):
         raise InputError(
-            f"{flag}: expected {', '.join(MODELS)}, gpt2-BLOCKSxWIDTH with a width divisible by 64, or a model's "
-            f"folder; got {name!r}"
+            f"{flag}: expected {', '.join(MODELS)}, gpt2-BLOCKSxWIDTH with a width divisible by 64, a model's folder, "
+            f"or FILE.py:NAME for a model of your own; got {name!r}"
         )
 
 

@@ -32,7 +32,7 @@ from benchmark.proof.judge import CaseResult
 from benchmark.proof.prover import MakeEngine, Proof, Prover
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
-from benchmark.training.workload import load_workload
+from benchmark.training.workload import load_workload, what_is_trained
 from benchmark.workers import join, make_ready, reports, start_workers, without
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write, import_file
@@ -92,8 +92,8 @@ def save(path: Path | None, proofs: list[Proof]) -> None:
 def table(settings: Settings, rows: list[dict]) -> str:
     width = max([16, *(len(row["strategy"]) + 2 for row in rows)])
     lines = [
-        f"{settings.model}, {settings.world_size} workers, {settings.batch_size} x {settings.length} tokens each, "
-        f"{settings.precision}; scale, error and norm: the largest deviation of all SGD steps",
+        f"{what_is_trained(settings)}, {settings.precision}; "
+        "scale, error and norm: the largest deviation of all SGD steps",
         f"{'strategy':<{width}}{'gradient':<44}{'scale':>8}{'error':>9}{'norm':>9}  sent in the first step",
     ]
     for row in rows:

@@ -57,9 +57,16 @@ def deepspeed(settings: "Settings") -> str:
     return contradiction(settings, *STRATEGIES[settings.strategy].zero)
 
 
+def megatron(settings: "Settings") -> str:
+    missing = not importlib.util.find_spec("megatron")
+    return "--strategy megatron needs megatron-core: python install.py megatron" if missing else ""
+
+
 def gpt2_in_fp32(settings: "Settings") -> str:
+    from benchmark.training.model_config import kind_of
+
     name = settings.strategy
-    if settings.model.startswith("t5"):
+    if kind_of(settings.model) != "gpt2":
         return f"--strategy {name} cuts GPT-2 into parts, got {settings.model}; use --model gpt2 or gpt2-tiny"
     if settings.precision != "fp32":
         return f"--strategy {name} supports only fp32, got {settings.precision}; use --precision fp32"
@@ -146,6 +153,7 @@ ROWS = (
     ),
     Strategy("pipeline", "pipeline:Pipeline", "pipelined:on_grid", GPT2, (0, 16), None, "pipeline"),
     Strategy("tensor", "tensor:TensorParallel", "pipelined:on_grid", (*GPT2, heads), (0, 16), None, "tensor"),
+    Strategy("megatron", "megatron:Megatron", "pipelined:on_grid", (megatron, *GPT2, heads), (0, 16), None, "tensor"),
     Strategy("own_ring", "own:OwnRing", "unsharded:own_ring", keeps_ideal=True),
     Strategy("own_overlap", "own:OwnOverlap", "unsharded:own_overlap", keeps_ideal=True),
     Strategy("own_zero1", "own:OwnZero1", "sharded:own_zero1", (no_fp16,), (8, 8), keeps_ideal=True),

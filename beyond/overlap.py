@@ -53,7 +53,7 @@ def make_buckets(order: Sequence[Parameter], bucket_bytes: int) -> list[list[Par
     order: the parameters in the order in which their gradients become ready.
     bucket_bytes: the most that a bucket may hold; a larger parameter gets its own bucket.
 
-    b.3  [1] Go through the parameters in the given order.
+    b.3  [1] Go through the parameters in the given order, and keep it.
          [2] Before you add a parameter, begin a new bucket if it does not fit into the current one or has a different
              dtype: a message has one dtype. Then add it.
     No bucket is empty; without parameters there are none.
@@ -120,7 +120,9 @@ class GradientReducer:
     def gradient_ready(self, parameter: Parameter) -> None:
         """The hook: backward calls it as soon as parameter.grad is complete, and continues when it returns.
 
-        b.4  [1] In __init__: register this method as each parameter's post-accumulate-grad hook, once.
+        b.4  [1] In __init__: have backward call this method for each parameter, once per backward, when its gradient is
+                 complete. A post-accumulate-grad hook does that; a hook of register_hook is called before backward adds
+                 to parameter.grad.
              [2] Inside no_sync(), while self.sync is False, do nothing: more gradients will be added.
              [3] Remove the parameter from its bucket's `missing`.
              [4] Send the next bucket if nothing is missing in it any more, then the one after it, and so on. A bucket
@@ -141,12 +143,14 @@ class GradientReducer:
         # END SOLUTION b.4
 
     def send(self, bucket: Bucket) -> None:
-        """Start to average a bucket over all ranks and return at once; bucket.work is the handle to wait for.
+        """Start to add up a bucket over all ranks and return at once; bucket.work is the handle to wait for.
 
-        b.4  [5] Put each gradient, divided by the number of ranks, into its piece. A parameter without a gradient
-                 counts as zeros: other ranks may have one.
-             [6] Set parameter.grad to the piece, so that nothing has to be copied back.
-             [7] Start an all_reduce of `flat` that does not wait, and keep its handle in bucket.work.
+        b.4  [5] Put each gradient into its piece. A parameter without a gradient counts as zeros: other ranks may have
+                 one.
+             [6] After finish, parameter.grad must be the mean. Prepare that here, or leave it to b.5 [2]: divide by the
+                 number of ranks before you send, and set parameter.grad to the piece; then nothing has to be copied
+                 back.
+             [7] Start an all_reduce of `flat`, in its dtype, that does not wait, and keep its handle in bucket.work.
         """
         # TODO(cos598d) b.4: steps [5] to [7] (about 7 lines)
         # BEGIN SOLUTION b.4
@@ -166,7 +170,7 @@ class GradientReducer:
         gradient on any rank has a gradient of zeros.
 
         b.5  [1] Send all remaining buckets, in their order: some of their parameters got no gradient here.
-             [2] Only then wait for every bucket, so that they travel at the same time.
+             [2] Only then wait for every bucket, so that they travel at the same time. Do now what b.4 [6] left.
              [3] Prepare the next step: all gradients are missing, and the next bucket is the first.
         """
         # TODO(cos598d) b.5: steps [1] to [3] (about 6 lines)

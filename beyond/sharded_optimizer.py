@@ -179,7 +179,7 @@ class ShardedOptimizer:
         b.7  [3] Update the shards: self.optimizer.step().
              [4] For every bucket, start an all_gather of the shards into flat.values that does not wait. All tensors
                  of an all_gather have the dtype of flat.values.
-             [5] Wait for all of them.
+             [5] Only then wait for all of them, so that they travel at the same time.
         """
         # TODO(cos598d) b.7: steps [3] to [5] (about 7 lines)
         # BEGIN SOLUTION b.7

@@ -77,6 +77,17 @@ class Course:
         """The tasks whose points come on top of the total."""
         return frozenset(task.id for task in self.tasks.values() if task.bonus)
 
+    @property
+    def ships(self) -> tuple[str, ...]:
+        """Patterns of the files that students get: what [handout] lists, and each task's folder and test files."""
+        patterns = [*self.handout.ships]
+        for task in self.tasks.values():
+            patterns.append(f"{task.folder}/*")
+            for file in (*task.tests, *task.whole):
+                folder = file.rpartition("/")[0]  # beside a test file in a folder of its own stands what it shares
+                patterns.append(file if folder == "tests" else f"{folder}/*.py")
+        return tuple(dict.fromkeys(patterns))
+
     def readme(self, region_id: str) -> str:
         """The README that explains a region."""
         return self.tasks[self.regions[region_id].task].readme

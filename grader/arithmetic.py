@@ -71,12 +71,15 @@ def flat(arrays: Sequence[Any]) -> np.ndarray:
     return np.concatenate([np.empty(0), *(np.ravel(array).astype(np.float64) for array in arrays)])
 
 
-def same_numbers(got: Sequence[Any], expected: Sequence[Any]) -> bool:
+def same_numbers(got: Sequence[Any], expected: Sequence[Any], rounding: float = 1e-4) -> bool:
     """Return whether both hold the same numbers in any order and cut, times one factor. Zeros may fill a buffer up."""
-    ours, theirs = (np.sort(numbers[numbers != 0]) for numbers in (flat(got), flat(expected)))
+    ours, theirs = (numbers[numbers != 0] for numbers in (flat(got), flat(expected)))
+    if ours.shape != theirs.shape:
+        return False
+    ours, theirs = np.sort(ours), np.sort(theirs)
     factor = np.linalg.norm(theirs) / max(float(np.linalg.norm(ours)), 1e-30)
     largest = float(np.abs(theirs).max(initial=0))
-    return ours.shape == theirs.shape and np.allclose(ours * factor, theirs, rtol=1e-4, atol=1e-6 * largest)
+    return np.allclose(ours * factor, theirs, rtol=rounding, atol=1e-6 * largest)
 
 
 def proportional(got: Sequence[Any], expected: Sequence[np.ndarray]) -> bool:

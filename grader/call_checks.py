@@ -10,6 +10,7 @@ from grader.arithmetic import Tolerance, close, flat, same_numbers
 from grader.grading import Grade
 from grader.ranks.calls import Call, Event
 from grader.ranks.outcome import Result
+from grader.wire import tags
 
 JOINING = {"init_process_group", "barrier"}  # calls that send no data
 
@@ -55,7 +56,7 @@ def must_use(grade: Grade, result: Result, names: set[str]) -> None:
 def must_be_own_calls(grade: Grade, result: Result, instead: str) -> None:
     """Fail if a function of a library makes a call: what it computes is not the student's work."""
     for call in all_calls(result):
-        if call.inside and call.name != "init_process_group":
+        if call.inside and call.name not in JOINING and not is_of_grader(call):
             place = f" ({call.where})" if call.where else ""
             grade.fail(f"{call.name} is called inside {call.inside}{place}, not by your own line: {instead}")
 
@@ -195,3 +196,17 @@ def why_stuck(result: Result, peers: Mapping[str, Sequence[tuple[int, str]]] | N
     waits = [rank.call.name for rank in result.ranks if rank.call]
     stuck = len(waits) == size and set(waits) == {"send"}
     return "every rank waits for its send to complete, but no rank receives: start both, then wait" if stuck else ""
+
+
+def waits_for_held_back(result: Result) -> str:
+    """Say which rank waits, and where, while another one is held back; "" if none does. See held_back in tools.py."""
+    waiting = [rank.call for rank in result.ranks if rank.call]
+    theirs = [call for call in waiting if not is_of_grader(call)]
+    if not theirs or len(theirs) == len(waiting):
+        return ""
+    return f"rank {theirs[0].rank} waits for {theirs[0].name} #{theirs[0].number} ({theirs[0].where})"
+
+
+def is_of_grader(call: Call) -> bool:
+    """Return whether a send or recv is held_back's, and not the student's."""
+    return call.point_to_point and call.tag == tags.OURS and call.shape == (1,)

@@ -98,9 +98,11 @@ def run(
     return result
 
 
-def run_to_any_end(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments: Any) -> Result:
-    """Run a function on ranks, and return the result however it ended."""
-    return grade.run(PROBE, len(inputs), payloads=True, each=list(inputs), **function.arguments(), **arguments)
+def run_to_any_end(
+    grade: Grade, function: InRank, inputs: Sequence[Any], payloads: bool = True, **arguments: Any
+) -> Result:  # fmt: skip
+    """Run a function on ranks, and return the result however it ended. `payloads`: whether it holds what was sent."""
+    return grade.run(PROBE, len(inputs), payloads=payloads, each=list(inputs), **function.arguments(), **arguments)
 
 
 def run_alone(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments: Any) -> list[Any]:

@@ -1,8 +1,9 @@
 """The graders as pytest shows them: options, markers, points, outcomes, hints, and the table at the end.
 
-A test marked `graded(region, points)` belongs to a region of course.toml; all other tests are left alone. With
-`absence=True` the test shows only that something is not there (an import, a second collective). It counts when the
-region's other tests pass: code that does nothing must not earn its points.
+A test marked `graded(region)` belongs to a region of course.toml; all other tests are left alone, and those of a region
+that the table does not have are left out. weights.py divides the region's points. With `absence=True` the test shows
+only that something is not there (an import, a second collective). It counts when the region's other tests pass: code
+that does nothing must not earn its points.
 """
 
 import importlib.util
@@ -25,6 +26,7 @@ from grader import messages, ranks, report, tampering
 from grader.grading import Grade, Session
 from grader.report import Entry
 from grader.verdicts import NotGradedHere, Skipped, Verdict
+from grader.weights import Weights
 
 pytest_plugins = ["grader.selection"]
 SESSION = pytest.StashKey[Session]()
@@ -32,6 +34,7 @@ ENTRIES = pytest.StashKey[dict[str, Entry]]()
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 LONGEST_MESSAGE = 6000  # characters
 WRITTEN = pytest.StashKey[report.Report]()
+WEIGHTS = pytest.StashKey[Weights]()
 COPIES = pytest.StashKey[dict[str, str]]()  # region -> what is wrong with copies of earlier regions in its script
 
 
@@ -58,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     config.addinivalue_line(
         "markers",
-        "graded(region, points, needs=[], absence=False, network=False): a test that gives points for a region",
+        "graded(region, weight=1, needs=[], absence=False, network=False): a test that gives points for a region",
     )
     if config.getoption("verbose", None) == 0:  # grader.debug has no terminal plugin, and so no such option
         config.option.verbose = -1  # like -q: pytest's header and lists of files would stand before the cause
@@ -71,6 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[ENTRIES], config.stash[COPIES] = {}, {}
     path = config.getoption("--report") or os.environ.get("COS598D_REPORT") or ""
     config.stash[WRITTEN] = report.Report(path, course.bonus_tasks)
+    config.stash[WEIGHTS] = Weights(config.rootpath, course)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -110,12 +114,6 @@ def needs_of(item: pytest.Item) -> tuple[str, ...]:
     return tuple(mark.kwargs.get("needs", ())) if mark else ()
 
 
-def mark_of(item: pytest.Item) -> tuple[str, int] | None:
-    """(region, points) of a graded test, None for any other."""
-    mark = item.get_closest_marker("graded")
-    return (mark.args[0], mark.kwargs["points"]) if mark else None
-
-
 def shows_absence(item: pytest.Item) -> bool:
     """Whether a test passes for code that does nothing, so that it counts only beside the region's other tests."""
     mark = item.get_closest_marker("graded")
@@ -131,8 +129,8 @@ def not_graded_here(item: pytest.Item) -> NotGradedHere | None:
 
 def region_of(item: pytest.Item) -> str:
     """The region that a test grades, "" for a test that grades none."""
-    mark = mark_of(item)
-    return mark[0] if mark else ""
+    mark = item.get_closest_marker("graded")
+    return str(mark.args[0]) if mark else ""
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -146,12 +144,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """`-m task2b` and `-k a4_1_1` select by the markers of the region's row in course.toml."""
-    mark = mark_of(item)
-    if mark:
-        course = item.config.stash[SESSION].course
-        if mark[0] not in course.regions:
-            raise pytest.UsageError(f"{item.nodeid}: there is no region {mark[0]} in course.toml")
-        row = course.regions[mark[0]]
+    course = item.config.stash[SESSION].course
+    if row := course.regions.get(region_of(item)):
         for name in dict.fromkeys((course.tasks[row.task].marker, row.marker)):
             item.add_marker(name)
 
@@ -159,9 +153,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """--region selects. Graders run in the order of the course's table, a region after those it builds on and tests of
     absence last in their region: what a test builds on is known when it runs."""
-    wanted = config.getoption("--region")
-    if wanted:
-        kept = [item for item in items if region_of(item) == wanted]
+    wanted, regions = config.getoption("--region"), config.stash[SESSION].course.regions
+    kept = [item for item in items if region_of(item) == wanted or (not wanted and region_of(item) in ("", *regions))]
+    if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
     order = {id: number for number, id in enumerate(config.stash[SESSION].course.in_order_of_needs())}
@@ -170,17 +164,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Torch is loaded by the process that starts the ranks while the first test begins."""
-    marks = [(item, *mark) for item in session.items if (mark := mark_of(item))]
-    regions = session.config.stash[SESSION].course.regions
+    graded_items = [(item, region) for item in session.items if (region := region_of(item))]
+    course, weights = session.config.stash[SESSION].course, session.config.stash[WEIGHTS]
     to_come = []
-    for item, region, points in marks:
+    for item, region in graded_items:
         verdict = not_graded_here(item)
         status, message = (verdict.status, str(verdict)) if verdict else (report.PENDING, report.NOT_REACHED)
-        to_come.append(Entry(item.nodeid, regions[region].task, region, status, 0, points, message))
+        to_come.append(Entry(item.nodeid, course.regions[region].task, region, status, 0, 0, message))
+        mark = item.get_closest_marker("graded")
+        weights.add(item.nodeid, region, mark.kwargs.get("weight", 1) if mark else 1)
+    weights.share_out(course, to_come)
     session.config.stash[WRITTEN].expect(to_come)
-    if session.items and all(mark_of(item) or item.get_closest_marker("carried") for item in session.items):
+    if session.items and all(region_of(item) or item.get_closest_marker("carried") for item in session.items):
         _leave_out_pytests_list(session.config)
-    if marks and not session.config.option.collectonly:
+    if graded_items and not session.config.option.collectonly:
         ranks.start()
         graded = session.config.stash[SESSION]
         files = changeable(graded.tree, graded.course)
@@ -207,9 +204,9 @@ def changeable(tree: Path, course: Course) -> list[str]:
 @pytest.fixture
 def grade(request: pytest.FixtureRequest) -> Grade:
     """This test's region, the student's file for it, and the ranks that run it."""
-    mark = mark_of(request.node)
-    assert mark, "a test that uses `grade` is marked graded(region, points)"
-    return Grade(request.config.stash[SESSION], mark[0], request.node.name)
+    region = region_of(request.node)
+    assert region, "a test that uses `grade` is marked graded(region)"
+    return Grade(request.config.stash[SESSION], region, request.node.name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -228,9 +225,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
     result = yield
-    mark = mark_of(item)
-    if mark and (call.when == "call" or not result.passed):
-        result.longrepr = _judge(item, *mark, call) or result.longrepr
+    region = region_of(item)
+    if region and (call.when == "call" or not result.passed):
+        result.longrepr = _judge(item, region, call) or result.longrepr
         grade = item.funcargs.get("grade") if isinstance(item, pytest.Function) else None
         ran = grade.last if isinstance(grade, Grade) else None
         item.config.stash[WRITTEN].flag(item.config.stash[SESSION].take_flags(), item.nodeid)
@@ -240,7 +237,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
     return result
 
 
-def _judge(item: pytest.Item, region: str, points: int, call: pytest.CallInfo) -> str:
+def _judge(item: pytest.Item, region: str, call: pytest.CallInfo) -> str:
     """Note the entry of a test that has run; returns what pytest is to show instead of a traceback, "" for that."""
     course, entries = item.config.stash[SESSION].course, item.config.stash[ENTRIES]
     error = call.excinfo.value if call.excinfo else None
@@ -258,11 +255,13 @@ def _judge(item: pytest.Item, region: str, points: int, call: pytest.CallInfo) -
         status, message = Skipped.status, not_counted(region, others)
     if status == "passed" and course.carried == "points" and (broken := item.config.stash[COPIES].get(region)):
         status, message = Skipped.status, f"not counted: {broken}"
-    got = points if status == "passed" else 0
-    row = course.regions[region]
-    entries[item.nodeid] = Entry(item.nodeid, row.task, region, status, got, points, message)
+    entry = item.config.stash[WRITTEN].entries[item.nodeid]
+    entry.status, entry.message, entries[item.nodeid] = status, message, entry
+    item.config.stash[WEIGHTS].share_out(course, item.config.stash[WRITTEN].entries.values())
     known = isinstance(error, Verdict)
-    return f"{status}: {message} [region {region}, 0 of {points}]" if known or status == Skipped.status else ""
+    return (
+        f"{status}: {message} [region {region}, 0 of {entry.max_points}]" if known or status == Skipped.status else ""
+    )
 
 
 def clip(message: str) -> str:

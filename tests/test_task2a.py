@@ -25,23 +25,23 @@ def seed_of(grade):
     return 1000 + grade.number("script", 1000)
 
 
-@graded("2a.1", points=2)
+@graded("2a.1", weight=2)
 def test_the_group_is_joined_where_and_as_it_was_told(grade):
     joining.check_join(grade)
 
 
-@graded("2a.1", points=1, absence=True)
+@graded("2a.1", absence=True)
 def test_task2a_imports_only_what_the_course_allows(grade):
     grade.imports_only_allowed(FILE)
 
 
-@graded("2a.2", points=2)
+@graded("2a.2", weight=2)
 def test_every_example_goes_to_one_worker(grade):
     sampling.check_every_example_once(shared(grade, 2, 12, 3), EPOCHS, 12)
     sampling.check_every_example_once(shared(grade, 3, 13, 2), EPOCHS, 13)
 
 
-@graded("2a.2", points=1)
+@graded("2a.2")
 def test_a_worker_takes_its_part_of_the_batch(grade):
     sampling.check_batch_size(shared(grade, 2, 12, 3), EPOCHS, 3)
     sampling.check_batch_size(shared(grade, 3, 13, 2), EPOCHS, 2)
@@ -50,12 +50,12 @@ def test_a_worker_takes_its_part_of_the_batch(grade):
     sampling.check_whole_batch(shared(grade, 1, 12, 4, seed=seed), EPOCHS, 4, seed)
 
 
-@graded("2a.2", points=1)
+@graded("2a.2")
 def test_every_epoch_has_another_order(grade):
     sampling.check_orders_differ(shared(grade, 2, 12, 3), EPOCHS)
 
 
-@graded("2a.2", points=1)
+@graded("2a.2")
 def test_the_order_follows_the_seed(grade):
     other = shared(grade, 2, 12, 3, seed=0)  # torch's default: a sampler without a seed gives the same order twice
     sampling.check_order_follows_seed(
@@ -63,7 +63,7 @@ def test_the_order_follows_the_seed(grade):
     )
 
 
-@graded("2a.3", points=1, needs=["2a.2"])
+@graded("2a.3", needs=["2a.2"])
 def test_task2a_averages_before_it_clips(grade):
     updates.check_steps(trained(grade, 2, 12, 3), 2 * EPOCHS)
     updates.check_clipping(trained(grade, 2, 12, 3, max_grad_norm=CLIP), 2 * EPOCHS, CLIP)

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2LMHeadModel, T5ForConditionalGeneration
 
 from benchmark.cost.architecture import Architecture, Weight
-from benchmark.engines.fsdp import blocks
 from benchmark.training.model_config import model_config
+from benchmark.training.own_model import blocks
 from beyond.flat_parameters import parameters_by_block
 from common.models.fit import set_dropout
 

@@ -88,15 +88,19 @@ class Engine(ABC):
         return clip_grad_norm_(self.bare.parameters(), norm)
 
     def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
-        """Loss, perplexity and accuracy; every worker validates on the same batches."""
+        """Loss, perplexity and accuracy, of a user's model the loss; every worker validates on the same batches."""
         self.model.eval()
-        total, right, tokens = 0.0, 0, 0
+        total, right, tokens, losses = 0.0, 0, 0, list[float]()
         with torch.no_grad(), self.half():
             for batch in self.worker.batches(batches):
-                found = validation_sums(self.validated()(**batch).logits, batch, kind)
+                output = self.validated()(**batch)
+                if kind == "own":
+                    losses.append(output.loss.item())
+                    continue
+                found = validation_sums(output.logits, batch, kind)
                 total, right, tokens = total + found[0], right + found[1], tokens + found[2]
         self.model.train()
-        return summary(total, right, tokens)
+        return {"loss": sum(losses) / len(losses)} if losses else summary(total, right, tokens)
 
     def validated(self) -> nn.Module:
         return self.model

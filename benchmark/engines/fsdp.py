@@ -17,6 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from benchmark.engines.engine import HALF, Engine
+from benchmark.training.own_model import blocks
 from beyond.deferred import Deferred
 from common.workers.process_group import Worker
 
@@ -82,9 +83,3 @@ def materialise(model: nn.Module, deferred: dict[str, Deferred], worker: Worker)
 
 def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """The model's layers: what is gathered, used and given up again as one piece."""
-    named = ("GPT2Block", "T5Block", "GPT2BlockCustom")
-    return [module for module in model.modules() if type(module).__name__ in named]

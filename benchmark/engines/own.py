@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from benchmark.engines.bucket_size import bucket_bytes, measure
 from benchmark.engines.engine import HALF, Engine, optimizer_class
-from benchmark.engines.fsdp import blocks
 from benchmark.measure.payload import sent
+from benchmark.training.own_model import blocks
 from common.paths import ROOT, import_file
 
 LESSONS = ROOT / "beyond"

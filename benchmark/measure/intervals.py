@@ -20,16 +20,16 @@ def interval(samples: Samples) -> Interval:
     return float(np.median(values)), float(found.low), float(found.high)
 
 
-def ratio(left: Samples, right: Samples) -> Interval:
-    """Ratio of the medians of two measurements taken in the same rounds, and its bootstrap 95 % interval.
+def ratio(left: Samples, right: Samples, paired: bool = True) -> Interval:
+    """Ratio of the medians of two measurements, and its bootstrap 95 % interval.
 
-    Rounds are resampled as pairs: what disturbed both in one round stays together.
+    paired: they were taken in the same rounds, which are resampled as pairs: what disturbed both stays together.
     """
     pairs = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
     middle = float(_ratio_of_medians(*pairs))
-    if len(pairs[0]) < LEAST:
+    if min(map(len, pairs)) < LEAST:
         return middle, None, None
-    found = bootstrap(pairs, _ratio_of_medians, paired=True, n_resamples=RESAMPLES, method="percentile", rng=0)
+    found = bootstrap(pairs, _ratio_of_medians, paired=paired, n_resamples=RESAMPLES, method="percentile", rng=0)
     return middle, float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import AutoConfig, GPT2Config, T5Config
 
-from benchmark.names import MODELS, sized_gpt2
+from benchmark.names import MODELS, is_own, sized_gpt2
 from common.errors import InputError
 from common.models.load import model_path
 
@@ -22,12 +22,15 @@ T5_SIZES: dict[str, dict[str, Any]] = {
 
 def model_config(name: str) -> tuple[str, str | None, Any]:
     """Return a model's kind ("gpt2" or "t5"), the folder of its weights or None, and its configuration."""
-    kind = _kind(name)
+    kind = kind_of(name)
     folder = model_path("tiny" if name.endswith("-tiny") else name, kind) if _is_folder(name) else None
     return kind, folder, AutoConfig.from_pretrained(folder) if folder else _config(name)
 
 
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
+    """Return "gpt2", "t5", or "own" for a user's file. Raises InputError for a folder with another model."""
+    if is_own(name):
+        return "own"
     if _is_name(name):
         return name.partition("-")[0]
     found = json.loads((Path(name) / "config.json").read_text()).get("model_type")

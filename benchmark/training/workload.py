@@ -1,4 +1,4 @@
-"""What is trained: GPT-2 on OSCAR text or T5 on translation pairs, the model from its configuration or a folder."""
+"""What is trained: GPT-2 on OSCAR text, T5 on translation pairs, or a model of the user's own on his examples."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 from transformers import GPT2LMHeadModel, T5ForConditionalGeneration
 
+from benchmark.names import is_own
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from benchmark.training.model_config import model_config
+from benchmark.training.own_model import blocks, build_own
 from beyond.deferred import from_folder, from_random
 from common.data.oscar import load_blocks
 from common.errors import InputError
@@ -41,9 +43,9 @@ class TokenExamples(Dataset):
 class Workload:
     """A model's configuration and its data. Items are dicts of tensors (T,); `model(**batch).loss` is the loss."""
 
-    kind: str  # "gpt2" or "t5"
+    kind: str  # "gpt2", "t5" or "own"
     source: str | None  # a folder to load weights from; None: random weights
-    config: Any
+    config: Any  # of "own": the name FILE.py:NAME
     tokenizer: Any
     train: Dataset
     validation: Dataset
@@ -54,6 +56,16 @@ class Workload:
         With a device, that of own_zero3 and fsdp has no memory: the engine gives it some (beyond/deferred.py).
         """
         set_seed(settings.seed)
+        model: Any = build_own(self.config)[0] if self.kind == "own" else self._transformer(settings, device)
+        if settings.dropout is not None:
+            set_dropout(model, settings.dropout)
+            for module in model.modules():
+                if isinstance(getattr(module, "dropout", None), float):  # T5's attention keeps a number, as LSTMs do
+                    module.dropout = settings.dropout
+        model.train()
+        return model  # type: ignore[no-any-return]
+
+    def _transformer(self, settings: Settings, device: torch.device | None) -> nn.Module:
         model_class: Any = GPT2LMHeadModel if self.kind == "gpt2" else T5ForConditionalGeneration
         model: Any = None
         if device and STRATEGIES[settings.strategy].is_deferred:
@@ -61,13 +73,7 @@ class Workload:
         if model is None:
             model = leave_file(model_class.from_pretrained(self.source)) if self.source else model_class(self.config)
         model.config.use_cache = False
-        if settings.dropout is not None:
-            set_dropout(model, settings.dropout)
-            for module in model.modules():
-                if isinstance(getattr(module, "dropout", None), float):  # T5's attention keeps a number
-                    module.dropout = settings.dropout  # type: ignore[assignment]
-        model.train()
-        return model
+        return model  # type: ignore[no-any-return]
 
     def _without_memory(self, model_class: Any, device: torch.device) -> nn.Module | None:
         if self.source:
@@ -120,6 +126,10 @@ def load_workload(settings: Settings) -> Workload:
     from benchmark.training.translation import load_pairs
 
     name = settings.model
+    if is_own(name):
+        set_seed(settings.seed)  # the examples may be drawn, too
+        examples = build_own(name)[1]
+        return Workload("own", None, name, None, examples, examples)
     kind, folder, config = model_config(name)
     tokenizer = load_tokenizer(settings.tokenizer_name or folder or "tiny", kind)
     if len(tokenizer) > config.vocab_size:
@@ -136,6 +146,14 @@ def load_workload(settings: Settings) -> Workload:
         return Workload(kind, folder, config, tokenizer, TokenExamples(data.train), TokenExamples(data.validation))
     train, validation = load_pairs(settings.data_dir, tokenizer, settings.length)
     return Workload(kind, folder, config, tokenizer, train, validation)
+
+
+def what_is_trained(settings: Settings) -> str:
+    """Say it in the head of a table; of a user's model also how many blocks FSDP and ZeRO-3 gather one by one."""
+    what = f"{settings.model}, {settings.world_size} workers, {settings.batch_size} "
+    if not is_own(settings.model):
+        return f"{what}x {settings.length} tokens each"
+    return f"{what}examples each, {len(blocks(build_own(settings.model)[0]))} blocks"
 
 
 def _sample() -> Path:

@@ -42,11 +42,8 @@ MODELS = ("scripts", "steps", "models")
 PROBES: dict[str, tuple[str, ...]] = {
     "grader.inside.context:call": (),
     "grader.probes.bert": MODELS,
-    "grader.probes.beyond.overlap": (),
     "grader.probes.beyond.sharded_model:block": (),
     "grader.probes.beyond.sharded_model": ("steps",),
-    "grader.probes.beyond.sharded_optimizer": ("steps",),
-    "grader.probes.beyond.sharded_state": ("steps",),
     "grader.probes.start": MODELS,
     "grader.probes.sync": ("scripts",),
     "grader.probes.sync:wrap": ("scripts", "steps"),  # DistributedDataParallel imports it

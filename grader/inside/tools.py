@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from grader.inside.context import Context, spy
+from grader.wire import tags
 
 __all__ = [
-    "Any", "Context", "Tensor", "copy_of", "dist", "dtype_of", "nn", "np", "own_group", "spy", "surroundings",
-    "tensors_of", "torch", "unchanged",
+    "Any", "Context", "Tensor", "copy_of", "dist", "dtype_of", "held_back", "hold", "nn", "np", "own_group",
+    "release", "spy", "surroundings", "tensors_of", "torch", "unchanged",
 ]  # fmt: skip
 
 
@@ -64,3 +65,27 @@ def unchanged(model: nn.Module) -> Iterator[list[str]]:
     yield changed
     after = surroundings(model)
     changed += [name for name in before if before[name] != after[name]]
+
+
+@contextlib.contextmanager
+def held_back(context: Context, rank: int | None) -> Iterator[None]:
+    """Hold one rank back: its block begins when those of all others have ended. None: no rank.
+
+    A program that waits in its block for the rank that is held back is a deadlock, which the broker sees.
+    """
+    hold(context, rank)
+    yield
+    release(context, rank)
+
+
+def hold(context: Context, rank: int | None) -> None:
+    """On the rank that is held back, wait until all others call `release` once more."""
+    if context.rank == rank:
+        for other in (other for other in range(context.world_size) if other != rank):
+            dist.recv(torch.zeros(1), other, tag=tags.OURS)
+
+
+def release(context: Context, rank: int | None) -> None:
+    """On all other ranks, let the one that is held back continue."""
+    if rank is not None and context.rank != rank:
+        dist.send(torch.zeros(1), rank, tag=tags.OURS)

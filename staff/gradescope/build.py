@@ -10,7 +10,6 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import argparse
 import ast
 import json
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from common.errors import exit_on_input_error
 from common.paths import ROOT
 from course.table import files_matching, load_course
 from course.zip_files import write_zip
-from staff.grade.hand_ins import collect, grader_files, hidden_files
+from staff.grade.hand_ins import grader_files
 from staff.grade.submissions import clean_files
 
 STARTED = (
@@ -29,8 +28,7 @@ STARTED = (
     "staff.sandbox.confine",
 )
 SCRIPTS = ("setup.sh", "run_autograder", "autograder.py")  # at the root of the zip
-OTHERS = ("grader/**/*.py", "course/*.py", "tests/conftest.py", "tests/beyond/*.py", "tests/gradients/*.py",
-          "tests/pipeline/*.py", "tests/task*/*.py", "pyproject.toml",
+OTHERS = ("grader/**/*.py", "course/*.py", "tests/conftest.py", "pyproject.toml",
           "requirements.txt", "constraints.txt", "install.py",
           "staff/grade/templates/*", "staff/hidden/*")  # fmt: skip
 
@@ -39,7 +37,12 @@ def contents() -> dict[str, bytes]:
     """Name in the zip -> content."""
     files = clean_files()
     files["course.toml"] = (ROOT / "course.toml").read_bytes()  # with the staff's part: it names the hidden tests
-    others = [*files_matching(ROOT, OTHERS), *grader_files(), *(f for module in STARTED for f in imported(module))]
+    tests = [pattern for pattern in load_course().ships if pattern.startswith("tests/")]
+    others = [
+        *files_matching(ROOT, [*OTHERS, *tests]),
+        *grader_files(),
+        *(f for module in STARTED for f in imported(module)),
+    ]
     files |= {name: (ROOT / name).read_bytes() for name in others if name not in files}
     files |= {name: (ROOT / "staff/gradescope" / name).read_bytes() for name in SCRIPTS}
     return dict(sorted(files.items()))
@@ -60,23 +63,14 @@ def imported(module: str, seen: Iterable[str] = ()) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def points() -> int:
-    """What a submission can get with the hidden tests; the points to set on Gradescope."""
-    with tempfile.TemporaryDirectory() as scratch:
-        return sum(test["max_points"] for test in collect(Path(scratch), grader_files() + hidden_files()))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist" / "autograder.zip", help="zip to write (%(default)s)")
     out = parser.parse_args().out
     files = contents()
     write_zip(files, out)
-    total = points()
-    print(
-        f"{out}: {len(files)} files; set the assignment to {total} points "
-        f"({load_course().total} if you leave out the hidden tests)"
-    )
+    total = load_course().total
+    print(f"{out}: {len(files)} files; set the assignment to {total} points")
     print(json.dumps({"files": len(files), "bytes": out.stat().st_size, "points": total}))
 
 

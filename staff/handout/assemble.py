@@ -21,9 +21,11 @@ from pathlib import Path
 
 from common.errors import InputError
 from common.paths import ROOT
+from course.graded_tests import graded_tests
 from course.table import Course, files_matching, load_course
 from course.zip_files import mode_of, write_zip
 from staff.handout.leaks import find_leaks
+from staff.handout.points import with_points
 from staff.handout.regions import Region, find_regions, rewrite, strip
 
 MANIFEST = ".handout.json"
@@ -39,6 +41,7 @@ class Handout:
     files: dict[str, bytes]
     regions: list[Region]
     problems: list[str]
+    given: list[str]  # ids in the files that the course does not have: they are given out solved
 
 
 def assemble(root: Path, solved: Collection[str] = ()) -> Handout:
@@ -51,6 +54,7 @@ def assemble(root: Path, solved: Collection[str] = ()) -> Handout:
         solved: ids that keep their solution, as a student would have written it (the graders' tests ask for this).
     """
     course = load_course(root / "course.toml")
+    given: dict[str, None] = {}
     if unknown := set(solved) - set(course.regions):
         raise InputError(f"solved: region {min(unknown)} is not in course.toml")
     sentinel = secrets.token_hex(16)
@@ -62,19 +66,29 @@ def assemble(root: Path, solved: Collection[str] = ()) -> Handout:
             content = (content.decode() + f"# {sentinel}\n").split(STAFF_ONLY)[0].rstrip().encode() + b"\n"
         elif source.endswith(".py"):
             text = (root / source).read_text(encoding="utf-8")
-            found = find_regions(text, source, course.regions)
-            regions += [region for region in found if region.id not in solved]
+            found = find_regions(text, source)
+            given |= dict.fromkeys(region.id for region in found if region.id not in course.regions)
+            kept = {*solved, *given}
+            regions += [region for region in found if region.id not in kept]
             if found:
-                content = strip(_plant(text, found, sentinel, solved), source, course.readme, solved).encode()
+                content = strip(_plant(text, found, sentinel, kept), source, course.readme, solved, given).encode()
+        elif source.endswith("README.md"):
+            content = with_points(content.decode(), course).encode()
         files[name] = content
     problems = _misplaced(course, regions, files, solved)
+    graded = {test.region for test in graded_tests(root, course).values()}
+    problems += [
+        f"course.toml: region {id} has no graded test in {', '.join(row.tests)}; write one, or fix `tests`"
+        for id, row in course.regions.items()
+        if id not in graded
+    ]
     problems += find_leaks(files, regions, course, sentinel)
-    return Handout(files, regions, problems)
+    return Handout(files, regions, problems, list(given))
 
 
 def _names(root: Path, course: Course) -> dict[str, str]:
     """Source file -> name in the handout, sorted by name."""
-    names = {file: file for file in files_matching(root, course.handout.ships)}
+    names = {file: file for file in files_matching(root, course.ships)}
     names |= {files_matching(root, [source])[0]: name for source, name in course.handout.renames.items()}
     if len(set(names.values())) < len(names):
         raise InputError("course.toml: handout.renames maps two files to one name; fix it")
@@ -207,5 +221,7 @@ def main() -> None:
         "bytes": sum(map(len, handout.files.values())),
         "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
     }
+    if handout.given:
+        print(f"given out solved, since course.toml does not have them: {', '.join(handout.given)}")
     print(f"{arguments.out} and {archive.name}: {summary['files']} files, {summary['regions']} regions to solve")
     print(json.dumps(summary))

@@ -171,15 +171,20 @@ def rewrite(text: str, regions: Iterable[Region], new_lines: Callable[[Region], 
     return "\n".join(lines)
 
 
-def strip(text: str, file: str, readme: Callable[[str], str], keep: Collection[str] = ()) -> str:
+def strip(
+    text: str, file: str, readme: Callable[[str], str], keep: Collection[str] = (), give: Collection[str] = ()
+) -> str:  # fmt: skip
     """The handout's form of a solved file.
 
     Args:
         readme: id -> the README that explains the region.
         keep: ids whose solution stays, written where a student would write it.
+        give: ids that are no exercises: their lines are ordinary code.
     """
 
     def handed_out(region: Region) -> list[str]:
+        if region.id in give:
+            return indent_body(region.body, region.indent, file)
         todo = f"{region.indent}# TODO(cos598d) {region.id}: {region.todo}"
         solved = indent_body(region.body, region.indent, file) if region.id in keep else None
         return [todo, *(solved or [placeholder(region, readme(region.id))]), f"{region.indent}# END TODO {region.id}"]

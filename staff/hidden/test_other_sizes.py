@@ -24,24 +24,24 @@ def check_mean_of_many(grade, function):
     averaging.check_mean(grade, function, averaging.Setting(shapes), (WORKERS,))
 
 
-@graded("2a.2", points=1)
+@graded("2a.2")
 def test_five_workers_share_the_examples(grade):
     training = steps.glue(grade, WORKERS, train=22, batch=2, num_train_epochs=2)
     sampling.check_every_example_once(training, 2, 22)
     sampling.check_orders_differ(training, 2)
 
 
-@graded("2a.3", points=2)
+@graded("2a.3", weight=2)
 def test_gather_and_scatter_leave_the_mean_on_five_workers(grade):
     check_mean_of_many(grade, "sync_gradients")
 
 
-@graded("2b.1", points=2)
+@graded("2b.1", weight=2)
 def test_all_reduce_leaves_the_mean_on_five_workers(grade):
     check_mean_of_many(grade, "sync_gradients")
 
 
-@graded("2b.3", points=1)
+@graded("2b.3")
 def test_many_uneven_partitions_hold_every_example_once(grade):
     length = int(grade.draw.integers(200, 400))
     sizes = [size / 15 for size in (1, 2, 3, 4, 5)]
@@ -50,7 +50,7 @@ def test_many_uneven_partitions_hold_every_example_once(grade):
     partitions.check_counts(grade, length, sizes, [len(part) for part in parts])
 
 
-@graded("2b.5", points=2)
+@graded("2b.5", weight=2)
 def test_five_and_six_workers_get_equally_many_batches(grade):
     for length, total, workers in LOADS:
         values = loaders.loaders(grade, length, total, workers)
@@ -63,6 +63,6 @@ def test_five_and_six_workers_get_equally_many_batches(grade):
             grade.fail(f"{what}: an example is on two ranks")
 
 
-@graded("2b.7", points=2)
+@graded("2b.7", weight=2)
 def test_average_gradients_leaves_the_mean_on_five_workers(grade):
     check_mean_of_many(grade, "average_gradients")

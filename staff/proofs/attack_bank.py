@@ -15,10 +15,9 @@ from staff.proofs.bank import BANKS
 PARTITION = "common/data_partition.py"
 TARGET = "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices"
 VICTIM_FILE = "common/schedule.py"  # solved in every attacker's tree: an honest task that is graded after the attack
-VICTIM_TESTS = "tests/pipeline/test_schedule.py"
-VICTIM = f"{VICTIM_TESTS}::test_the_schedule_is_as_short_as_it_can_be"
+VICTIM = "tests/pipeline/test_schedule.py::test_the_schedule_is_as_short_as_it_can_be"
 WANTS = ("points", "secret", "running", "harm")
-WHOLE = ("course.toml", "pyproject.toml", "tests/conftest.py", "tests/test_task2b.py", VICTIM_TESTS)
+WHOLE = ("course.toml", "pyproject.toml")  # files beside the graders
 HONEST = """
 class Partition:
     def __init__(self, data, index):
@@ -133,8 +132,9 @@ def tree_of(submission: Path, tree: Path, believing: bool) -> None:
     course = load_course()
     clean = clean_files()
     if believing:
-        graders = [*WHOLE, *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("grader/**/*.py"))]
-        clean |= {name: (ROOT / name).read_bytes() for name in graders}
+        graders = [*ROOT.glob("grader/**/*.py"), *ROOT.glob("tests/**/*.py")]
+        clean |= {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in graders}
+        clean |= {name: (ROOT / name).read_bytes() for name in WHOLE}
         handed_in = {path.relative_to(submission).as_posix(): path for path in submission.rglob("*") if path.is_file()}
         clean |= {name: path.read_bytes() for name, path in handed_in.items()}
     taken = choose(submission, course)

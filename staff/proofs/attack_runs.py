@@ -28,7 +28,7 @@ from staff.sandbox.graded_run import Outcome, run_graded
 
 STAFF_FILE = "staff/handout/leaks.py"
 SECRET_FILES = (
-    STAFF_FILE, "grader/compare.py", "tests/test_task2b.py", "tests/gradients/test_averaging.py",
+    STAFF_FILE, "grader/compare.py", "tests/task2b/test_partitions.py", "tests/gradients/test_averaging.py",
     "course.toml",
 )  # fmt: skip
 NAME_LENGTH = 15  # characters of a process's name that the kernel keeps
@@ -175,7 +175,7 @@ def attempt(attack: Attack, off: Sequence[str]) -> Gain:
             outcome = run_graded(
                 tree, around.report, tests=[attack.test, VICTIM], seed=1 if "seed" in off else None,
                 deadline_s=attack.deadline, env={"COS598D_SLOWNESS": SLOWNESS}, off=off, limits=attack.limits,
-                supervisor=undefended.__name__ if off else "staff.sandbox.supervisor",
+                supervisor=undefended.__name__ if set(off) & set(undefended.SWITCHES) else "staff.sandbox.supervisor",
             )  # fmt: skip
         return judge(attack, around, outcome)
 

@@ -33,15 +33,9 @@ optimizer.step
 '''
 
 ["loops for ever"]
-body."1.2" = '''
+body."1.4" = '''
 while True:
-    loss.item()
-'''
-
-["ends its rank"]
-body."1.2" = '''
-import os
-os._exit(7)
+    pass
 '''
 
 ["ends the process that grades it"]
@@ -124,12 +118,11 @@ def test_a_copy_that_does_not_work_is_a_warning(graded):
 
 
 @pytest.mark.medium
-def test_endless_loops_and_ends_of_a_rank_are_failures_of_that_entry(graded):
+def test_endless_loops_and_the_end_of_the_graders_are_failures_of_that_entry(graded):
     lines, _, _, _ = graded
 
-    assert lines["loops for ever"]["points_lost"]["1.2"] == 3
+    assert lines["loops for ever"]["points_lost"] == {"1.4": 3}
     assert "timed out" in " ".join(lines["loops for ever"]["failed"].values())
-    assert lines["ends its rank"]["points_lost"]["1.2"] == 3
     assert lines["ends the process that grades it"]["error"] == "it ended the process that grades it"
 
 
@@ -148,8 +141,8 @@ def test_what_does_not_apply_has_an_error_of_one_line(graded):
 def test_the_last_line_has_the_figures_and_the_exit_code_says_that_not_all_is_well(graded):
     lines, figures, code, _ = graded
 
-    assert len(lines) == 10
-    assert figures == {"entries": 10, "lose_points": 4, "errors": 4, "complaints": 1, "seed": 5}
+    assert len(lines) == 9
+    assert figures == {"entries": 9, "lose_points": 3, "errors": 4, "complaints": 1, "seed": 5}
     assert code == 1
 
 

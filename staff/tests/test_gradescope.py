@@ -19,6 +19,7 @@ from course.table import load_course
 from course.zip_files import write_zip
 from grader.report import Entry, render
 from staff.grade.gradebook import Row
+from staff.grade.hand_ins import hidden_files
 from staff.gradescope import build
 from staff.gradescope.classroom50 import result
 from staff.gradescope.results import VISIBILITIES, late_days, results, unfinished
@@ -258,7 +259,7 @@ def test_the_zip_has_what_the_platform_runs_and_no_solution(tmp_path):
     for region in COURSE.regions.values():
         assert not find_regions_of(texts[region.file]), region.file
         assert f"TODO {region.id}" in texts[region.file]
-    assert set(build.hidden_files()) <= set(names)
+    assert set(hidden_files()) <= set(names)
 
 
 def find_regions_of(text: str) -> list:

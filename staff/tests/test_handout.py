@@ -78,6 +78,18 @@ def mean(values, number_of_workers):
 '''
 
 
+GRADED = """import pytest
+
+
+@pytest.mark.graded("1.1")
+def test_it_goes_back(grade): ...
+
+
+@pytest.mark.graded("1.2")
+def test_it_averages(grade): ...
+"""
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A small solved course with everything a handout needs, and things that must not ship."""
@@ -88,6 +100,7 @@ def tree(tmp_path: Path) -> Path:
         "task1_single/run.py": RUN,
         "common/lesson.py": LESSON,
         "task1_single/__pycache__/run.py": "stale",
+        "tests/test_task1.py": GRADED,
         "staff/secret.py": "answers = 1\n",
         "benchmark/run.py": "x = 1\n",
     }
@@ -110,6 +123,7 @@ def test_the_handout_holds_what_is_listed_and_nothing_else(tree, tmp_path):
     built = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert built == {
         MANIFEST, "README.md", "course.toml", "common/lesson.py", "task1_single/README.md", "task1_single/run.py",
+        "tests/test_task1.py",
     }  # fmt: skip
 
 
@@ -384,7 +398,7 @@ def our_files() -> list[str]:
 def our_handout() -> Handout:
     """The handout of our tree; skipped while a file that ships is not written yet."""
     course = load_course()
-    missing = [pattern for pattern in course.handout.ships if not any(ROOT.glob(pattern))]
+    missing = [pattern for pattern in course.ships if not any(ROOT.glob(pattern))]
     missing += [row.file for row in course.regions.values() if not (ROOT / row.file).is_file()]
     missing += [task.readme for task in course.tasks.values() if not (ROOT / task.readme).is_file()]
     if missing:
@@ -449,7 +463,9 @@ def test_the_command_prints_a_line_of_json_and_exits_with_2_on_a_problem(tmp_pat
     table = COURSE.replace('"common/*.py", "task*/**/*"', '"common/lesson.py", "task1_single/*"')
     for name, text in {"course.toml": table, "README.md": "", "common/lesson.py": LESSON}.items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "task1_single").mkdir()
+    for folder in ("task1_single", "tests"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "tests/test_task1.py").write_text(GRADED)
     (tmp_path / "task1_single/run.py").write_text(RUN)
     (tmp_path / "task1_single/README.md").write_text("# 1.1, 1.2\n1. Read.\n")
     complete = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)

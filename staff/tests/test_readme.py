@@ -39,12 +39,6 @@ def test_make_demo_runs_the_same_command_in_the_handout():
     assert all(recipes) and len({recipe[1] for recipe in recipes if recipe}) == 1
 
 
-def test_the_points_of_the_parts_add_up():
-    points = [cells[-1] for cells in rows("The parts, in order")]
-
-    assert sum(int(cell or 0) for cell in points if not cell.startswith("bonus")) == COURSE.total
-
-
 def tree():
     """The names in the first column of the file tree, and the Python files named behind a folder as folder/file."""
     named = set()

@@ -165,22 +165,22 @@ def check_steps(grade: Grade, names: Sequence[str]) -> None:
 # --- the graded tests ---
 
 
-@graded("b.15", points=1)
+@graded("b.15")
 def test_a_ring_takes_its_messages_one_after_another(grade: Grade) -> None:
     check_averages(grade, "ring_all_reduce_seconds", RING)
     grade.imports_only_allowed(FILE)
 
 
-@graded("b.15", points=1)
+@graded("b.15")
 def test_gather_and_scatter_pass_through_the_link_of_rank_0(grade: Grade) -> None:
     check_averages(grade, "gather_scatter_seconds", STAR)
 
 
-@graded("b.16", points=1)
+@graded("b.16")
 def test_a_bucket_waits_until_it_is_ready_and_the_one_before_has_arrived(grade: Grade) -> None:
     check_steps(grade, ["exposed"])
 
 
-@graded("b.16", points=1)
+@graded("b.16")
 def test_a_step_takes_what_it_computes_and_what_is_not_hidden(grade: Grade) -> None:
     check_steps(grade, ["total", "hidden"])

@@ -191,25 +191,25 @@ def mistakes_in_sum(rank: int, parts: list[np.ndarray], got: np.ndarray, complet
     }
 
 
-@graded("b.1", points=1)
+@graded("b.1")
 def test_reduce_scatter_leaves_the_sum_of_its_own_chunk_on_each_rank(grade: Grade) -> None:
     for ranks in (3, 2, 4):
         check_sums(grade, ranks, EVEN)
 
 
-@graded("b.1", points=1)
+@graded("b.1")
 def test_reduce_scatter_takes_any_length_and_dtype_and_one_rank(grade: Grade) -> None:
     for ranks, cases in ((4, PLAIN), (3, ODD), (2, LARGE), (1, PLAIN)):
         check_sums(grade, ranks, cases)
 
 
-@graded("b.1", points=1)
+@graded("b.1")
 def test_each_round_of_reduce_scatter_sends_one_chunk_to_the_right(grade: Grade) -> None:
     for ranks in (3, 4):
         check_rounds_of_sums(grade, ranks)
 
 
-@graded("b.1", points=1, absence=True)
+@graded("b.1", absence=True)
 def test_the_ring_imports_only_what_the_course_allows(grade: Grade) -> None:
     grade.imports_only_allowed(FILE)
 
@@ -245,7 +245,7 @@ def check_gathered(grade: Grade, ranks: int, cases: Cases, rounds: bool = False)
             check_rounds(grade, result, case, where, 0, lambda case, k, _: before[k][case][k], "its final values")
 
 
-@graded("b.2", points=1)
+@graded("b.2")
 def test_all_gather_copies_every_rank_s_own_chunk_to_all(grade: Grade) -> None:
     check_gathered(grade, 3, EVEN)
     for ranks in (3, 4):
@@ -254,7 +254,7 @@ def test_all_gather_copies_every_rank_s_own_chunk_to_all(grade: Grade) -> None:
         check_gathered(grade, ranks, cases)
 
 
-@graded("b.2", points=1, needs=["b.1"])
+@graded("b.2", needs=["b.1"])
 def test_the_whole_ring_averages_gradients_for_as_few_bytes_as_can_be(grade: Grade) -> None:
     """The gradients of a model, averaged by both halves, for 2(N-1)/N S bytes of each rank."""
     for setting, ranks in ((averaging.ODD, 3), (averaging.PLAIN, 4), (averaging.LARGE, 2), (averaging.PLAIN, 1)):

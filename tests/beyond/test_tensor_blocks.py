@@ -325,18 +325,18 @@ class BlockRun:
 # --- the graded tests ---
 
 
-@graded("b.12", points=1)
+@graded("b.12")
 def test_attention_columns_are_those_of_whole_heads_in_each_third(grade: Grade) -> None:
     check_columns(grade)
 
 
-@graded("b.12", points=1)
+@graded("b.12")
 def test_each_rank_has_whole_heads_and_its_part_of_the_mlp(grade: Grade) -> None:
     for ranks, cut in BLOCKS:
         BlockRun(grade, ranks, cut).check_kept()
 
 
-@graded("b.12", points=1)
+@graded("b.12")
 def test_a_cut_block_computes_and_sends_what_it_must(grade: Grade) -> None:
     for ranks, cut in BLOCKS:
         block_run = BlockRun(grade, ranks, cut)

@@ -370,27 +370,27 @@ def wrong_slices(name: str, key: str, given: Mapping[str, np.ndarray], axis: int
 # --- the graded tests ---
 
 
-@graded("b.11", points=1)
+@graded("b.11")
 def test_f_and_g_sum_in_one_direction_and_pass_on_in_the_other(grade: Grade) -> None:
     for ranks in shared.ALL:
         check_functions(grade, ranks)
     check_functions(grade, TWO, STRIDED)
 
 
-@graded("b.11", points=1)
+@graded("b.11")
 def test_only_one_tensor_travels_in_each_direction(grade: Grade) -> None:
     for ranks in (THREE, PAIRS):
         check_functions_messages(grade, ranks)
 
 
-@graded("b.11", points=1)
+@graded("b.11")
 def test_a_rank_keeps_copies_of_its_columns_or_rows(grade: Grade) -> None:
     grade.imports_only_allowed(FILE)
     for ranks in shared.ALL:
         LayersRun(grade, ranks, computes=False).check_kept()
 
 
-@graded("b.11", points=1)
+@graded("b.11")
 def test_both_layers_compute_what_one_worker_computes(grade: Grade) -> None:
     for ranks in shared.ALL:
         layers_run = LayersRun(grade, ranks, computes=True)

@@ -131,7 +131,7 @@ def expected_norm(members: list[dict[str, Any]], own: int, case: int) -> Expecte
     )
 
 
-@graded("b.12", points=1)
+@graded("b.12")
 def test_the_norm_counts_every_parameter_once(grade: Grade) -> None:
     for ranks in ALL:
         check_norm(grade, ranks)

@@ -262,53 +262,53 @@ def check_used(grade: Grade, rank: int, left: list[dict[str, Any]], gradients: G
 # --- the graded tests ---
 
 
-@graded("2a.3", points=2)
+@graded("2a.3", weight=2)
 def test_gather_and_scatter_leave_the_mean_on_every_worker(grade: Grade) -> None:
     check_mean(grade, SYNC, by={"gather", "scatter"})
 
 
-@graded("2a.3", points=1)
+@graded("2a.3")
 def test_gather_and_scatter_leave_the_mean_whatever_the_size_and_type(grade: Grade) -> None:
     check_any_size_and_type(grade, SYNC, {"gather", "scatter"})
 
 
-@graded("2a.3", points=1)
+@graded("2a.3")
 def test_gather_and_scatter_leave_out_what_has_no_gradient(grade: Grade) -> None:
     check_mean(grade, SYNC, ODD, (3,), {"gather", "scatter"})
 
 
-@graded("2a.3", points=1)
+@graded("2a.3")
 def test_rank_0_gathers_and_scatters_every_gradient_once(grade: Grade) -> None:
     check_sent_once(grade, SYNC, GATHER_AND_SCATTER)
 
 
-@graded("2b.1", points=1)
+@graded("2b.1")
 def test_all_reduce_leaves_the_mean_on_every_worker(grade: Grade) -> None:
     check_mean(grade, SYNC)
 
 
-@graded("2b.1", points=1)
+@graded("2b.1")
 def test_all_reduce_leaves_the_mean_whatever_the_size_and_type(grade: Grade) -> None:
     check_any_size_and_type(grade, SYNC)
 
 
-@graded("2b.1", points=1)
+@graded("2b.1")
 def test_all_reduce_leaves_out_what_has_no_gradient(grade: Grade) -> None:
     check_mean(grade, SYNC, ODD, (3,))
 
 
-@graded("2b.1", points=1)
+@graded("2b.1")
 def test_every_gradient_is_reduced_once(grade: Grade) -> None:
     check_sent_once(grade, SYNC, REDUCE)
 
 
-@graded("2b.7", points=2)
+@graded("2b.7", weight=2)
 def test_average_gradients_leaves_the_mean_on_every_worker(grade: Grade) -> None:
     check_mean(grade, AVERAGE)
     check_any_size_and_type(grade, AVERAGE)
 
 
-@graded("2b.7", points=1)
+@graded("2b.7")
 def test_average_gradients_handles_tied_and_missing_gradients(grade: Grade) -> None:
     check_mean(grade, AVERAGE, ODD, (3,))
     check_sent_once(grade, AVERAGE, REDUCE, ODD)

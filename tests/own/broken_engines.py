@@ -15,9 +15,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from benchmark.engines.ddp import DDP
 from benchmark.engines.engine import Engine, optimizer_class
-from benchmark.engines.fsdp import FSDP, blocks
+from benchmark.engines.fsdp import FSDP
 from benchmark.engines.own import OwnOverlap, OwnRing, OwnZero1, OwnZero2, OwnZero3
 from benchmark.engines.pipeline import Pipeline
+from benchmark.training.own_model import blocks
 from common.optim import weight_decay_groups
 
 MATRIX, BIAS, NORM, TIED = "h.1.mlp.c_fc.weight", "h.1.mlp.c_fc.bias", "h.0.ln_1.weight", "wte.weight"

@@ -13,16 +13,16 @@ import pytest
 
 graded = pytest.mark.graded
 
-@graded("1.1", points=1, absence=True)
+@graded("1.1", absence=True)
 def test_nothing_is_imported(): pass
 
-@graded("1.1", points=2)
+@graded("1.1", weight=2)
 def test_the_model_is_loaded(): assert {loaded}
 
-@graded("1.2", points=1, absence=True)
+@graded("1.2", absence=True)
 def test_nothing_is_sent(): assert {silent}
 
-@graded("1.2", points=2)
+@graded("1.2", weight=2)
 def test_backward_runs(): pass
 """
 

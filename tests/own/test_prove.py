@@ -1,5 +1,6 @@
 """benchmark.prove: engines that are wrong on purpose are named, right ones are not."""
 
+import importlib.util
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from tests.own.started_processes import run
 from tests.own.warm import Script
 
 BANK = ROOT / "tests" / "own" / "broken_engines.py"
+HAS_MEGATRON = importlib.util.find_spec("megatron") is not None
 TOO_LONG = 900  # seconds; a busy machine
 SOME = ["one_percent", "bias_unreduced", "summed_micro_batches", "second_use_lost", "clip_half", "drifting_replica"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="starts workers with gloo")
@@ -93,8 +95,17 @@ def test_every_strategy_is_right(workers, precision, tmp_path):
     rows = rows_of(done)
 
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(rows) == (18 if precision == "fp32" else 14)
+    assert len(rows) == (18 + HAS_MEGATRON if precision == "fp32" else 14)
     assert all(row["gradient"] == "ok" for row in rows.values())
+
+
+@pytest.mark.medium
+@pytest.mark.skipif(not HAS_MEGATRON, reason="needs megatron-core: python install.py megatron")
+def test_megatron_with_a_vocabulary_that_cannot_be_divided_is_right(tmp_path):
+    done = prove("--strategy", "megatron", folder=tmp_path / "p")
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert rows_of(done)["megatron"]["gradient"] == "ok"
 
 
 @pytest.mark.slow

@@ -291,7 +291,7 @@ def check_error(grade: Grade, trouble: int, place: int) -> None:
 # --- the graded tests ---
 
 
-@graded("p.4", points=1)
+@graded("p.4")
 def test_compute_puts_each_result_where_its_micro_batch_was(grade: Grade) -> None:
     check_results(grade, 4, [[[2, 3], [0, 1], [3, 0]]])
     for partitions in (3, 2, 4):
@@ -302,12 +302,12 @@ def test_compute_puts_each_result_where_its_micro_batch_was(grade: Grade) -> Non
     check_same_time(grade)
 
 
-@graded("p.4", points=2)
+@graded("p.4", weight=2)
 def test_all_partitions_of_a_clock_cycle_work_at_the_same_time(grade: Grade) -> None:
     check_same_time(grade)
 
 
-@graded("p.4", points=1)
+@graded("p.4")
 def test_each_partition_works_in_its_own_worker_and_on_its_device(grade: Grade) -> None:
     check_devices(grade, ["cpu:0", "meta"], [[0, 1]])  # the last device
     check_devices(grade, ["meta", "cpu:0"], [[0, 0]])  # not the last
@@ -316,13 +316,13 @@ def test_each_partition_works_in_its_own_worker_and_on_its_device(grade: Grade) 
     check_same_time(grade)
 
 
-@graded("p.4", points=1)
+@graded("p.4")
 def test_what_a_worker_raises_arrives_as_it_was_raised_and_all_threads_end(grade: Grade) -> None:
     for trouble, place in ((0, 1), (2, 2), (1, 0)):  # in the middle of the cycle, last, and first
         check_error(grade, trouble, place)
     check_same_time(grade)
 
 
-@graded("p.4", points=1, absence=True)
+@graded("p.4", absence=True)
 def test_the_pipe_imports_only_what_the_course_allows(grade: Grade) -> None:
     grade.imports_only_allowed("pipeline/pipe.py")

@@ -278,16 +278,16 @@ def check_output(grade: Grade) -> None:
 # --- the graded tests ---
 
 
-@graded("p.3", points=1)
+@graded("p.3")
 def test_micro_batches_have_split_size_examples(grade: Grade) -> None:
     check_sizes(grade)
 
 
-@graded("p.3", points=1)
+@graded("p.3")
 def test_compute_is_called_once_for_every_clock_cycle(grade: Grade) -> None:
     check_cycles(grade)
 
 
-@graded("p.3", points=1)
+@graded("p.3")
 def test_the_output_is_the_micro_batches_in_order_on_the_last_device(grade: Grade) -> None:
     check_output(grade)

@@ -264,7 +264,7 @@ def difference(got: Fields, right: Fields) -> str:
 # --- the graded tests ---
 
 
-@graded("p.5", points=1)
+@graded("p.5")
 def test_the_pipe_of_gpt2_holds_its_blocks(grade: Grade) -> None:
     other = int(grade.draw.integers(3, 9))
     check_blocks(grade, 2, [SPLIT_SIZE])
@@ -274,18 +274,18 @@ def test_the_pipe_of_gpt2_holds_its_blocks(grade: Grade) -> None:
     grade.imports_only_allowed("pipeline/model_parallel.py", "pipeline/run_gpt2.py")
 
 
-@graded("p.5", points=1)
+@graded("p.5")
 def test_gpt2_sends_micro_batches_through_its_pipe(grade: Grade) -> None:
     check_used(grade)
 
 
-@graded("p.5", points=1)
+@graded("p.5")
 def test_plain_model_parallel_and_piped_gpt2_agree_in_loss_and_gradients(grade: Grade) -> None:
     for masked in (False, True):
         check_agree(grade, masked)
 
 
-@graded("p.5", points=1)
+@graded("p.5")
 def test_n_chunk_is_the_number_of_micro_batches(grade: Grade) -> None:
     settings = [[10, 4], [8, 2], [7, 7], [64, 1], [9, 2]]
     (found,) = run(grade, chunks, [None], file="pipeline/run_gpt2.py", settings=settings, **SIZES).values

@@ -195,7 +195,7 @@ def check_same_time(grade: Grade) -> None:
 # --- the graded tests ---
 
 
-@graded("p.3", points=1)
+@graded("p.3")
 def test_output_and_gradients_of_a_pipe_are_those_of_the_plain_model(grade: Grade) -> None:
     for stages, split_size, size in SETTINGS:
         Whole(grade, stages, split_size, [size]).check()
@@ -203,6 +203,6 @@ def test_output_and_gradients_of_a_pipe_are_those_of_the_plain_model(grade: Grad
     check_again(grade)
 
 
-@graded("p.3", points=1)
+@graded("p.3")
 def test_the_partitions_of_a_pipe_work_at_the_same_time(grade: Grade) -> None:
     check_same_time(grade)

@@ -223,26 +223,26 @@ def check_rule(grade: Grade, rule: Rule) -> None:
 # --- the graded tests ---
 
 
-@graded("p.2", points=1, absence=True)  # two nested loops pass it
+@graded("p.2", absence=True)  # two nested loops pass it
 def test_every_micro_batch_comes_to_every_partition_once(grade: Grade) -> None:
     check_rule(grade, once)
 
 
-@graded("p.2", points=1, absence=True)
+@graded("p.2", absence=True)
 def test_micro_batches_go_from_partition_to_partition_in_order(grade: Grade) -> None:
     check_rule(grade, in_order)
 
 
-@graded("p.2", points=1, absence=True)
+@graded("p.2", absence=True)
 def test_a_partition_has_one_micro_batch_in_a_clock_cycle(grade: Grade) -> None:
     check_rule(grade, one_at_a_time)
 
 
-@graded("p.2", points=2)
+@graded("p.2", weight=2)
 def test_the_schedule_is_as_short_as_it_can_be(grade: Grade) -> None:
     check_rule(grade, short_as_possible)
 
 
-@graded("p.2", points=1, absence=True)
+@graded("p.2", absence=True)
 def test_the_schedule_imports_only_what_the_course_allows(grade: Grade) -> None:
     grade.imports_only_allowed("common/schedule.py")

@@ -255,7 +255,7 @@ def model_in_words(layers: Sequence[Layer]) -> str:
 # --- the graded tests ---
 
 
-@graded("p.1", points=2)
+@graded("p.1", weight=2)
 def test_consecutive_layers_on_one_device_form_one_partition(grade: Grade) -> None:
     cases = [labelled(("cpu:0", 2), ("cpu:1", 2)), labelled(("cpu:0", 1)), labelled(("cpu:1", 1), ("cpu:0", 1))]
     for devices in (["cpu:0", "cpu:1", "cpu:2"], ["cpu:3", "cpu:1"], ["cpu:0"]):
@@ -264,14 +264,14 @@ def test_consecutive_layers_on_one_device_form_one_partition(grade: Grade) -> No
     check_cases(grade, cases)
 
 
-@graded("p.1", points=1)
+@graded("p.1")
 def test_a_device_that_comes_again_makes_another_partition(grade: Grade) -> None:
     counts = grade.draw.permutation([1, 2, *grade.draw.integers(1, 4, int(grade.draw.integers(2, 5)))])
     runs = [(f"cpu:{number % 2}", int(count)) for number, count in enumerate(counts)]
     check_cases(grade, [labelled(("cpu:0", 1), ("cpu:1", 1), ("cpu:0", 1)), labelled(*runs)])
 
 
-@graded("p.1", points=1)
+@graded("p.1")
 def test_a_layer_without_parameters_joins_its_neighbour(grade: Grade) -> None:
     some = [NOWHERE] * int(grade.draw.integers(1, 4))
     cases = [
@@ -284,7 +284,7 @@ def test_a_layer_without_parameters_joins_its_neighbour(grade: Grade) -> None:
     check_cases(grade, cases)
 
 
-@graded("p.1", points=1)
+@graded("p.1")
 def test_nested_sequentials_are_opened(grade: Grade) -> None:
     """A label inside takes precedence; a label around holds for what has none of its own."""
     cases = [
@@ -296,6 +296,6 @@ def test_nested_sequentials_are_opened(grade: Grade) -> None:
     check_cases(grade, cases)
 
 
-@graded("p.1", points=1, absence=True)
+@graded("p.1", absence=True)
 def test_the_split_imports_only_what_the_course_allows(grade: Grade) -> None:
     grade.imports_only_allowed("pipeline/partition.py")

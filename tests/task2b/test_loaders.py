@@ -252,21 +252,21 @@ def check_group_and_collate(grade: Grade) -> None:
 # --- the graded tests ---
 
 
-@graded("2b.5", points=1)
+@graded("2b.5")
 def test_a_worker_gets_its_share_of_the_batch(grade: Grade) -> None:
     check_share(grade)
 
 
-@graded("2b.5", points=1)
+@graded("2b.5")
 def test_all_workers_have_the_same_number_of_batches(grade: Grade) -> None:
     check_numbers_of_batches(grade)
 
 
-@graded("2b.5", points=1)
+@graded("2b.5")
 def test_no_example_is_on_two_workers_or_lost(grade: Grade) -> None:
     check_no_overlap(grade)
 
 
-@graded("2b.5", points=1)
+@graded("2b.5")
 def test_partition_dataset_asks_the_process_group_and_collates(grade: Grade) -> None:
     check_group_and_collate(grade)

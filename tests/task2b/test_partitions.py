@@ -323,36 +323,36 @@ def check_use(grade: Grade) -> None:
 # --- the graded tests ---
 
 
-@graded("2b.2", points=2)
+@graded("2b.2", weight=2)
 def test_a_partition_gives_the_examples_at_its_indices(grade: Grade) -> None:
     check_partition(grade)
 
 
-@graded("2b.3", points=2)
+@graded("2b.3", weight=2)
 def test_every_example_is_in_one_partition(grade: Grade) -> None:
     check_once(grade)
 
 
-@graded("2b.3", points=1)
+@graded("2b.3")
 def test_partitions_have_the_sizes_asked_for(grade: Grade) -> None:
     check_sizes(grade)
 
 
-@graded("2b.3", points=1)
+@graded("2b.3")
 def test_partitions_follow_the_seed_and_nothing_else(grade: Grade) -> None:
     check_seed(grade)
 
 
-@graded("2b.3", points=1)
+@graded("2b.3")
 def test_partitions_are_shuffled_and_the_data_is_not(grade: Grade) -> None:
     check_shuffled(grade)
 
 
-@graded("2b.3", points=1, absence=True)
+@graded("2b.3", absence=True)
 def test_data_partition_imports_only_what_the_course_allows(grade: Grade) -> None:
     grade.imports_only_allowed(FILE)
 
 
-@graded("2b.4", points=2)
+@graded("2b.4", weight=2)
 def test_use_gives_the_same_partition_every_time(grade: Grade) -> None:
     check_use(grade)

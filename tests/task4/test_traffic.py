@@ -209,19 +209,19 @@ def check_bytes(grade: Grade, dtype: str) -> None:
 # --- the graded tests ---
 
 
-@graded("4.1", points=1)
+@graded("4.1")
 def test_every_tensor_is_written_down_as_it_is_sent(grade: Grade) -> None:
     check_recorded(grade)
 
 
-@graded("4.1", points=1)
+@graded("4.1")
 def test_gradients_travel_in_the_precision_asked_for(grade: Grade) -> None:
     for dtype in HALF:
         check_bytes(grade, dtype)
         check_mean(grade, 2, dtype, PLAIN)
 
 
-@graded("4.1", points=1)
+@graded("4.1")
 def test_in_full_precision_every_worker_has_the_mean(grade: Grade) -> None:
     for ranks, setting in ((3, ODD), (4, PLAIN), (2, LARGE), (1, ODD)):
         check_mean(grade, ranks, setting=setting)

@@ -14,10 +14,10 @@ from torch import nn
 
 from benchmark.cost.calibration import Profile, SmallCosts
 from benchmark.engines.engine import BETAS
-from benchmark.engines.fsdp import blocks
 from benchmark.engines.single import Single
 from benchmark.measure.profile import own_rss
 from benchmark.settings import Settings
+from benchmark.training.own_model import blocks
 from benchmark.training.workload import Workload
 from cluster.guard import threads_per_command
 from common.workers.process_group import Worker

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from grader.inside.context import Context
-from grader.probes.beyond.overlap import behind
+from grader.inside.tools import held_back
 from grader.wire.values import Fields
 
 BEGIN = -1  # the place of the root before the blocks; after them it is their number
@@ -60,7 +60,7 @@ def _one_case(context: Context, lesson: Any, case: dict, values: list[Tensor], m
         with torch.no_grad():
             block.shard.values += move
         if number == 0:
-            with behind(context, context.arguments["late"]):
+            with held_back(context, context.arguments["late"]):
                 context.event("start")
                 block.start_gather()
                 found["states"].append(state(block, parameters))

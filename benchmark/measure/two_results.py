@@ -1,0 +1,63 @@
+"""Two results of benchmark.compare side by side: two versions, two machines, or before and after a change."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmark.measure.intervals import Interval, ratio, shown
+from common.errors import InputError
+
+WHERE_ONLY = {  # settings that say where a command ran, not what it measured
+    "output_dir", "overwrite_output_dir", "master_ip", "master_port", "data_dir", "overwrite_cache", "local_rank",
+}  # fmt: skip
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Return a comparison.json. Raises InputError if the file is none."""
+    try:
+        found = json.loads(path.read_text())
+        assert found["steps_ms"] and found["settings"] and found["environment"]
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise InputError(f"expected a comparison.json of benchmark.compare, got {path} ({error!r:.80})") from None
+    return found  # type: ignore[no-any-return]
+
+
+def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
+    """Name what differs between two tables of names and values."""
+    return [f"{name} {left.get(name)} and {right.get(name)}" for name in left if left.get(name) != right.get(name)]
+
+
+def in_words(found: Interval) -> str:
+    """Say what the ratio of the second result's time to the first one's means."""
+    _, low, high = found
+    if low is None or high is None:
+        return "too few rounds to say"
+    if low <= 1 <= high:
+        return "no difference that these rounds show"
+    return "B is faster" if high < 1 else "B is slower"
+
+
+def compare_results(first: Path, second: Path) -> str:
+    """Return a table of the second result over the first, and as its last line the figures in JSON.
+
+    Raises InputError if they did not measure the same thing, or no strategy stands in both.
+    """
+    left, right = read_result(first), read_result(second)
+    settings = [{k: v for k, v in found["settings"].items() if k not in WHERE_ONLY} for found in (left, right)]
+    if different := differences(*settings):
+        raise InputError(f"the two results have other settings, so do not compare them: {'; '.join(different)}")
+    medians = [{row["strategy"]: row["step_ms"] for row in one["rows"] if "step_ms" in row} for one in (left, right)]
+    common = [label for label in medians[0] if label in medians[1]]
+    if not common:
+        raise InputError(f"no right strategy stands in both: {', '.join(medians[0])}; {', '.join(medians[1])}")
+    versions = [found["environment"].pop("versions") for found in (left, right)]
+    lines = [f"A {first}", f"B {second}", "A and B differ in: " + "; ".join(
+        [*differences(*versions), *differences(left["environment"], right["environment"])]
+    ), f"{'strategy':<16}{'A, ms':>10}{'B, ms':>10}   B / A [95 %]"]  # fmt: skip
+    rows = []
+    for label in common:
+        found = ratio(right["steps_ms"][label], left["steps_ms"][label], paired=False)
+        times = "".join(f"{one[label]:>10.1f}" for one in medians)
+        lines.append(f"{label:<16}{times}   {shown(found):<24}{in_words(found)}")
+        rows.append({"strategy": label, "ratio": found[0], "ratio_95": found[1:], "verdict": in_words(found)})
+    return "\n".join([*lines, json.dumps({"rows": rows})])

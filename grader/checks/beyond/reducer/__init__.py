@@ -1,1 +1,0 @@
-"""Judges of b.3 to b.5: the gradient reducer."""

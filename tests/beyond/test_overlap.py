@@ -1,0 +1,323 @@
+"""The gradient reducer: b.4 the hook that sends buckets during backward, b.5 finish and no_sync.
+
+Of b.4, messages alone are judged: what they hold, in which order they are sent, and when. What becomes of them is
+judged after finish(), with b.5: then every gradient is the mean. Whether send or finish divides, does not matter.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from grader.arithmetic import norm, same_numbers
+from grader.call_checks import Payloads, must_be_own_calls
+from grader.compare import Expected, check
+from grader.grading import Grade
+from grader.in_rank import in_rank, run
+from grader.ranks.calls import Call
+from tests.beyond import toy_shared as shared
+from tests.beyond.toy_shared import MicroBatch, ToySetting
+from tests.gradients import test_averaging as averaging
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context, copy_of, dist, dtype_of
+    from tests.beyond.toy_in_rank import Toy, run_backward
+
+graded = pytest.mark.graded
+IN_RANK = "tests/beyond/toy_in_rank.py"
+HINTS = {  # the reducer's, torch's and our words -> what they mean here
+    "a second backward before finish()": "gradient_ready was called twice for a parameter in one step: is it "
+    "registered once, does it stop under no_sync, and does finish reset `missing`?",
+    "'NoneType' object has no attribute 'wait'": "bucket.work is None: the bucket was never sent (is next_bucket 0 "
+    "again in each step?), or its all_reduce was not called with async_op=True",
+    "changed while it was being sent": "a message must be complete when its all_reduce starts: divide before that, or "
+    "after wait(). A hook of register_hook runs too early: backward adds to parameter.grad only after it",
+    "the ranks do not agree": f"the ranks do not send the same buckets: {shared.ONCE}",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(ToySetting):
+    """A toy, and the buckets that must be sent in each step (empty: not looked at).
+
+    late: of each step, the rank that begins its last backward when all others have ended theirs, or None.
+    interrupted: steps in which an exception ends every no_sync.
+    """
+
+    bucket_bytes: int
+    buckets: list[list[list[int]]] = field(default_factory=list)
+    late: list[int | None] = field(default_factory=list)
+    interrupted: list[int] = field(default_factory=list)
+
+
+# The gradients become ready as 5 4, 3 2 1, 0; in the first step buckets go by the reversed order of registration.
+PLAIN = Setting(
+    shapes=[[3, 4], [4], [2, 3, 2], [1], [4, 3], [5]],  # 48, 16, 48, 4, 48 and 20 bytes: two buckets are exactly full
+    uses=[[[[0, 1, 2, 3, 4, 5]]]],
+    bucket_bytes=68,
+    buckets=[[[5, 4], [3, 2, 1], [0]]],
+)
+LATE = replace(PLAIN, late=[2])
+# On ranks above 0 bucket 1 is complete first, and must wait for bucket 0. All have one size: a mix-up is no mismatch.
+CROSSED = replace(
+    PLAIN,
+    shapes=[[4]] * 6,
+    uses=[[[[0, 1, 2, 3, 4, 5], [4, 5, 0, 1, 2, 3]]]],
+    bucket_bytes=32,
+    buckets=[[[5, 4], [3, 2], [1, 0]]],
+)
+TIED = Setting(  # 0 is used first and last, so it is complete at the end; 2 is frozen
+    shapes=[[4, 3], [4], [5], [2, 3]],
+    uses=[[[[0, 1, 2, 3, 0]]]],
+    bucket_bytes=40,
+    buckets=[[[3, 1], [0]]],
+    frozen=[2],
+    tied=0,
+)
+MIXED = Setting(  # 2.6 MB, more than a bucket holds, beside small ones of three dtypes
+    shapes=[[3], [640, 1024], [4], [2, 3], [16, 33]],
+    uses=[[[[0, 1, 2, 3, 4]]]],
+    bucket_bytes=10_000,
+    buckets=[[[4], [3, 2], [1], [0]]],
+    dtypes=["float32", "float32", "float64", "float64", "bfloat16"],
+)
+TWICE = replace(PLAIN, uses=[[[[0, 1, 2, 3, 4, 5]], [[5, 3, 1, 0, 2, 4]]]])  # two micro-batches, the first without sync
+ALONE = replace(PLAIN, bucket_bytes=10_000, buckets=[[[5, 4, 3, 2, 1, 0]]])
+# 0 is tied, 3 frozen, 5 unused; 4 is used by rank 0 alone, and in the third step by the others alone.
+ODD = Setting(
+    shapes=[[4, 3], [4], [2, 2], [5], [3, 5], [6], [7]],
+    uses=[
+        [[[0, 1, 2, 3, 4, 6, 0], [0, 1, 2, 3, 6, 0]]],
+        [[[0, 2, 1, 6, 4, 0], [0, 1, 6, 2, 0]]],
+        [[[6, 1, 0], [2, 4, 1, 0]]],
+        [[[0, 2, 1, 6, 4, 0], [0, 1, 6, 2, 0]]],
+    ],
+    bucket_bytes=70,
+    dtypes=["float32"] * 6 + ["float64"],
+    frozen=[3],
+    tied=0,
+)
+ACCUMULATED = Setting(  # in the second step, no_sync ends with an exception, which must not keep it from sending
+    shapes=[[3, 4], [4], [6], [2, 3]],
+    uses=[[[[0, 1, 2, 3]], [[0, 1, 2, 3]]], [[[0, 1, 2, 3]], [[0, 2, 1, 3]], [[0, 1, 2, 3]]]],
+    bucket_bytes=50,
+    buckets=[[[3, 2], [1], [0]]] * 2,
+    interrupted=[1],
+)
+# In the first step they become ready as 1 3 2 4 on rank 0 and otherwise elsewhere; 0 is not used.
+LATER_STEPS = Setting(
+    shapes=[[4]] * 5,
+    uses=[[[[4, 2, 3, 1], [1, 2, 3, 4]]], *[[[[4, 2, 3, 1], [4, 2, 1, 3]]]] * 2],
+    bucket_bytes=32,
+    buckets=[[[4, 3], [2, 1], [0]], *[[[1, 3], [2, 4], [0]]] * 2],
+    late=[None, 1, 2],
+)
+
+
+# --- what a rank does ---
+
+
+@in_rank(uses=[IN_RANK])
+def reduce_gradients(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Yield, of each step, the gradients at its end. Without `finish`, the messages are left in transit until then."""
+    arguments = context.arguments
+    toy = Toy(arguments, context.later)
+    reducer = lesson.GradientReducer(toy, arguments["bucket_bytes"])
+    for step, micros in enumerate(inputs["uses"]):
+        for number in range(len(micros) - 1):
+            if not arguments["finish"]:
+                reducer.sync = False
+                run_backward(context, toy, inputs, step, number)
+                reducer.sync = True
+                continue
+            try:
+                with reducer.no_sync():
+                    run_backward(context, toy, inputs, step, number)
+                    if step in arguments["interrupted"]:
+                        raise KeyboardInterrupt
+            except KeyboardInterrupt:
+                pass
+        run_backward(context, toy, inputs, step, len(micros) - 1, arguments["late"][step])
+        if arguments["finish"]:
+            reducer.finish()
+        else:
+            dist.barrier()  # all messages arrive
+        found = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
+        found |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
+        yield found | {"moved": [k for k, p in enumerate(toy.numbered) if not bool((p == 1).all())]}
+        for parameter in toy.numbered:
+            parameter.grad = None
+
+
+# --- what is right ---
+
+
+class Reduced:
+    """One run of a setting. own: the gradients that each rank has at the end of a step, [rank][step][parameter]."""
+
+    def __init__(self, grade: Grade, ranks: int, setting: Setting, finish: bool = True) -> None:
+        self.grade, self.ranks, self.setting = grade, ranks, setting
+        drawn = shared.draw(grade.seed, ranks, setting)
+        self.computed = drawn.computed
+        self.own = [[[sum(each) for each in zip(*step, strict=True)] for step in steps] for steps in drawn.computed]
+        arguments = setting.arguments | {"bucket_bytes": setting.bucket_bytes, "finish": finish}
+        arguments |= {"late": setting.late or [None] * len(setting.uses), "interrupted": setting.interrupted}
+        self.result = run(
+            grade, reduce_gradients, drawn.inputs, HINTS, shared.why_stuck, later=drawn.permits, **arguments
+        )  # fmt: skip
+        must_be_own_calls(grade, self.result, "send each bucket with dist.all_reduce")
+
+    def micros(self, rank: int, step: int) -> list[MicroBatch]:
+        micros = shared.micro_batches(self.grade, self.result, self.setting, rank)
+        for micro in micros:  # other calls of finish() agree on the order
+            micro.sends = [send for send in micro.sends if send.call.name == "all_reduce"]
+        return [micro for micro in micros if micro.step == step]
+
+    # --- messages ---
+
+    def check_messages(self, times: bool = False) -> None:
+        """Before its last micro-batch a step sends nothing, then every bucket once, in the order of the buckets.
+
+        times: whether each must leave as soon as it is complete, and those before it have been sent.
+        """
+        for step, rank in itertools.product(range(len(self.setting.buckets)), range(self.ranks)):
+            where, buckets = f"step {step}: rank {rank}", self.setting.buckets[step]
+            *before, last = self.micros(rank, step)
+            for micro in (micro for micro in before if micro.sends):
+                self.grade.fail(
+                    f"{where} sends {len(micro.sends)} messages in micro-batch {micro.number}, under no_sync "
+                    f"({micro.sends[0].call.where}): only the last micro-batch sends, and its messages hold the sum "
+                    "over all of them"
+                )
+            self._check_buckets(step, rank, where, [send.call for send in last.sends])
+            advice = "Each parameter's hook must send every complete bucket, in a loop"
+            if before:
+                advice = "Does no_sync set sync back to True at its end, also after an exception?"
+            if times:
+                shared.check_times(self.grade, where, last, buckets, enumerate(last.sends), advice)
+
+    def _check_buckets(self, step: int, rank: int, where: str, calls: list[Call]) -> None:
+        buckets, sent = self.setting.buckets[step], list[int]()
+        for number, call in enumerate(calls):
+            content = self._content(call, step, rank)
+            if isinstance(content, str):
+                self.grade.fail(f"{where} sends {content} (message {number}, {call.where})")
+            sent.append(content)
+            dtype = self.setting.dtype(buckets[content][0])
+            size = shared.BYTES[dtype] * sum(self.own[rank][step][k].size for k in buckets[content])
+            if call.sent != size:
+                got = f"{call.sent} bytes of {call.dtype} ({call.where})"
+                words = "a message has the parameters' dtype, and nothing beside their gradients"
+                self.grade.fail(f"{where} sends bucket {content} as {got}, expected {size} bytes of {dtype}: {words}")
+        shared.check_order(self.grade, where, sent, len(buckets), calls[0].where if calls else "")
+
+    def _content(self, call: Call, step: int, rank: int) -> int | str:
+        """Return the bucket whose gradients are in a message, times any factor; or what else is in it."""
+        message, own, buckets = [call.sent_arrays()], self.own[rank][step], self.setting.buckets[step]
+        for i, bucket in enumerate(buckets):
+            if same_numbers(message, [own[k] for k in bucket], shared.ROUNDING[self.setting.dtype(bucket[0])]):
+                return i
+        last = self.computed[rank][step][-1]
+        if any(same_numbers(message, [last[k] for k in bucket]) for bucket in buckets):
+            return "only the gradients of the last micro-batch: those accumulated under no_sync are lost"
+        return "other numbers than its own gradients of one bucket: send one message for each bucket, its `flat`"
+
+    def check_finish(self) -> None:
+        """finish() sends all remaining buckets before it waits for one."""
+        for step, rank in itertools.product(range(len(self.setting.uses)), range(self.ranks)):
+            calls = [send.call for send in self.micros(rank, step)[-1].sends]
+            advice = "send all remaining buckets, then wait"
+            shared.check_together(self.grade, f"step {step}: rank {rank}", calls, advice)
+
+    # --- gradients ---
+
+    def check_means(self) -> None:
+        """After each finish() every parameter has the mean of all ranks, in its own dtype, and is itself unchanged."""
+        payloads = Payloads(self.result)
+        for step in range(len(self.setting.uses)):
+            left = [steps[step] for steps in self.result.values]
+            got = {(rank, name): one for rank, own in enumerate(left) for name, one in own.items()}
+            expected: dict[Any, Expected] = {}
+            for rank in range(self.ranks):
+                expected[rank, "moved"] = Expected([], "parameter {got} itself changed: only its gradient may")
+                for k in range(len(self.setting.shapes)):
+                    expected |= self._after_step(step, rank, k, payloads)
+            where = f"step {step}: expected the mean of {self.ranks} ranks' gradients; on rank {{rank}}, "
+            check(self.grade, where, got, expected, self.result)
+
+    def _after_step(self, step: int, rank: int, k: int, payloads: Payloads) -> dict[Any, Expected]:
+        """What a rank must have of one parameter at the end of a step."""
+        if k in self.setting.frozen:
+            message = f"parameter {k} requires no gradient, but has one"
+            return {(rank, f"parameter {k}"): Expected(None, message)}
+        column, dtype = [steps[step][k] for steps in self.own], self.setting.dtype(k)
+        limit = 2.0**-6 * np.mean(np.abs(column), axis=0) if dtype == "bfloat16" else None
+        one = averaging.mean_of(column, rank, payloads, norm(column), limit)
+        one = replace(one, mistakes=self._mistakes(step, k) | dict(one.mistakes))
+        of_dtype = Expected(dtype, name=f"the dtype of parameter {k}'s gradient")
+        return {(rank, f"parameter {k}"): one, (rank, f"dtype {k}"): of_dtype}
+
+    def _mistakes(self, step: int, k: int) -> dict[str, Any]:
+        """Return sentence -> the gradient that a reducer's own mistake leaves."""
+
+        def mean(of: list[list[list[Any]]], step: int) -> np.ndarray:
+            return np.asarray(np.mean([steps[step][k] for steps in of], axis=0))
+
+        last = [[micros[-1] for micros in steps] for steps in self.computed]
+        unused = [rank for rank in range(self.ranks) if not np.any(self.own[rank][step][k])]
+        mistakes: dict[str, Any] = {
+            "a parameter without a gradient on this rank, or on any, has none afterwards: use zeros for it":
+                None if unused else np.full(self.setting.shapes[k], np.inf),
+            "param.grad is the mean of only the last micro-batch: those under no_sync are missing": mean(last, step),
+        }  # fmt: skip
+        for earlier in range(step):
+            mistakes[f"param.grad is still the gradient of step {earlier}"] = mean(self.own, earlier)
+            added = mean(self.own, earlier) + mean(self.own, step)
+            mistakes[f"the gradient of step {earlier} is added to param.grad"] = added
+        return mistakes
+
+
+# --- the graded tests ---
+
+
+@graded("b.4")
+def test_backward_sends_every_bucket_with_this_rank_s_gradients(grade: Grade) -> None:
+    for ranks, setting in ((3, PLAIN), (4, TIED), (2, MIXED), (2, TWICE), (1, ALONE)):
+        Reduced(grade, ranks, setting, finish=False).check_messages()
+
+
+@graded("b.4")
+def test_a_bucket_leaves_as_soon_as_it_is_complete_and_no_hook_waits(grade: Grade) -> None:
+    for setting in (PLAIN, LATE):
+        Reduced(grade, 3, setting, finish=False).check_messages(times=True)
+
+
+@graded("b.4")
+def test_all_ranks_send_the_same_buckets_in_the_same_order(grade: Grade) -> None:
+    Reduced(grade, 3, CROSSED, finish=False).check_messages(times=True)
+
+
+@graded("b.5")
+def test_after_finish_every_gradient_is_the_mean_in_every_step(grade: Grade) -> None:
+    for ranks, setting in ((3, PLAIN), (3, ODD), (2, ODD), (4, ODD), (1, ODD), (2, MIXED)):
+        reduced = Reduced(grade, ranks, setting)
+        reduced.check_means()
+        reduced.check_finish()
+
+
+@graded("b.5")
+def test_micro_batches_under_no_sync_send_nothing_and_add_up(grade: Grade) -> None:
+    reduced = Reduced(grade, 2, ACCUMULATED)
+    reduced.check_messages(times=True)
+    reduced.check_means()
+
+
+@graded("b.5")
+def test_from_the_second_step_on_buckets_leave_in_the_order_in_which_gradients_become_ready(grade: Grade) -> None:
+    reduced = Reduced(grade, 3, LATER_STEPS)
+    reduced.check_messages(times=True)
+    reduced.check_means()

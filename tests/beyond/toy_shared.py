@@ -1,0 +1,216 @@
+"""What the lessons that send gradients during backward share: a toy, its gradients, and when a message leaves.
+
+The gradient of every use of a parameter is drawn for each rank and multiplied by a permit, which the grader gives when
+backward asks for it (toy_in_rank.py). So the broker's order is evidence: a message that holds a gradient was sent after
+its permit was given, and before those that are given later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grader.call_checks import is_of_grader, waits_for_held_back
+from grader.grading import Grade
+from grader.ranks.calls import Call
+from grader.ranks.outcome import Result
+from grader.wire import drawn
+from grader.wire.values import to_array, to_bytes
+
+BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}  # of an element
+ROUNDING = {"float32": 1e-4, "float64": 1e-4, "bfloat16": 0.01}  # of what a message may hold
+ONCE = "every rank sends each bucket once, in the order of `buckets`, also one without gradients"
+Arrays = list[np.ndarray]
+Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank, the last for all above] -> parameters in forward order
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToySetting:
+    """A model without layers: its parameters, and those that each rank uses in each micro-batch."""
+
+    shapes: list[list[int]]
+    uses: Uses
+    dtypes: list[str] = field(default_factory=list)  # empty: float32
+    frozen: list[int] = field(default_factory=list)
+    tied: int | None = None
+
+    def of_rank(self, rank: int) -> list[list[list[int]]]:
+        return [[kinds[min(rank, len(kinds) - 1)] for kinds in micros] for micros in self.uses]
+
+    def dtype(self, k: int) -> str:
+        return self.dtypes[k] if self.dtypes else "float32"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What every rank needs to make the toy."""
+        dtypes = [self.dtype(k) for k in range(len(self.shapes))]
+        return {"shapes": self.shapes, "dtypes": dtypes, "frozen": self.frozen, "tied": self.tied}
+
+
+class Drawn(NamedTuple):
+    """What each rank is given: inputs (uses and gradients) at the start, permits later.
+
+    computed: the gradients that backward computes from them, [rank][step][micro-batch][parameter].
+    """
+
+    inputs: list[dict[str, Any]]
+    permits: list[dict[str, np.ndarray]]
+    computed: list[list[list[Arrays]]]
+
+
+def rounded(array: Any, dtype: str) -> np.ndarray:
+    """Return the numbers as a tensor of this dtype holds them, in float64."""
+    return to_array(dtype, list(np.shape(array)), to_bytes(np.asarray(array, np.float32), dtype)).astype(np.float64)
+
+
+def draw(seed: int, ranks: int, toy: ToySetting) -> Drawn:
+    """Draw the gradients of every use, and its permit."""
+    all_drawn = Drawn([], [], [])
+    for rank in range(ranks):
+        generator, permits = drawn.generator(seed, 14, ranks, rank), dict[str, np.ndarray]()
+        gradients: list[list[Arrays]] = []
+        computed: list[list[Arrays]] = []
+        for step, micros in enumerate(toy.of_rank(rank)):
+            gradients.append([])
+            computed.append([])
+            for number, uses in enumerate(micros):
+                tensors = [np.asarray(generator.normal(size=toy.shapes[k]), np.float32) for k in uses]
+                total = [np.zeros(shape) for shape in toy.shapes]
+                for use, (k, tensor) in enumerate(zip(uses, tensors, strict=True)):
+                    permit = np.asarray(generator.integers(16, 48) / 16, np.float32)  # exact in bfloat16
+                    permits[f"{step} {number} {use}"] = permit
+                    if k not in toy.frozen:
+                        dtype = toy.dtype(k)
+                        total[k] = rounded(total[k] + rounded(permit * rounded(tensor, dtype), dtype), dtype)
+                gradients[-1].append(tensors)
+                computed[-1].append(total)
+        all_drawn.inputs.append({"uses": toy.of_rank(rank), "gradients": gradients})
+        all_drawn.permits.append(permits)
+        all_drawn.computed.append(computed)
+    return all_drawn
+
+
+# --- when messages leave ---
+
+
+class Send(NamedTuple):
+    """A message: how many gradients its rank had been given before, and whether its backward had ended."""
+
+    given: int
+    ended: bool
+    call: Call
+
+
+@dataclass
+class MicroBatch:
+    """What one rank did from the beginning of a micro-batch to that of the next one.
+
+    given: the parameters in the order in which backward came to them.
+    """
+
+    step: int
+    number: int
+    given: list[int] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
+
+
+def micro_batches(grade: Grade, result: Result, toy: ToySetting, rank: int) -> list[MicroBatch]:
+    """Return the micro-batches of a rank, in order, with its messages."""
+    uses, micros, ended = toy.of_rank(rank), list[MicroBatch](), True
+    for event in result.ranks[rank].events:
+        if event.name == "backward":
+            micros.append(MicroBatch(event.data["step"], event.data["micro"]))
+            ended = False
+        elif event.name == "backward ended":
+            ended = True
+        elif event.name == "given":
+            step, number, use = map(int, event.data["key"].split())
+            if asked_in_turn(grade, toy, rank, (step, number, use), None if ended else micros[-1]):
+                micros[-1].given.append(uses[step][number][use])
+        elif micros and isinstance(event, Call) and is_message(event):
+            micros[-1].sends.append(Send(len(micros[-1].given), ended, event))
+    return micros
+
+
+def asked_in_turn(
+    grade: Grade, toy: ToySetting, rank: int, place: tuple[int, int, int], running: MicroBatch | None
+) -> bool:
+    """Fail for a permit (step, micro-batch, use) out of turn: it is backward that asks, for the last use first."""
+    turn = None
+    if running:
+        uses = toy.of_rank(rank)[running.step][running.number]
+        left = [use for use, k in enumerate(uses) if k not in toy.frozen][: -len(running.given) or None]
+        turn = (running.step, running.number, left[-1]) if left else None
+    if place != turn:
+        grade.fail(f"rank {rank} asks for the gradients of step {place[0]} before its backward computes them")
+    return True
+
+
+def check_times(
+    grade: Grade, where: str, micro: MicroBatch, buckets: Sequence[Sequence[int]], sends: Iterable[tuple[int, Send]],
+    advice: str,
+) -> None:  # fmt: skip
+    """A bucket leaves when its last gradient and all buckets before it are there, and before the next gradient is.
+
+    sends: with the bucket that each message belongs to.
+    """
+    places = {k: place for place, k in enumerate(micro.given, 1)}
+    total, sends = len(micro.given), list(sends)
+    due = 0
+    for i, bucket in enumerate(buckets):
+        due = max(due, *(places.get(k, total + 1) for k in bucket))  # what backward does not complete leaves later
+        for given, ended, call in (send for belongs_to, send in sends if belongs_to == i):
+            if due <= total and (ended or given > due):
+                late = "after backward has ended" if ended else f"after {given} of {total} gradients"
+                grade.fail(
+                    f"{where} sends bucket {i} {late} ({call.where}), expected right after gradient {due} of {total}: "
+                    f"it is complete then, and all buckets before it have been sent. {advice}"
+                )
+
+
+def check_order(grade: Grade, where: str, sent: list[int], count: int, place: str) -> None:
+    """A rank sends all its buckets in their order. `place`: the line that sends the first one."""
+    expected = list(range(count))
+    if sent == expected:
+        return
+    cause = "they are sent in a different order: all ranks must send in the order of `buckets`"
+    if not sent:
+        cause = "no bucket is sent: is the hook called for every parameter, and does it send?"
+    elif len(set(sent)) < len(sent):
+        cause = "buckets are sent more than once"
+    elif len(sent) < count:
+        cause = "the last bucket is never sent" if sent == expected[:-1] else "some buckets are never sent"
+    grade.fail(f"{where} sends the buckets {sent}{place and f' ({place})'}, expected {expected} in this order: {cause}")
+
+
+def check_together(grade: Grade, where: str, calls: Sequence[Call], advice: str) -> None:
+    """All messages are sent before a rank waits for one of them: they travel together."""
+    for before, call in combinations(calls, 2):
+        if not before.in_transit(call):
+            grade.fail(
+                f"{where} waits for {before.name} #{before.number} before it sends {call.name} #{call.number} "
+                f"({call.where}): {advice}"
+            )
+
+
+def why_stuck(result: Result) -> str:
+    """Say why no rank can continue; "" if it is no known mistake."""
+    if waits := waits_for_held_back(result):
+        return (
+            f"{waits} while backward still has gradients to compute: a hook must not wait for what it has just sent: "
+            "no wait() and no blocking call (pass async_op=True)"
+        )
+    sent = [sum(is_message(call) for call in rank.calls) for rank in result.ranks]
+    least, most = sent.index(min(sent)), sent.index(max(sent))
+    if sent[least] == sent[most]:
+        return ""
+    counts = f"rank {most} sends {sent[most]} messages, but rank {least} sends {sent[least]}"
+    return f"{counts}: {ONCE}. In the hook, send every complete bucket, in a loop"
+
+
+def is_message(call: Call) -> bool:
+    return call.name not in ("init_process_group", "barrier") and not is_of_grader(call)

@@ -1,0 +1,93 @@
+"""--model FILE.py:build: a user's own model goes through every strategy that does not cut GPT-2."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from benchmark import strategies
+from benchmark.example_model import Lstm
+from benchmark.names import check_model
+from benchmark.training.own_model import blocks, build_own
+from common.errors import InputError
+from common.paths import ROOT
+from tests.own.started_processes import run
+
+EXAMPLE = f"{ROOT}/benchmark/example_model.py:build"
+WRONG = """
+from benchmark.example_model import build as right
+from benchmark.engines.ddp import DDP
+class Halves(DDP):
+    def backward(self, loss, last):
+        return super().backward(loss / 2, last) * 2
+def build():
+    return right()[:2]
+def unequal():
+    model, batch, loss = right()
+    return model, batch | {"more": batch["symbols"][1:]}, loss
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(WRONG)
+    return path
+
+
+@pytest.mark.medium
+@pytest.mark.skipif(sys.platform != "linux", reason="starts workers with gloo")
+def test_engines_are_proved_with_a_users_model_and_a_wrong_one_is_named(tmp_path, file):
+    flags = ["--model", EXAMPLE, "--output_dir", tmp_path / "p"]
+    right = run("-m", "benchmark.prove", *flags, "--strategy", "fsdp,own_zero3,tensor", timeout=300)
+    wrong = run("-m", "benchmark.prove", *flags, "--overwrite_output_dir", "--engine", f"{file}:Halves", timeout=300)
+
+    figures = json.loads(right.stdout.splitlines()[-1])
+    assert right.returncode == 0, right.stderr
+    assert {row["strategy"]: row["gradient"] for row in figures["rows"]} == {"fsdp": "ok", "own_zero3": "ok"}
+    assert figures["left_out"] == [
+        f"--strategy tensor cuts GPT-2 into parts, got {EXAMPLE}; use --model gpt2 or gpt2-tiny"
+    ]
+    assert "2 examples each, 4 blocks" in right.stdout
+    assert wrong.returncode == 1
+    assert "Halves with accumulation 1: x 0.5000 (every parameter)" in wrong.stderr
+
+
+def test_blocks_are_the_members_of_outer_lists_or_what_the_file_says(file):
+    inner = nn.ModuleList([nn.Linear(1, 1)])
+    nested = nn.ModuleList([nn.ModuleDict({"inner": inner}), nn.ReLU()])
+
+    assert blocks(nested) == [nested[0]]  # neither the list inside, nor what has no parameters
+    assert len(blocks(Lstm())) == 4
+    assert len(blocks(build_own(f"{file}:right")[0])) == 4
+    file.write_text(f"{WRONG}\ndef blocks(model):\n    return [model.layers[0]]\n")
+    assert len(blocks(build_own(f"{file}:right")[0])) == 1
+
+
+def test_a_model_that_cannot_be_used_is_one_line(file):
+    for name, expected in (("build", "returned Lstm, dict; expected"), ("unequal", "same first dimension")):
+        with pytest.raises(InputError, match=expected):
+            build_own(f"{file}:{name}")
+    with pytest.raises(InputError, match="no function 'other'"):
+        build_own(f"{file}:other")
+    with pytest.raises(InputError, match=r"no file nowhere\.py"):
+        check_model("--model", "nowhere.py:build")
+
+
+def test_floating_examples_have_the_dtype_of_the_model(tmp_path):
+    path = tmp_path / "line.py"
+    path.write_text(
+        "import torch\ndef build():\n    loss = lambda model, batch: model(batch['x']).square().mean()\n"
+        "    return torch.nn.Linear(2, 1), {'x': torch.ones(3, 2)}, loss\n"
+    )
+    model, examples = build_own(f"{path}:build")
+
+    assert model.double()(x=examples[0]["x"]).loss.dtype == torch.float64
+
+
+def test_only_gpt2_is_cut(monkeypatch):
+    settings = type("Settings", (), {"strategy": "pipeline", "model": EXAMPLE, "precision": "fp32"})
+
+    assert "cuts GPT-2 into parts" in strategies.gpt2_in_fp32(settings)
