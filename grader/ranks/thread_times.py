@@ -1,7 +1,7 @@
-"""Evidence from the kernel that every partition works in a thread of its own.
+"""Evidence from the kernel that every worker of a rank works in a thread of its own.
 
-    rank, worker of partition j   ── begins ─────────────────────────────────────────────>   referee
-                                  <── a token, to one partition at a time, once all of its cycle have begun ──
+    rank, a worker                ── begins ─────────────────────────────────────────────>   referee
+                                  <── a token, to one worker at a time, once all of its group have begun ──
     it pays: PBKDF2 of the token and its input, milliseconds of CPU time that nobody can shorten
                                   ── asks for its permit, with the digest ────────────>   which thread used that time?
 
@@ -19,14 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-ROUNDS = 75_000  # of PBKDF2, about 20 ms; the same number stands in probes/pipeline/permits.py
+ROUNDS = 75_000  # of PBKDF2, about 20 ms; the same number is in tests/pipeline/pipe_in_rank.py
 LEAST = (
     0.4  # of the digest's cost: CPU time of the thread that computes it (measured for right programs: 0.68 and more)
 )
 MOST_BESIDE = 0.35  # of that thread's time: what all other threads may use meanwhile (measured: up to 0.26)
 MOST_IN_ALL = 3.0  # of the digest's cost: what all threads together may use (measured: up to 2.16)
 CLOCK_DELAY = 0.3  # seconds until the kernel has counted a thread that still runs
-Place = tuple[int, int, int]  # call, micro-batch, partition
 
 
 def digest(token: str, content: np.ndarray) -> str:
@@ -37,33 +36,33 @@ def digest(token: str, content: np.ndarray) -> str:
 class ThreadTimes:
     """The threads that have computed the digests of one rank, by the kernel's count.
 
-    `problem` is the first sign that no thread of its own was at work for each partition, "" if there is none.
+    `problem` is the first sign that no thread of its own was at work for each worker, "" if there is none.
     """
 
     pid: int = 0  # of the rank
     problem: str = ""
     _token: str = ""
     _before: dict[int, float] = field(default_factory=dict)
-    _thread_of: dict[int, int] = field(default_factory=dict)  # partition -> thread
+    _thread_of: dict[str, int] = field(default_factory=dict)  # worker -> thread
 
     def begin(self) -> str:
-        """Return the token for the partition whose turn it is."""
+        """Return the token for the worker whose turn it is."""
         self._before, self._token = cpu_times(self.pid), secrets.token_hex(16)
         return self._token
 
-    def end(self, place: Place, content: np.ndarray, answer: object) -> None:
-        """Judge a turn: its digest, and the thread that has paid for it."""
+    def end(self, worker: str, task: str, content: np.ndarray, answer: object) -> None:
+        """Judge a turn: its digest, and the thread that has paid for it. Messages name the worker and its task."""
         begin = time.thread_time()
         right = digest(self._token, content)
         cost = time.thread_time() - begin
         if answer != right:
-            problem = f"partition {place[2]} has not worked on micro-batch {place[1]}"
+            problem = f"{worker} has not worked on {task}"
         else:
-            problem = self._judge_threads(place, cost) if self._before else ""
+            problem = self._judge_threads(worker, task, cost) if self._before else ""
         self.problem = self.problem or problem
 
-    def _judge_threads(self, place: Place, cost: float) -> str:
-        (_, i, j), limit = place, time.monotonic() + CLOCK_DELAY
+    def _judge_threads(self, worker: str, task: str, cost: float) -> str:
+        limit = time.monotonic() + CLOCK_DELAY
         while True:
             spent = {thread: now - self._before.get(thread, 0.0) for thread, now in cpu_times(self.pid).items()}
             main = spent.pop(self.pid, 0.0)
@@ -73,13 +72,13 @@ class ThreadTimes:
             time.sleep(CLOCK_DELAY / 60)
         beside = main + sum(spent.values()) - seconds
         if seconds < LEAST * cost:
-            return f"no worker has computed what partition {j} makes of micro-batch {i}"
+            return f"no thread has computed what {worker} makes of {task}"
         if beside > MOST_BESIDE * seconds or beside + seconds > MOST_IN_ALL * cost:
-            return f"while partition {j} worked on micro-batch {i}, other threads than its worker computed"
-        if self._thread_of.setdefault(j, thread) != thread:
-            return f"partition {j} works in several threads: it has one worker, behind in_queues[{j}]"
-        if list(self._thread_of.values()).count(thread) > 1:
-            return "two partitions work in one thread: each needs its own worker"
+            return f"while {worker} worked on {task}, other threads computed, too"
+        if self._thread_of.setdefault(worker, thread) != thread:
+            return f"{worker} works in several threads: expected one"
+        if same := [other for other, its_thread in self._thread_of.items() if its_thread == thread and other != worker]:
+            return f"{same[0]} and {worker} work in one thread: each needs its own"
         return ""
 
 

@@ -15,7 +15,7 @@ from staff.proofs.bank import BANKS
 PARTITION = "common/data_partition.py"
 TARGET = "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices"
 VICTIM_FILE = "common/schedule.py"  # solved in every attacker's tree: an honest task that is graded after the attack
-VICTIM = "tests/test_pipeline.py::test_the_schedule_is_as_short_as_it_can_be"
+VICTIM = "tests/pipeline/test_schedule.py::test_the_schedule_is_as_short_as_it_can_be"
 WANTS = ("points", "secret", "running", "harm")
 WHOLE = ("course.toml", "pyproject.toml")  # files beside the graders
 HONEST = """

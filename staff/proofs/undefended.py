@@ -29,14 +29,14 @@ from grader.checks import start as starting
 from grader.checks.beyond.grid import groups
 from grader.checks.beyond.one_f_one_b import stages
 from grader.checks.beyond.sharded_model import memory_limits, sharded_model_events
-from grader.checks.pipeline import waits
 from grader.inside import zygote
-from grader.ranks import broker, one_run, peer, referee, thread_times, zygote_process
+from grader.ranks import broker, one_run, peer, thread_times, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import values
 from staff.sandbox import supervisor
 from tests.beyond import toy_shared
 from tests.gradients import test_averaging as averaging
+from tests.pipeline import pipe_shared, test_gpt2
 from tests.task2b import test_loaders as loaders
 from tests.task2b import test_partitions as partitions
 from tests.task4 import test_traffic as traffic
@@ -194,22 +194,22 @@ def _nan_is_small() -> None:
 
 def _no_referee() -> None:
     """Who worked when is what the rank reports."""
-    replace(waits, "draw_permits", lambda _, shape: np.ones(shape))
-    replace(waits, "must_have_permits", lambda *_: None)
-    replace(waits, "must_be_in_a_pipe", lambda *_: None)
+    replace(pipe_shared, "draw_permits", lambda _, shape: np.ones(shape))
+    replace(pipe_shared, "must_have_permits", lambda *_: None)
+    replace(test_gpt2, "must_be_in_a_pipe", lambda *_: None)
 
 
 def _no_workers() -> None:
     """The referee gives a permit at once, whoever asks."""
 
-    def ask(self: referee.PermitReferee, message: dict) -> referee.Answers:
+    def ask(self: pipe_shared.PermitReferee, message: dict) -> pipe_shared.Answers:
         place = tuple(message["place"])
         if message["what"] == "begin":
             return [(message["id"], "")]
         self.arrivals[place], self.made[place] = np.ravel(message["content"]), np.ravel(message["made"])
         return [(message["id"], float(self.permits[place]))]
 
-    replace(referee.PermitReferee, "ask", ask)
+    replace(pipe_shared.PermitReferee, "ask", ask)
 
 
 def _no_thread_times() -> None:

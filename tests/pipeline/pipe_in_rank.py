@@ -1,34 +1,61 @@
-"""Stages and queues that report what a student's Pipe does with them. Used in ranks only.
+"""Stages and queues that report what a student's Pipe does with them; sent to ranks as source, see grader/in_rank.py.
 
     caller ── put ──> WatchedInQueue ── WatchedTask ──> worker: WatchedStage ──> WatchedOutQueue ── get ──> caller
 
 A WatchedStage can wait inside its forward until other stages are inside theirs. Progress counts tasks and results, and
-decides from these counts alone, never from the clock, whether anybody can still arrive and whether a get() can still
-return. So a slow machine and a fast one give the same verdict.
+decides from these counts alone, never from the clock, whether another stage can still arrive and whether a get() can
+still return. So a slow machine and a fast one give the same verdict.
 """
 
+from __future__ import annotations
+
+import hashlib
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
-
-from grader.inside.context import Tell
-from grader.probes.pipeline.permits import Permits, is_plain, mode_stacks
+from torch import Tensor, nn
 
 Place = tuple[int, int]  # (micro-batch, partition)
+ROUNDS = 75_000  # of PBKDF2, what a turn costs; the same number is in grader/ranks/thread_times.py
+CONTENT = 12  # numbers that an arrival shows of a partition's input and of its result; also in pipe_shared.py
 REFUSALS = 25  # how often a slow partition's result is not there yet, for a caller that does not wait
-POLLS = 50  # failed looks into the queues, with no progress in between, after which the caller counts as waiting
-ENDLESS = 1000  # failed looks after which they will never end, once all tasks are finished
-POLL_PAUSE = 0.002  # seconds that a failed look costs
-LONG_PAUSE = 0.01  # the same where the kernel counts the CPU time of each thread
+POLLS, ENDLESS = 50, 1000  # looks in vain after which the caller counts as waiting, and after which none will help
+MODES = (torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack)  # how many this thread is in
 
 
 class NeverArrives(BaseException):
     """The caller waits for a result that no task can produce. No Exception: compute() must not handle it."""
+
+
+class Permits:
+    """Asks the referee for permits, in all threads. `call` counts the calls of the pipe."""
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self.call, self._ask = 0, ask
+
+    def begin(self, place: Place) -> str:
+        """Wait for the place's turn, if the run has turns, and return its token."""
+        return str(self._ask("begin", place=[self.call, *place]))
+
+    def ask(self, place: Place, x: Tensor, made: Tensor, token: str = "") -> float:
+        """Return the permit for a place that has made `made` of x, when all of its group have asked."""
+        content, result = (tensor.detach().double().flatten()[:CONTENT] for tensor in (x, made))
+        digest = pay(token, content.numpy().tobytes()) if token else ""
+        return float(self._ask("permit", place=[self.call, *place], content=content, made=result, digest=digest))
+
+
+def pay(token: str, content: bytes) -> str:
+    """Do some milliseconds of work that cannot be shortened; it lets other threads run."""
+    return hashlib.pbkdf2_hmac("sha256", token.encode() + content, b"", ROUNDS).hex()
+
+
+def is_plain(x: object) -> bool:
+    """Return whether torch alone computes with x in this thread: no class and no mode answers instead."""
+    return type(x) in (Tensor, nn.Parameter) and not any(count() for count in MODES)
 
 
 class Progress:
@@ -44,56 +71,49 @@ class Progress:
         self.unwatched = False  # tasks may take a way that is not counted: decide nothing
 
     def quiet(self) -> bool:
-        """Whether every worker is idle or waits inside a stage."""
+        """Return whether every worker is idle or waits inside a stage."""
         return all(self.put[j] == self.done[j] or j in self.inside.values() for j in self.put)
 
     def ready(self, j: int) -> bool:
-        """Whether a result is in out-queue j, or about to be."""
+        """Return whether a result is in out-queue j, or about to be."""
         return self.done[j] > self.taken[j]
 
-    def caller_waits(self) -> bool:
-        """Whether the caller can do nothing before a worker finishes another task."""
-        if self.waits_for is not None:
-            return not self.ready(self.waits_for)
-        return self.polls >= POLLS and not any(self.ready(j) for j in self.put)
-
     def nobody_else_arrives(self) -> bool:
-        """Whether no stage will be entered before one that waits is left."""
-        return not self.unwatched and self.quiet() and self.caller_waits()
+        """Return whether no stage will be entered before one that waits is left: the caller waits, too."""
+        awaited = self.put if self.waits_for is None else [self.waits_for]
+        caller_waits = (self.waits_for is not None or self.polls >= POLLS) and not any(map(self.ready, awaited))
+        return not self.unwatched and self.quiet() and caller_waits
 
     def hopeless(self, j: int) -> bool:
-        """Whether a get() from out-queue j would wait for ever: all tasks are finished, and none of them was for j."""
+        """Return whether a get() from out-queue j would wait forever: all tasks are finished, and none was for j."""
         return not self.unwatched and not self.ready(j) and self.put == self.done
 
 
 class Watch:
-    """Everything watched in one pipe. slow: a result is never there at the first look; permits: see referee."""
+    """Everything watched in one pipe.
 
-    def __init__(self, tell: Tell, patience: float, slow: bool = False, permits: Permits | None = None) -> None:
-        self.tell, self.patience, self.slow, self.permits = tell, patience, slow, permits
+    groups: places that must be computed at the same time; slow: a result is never there at the first look.
+    """
+
+    def __init__(self, context: Any, groups: Any = (), slow: bool = False, asks: bool = False) -> None:
+        self.tell, self.patience, self.slow = context.event, context.arguments["patience"], slow
+        self.permits = Permits(context.ask) if asks else None
+        self.groups = [{(int(i), int(j)) for i, j in group} for group in groups]
         self.changed = threading.Condition()
         self.progress = Progress()
-        self.present: set[Place] = set()  # places that are being computed now
-        self.groups: list[set[Place]] = []
-        self.met: set[Place] = set()
+        self.present, self.met = set[Place](), set[Place]()  # computed now; those whose whole group was
         self.over = False  # a stage was left alone: no stage waits any more
         self.queue_of: dict[int, int] = {}  # thread -> the queue whose task it computes
-        self.asked: set[Place] = set()  # (queue, number of the result)
-        self.refused: Counter[Place] = Counter()  # the same -> looks in vain
-
-    def expect(self, *groups: Sequence[Sequence[int]]) -> None:
-        """The places of each group must be computed at the same time."""
-        self.groups += [{(int(i), int(j)) for i, j in group} for group in groups]
-
-    def restart(self) -> None:
-        """Another call begins, with the same places."""
-        with self.changed:
-            self.present.clear()
-            self.met.clear()
+        self.asked, self.refused = set[Place](), Counter[Place]()  # (queue, number of the result); looks in vain
 
     def enter(self, place: Place) -> None:
         """Wait until all of this place's group are present, or it is certain that they will not be."""
         group = next((group for group in self.groups if place in group), {place})
+        in_caller = threading.current_thread() is threading.main_thread()
+
+        def decided() -> bool:
+            return place in self.met or self.over or in_caller or self.progress.nobody_else_arrives()
+
         with self.changed:
             self.present.add(place)
             if group <= self.present:
@@ -102,64 +122,51 @@ class Watch:
                 return
             self.progress.inside[place] = self.queue_of.get(threading.get_ident())
             self.changed.notify_all()
-            certain = self.changed.wait_for(lambda: place in self.met or self.over or self._alone(), self.patience)
+            self.changed.wait_for(decided, self.patience)
             if place not in self.met:
                 self.over = True
-                missing = sorted(group - self.present)
-                self.tell("alone", place=place, missing=missing, certain=certain)
+                self.tell("alone", place=place, missing=sorted(group - self.present))
                 self._let_go({*self.progress.inside})
 
     def _let_go(self, places: set[Place]) -> None:
-        """These do not wait any more, from this moment on: whoever counts before they wake up must know."""
+        """These do not wait any more, from this moment on: a count before they wake up must know."""
         self.met |= places if not self.over else set()
         for place in places:
             self.progress.inside.pop(place, None)
         self.changed.notify_all()
-
-    def _alone(self) -> bool:
-        in_caller = threading.current_thread() is threading.main_thread()
-        return in_caller or self.progress.nobody_else_arrives()
 
     def leave(self, place: Place) -> None:
         with self.changed:
             self.present.discard(place)
             self.changed.notify_all()
 
-    def compute(self, task: Any, worker: int) -> Any:
-        """A task's compute(), counted for the worker behind in-queue `worker`."""
-        self.queue_of[threading.get_ident()] = worker
-        try:
-            return task.compute()
-        finally:
-            with self.changed:
-                self.progress.done[worker] += 1
-                self.progress.polls = 0
-                self.changed.notify_all()
+    def count(self, counter: Counter[int], j: int) -> None:
+        """Count a task that was put into queue j or is done, or a result that was taken."""
+        with self.changed:
+            counter[j] += 1
+            self.progress.polls = 0
+            self.changed.notify_all()
 
-    def asks(self, j: int) -> None:
-        """The caller wants the next result of out-queue j: an event, the first time."""
-        result = (j, self.progress.taken[j])
+    def wait_for_result(self, j: int) -> None:
+        """Return when out-queue j has a result and all workers are idle or inside. Raises NeverArrives."""
+        progress, result = self.progress, (j, self.progress.taken[j])
         if result not in self.asked:
             self.asked.add(result)
             self.tell("get", partition=j)
 
-    def wait_for_result(self, j: int) -> None:
-        """Return when out-queue j has a result and all workers are idle or inside. Raises NeverArrives."""
-        progress = self.progress
+        def decided() -> bool:
+            return progress.hopeless(j) or progress.unwatched or (progress.ready(j) and progress.quiet())
+
         with self.changed:
             progress.waits_for = j
             self.changed.notify_all()
-            try:
-                self.changed.wait_for(
-                    lambda: progress.hopeless(j) or progress.unwatched or (progress.ready(j) and progress.quiet())
-                )
-            finally:
-                progress.waits_for = None
+            self.changed.wait_for(decided)
+            progress.waits_for = None
             if progress.hopeless(j):
                 raise NeverArrives
 
     def look(self, j: int) -> bool:
-        """Whether a result is in out-queue j, for a caller that does not wait for it."""
+        """Return whether a result is in out-queue j, for a caller that does not wait for it."""
         result = (j, self.progress.taken[j])
         with self.changed:
             if self.progress.ready(j) and (not self.slow or self.refused[result] >= REFUSALS):
@@ -171,7 +178,7 @@ class Watch:
             if self.progress.polls > ENDLESS and self.progress.hopeless(j):
                 raise NeverArrives
             self.changed.notify_all()
-            self.changed.wait(LONG_PAUSE if self.permits else POLL_PAUSE)
+            self.changed.wait(0.01 if self.permits else 0.002)  # longer where CPU time is counted
             return False
 
 
@@ -181,26 +188,18 @@ class WatchedStage(nn.Module):
     `layer` has the parameters, if there are any; `work` computes, see `work_of`.
     """
 
-    def __init__(
-        self,
-        watch: Watch,
-        partition: int,
-        work: Callable[[Place, torch.Tensor], torch.Tensor],
-        layer: nn.Module | None = None,
-    ) -> None:
+    def __init__(self, watch: Watch, partition: int, work: Callable[..., Tensor], layer: Any = None) -> None:
         super().__init__()
         self.watch, self.partition, self.work, self.layer = watch, partition, work, layer
         self.error: BaseException | None = None  # what is raised instead of computing
         self.calls = 0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         marks = [-1] if x.device.type == "meta" else [int(mark) for mark in x.detach().flatten(1)[:, 0]]
         place = (marks[0] if marks else -1, self.partition)
         in_caller = threading.current_thread() is threading.main_thread()
         self.calls += 1
-        self.watch.tell(
-            "enter", place=place, marks=marks, device=str(x.device), thread=threading.get_ident(), in_caller=in_caller
-        )
+        self.watch.tell("enter", place=place, marks=marks, device=str(x.device), in_caller=in_caller)
         self.watch.enter(place)
         try:
             if self.error is not None:
@@ -210,21 +209,13 @@ class WatchedStage(nn.Module):
             self.watch.leave(place)
 
 
-def work_of(
-    watch: Watch,
-    compute: Callable[[torch.Tensor], torch.Tensor],
-    scaled: Callable[[torch.Tensor, float], torch.Tensor] = torch.mul,
-) -> Callable[[Place, torch.Tensor], torch.Tensor]:
+def work_of(watch: Watch, compute: Callable[..., Tensor], scaled: Callable[..., Tensor] = torch.mul) -> Any:
     """Return what a stage does: compute(x), scaled by its permit if the run has a referee."""
-    permits = watch.permits
-    if not permits:
-        return lambda place, x: compute(x)
+    permits, plain = watch.permits, is_plain
 
-    stacks = mode_stacks()
-
-    def work(place: Place, x: torch.Tensor) -> torch.Tensor:
-        if place not in watch.met or not is_plain(x, stacks):
-            return compute(x)  # the others of its group are not there, or a class of somebody else's may compute
+    def work(place: Place, x: Tensor) -> Tensor:
+        if not permits or place not in watch.met or not plain(x):
+            return compute(x)  # no permit: the others of its group are not there, or torch does not compute alone
         token = permits.begin(place)
         result = compute(x)
         return scaled(result, permits.ask(place, x, result, token))
@@ -240,34 +231,18 @@ class WatchedTask:
 
     def compute(self) -> Any:
         task, self._task = self._task, None
-        return self._watch.compute(task, self._worker)
+        self._watch.queue_of[threading.get_ident()] = self._worker
+        try:
+            return task.compute()
+        finally:
+            self._watch.count(self._watch.progress.done, self._worker)
 
 
-class WatchedInQueue:
-    """Stands for a worker's in-queue. It holds tasks back until the caller begins to collect results.
+class WatchedQueue:
+    """Stands for a queue of a worker. `held` are tasks that wait until the caller begins to collect results.
 
     So a task that reads the variables of a loop when it runs never finds the values it was created with by luck.
     """
-
-    def __init__(self, original: Any, number: int, watch: Watch, held: list) -> None:
-        self._original, self._number, self._watch, self._held = original, number, watch, held
-
-    def put(self, task: object) -> None:
-        if task is not None:
-            self._watch.tell("put", partition=self._number)
-            with self._watch.changed:
-                self._watch.progress.put[self._number] += 1
-                self._watch.progress.polls = 0
-            task = WatchedTask(self._watch, task, self._number)
-        self._held.append((self._original, task))
-
-    def __getattr__(self, name: str) -> Any:
-        self._watch.progress.unwatched = True
-        return getattr(self._original, name)
-
-
-class WatchedOutQueue:
-    """Stands for a worker's out-queue: reports who waits, and refuses to wait for what cannot arrive."""
 
     def __init__(self, original: Any, number: int, watch: Watch, held: list) -> None:
         self._original, self._number, self._watch, self._held = original, number, watch, held
@@ -277,12 +252,29 @@ class WatchedOutQueue:
         for original, task in tasks:
             original.put(task)
 
+    def __getattr__(self, name: str) -> Any:
+        self._release()
+        self._watch.progress.unwatched = True
+        return getattr(self._original, name)
+
+
+class WatchedInQueue(WatchedQueue):
+    def put(self, task: object) -> None:
+        if task is not None:
+            self._watch.tell("put", partition=self._number)
+            self._watch.count(self._watch.progress.put, self._number)
+            task = WatchedTask(self._watch, task, self._number)
+        self._held.append((self._original, task))
+
+
+class WatchedOutQueue(WatchedQueue):
+    """Reports who waits, and refuses to wait for what cannot arrive."""
+
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         self._release()
         limited = not block or timeout is not None
         if limited and (self._watch.slow or not block) and not self._watch.look(self._number):
             raise queue.Empty
-        self._watch.asks(self._number)
         try:
             self._watch.wait_for_result(self._number)
         except NeverArrives:
@@ -290,9 +282,7 @@ class WatchedOutQueue:
                 raise queue.Empty from None
             raise
         result = self._original.get()
-        with self._watch.changed:
-            self._watch.progress.taken[self._number] += 1
-            self._watch.progress.polls = 0
+        self._watch.count(self._watch.progress.taken, self._number)
         return result
 
     def get_nowait(self) -> Any:
@@ -301,14 +291,6 @@ class WatchedOutQueue:
     def empty(self) -> bool:
         self._release()
         return not self._watch.look(self._number)
-
-    def qsize(self) -> int:
-        return 0 if self.empty() else self._original.qsize()
-
-    def __getattr__(self, name: str) -> Any:
-        self._release()
-        self._watch.progress.unwatched = True
-        return getattr(self._original, name)
 
 
 def watch_queues(pipe: Any, watch: Watch) -> None:

@@ -1,0 +1,237 @@
+"""GPT-2 as a student's pipeline, and transformers' own beside it; sent to ranks as source, see grader/in_rank.py."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace  # noqa: F401 (for what is sent beside this file)
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+if TYPE_CHECKING:  # what it finds in a rank
+    from tests.pipeline.pipe_in_rank import CONTENT, Watch, is_plain
+
+RATE = 0.1  # of the SGD between two steps
+
+
+def config_of(arguments: dict[str, Any]) -> GPT2Config:
+    sizes: dict[str, Any] = {"n_embd": 8, "n_head": 2, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
+    sizes |= {"n_layer": arguments["blocks"], "vocab_size": arguments["vocabulary"]}
+    return GPT2Config(**sizes, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
+
+
+def plain_gpt2(arguments: dict[str, Any], seed: int) -> Any:
+    """Return transformers' model, with weights so large that every layer counts."""
+    torch.manual_seed(seed)
+    model = GPT2LMHeadModel(config_of(arguments)).double()
+    for weight in model.parameters():
+        nn.init.normal_(weight.data, std=0.4)
+    return model
+
+
+def first_blocks(arguments: dict[str, Any]) -> list[int]:
+    """Return the number of the first block of every partition."""
+    return [-(-j * arguments["blocks"] // arguments["devices"]) for j in range(arguments["devices"])]
+
+
+def steps_of(model: Any, inputs: Any, begin: Callable[[int], None] = lambda step: None) -> list[dict[str, Any]]:
+    """Return loss and gradients of each step; between two steps the parameters change as SGD changes them."""
+    found = []
+    for step, (tokens, labels) in enumerate(zip(inputs["tokens"], inputs["labels"], strict=True)):
+        begin(step)
+        model.zero_grad()
+        given = {"input_ids": tokens, "labels": labels}
+        if inputs["mask"] is not None:
+            positions = (inputs["mask"].cumsum(1) - 1).clamp(min=0)
+            given |= {"attention_mask": inputs["mask"], "position_ids": positions}
+        output = model(**given)
+        output.loss.backward()
+        gradients = {name: p.grad if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+        found.append({"loss": output.loss.detach(), "gradients": gradients})
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0 if p.grad is None else RATE * p.grad
+    return found
+
+
+def scaled_steps(arguments: dict[str, Any], inputs: Any) -> dict[str, Any]:
+    """Return the steps of a plain model whose partitions are multiplied by permits, and arrivals as they must be.
+
+    permits: (steps, micro-batches, partitions); an arrival is [step, micro-batch, partition, numbers ...].
+    """
+    permits, arrivals = inputs["permits"], {"given": list[Any](), "made": list[Any]()}
+    model, steps = plain_gpt2(arguments, inputs["seed"]), Counter[int]()
+    micro_batch = torch.arange(inputs["tokens"].shape[1]) // arguments["split_sizes"][-1]
+
+    def scale(j: int) -> Callable[..., Any]:
+        def scaled(module: Any, given: tuple, output: Any) -> Any:
+            step, steps[j] = steps[j], steps[j] + 1
+            result = output[0] if isinstance(output, tuple) else output
+            for i in range(permits.shape[1]):
+                for key, tensor in (("given", given[0]), ("made", result)):
+                    begin = tensor.detach()[micro_batch == i].flatten()[:CONTENT]
+                    arrivals[key].append([step, i, j, *begin.tolist()])
+            result = result * permits[step, micro_batch, j][:, None, None]
+            return (result, *output[1:]) if isinstance(output, tuple) else result
+
+        return scaled
+
+    for j, number in enumerate(first_blocks(arguments)):
+        model.transformer.h[number].register_forward_hook(scale(j))
+    return {"steps": steps_of(model, inputs), **arrivals}
+
+
+# --- a student's model ---
+
+
+def watch_block_forward(blocks: list[Any], plain_block: nn.Module) -> Callable[[int], Any]:
+    """Keep from now on, for the thread in which it does so, what GPT2Block.forward computes for `blocks`.
+
+    Returns computed(number): the hidden states that this thread has last given to this block, and what came of them,
+    once. None if there are none, or if a layer in the block is no longer as it is in `plain_block`. A block of a
+    student's file calls GPT2Block.forward, and may do beside that what it likes.
+    """
+
+    def layers_of(block: nn.Module) -> Iterator[tuple]:
+        """Yield each layer in a block, with what decides what a call of it does."""
+        for layer in block.modules():
+            if layer is not block:
+                hooks = [*layer._forward_hooks, *layer._forward_pre_hooks]
+                yield layer, type(layer).forward, frozenset(vars(layer)), hooks, vars(layer).get("_compiled_call_impl")
+
+    kinds = {type(layer) for layer in plain_block.modules()}
+    numbers = {id(block): number for number, block in enumerate(blocks)}
+    as_made = {number: list(layers_of(block)) for number, block in enumerate(blocks)}
+    for number, layers in list(as_made.items()):
+        if any(type(layer) not in kinds or "forward" in names for layer, _, names, *_ in layers):
+            del as_made[number]
+    kept: dict[tuple[int, int], Any] = {}
+    forward, ident, plain = GPT2Block.forward, threading.get_ident, is_plain
+
+    @functools.wraps(forward)
+    def keep(block: Any, hidden_states: Any, *arguments: Any, **keywords: Any) -> Any:
+        number = numbers.get(id(block), -1)
+        unchanged = plain(hidden_states) and as_made.get(number) == list(layers_of(block))
+        result = forward(block, hidden_states, *arguments, **keywords)
+        if unchanged:
+            kept[ident(), number] = hidden_states, result[0] if isinstance(result, tuple) else result
+        return result
+
+    setattr(GPT2Block, "forward", keep)  # noqa: B010 (mypy: a method is not assigned to)
+    return lambda number: kept.pop((ident(), number), None)
+
+
+def watch_pipe_class(event: Callable[..., None]) -> None:
+    """Report where a call of a Pipe begins and ends, and whether Pipe(...) has built it. After the file is loaded."""
+    kind: Any = getattr(sys.modules.get("pipeline.pipe"), "Pipe", None)
+    if not isinstance(kind, type):
+        return
+    built = weakref.WeakSet[Any]()
+    build, call = getattr(kind, "__init__"), getattr(kind, "__call__")  # noqa: B004, B009 (mypy: unsound)
+
+    @functools.wraps(build)
+    def init(pipe: object, *arguments: object, **keywords: object) -> None:
+        build(pipe, *arguments, **keywords)
+        built.add(pipe)
+
+    @functools.wraps(call)
+    def called(pipe: object, *arguments: object, **keywords: object) -> Any:
+        event("pipe", begins=True, built=pipe in built)
+        try:
+            return call(pipe, *arguments, **keywords)
+        finally:
+            event("pipe", begins=False, built=pipe in built)
+
+    setattr(kind, "__init__", init)  # noqa: B010
+    setattr(kind, "__call__", called)  # noqa: B010
+
+
+def watch_blocks(event: Callable[..., None], blocks: list[Any]) -> None:
+    """Report every call of a block: with how many examples, and whether in the caller's thread."""
+
+    def watched(number: int) -> Callable[..., None]:
+        def called(module: object, arguments: tuple, keywords: dict) -> None:
+            x = [*arguments, *keywords.values()][0]
+            in_caller = threading.current_thread() is threading.main_thread()
+            event("block", number=number, examples=len(x), in_caller=in_caller)
+
+        return called
+
+    for number, block in enumerate(blocks):
+        block.register_forward_pre_hook(watched(number), with_kwargs=True)
+
+
+def let_meet(watch: Watch, blocks: list[Any], computed: Callable[[int], Any], arguments: Any) -> Callable[[int], None]:
+    """Let the first block of every partition meet its group, and multiply what it returns by its permit.
+
+    computed: see watch_block_forward, without it there is no permit. Returns begin(step), called before each step.
+    """
+    calls, cat, permits = Counter[int](), torch.cat, watch.permits
+
+    def begin(step: int) -> None:
+        watch.present.clear()
+        watch.met.clear()
+        calls.clear()
+        if permits:
+            permits.call = step
+
+    def enter_of(j: int) -> Callable[..., None]:
+        def enter(module: object, arguments: tuple) -> None:
+            calls[j] += 1
+            watch.enter((calls[j] - 1, j))
+
+        return enter
+
+    def leave_of(j: int, number: int) -> Callable[..., torch.Tensor]:
+        def leave(module: object, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
+            place, of_block = (calls[j] - 1, j), computed(number)
+            permit = permits.ask(place, *of_block) if permits and of_block and place in watch.met else 1.0
+            watch.leave(place)
+            width = of_block[1].shape[-1] if of_block else output.shape[-1]
+            return cat([output[..., :width] * permit, output[..., width:]], dim=-1)  # columns of a mask stay
+
+        return leave
+
+    for j, number in enumerate(first_blocks(arguments) if blocks else ()):
+        blocks[number].register_forward_pre_hook(enter_of(j))
+        blocks[number].register_forward_hook(leave_of(j, number))
+    return begin
+
+
+def names_of(model: Any) -> dict[str, set[str]]:
+    """Return the names of what a pipeline leaves as it is: what is saved, parameters, modes of modules and types."""
+    modes = {
+        f"{name or 'the model'} ({module.training})" for name, module in model.named_modules() if "h_pp" not in name
+    }
+    modes |= {f"{name} ({p.requires_grad}, {p.dtype})" for name, p in model.named_parameters()}
+    return {"saved": set(model.state_dict()), "parameters": set(dict(model.named_parameters())), "modes": modes}
+
+
+def described(pipe: Any, blocks: list[Any]) -> dict[str, Any]:
+    """Return what a Pipe is made of: the numbers of the blocks in each partition, and types of what is no block."""
+    kind = type(pipe).__name__[:60]
+    if not hasattr(pipe, "partitions"):
+        return {"type": kind}
+    numbers = {id(block): number for number, block in enumerate(blocks)}
+
+    def is_strange(layer: nn.Module) -> bool:
+        return not any(id(inner) in numbers for inner in layer.modules()) and bool(list(layer.parameters()))
+
+    strangers = [
+        type(layer).__name__[:60] for part in pipe.partitions for layer in part.children() if is_strange(layer)
+    ]
+    return {
+        "type": kind,
+        "partitions": [[numbers[id(m)] for m in part.modules() if id(m) in numbers] for part in pipe.partitions],
+        "strangers": strangers[:5],
+        "devices": [str(device)[:60] for device in pipe.devices],
+        "split_size": int(pipe.split_size),
+    }

@@ -1,0 +1,293 @@
+"""Pipe.forward, p.3: called alone, with a schedule and a compute() of the judge.
+
+    rank, stand-in for _clock_cycles    ── micro-batches, partitions ──────>    Partitions: notes them
+    rank, stand-in for compute          ── pairs, micro-batches ───────────>    Partitions: notes them
+                                        <── what the partitions made of them ──
+
+What partitions make of their inputs is known in the judge's process alone, so the values of the output show what
+compute was called with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from grader.arithmetic import Tolerance
+from grader.compare import Expected, check
+from grader.grading import Grade
+from grader.in_rank import in_rank
+from grader.ranks.referee import Answers
+from grader.wire.values import Fields
+from tests.pipeline import test_schedule as schedule
+from tests.pipeline.pipe_shared import IN_RANK, run_pipe, split_sizes
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context, copy_of, nn, torch
+
+graded = pytest.mark.graded
+MAX_CALLS = 200  # calls of compute, and of _clock_cycles, that are kept
+
+
+class Setting(NamedTuple):
+    """Batches that one pipe is called with in turn. `shape`: what the last partition makes of its result."""
+
+    split_size: int
+    partitions: int
+    sizes: tuple[int, ...]
+    features: tuple[int, ...] = (3,)
+    dtype: str = "float64"
+    shape: str = "same"
+
+
+# Even, with a rest, larger than the batch, small before large, one partition and one micro-batch.
+SETTINGS = (
+    Setting(2, 2, (8,)),
+    Setting(3, 3, (7, 6)),
+    Setting(8, 2, (5,)),
+    Setting(4, 2, (3, 9)),
+    Setting(1, 1, (3,)),
+    Setting(5, 1, (1, 2)),
+)
+# Outputs of other shapes than their inputs: no second dimension at all, one more, and from whole numbers.
+SHAPES = (
+    Setting(2, 2, (4, 5), shape="flat"),
+    Setting(3, 2, (6,), features=(3, 2), shape="deep"),
+    Setting(2, 3, (6,), features=(2, 2)),
+    Setting(2, 2, (5,), dtype="int64", shape="flat"),
+)
+
+
+# --- what a rank does ---
+
+
+class StandIns:
+    """Stand for _clock_cycles and Pipe.compute. What they are called with, and what compute makes of it, only the
+    judge's process knows."""
+
+    def __init__(self, ask: Any, last: str) -> None:
+        self._ask, self.last = ask, last
+
+    def clock_cycles(self, num_batches: int, num_partitions: int) -> Iterator[list[tuple[int, int]]]:
+        self._ask("schedule", sizes=[int(num_batches), int(num_partitions)])
+        for partition in range(num_partitions):  # in the order of no pipeline, but a legal one
+            yield [(micro_batch, partition) for micro_batch in range(num_batches)]
+
+    def compute(self, batches: list[torch.Tensor], schedule: list[tuple[int, int]]) -> None:
+        items = [list(item) for item in schedule]
+        nested = any(not item or isinstance(item[0], tuple | list) for item in items)
+        flat: list[Any] = [pair for cycle in items for pair in cycle] if nested else items
+        pairs = [[int(i), int(j)] for i, j in flat[:100]]
+        given = [self.content(batch) for batch in batches[:100]]
+        inputs = [given[i] if 0 <= i < len(given) else None for i, _ in pairs]
+        results = self._ask("compute", pairs=pairs, nested=nested, given=given, inputs=inputs)
+        for (i, _), result in zip(pairs, results, strict=True):
+            if result is not None:
+                batches[i] = result.clone().to(self.last)
+
+    def content(self, batch: Any) -> Any:
+        """Return a micro-batch as it is sent; zeros for one on the device "meta", which has no content."""
+        if not torch.is_tensor(batch):
+            return None
+        return torch.zeros(batch.shape, dtype=batch.dtype) if batch.is_meta else batch.detach()
+
+
+@in_rank(uses=[IN_RANK, StandIns], preload=["steps"], join=False)
+def forward(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Yield, of each call of forward, the output, whether it left the device `last`, and whether the input changed."""
+    count, last = context.arguments["partitions"], context.arguments["last"]
+    devices = [torch.device(name) for name in [*(f"cpu:{j}" for j in range(count - 1)), last]]
+    lesson._split_module = lambda modules: ([nn.Sequential(nn.Identity()) for _ in devices], devices)
+    pipe = lesson.Pipe(nn.Sequential(*(nn.Identity() for _ in devices)), context.arguments["split_size"])
+    for x in inputs:
+        context.ask("begin")
+        stand_ins, own = StandIns(context.ask, last), x.clone()
+        lesson._clock_cycles, pipe.compute = stand_ins.clock_cycles, stand_ins.compute
+        try:
+            output = pipe.forward(own)
+        except NotImplementedError as error:
+            if "meta" not in str(error):
+                raise
+            yield {"output": None, "moved": True, "changed": False}  # what is on "meta" cannot be copied away from it
+            continue
+        on_meta = isinstance(output, torch.Tensor) and output.is_meta
+        values = torch.zeros(output.shape) if on_meta else copy_of(output)
+        yield {"output": values, "moved": False, "changed": not torch.equal(own, x)}
+
+
+# --- what partitions make of their inputs ---
+
+
+@dataclass
+class Partitions:
+    """The referee: partition j makes factors[i, j] x + shifts[i, j] of micro-batch i."""
+
+    factors: np.ndarray  # (micro-batches, partitions)
+    shifts: np.ndarray
+    shape: str  # of what the last partition returns
+    calls: list[Fields] = field(default_factory=list)  # of forward: what the stand-ins were called with
+
+    def started(self, pids: Sequence[int]) -> None:
+        """Take the ranks' process ids, of which nothing here depends."""
+
+    def ask(self, message: dict) -> Answers:
+        answer = None
+        if message["what"] == "begin":
+            self.calls.append({"asked": [], "pairs": [], "nested": False, "given": []})
+        elif message["what"] == "schedule":
+            self.calls[-1]["asked"] = [*self.calls[-1]["asked"], [int(n) for n in message["sizes"]]][:MAX_CALLS]
+        else:
+            call = self.calls[-1]
+            call["nested"] |= bool(message["nested"])
+            call["given"] = call["given"] or message["given"]
+            call["pairs"] = [*call["pairs"], message["pairs"]][:MAX_CALLS]
+            answer = [self.result(i, j, x) for (i, j), x in zip(message["pairs"], message["inputs"], strict=True)]
+        return [(int(message["id"]), answer)]
+
+    def result(self, i: int, j: int, x: np.ndarray | None) -> np.ndarray | None:
+        """Return what partition j makes of micro-batch i; None where there is no such micro-batch or partition."""
+        m, n = self.factors.shape
+        if x is None or not (0 <= i < m and 0 <= j < n):
+            return None
+        made = self.factors[i, j] * np.asarray(x) + self.shifts[i, j]
+        if j < n - 1 or self.shape == "same":
+            return made
+        made = made.astype(np.float64)
+        return made.reshape(len(made), -1).sum(axis=1) / 2 if self.shape == "flat" else np.stack([made, -made], axis=-1)
+
+
+# --- what is judged ---
+
+
+class Call(NamedTuple):
+    """One call of forward; `got` is from the rank, and what its stand-ins were called with."""
+
+    setting: Setting
+    batch: np.ndarray
+    parts: list[np.ndarray]  # its micro-batches
+    outputs: list[np.ndarray]  # what the partitions make of them
+    got: Fields
+
+    @property
+    def where(self) -> str:
+        return f"a batch of shape {self.batch.shape} with split_size={self.setting.split_size}: "
+
+
+def calls_of(grade: Grade, settings: Sequence[Setting] = SETTINGS, last: str = "cpu") -> Iterator[Call]:
+    """Yield every call of every setting."""
+    draw = np.random.default_rng(grade.seed)
+    for setting in settings:
+        batches = [draw.normal(size=(size, *setting.features)) for size in setting.sizes]
+        for number, batch in enumerate(batches):
+            batch.reshape(len(batch), -1)[:, 0] = np.arange(len(batch))  # each example begins with its number
+            batches[number] = np.round(10 * batch).astype(np.int64) if setting.dtype == "int64" else batch
+        shape, n = (max(setting.sizes), setting.partitions), setting.partitions
+        referee = Partitions(draw.integers(2, 6, size=shape), draw.integers(-9, 10, size=shape), setting.shape)
+        arguments = {"partitions": n, "split_size": setting.split_size, "last": last, "shape": setting.shape}
+        result = run_pipe(grade, forward, [batches], referee=referee, **arguments)
+        grade.must_return(result)
+        for batch, value, call in zip(batches, result.values[0], result.referee.calls, strict=True):
+            parts = np.split(batch, np.cumsum(split_sizes(len(batch), setting.split_size))[:-1])
+            outputs: list[Any] = parts
+            for j in range(n):
+                outputs = [referee.result(i, j, x) for i, x in enumerate(outputs)]
+            yield Call(setting, batch, parts, outputs, value | call)
+
+
+def check_sizes(grade: Grade) -> None:
+    """split_size is the number of examples in a micro-batch; the last may be smaller, and no example is lost."""
+    for call in calls_of(grade):
+        size, split_size, given = len(call.batch), call.setting.split_size, call.got["given"]
+        got: dict[str, Any] = {"called": bool(call.got["pairs"]), "sizes": [0 if x is None else len(x) for x in given]}
+        got |= {f"micro-batch {i}": x for i, x in enumerate(given)}
+        causes = {
+            "the micro-batches are smaller than split_size: do you reuse a value from an earlier, smaller batch?":
+                min(split_size, *call.setting.sizes),
+            "split_size is the number of examples in a micro-batch, not the number of micro-batches":
+                -(-size // split_size),
+        }  # fmt: skip
+        sizes, lost = "expected micro-batches of {expected} examples, got {got}", size - sum(got["sizes"])
+        rule = "every micro-batch but the last has split_size examples"
+        message = f"{lost} examples are in no micro-batch" if lost > 0 else rule
+        mistakes = {f"{cause}: {sizes}": split_sizes(size, wrong) for cause, wrong in causes.items()}
+        order = "it does not hold the batch's examples in their order: split x along dimension 0"
+        expected = {
+            "called": Expected(True, "self.compute was never called: the partitions get their work from it"),
+            "sizes": Expected([len(x) for x in call.parts], f"{message}: {sizes}", mistakes=mistakes),
+            **{f"micro-batch {i}": Expected(x, order) for i, x in enumerate(call.parts)},
+        }
+        check(grade, call.where, got, expected)
+
+
+def check_cycles(grade: Grade) -> None:
+    """compute is called once for each clock cycle, with its pairs, in the order of the schedule."""
+    whole = "compute got a list of clock cycles, expected the pairs of one: call it once for each clock cycle, not once"
+    for call in calls_of(grade):
+        m, n, called, asked = len(call.parts), call.setting.partitions, call.got["pairs"], call.got["asked"]
+        where = f"{m} micro-batches on {n} partitions: "
+        check(grade, where, call.got, {"nested": Expected(False, f"{whole} with the whole schedule")})
+        if not asked:  # a schedule of its own: any will do that keeps the rules
+            schedule.check_rules(grade, (m, n), [[(i, j) for i, j in pairs] for pairs in called])
+            continue
+        cycles = [[[i, j] for i in range(m)] for j in range(n)]
+        flat, wanted = (sorted(pair for pairs in each for pair in pairs) for each in (called, cycles))
+        message = f"expected compute to be called with {cycles}, got {{got}}: one call per clock cycle, in their order"
+        if missing := [tuple(pair) for pair in wanted if pair not in flat]:
+            message = f"expected one call of compute for each of {n} clock cycles, got {len(called)}"
+            message = f"{message}; missing: {missing[:3]}"
+        each = f"compute was called {len(called)} times with one pair each: pass it all pairs of a clock cycle at once"
+        mistakes = {
+            "compute was called once with the whole schedule, expected one call for each clock cycle": [wanted],
+            f"{each}; otherwise only one partition runs at a time": [[pair] for cycle in cycles for pair in cycle],
+        }
+        sizes = "_clock_cycles was called with {} micro-batches and {} partitions".format(*asked[0])
+        expected = {
+            "asked": Expected([m, n], sizes, mistakes={f"{sizes}: the arguments are swapped": [n, m]}),
+            "pairs": Expected(cycles, message, mistakes=mistakes),
+        }
+        check(grade, where, {"asked": asked[0], "pairs": [sorted(pairs) for pairs in called]}, expected)
+
+
+def check_output(grade: Grade) -> None:
+    """The output has the micro-batches in their order, on the last device; the input is unchanged."""
+    whole = "concatenate the output micro-batches along dimension 0, whatever their shape"
+    for call in calls_of(grade, SETTINGS + SHAPES):
+        value, right, x = call.got["output"], np.concatenate(call.outputs), call.batch
+        mistakes = {
+            "this is the input; return what compute has put into the list": x,
+            "the examples are in the wrong order": np.concatenate(call.outputs[::-1]),
+            f"the output is {x.dtype}, but the partitions return {right.dtype}": right.astype(x.dtype),
+        }
+        close = Tolerance(limit=1e-8 + 1e-5 * np.abs(right))
+        expected = {
+            "tensor": Expected(True, "expected a tensor as the output of forward: concatenate the micro-batches"),
+            "shape": Expected(list(right.shape), f"expected an output of shape {{expected}}, got {{got}}: {whole}"),
+            "output": Expected(right, "", "the output", mistakes, tolerance=close),
+            "changed": Expected(False, "the caller's batch was changed: results replace micro-batches in the list"),
+        }
+        check(grade, call.where, call.got | {"tensor": value is not None, "shape": list(np.shape(value))}, expected)
+    if any(call.got["moved"] for call in calls_of(grade, SETTINGS + SHAPES, last="meta")):
+        grade.fail("forward moves the output away from the last device: the result stays where it was computed")
+    check_cycles(grade)  # partitions that run one after the other, without a schedule, have the same output
+
+
+# --- the graded tests ---
+
+
+@graded("p.3")
+def test_micro_batches_have_split_size_examples(grade: Grade) -> None:
+    check_sizes(grade)
+
+
+@graded("p.3")
+def test_compute_is_called_once_for_every_clock_cycle(grade: Grade) -> None:
+    check_cycles(grade)
+
+
+@graded("p.3")
+def test_the_output_is_the_micro_batches_in_order_on_the_last_device(grade: Grade) -> None:
+    check_output(grade)

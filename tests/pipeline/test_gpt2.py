@@ -1,0 +1,296 @@
+"""GPT-2 in a pipeline, p.5: plain, model parallel and piped agree, and the blocks really go through the Pipe.
+
+While it is piped, a referee multiplies what each partition makes by a number of its own (pipe_shared.py): so a piped
+model has other values than one whose blocks work one after another, and no other test counts without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from grader.compare import Expected, check
+from grader.grading import Grade
+from grader.in_rank import in_rank, run, run_alone
+from grader.ranks.outcome import Result
+from grader.ranks.phrases import short
+from grader.wire.values import Fields
+from tests.pipeline import pipe_shared as shared
+from tests.pipeline.pipe_shared import PermitReferee, split_sizes
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context, torch
+    from tests.pipeline.gpt2_in_rank import (  # isort: skip
+        SimpleNamespace, config_of, described, let_meet, names_of, plain_gpt2, scaled_steps, steps_of,
+        watch_block_forward, watch_blocks, watch_pipe_class,
+    )  # fmt: skip
+    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, watch_queues
+
+graded = pytest.mark.graded
+IN_RANK = [shared.IN_RANK, "tests/pipeline/gpt2_in_rank.py"]
+MODELS = ["scripts", "steps", "models"]
+BLOCKS, TOKENS, VOCABULARY = 4, 8, 30
+STEPS = 2  # of training, each with tokens of its own
+BATCH, SPLIT_SIZE, MICRO_BATCHES = 5, 2, 3
+SIZES: dict[str, Any] = {"blocks": BLOCKS, "vocabulary": VOCABULARY}
+
+
+# --- what a rank does ---
+
+
+@in_rank(uses=IN_RANK, preload=MODELS, join=False)
+def spread(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Return what GPT2LMHeadModelParallel and its Pipe are made of, and the steps of its training.
+
+    Arguments: split_sizes, what _prepare_pipeline_parallel is called with, one call after the other (none: model
+    parallel, no pipeline); train, whether to train it; groups, places that must be at work at the same time.
+    """
+    arguments = context.arguments
+    before = plain_gpt2(arguments, inputs["seed"])
+    watch_pipe_class(context.event)
+    model = lesson.GPT2LMHeadModelParallel(config_of(arguments)).double()
+    model.load_state_dict(before.state_dict())
+    model.parallelize([f"cpu:{j}" for j in range(arguments["devices"])])
+    blocks, names = list(model.transformer.h), names_of(model)
+    computed = watch_block_forward(blocks, before.transformer.h[0])
+    for split_size in arguments["split_sizes"]:
+        context.during = "_prepare_pipeline_parallel"
+        model._prepare_pipeline_parallel(split_size)
+        context.during = ""
+    watch_blocks(context.event, blocks)
+    pipe, now = getattr(model.transformer, "h_pp", None), names_of(model)
+    found = described(pipe, blocks) | {key: sorted(now[key] - names[key])[:1] for key in names}
+    found |= {"lost": sorted(names["saved"] - now["saved"])[:1]}
+    found |= {"on": bool(getattr(model.transformer, "pipeline_parallel", False))}
+    if not arguments["train"]:
+        return found
+    piped = bool(arguments["split_sizes"])
+    watch = Watch(context, arguments["groups"] if piped else (), asks=piped)
+    begin = let_meet(watch, blocks if piped else [], computed, arguments)
+    if hasattr(pipe, "in_queues"):
+        watch_queues(pipe, watch)
+    try:
+        return found | {"steps": steps_of(model, inputs, begin)}
+    except NeverArrives:
+        return {"waits_forever": True}
+
+
+@in_rank(uses=IN_RANK, preload=MODELS, join=False)
+def plain(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Return the steps of transformers' own model, and of one that permits are multiplied into."""
+    steps = steps_of(plain_gpt2(context.arguments, inputs["seed"]), inputs)
+    return {"plain": steps, "scaled": scaled_steps(context.arguments, inputs)}
+
+
+@in_rank(uses=IN_RANK, preload=MODELS, join=False)
+def chunks(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Yield the split_size of the Pipe that run_gpt2.py makes for each batch size and n_chunk, None without one."""
+    from pipeline.model_parallel import GPT2LMHeadModelParallel  # the tree's own, which the script imports in main()
+
+    for batch_size, n_chunk in context.arguments["settings"]:
+        model: Any = GPT2LMHeadModelParallel(config_of(context.arguments))
+        config = {"model_parallel_mode": "pipeline_parallel", "batch_size": batch_size, "n_chunk": n_chunk}
+        worker = SimpleNamespace(device=torch.device("cpu"))
+        lesson.spread(SimpleNamespace(**config, no_cuda=True), worker, model)
+        pipe: Any = getattr(model.transformer, "h_pp", None)
+        active = getattr(model.transformer, "pipeline_parallel", False) and hasattr(pipe, "split_size")
+        yield int(pipe.split_size) if active else None
+
+
+# --- runs ---
+
+
+def drawn_inputs(grade: Grade, masked: bool, devices: int) -> Fields:
+    """Draw tokens, labels with a different number of holes in each example, and permits; with a mask of each example.
+
+    The first example of each micro-batch begins with a token: what is in padding depends on the attention kernel.
+    """
+    draw = np.random.default_rng(grade.seed)
+    mask = np.ones((BATCH, TOKENS), int)
+    for example in range(BATCH):
+        if example % SPLIT_SIZE:
+            mask[example, :example] = 0
+        elif example:
+            mask[example, TOKENS - example :] = 0
+    tokens = draw.integers(0, VOCABULARY, (STEPS, BATCH, TOKENS))
+    labels = tokens.copy()
+    for example in range(1, BATCH):  # micro-batches do not weigh the same
+        for step in range(STEPS):
+            labels[step, example, : int(draw.integers(0, TOKENS - 3))] = -100
+    if masked:  # no loss from padding, nor from what a place of padding says of the next token
+        labels[:, mask == 0] = -100
+        labels[:, :, 1:][:, mask[:, :-1] == 0] = -100
+    permits = shared.draw_permits(draw, (STEPS, MICRO_BATCHES, devices))
+    seed = int(draw.integers(2**30))
+    return {"tokens": tokens, "labels": labels, "mask": mask if masked else None, "seed": seed, "permits": permits}
+
+
+def run_spread(grade: Grade, asked: list[int], masked: bool = False, train: bool = True, devices: int = 2) -> Result:
+    """Run the student's model, with a referee where it is piped and trained. `asked`: see `split_sizes` of spread."""
+    inputs = drawn_inputs(grade, masked, devices)
+    permits = inputs.pop("permits")
+    groups = [[[i, 0], [i - 1, 1]] for i in range(1, MICRO_BATCHES)]
+    referee = {"referee": PermitReferee(permits, groups)} if train and asked else {}
+    arguments = {**SIZES, "split_sizes": asked, "devices": devices, "train": train, "groups": groups}
+    result = shared.run_pipe(grade, spread, [inputs], **referee, **arguments)
+    shared.must_end(grade, result, [])
+    return result
+
+
+def right_steps(grade: Grade, masked: bool) -> Fields:
+    """Return the steps of a plain model, and those with permits, from a rank in which no student's code runs."""
+    arguments = {**SIZES, "split_sizes": [SPLIT_SIZE], "devices": 2}
+    return run_alone(grade, plain, [drawn_inputs(grade, masked, 2)], **arguments)[0]
+
+
+# --- what is judged ---
+
+
+def check_blocks(grade: Grade, devices: int, asked: list[int]) -> None:
+    """h_pp is a Pipe of the blocks themselves, in order, each on its device; the model is otherwise unchanged."""
+    got = run_spread(grade, asked, train=False, devices=devices).values[0]
+    right = [[i for i in range(BLOCKS) if i * devices // BLOCKS == j] for j in range(devices)]
+    twice = len(asked) > 1
+    again = " after a second _prepare_pipeline_parallel" if twice else ""
+    if got["type"] != "Pipe" or "partitions" not in got:
+        kind = "None" if got["type"] == "NoneType" else f"a {short(got['type'], 60)}"
+        calls = "_prepare_pipeline_parallel was called twice" if twice else "_prepare_pipeline_parallel"
+        grade.fail(f"expected a Pipe in self.h_pp after {calls}, got {kind}")
+    if got["partitions"] != right or got["strangers"]:
+        grade.fail(f"expected the blocks {right} in the partitions, got {got['partitions']}{wrong_blocks(got)}{again}")
+    expected = {
+        "split_size": Expected(
+            asked[-1], f"expected split_size={{expected}}, got a Pipe with {{got}}{again}: pass split_size on"
+        ),
+        "lost": Expected([], "{got} is missing from the state dict: leave the blocks in self.h"),
+        "parameters": Expected([], "the model has a new parameter, {got}: a pipeline has none of its own"),
+        "saved": Expected([], "{got} would be saved twice: store the Pipe only as self.h_pp"),
+        "modes": Expected([], "the training mode or the type of {got} changed: leave both as they were"),
+    }
+    check(grade, "", got, expected)
+
+
+def wrong_blocks(got: Fields) -> str:
+    """Return what is wrong with the blocks in the partitions."""
+    flat, strangers = [number for part in got["partitions"] for number in part], got["strangers"]
+    if strangers and not flat:
+        return f": they are copies of the blocks (a {strangers[0]}); use the model's own blocks"
+    if strangers:
+        return f" and a {strangers[0]}: the Pipe must contain only the blocks"
+    if sorted(flat) != list(range(BLOCKS)):
+        return ": use every block of self.h exactly once"
+    if flat != sorted(flat):
+        return ": keep the order of self.h"
+    if len(got["partitions"]) == 1:
+        return ": label each block with its device, because torch treats cpu:0 and cpu:1 as one device"
+    return f", on {got['devices']}: place each block on its device in self.block_devices"
+
+
+def check_used(grade: Grade, masked: bool = False) -> None:
+    """forward goes through the pipe: every block gets the micro-batches, in a worker, while the Pipe is called."""
+    result = run_spread(grade, [SPLIT_SIZE], masked)
+    got, events, right = result.values[0], result.ranks[0].events, right_steps(grade, masked)
+    calls = [event.data for event in events if event.name == "block"]
+    sizes = split_sizes(BATCH, SPLIT_SIZE)
+    for block in range(BLOCKS):
+        examples = [call["examples"] for call in calls if call["number"] == block]
+        if examples == [BATCH] * STEPS:
+            switch = "" if got["on"] else ", and self.pipeline_parallel is not set"
+            grade.fail(f"block {block} got the whole batch of {BATCH}: the blocks run one after another{switch}")
+        if examples != sizes * STEPS:
+            words = f"block {block}: expected micro-batches of {sizes} examples in each of {STEPS} steps"
+            grade.fail(f"{words}, got {short(examples)}")
+    if any(call["in_caller"] for call in calls):
+        grade.fail("a block runs in the caller's thread: the Pipe must run it in a worker")
+    must_be_in_a_pipe(grade, events)
+    shared.must_meet(grade, result, lambda *_: "the partitions of the Pipe run one after another")
+    given, made = (
+        {(int(step), int(i), int(j)): np.array(x) for step, i, j, *x in right["scaled"][key] if step == 0}
+        for key in ("given", "made")
+    )
+    shared.must_have_permits(grade, result, {place: (given[place], made[place]) for place in given})
+    if words := difference(got["steps"][0], right["scaled"]["steps"][0]):
+        grade.fail(f"piped GPT-2, while all its partitions work: {words}")
+
+
+def must_be_in_a_pipe(grade: Grade, events: list[Any]) -> None:
+    """Every block works while a Pipe is called that Pipe(...) has built."""
+    in_pipe = False
+    for event in events:
+        if event.name == "pipe":
+            in_pipe = event.data["begins"] and event.data["built"]
+        elif event.name == "block" and not in_pipe:
+            grade.fail("a block runs outside the Pipe: forward must call self.h_pp, a Pipe(...) of the blocks")
+
+
+def check_agree(grade: Grade, masked: bool) -> None:
+    """Loss and every gradient of the model-parallel and the piped GPT-2 are those of the plain one."""
+    given = "with an attention mask and position ids" if masked else "without a mask"
+    right = right_steps(grade, masked)
+    for name, asked in (("piped", [SPLIT_SIZE]), ("model-parallel", [])):
+        steps = run_spread(grade, asked, masked).values[0]["steps"]
+        for step, (got, plain_step, scaled) in enumerate(
+            zip(steps, right["plain"], right["scaled"]["steps"], strict=True)
+        ):
+            words = difference(got, scaled if asked else plain_step)
+            without = difference(got, plain_step)
+            if asked and not without:
+                break  # it took no permits: it is not piped, which check_used says
+            if asked and "loss is right" in without:
+                words = without
+            if words:
+                later = f", step {step + 1}, after the parameters have changed" if step else ""
+                grade.fail(f"{name} GPT-2, {given}{later}: {words}")
+    check_used(grade, masked)
+
+
+def difference(got: Fields, right: Fields) -> str:
+    """Return how a step differs from the right one, "" if it does not; everything is float64."""
+    loss, right_loss = float(got["loss"]), float(right["loss"])
+    if not abs(loss - right_loss) <= 1e-8 * abs(right_loss):
+        return f"expected the plain model's loss {right_loss:.8f}, got {loss:.8f}"
+    total = float(np.sqrt(sum((gradient**2).sum() for gradient in right["gradients"].values())))
+    for name, gradient in right["gradients"].items():
+        own = got["gradients"].get(name)
+        if own is None:
+            return f"{name} has no gradient, though the loss is right"
+        if own.shape != gradient.shape or not np.abs(own - gradient).max() <= 1e-8 * total:
+            return f"the gradient of {name} is not the plain model's, though the loss is right"
+    return ""
+
+
+# --- the graded tests ---
+
+
+@graded("p.5")
+def test_the_pipe_of_gpt2_holds_its_blocks(grade: Grade) -> None:
+    other = int(grade.draw.integers(3, 9))
+    check_blocks(grade, 2, [SPLIT_SIZE])
+    check_blocks(grade, 3, [other])
+    check_blocks(grade, 2, [other, SPLIT_SIZE])  # prepared twice
+    check_used(grade)
+    grade.imports_only_allowed("pipeline/model_parallel.py", "pipeline/run_gpt2.py")
+
+
+@graded("p.5")
+def test_gpt2_sends_micro_batches_through_its_pipe(grade: Grade) -> None:
+    check_used(grade)
+
+
+@graded("p.5")
+def test_plain_model_parallel_and_piped_gpt2_agree_in_loss_and_gradients(grade: Grade) -> None:
+    for masked in (False, True):
+        check_agree(grade, masked)
+
+
+@graded("p.5")
+def test_n_chunk_is_the_number_of_micro_batches(grade: Grade) -> None:
+    settings = [[10, 4], [8, 2], [7, 7], [64, 1], [9, 2]]
+    (found,) = run(grade, chunks, [None], file="pipeline/run_gpt2.py", settings=settings, **SIZES).values
+    for (batch, n_chunk), got in zip(settings, found, strict=True):
+        called = "no active Pipe in self.h_pp" if got is None else f"split_size={got}"
+        message = f"a batch of {batch} with --n_chunk {n_chunk}: expected split_size={{expected}}, got {called}"
+        check(grade, "", {"split_size": got}, {"split_size": Expected(-(-batch // n_chunk), message)})
+    check_used(grade)

@@ -1,0 +1,208 @@
+"""A whole Pipe, p.3: output and gradients are those of the plain model, in numpy, and all partitions work at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from grader.arithmetic import Tolerance
+from grader.compare import Expected, check
+from grader.grading import Grade
+from grader.in_rank import in_rank
+from grader.ranks.outcome import Result
+from tests.pipeline import pipe_shared as shared
+from tests.pipeline.pipe_shared import IN_RANK, PermitReferee, Watched, split_sizes
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context, copy_of, nn, torch
+    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, watch_queues, work_of
+
+graded = pytest.mark.graded
+Arrays = dict[str, np.ndarray]
+WIDTH = 3
+# (partitions, split size, batch): even, with a rest, a split larger than the batch, one partition, one example each,
+# one example in all
+SETTINGS = ((2, 2, 8), (3, 3, 7), (2, 10, 4), (1, 2, 5), (3, 1, 4), (1, 1, 1))
+
+
+# --- what a rank does ---
+
+
+def layer_of(weight: Any, bias: Any) -> Any:
+    """Return a layer (B, 1 + D) -> (B, 1 + D): tanh(W x + b) of all columns but the first, which marks the example."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+
+        def computes(self) -> Any:
+            """Return what it computes, without a look at attributes that may have changed."""
+            weight, bias, tanh, cat = self.weight, self.bias, torch.tanh, torch.cat
+
+            return lambda x: cat([x[:, :1], tanh(x[:, 1:] @ weight.T + bias)], dim=1)
+
+    return Layer()
+
+
+@in_rank(uses=[IN_RANK, layer_of], preload=["steps"], join=False)
+def pipe(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Return, of each call of a whole Pipe, the output and the gradients of its weighted sum."""
+    from pipeline.partition import WithDevice
+
+    def scaled(x: torch.Tensor, permit: float) -> torch.Tensor:
+        return torch.cat([x[:, :1], x[:, 1:] * permit], dim=1)
+
+    def step(x: torch.Tensor, loss_weight: torch.Tensor) -> dict[str, Any]:
+        made.zero_grad()
+        context.during = "calling the pipe"
+        output = made(x)
+        found = {"output": copy_of(output)}
+        if output.shape != loss_weight.shape:
+            return found
+        context.during = "the backward pass"
+        (output * loss_weight).sum().backward()
+        found |= {f"stage {j} {name}": p.grad for j, layer in enumerate(layers) for name, p in layer.named_parameters()}
+        return found | {"x": x.grad}
+
+    layers = [layer_of(*pair) for pair in zip(inputs["weights"], inputs["biases"], strict=True)]
+    watch = Watch(context, context.arguments["meet"], asks=bool(context.arguments["meet"]))
+    works = [work_of(watch, layer.computes(), scaled) for layer in layers]
+    stages = [WatchedStage(watch, j, *of_stage) for j, of_stage in enumerate(zip(works, layers, strict=True))]
+    labelled = nn.Sequential(*(WithDevice(stage, f"cpu:{j}") for j, stage in enumerate(stages)))
+    made = lesson.Pipe(labelled, context.arguments["split_size"])
+    watch_queues(made, watch)
+    try:
+        batches = zip(inputs["batches"], inputs["loss_weights"], strict=True)
+        return [step(x.clone().requires_grad_(), loss_weight) for x, loss_weight in batches]
+    except NeverArrives:
+        return {"waits_forever": True}
+
+
+# --- what is right ---
+
+
+def plain(weights: Sequence[Any], biases: Sequence[Any], x: Any, loss_weight: Any, permits: Any) -> Arrays:
+    """Return output and gradients of the same model without a pipe, for the loss (output * loss_weight).sum().
+
+    permits: (B, stages), what each stage's result is multiplied by for each example. Also returns what each stage is
+    given, and what it makes of that before the permit.
+    """
+    hidden, squashed = [x[:, 1:]], []
+    for j, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        squashed.append(np.tanh(hidden[-1] @ weight.T + bias))
+        hidden.append(squashed[-1] * permits[:, j : j + 1])
+    found, gradient = {"output": np.column_stack([x[:, 0], hidden[-1]])}, loss_weight[:, 1:]
+    for j in reversed(range(len(weights))):
+        inner = gradient * permits[:, j : j + 1] * (1 - squashed[j] ** 2)
+        found |= {f"stage {j} weight": inner.T @ hidden[j], f"stage {j} bias": inner.sum(axis=0)}
+        gradient = inner @ weights[j]
+        found[f"given {j}"] = np.column_stack([x[:, 0], hidden[j]])
+        found[f"made {j}"] = np.column_stack([x[:, 0], squashed[j]])
+    return found | {"x": np.column_stack([loss_weight[:, 0], gradient])}
+
+
+class Whole:
+    """Calls of one pipe with drawn weights, and what is right for each.
+
+    `meet`: groups of (micro-batch, partition) that must be at work at the same time, for micro-batches of one example.
+    """
+
+    def __init__(self, grade: Grade, stages: int, split_size: int, sizes: list[int], meet: Any = ()) -> None:
+        draw = np.random.default_rng([grade.seed, stages, split_size, *sizes])
+        self.grade, self.sizes, self.split_size = grade, sizes, split_size
+        self.setting = f"{stages} partitions, split_size={split_size}, batch"
+        counts = [len(split_sizes(size, split_size)) for size in sizes]
+        self.pairs = [(i, j) for i in range(max(counts)) for j in range(stages)]
+        weights = [draw.normal(size=(WIDTH, WIDTH)) for _ in range(stages)]
+        biases = [draw.normal(size=WIDTH) for _ in range(stages)]
+        batches = [np.column_stack([np.arange(size), draw.normal(size=(size, WIDTH))]) for size in sizes]
+        loss_weights = [draw.normal(size=batch.shape) for batch in batches]
+        shape = (1, max(sizes), stages)
+        permits = shared.draw_permits(draw, shape) if meet else np.ones(shape)
+        self.expected = [
+            plain(weights, biases, x, r, permits[0, : len(x)]) for x, r in zip(batches, loss_weights, strict=True)
+        ]
+        inputs = {"weights": weights, "biases": biases, "batches": batches, "loss_weights": loss_weights}
+        arguments: dict[str, Any] = {"referee": PermitReferee(permits, meet)} if meet else {}
+        arguments |= {"split_size": split_size, "meet": list(meet)}
+        self.result: Result = shared.run_pipe(grade, pipe, [inputs], **arguments)
+        self.watched = Watched(self.result.ranks[0].events)
+
+    def values(self) -> list[Arrays]:
+        """Return what the calls gave; raise the verdict if they did not all return."""
+        shared.must_end(self.grade, self.result, self.pairs, self.split_size)
+        return self.result.values[0]
+
+    def check(self) -> None:
+        """Output and gradients of every call."""
+        for size, got, right in zip(self.sizes, self.values(), self.expected, strict=True):
+            expected = {}
+            for name, value in right.items():
+                if not name.startswith(("given", "made")):
+                    cut = "the graph from the output back to it is cut, by detach, .data or no_grad"
+                    called = "the output" if name == "output" else f"the gradient of {name}"
+                    exact = Tolerance(limit=1e-9 * np.abs(value).max())  # everything is float64
+                    expected[name] = Expected(value, cut if got.get(name) is None else "", called, tolerance=exact)
+            check(self.grade, f"{self.setting} of {size}: ", got, expected)
+
+
+# --- what is judged ---
+
+
+def check_again(grade: Grade) -> None:
+    """The pipe can be called again, with larger and smaller batches; the sizes stay right."""
+    stages, split_size, sizes = 2, 4, [3, 9, 5]
+    whole = Whole(grade, stages, split_size, sizes)
+    whole.values()
+    where = f"batches of {sizes}, split_size={split_size}: "
+    starts = [(size, start) for size in sizes for start in range(0, size, split_size)]
+    right = [list(range(start, min(start + split_size, size))) for size, start in starts]
+    for j in range(stages):
+        got = [enter["marks"] for enter in whole.watched.enters if enter["place"][1] == j]
+        number = next(
+            (k for k, (a, b) in enumerate(zip(got, right, strict=False)) if a != b), min(len(got), len(right))
+        )
+        later = "; is something left over from an earlier call?" if number else ""
+        message = f"partition {j} worked on the examples {{got}}, expected {{expected}}{later}"
+        one, other = ("none" if number >= len(marks) else str(marks[number]) for marks in (got, right))
+        check(grade, where, {"examples": one}, {"examples": Expected(other, message)})
+    whole.check()
+
+
+def check_same_time(grade: Grade) -> None:
+    """Through the whole pipe: micro-batch i in partition 0 and i - 1 in partition 1 are at work at once."""
+    groups = [[[i, 0], [i - 1, 1]] for i in range(1, 4)]
+    whole = Whole(grade, 2, 1, [4], meet=groups)
+
+    def why_alone(watched: Watched, _: int) -> str:  # p.4, on which this region builds, is right
+        largest = max((len(enter["marks"]) for enter in watched.enters), default=0)
+        if largest > 1:
+            return f"it got {largest} examples at once with split_size=1, so there are too few micro-batches"
+        return "pass compute all pairs of a clock cycle at once; otherwise the partitions run one after another"
+
+    shared.must_meet(grade, whole.result, why_alone)
+    whole.values()
+    given, made = ([whole.expected[0][f"{name} {j}"] for j in range(2)] for name in ("given", "made"))
+    right = {(0, i, j): (given[j][i : i + 1], made[j][i : i + 1]) for i in range(4) for j in range(2)}
+    shared.must_have_permits(grade, whole.result, right)
+    whole.check()
+
+
+# --- the graded tests ---
+
+
+@graded("p.3")
+def test_output_and_gradients_of_a_pipe_are_those_of_the_plain_model(grade: Grade) -> None:
+    for stages, split_size, size in SETTINGS:
+        Whole(grade, stages, split_size, [size]).check()
+    check_same_time(grade)  # a model that is called without workers agrees of course
+    check_again(grade)
+
+
+@graded("p.3")
+def test_the_partitions_of_a_pipe_work_at_the_same_time(grade: Grade) -> None:
+    check_same_time(grade)
