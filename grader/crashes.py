@@ -10,6 +10,7 @@ from collections.abc import Mapping
 BETWEEN = " ... "
 KNOWN = {
     "has no attribute 'local_rank'": "the configuration has no local_rank: the rank of this worker is config.rank",
+    "cannot assign to field": "the configuration cannot be changed: pass each worker its rank as an argument",
     "has no attribute 'set_epoch'": "set_epoch is a method of the sampler, not of the loader",
     "sampler option is mutually exclusive with shuffle": "the sampler already decides the order: pass the loader a "
     "sampler or shuffle=True, not both",
