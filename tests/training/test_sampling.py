@@ -65,7 +65,7 @@ def check_every_example_once(training: Training) -> None:
         parts = [Counter(itertools.chain(*epochs[epoch])) for epochs in all_epochs]
         sizes, total = [part.total() for part in parts], sum(parts, Counter())
         if len(set(sizes)) > 1:
-            fail(f"expected as many examples on each of {ranks} workers, got {sizes}: the others wait for the longest")
+            fail(f"expected equally many examples on all {ranks} workers, got {sizes}: one ends early, the others wait")
         if ranks > 1 and all(part == parts[0] for part in parts):
             fail(f"all {ranks} workers train on the same {sizes[0]} examples: each worker must take its own part")
         if missing := examples - len(total):
