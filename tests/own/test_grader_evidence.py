@@ -282,11 +282,7 @@ self.h_pp.compute = compute
 def test_gpt2_whose_blocks_the_caller_computes_is_not_taken_for_a_pipeline(grade, name):
     view = grade("pipeline/model_parallel.py", "p.5", GPT2S[name])
 
-    for test in (
-        test_gpt2.test_the_pipe_of_gpt2_holds_its_blocks,
-        test_gpt2.test_gpt2_sends_micro_batches_through_its_pipe,
-        test_gpt2.test_plain_model_parallel_and_piped_gpt2_agree_in_loss_and_gradients,
-    ):
+    for test in (test for name, test in vars(test_gpt2).items() if name.startswith("test_") and "n_chunk" not in name):
         with pytest.raises(Verdict):
             test(view)
 
