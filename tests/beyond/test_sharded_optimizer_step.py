@@ -78,14 +78,14 @@ def train_alone(context: Context, lesson: Any, inputs: Any) -> Any:
     arguments, parameters = context.arguments, [nn.Parameter(value.double()) for value in inputs["values"]]
     matrices, rest = ([p for p in parameters if (p.dim() >= 2) is large] for large in (True, False))
     groups = [{"params": matrices, "weight_decay": arguments["weight_decay"]}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = getattr(torch.optim, arguments["optimizer"])(groups, **arguments["options"])
+    reference = getattr(torch.optim, arguments["optimizer"])(groups, **arguments["options"])
     for gradients, limit in zip(inputs["gradients"], arguments["limits"], strict=True):
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.double()
         if limit is not None:
             nn.utils.clip_grad_norm_(parameters, limit)
         for _ in range(arguments["times"]):
-            optimizer.step()
+            reference.step()
         yield [copy_of(parameter) for parameter in parameters]
 
 
