@@ -42,6 +42,17 @@ KNOWN = {
     "another dtype before you assign it",
     "assigned grad has data of": "param.grad keeps the dtype of its parameter: convert a tensor of another dtype "
     "before you assign it",
+    "positional arguments but 3 were given ... from_pretrained": "pass the configuration to from_pretrained by name, "
+    "config=",
+    "'Tensor' object is not callable ... optimizer.step(": "optimizer.step takes no loss: the gradients are in the "
+    "parameters, so call it without arguments",
+    "Port could not be cast to integer value as '{": "the address still has its braces: a text with values in braces "
+    "begins with f",
+    "'NoneType' object has no attribute 'item'": "the loss is None: a function that works in place returns None, so do "
+    "not assign its result",
+    "Default process group has not been initialized ... common/data_partition.py": "the process group is asked although a "
+    "rank was given: ask it only for what is None",
+    "str expected, not int ... environ": "environment variables are texts: write the port as a string",
     "'tuple' object does not support item assignment": "split() and chunk() return a tuple, and a tuple cannot be "
     "changed: make a list of it",
     "object has no attribute 'compute'": "an in-queue takes only Tasks: make a Task of the function",
@@ -56,6 +67,9 @@ KNOWN = {
     "The size of tensor a ... missing": "`missing` is a list, which compares tensors element by element: make it a set",
     "Boolean value of Tensor ... missing": "`missing` is a list, which compares tensors element by element: make it a "
     "set",
+    "Boolean value of Tensor": "a tensor stands where a condition is needed: compare it with None (param.grad is None)",
+    "'NoneType' object is not subscriptable": "None is indexed here: a function that works in place, such as "
+    "random.shuffle or list.sort, returns None, so do not assign its result",
     "can only join a started process": "a process was never started: call start(), not run(), before you join it",
     "'function' object is not": "a function is used where its result is needed: call it, with parentheses",
     "'method' object is not": "a method is used where its result is needed: call it, with parentheses",

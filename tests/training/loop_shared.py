@@ -283,7 +283,7 @@ def must_step(training: Training, at_least: int = 1) -> None:
         batches = max((len(step.batches) for trace in training.ranks for step in trace.steps), default=1)
         cause = f": {batches} batches come before one step" if batches > 1 else ""
         cause = cause if made else ": is optimizer.step called, with parentheses?"
-        message = f"expected {at_least} optimizer steps, one for each batch, got {made}{cause}"
+        message = f"expected an optimizer step for each of {at_least} batches, got {made}{cause}"
         raise training.grade.lacking(training.result, message)
 
 

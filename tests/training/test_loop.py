@@ -118,7 +118,7 @@ def check_steps(training: Training, steps: int) -> None:
             must_not_clip(training, trace.steps[number])
         check_gradients(training, number)
     if (made := max(len(trace.steps) for trace in training.ranks)) > steps:
-        training.grade.fail(f"expected {steps} optimizer steps, one for each batch, got {made}")
+        training.grade.fail(f"expected an optimizer step for each of {steps} batches, got {made}")
     loop.check_noise(training)
     for rank, trace in enumerate(training.ranks):
         for number, step in enumerate(trace.steps):
