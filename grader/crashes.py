@@ -50,7 +50,7 @@ KNOWN = {
     "begins with f",
     "'NoneType' object has no attribute 'item'": "the loss is None: a function that works in place returns None, so do "
     "not assign its result",
-    "Default process group has not been initialized ... common/data_partition.py": "the group is asked although a rank was "
+    "Default process group has not been initialized ... data_partition.py": "the group is asked although a rank was "
     "given: ask it only for what is None",
     "str expected, not int ... environ": "environment variables are texts: write the port as a string",
     "'tuple' object does not support item assignment": "split() and chunk() return a tuple, and a tuple cannot be "
