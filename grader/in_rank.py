@@ -76,7 +76,8 @@ def source_of(item: Callable[..., Any] | type | str) -> dict[str, Any]:
         return {"path": item, "before": 0, "lines": (ROOT / item).read_text(encoding="utf-8").split("\n")}
     lines, number = inspect.getsourcelines(item)
     begin = next(i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "class ")))
-    path = Path(inspect.getfile(item)).relative_to(ROOT).as_posix()
+    file = Path(inspect.getfile(item))
+    path = (file.relative_to(ROOT) if file.is_relative_to(ROOT) else file).as_posix()
     return {"path": path, "before": number - 1 + begin, "lines": textwrap.dedent("".join(lines[begin:])).split("\n")}
 
 
