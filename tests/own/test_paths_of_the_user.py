@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
+from cluster.launch import free_port
 from common.errors import exit_on_input_error
 from common.paths import ROOT
 
@@ -100,8 +101,9 @@ def one_line(tmp_path, monkeypatch, capfd):
 
     def run(module: str, words: str, path: Path) -> str:
         flags = [{"PATH": str(path), "OUT": str(tmp_path / "out")}.get(word, word) for word in shlex.split(words)]
-        on_cpu = ["--no_cuda"] if "run_" in module else []  # this process may have a GPU, which the test hides too late
-        monkeypatch.setattr(sys, "argv", [module, *flags, *on_cpu])
+        # This process may have a GPU, which the test hides too late; and another test may use the usual port.
+        place = ["--no_cuda", "--master_port", str(free_port())] if "run_" in module else []
+        monkeypatch.setattr(sys, "argv", [module, *flags, *place])
         monkeypatch.chdir(ROOT)
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
