@@ -90,7 +90,7 @@ def _parser(command: str, about: str | None, add_flags: AddFlags | None) -> argp
     add_common_flags(parser)
     parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20, optimizer="adamw", usual_workers=1)
     add = parser.add_argument
-    models = f"{', '.join(MODELS)}, or a folder (default: gpt2-tiny)"
+    models = f"{', '.join(MODELS)}, a folder, or FILE.py:NAME for a model of your own (default: gpt2-tiny)"
     add("--model", "--model_name_or_path", default="gpt2-tiny", help=models)
     add("--workers", type=int, help="number of workers to start on this machine (default: 1)")
     add("--batch_size", type=int, default=4, help="examples per worker and forward pass (%(default)s)")

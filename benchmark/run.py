@@ -16,6 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also starts as a script, under torchrun
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
+import torch
 import torch.distributed as dist
 
 from benchmark.arguments import parse
@@ -62,7 +63,10 @@ def work(settings: Settings) -> None:
 
 
 def save_model(settings: Settings, engine: Engine, workload: Workload) -> float | None:
-    """The trained model and its tokenizer in Hugging Face's format, by the first worker; T5's BLEU."""
+    """The trained model and its tokenizer in Hugging Face's format, by the first worker; T5's BLEU.
+
+    Of a user's own model, its state_dict in model.pt.
+    """
     full = engine.full_parameters()  # a collective
     if not full:
         return None
@@ -71,6 +75,10 @@ def save_model(settings: Settings, engine: Engine, workload: Workload) -> float 
     assert not missing.unexpected_keys, missing
     folder = settings.output_dir / "model"
     try:
+        if workload.kind == "own":
+            folder.mkdir(exist_ok=True)
+            torch.save(model.model.state_dict(), folder / "model.pt")
+            return None
         model.save_pretrained(folder)
         workload.tokenizer.save_pretrained(folder)
     except OSError as error:

@@ -7,9 +7,7 @@ from typing import Any
 from benchmark.measure.intervals import Interval, ratio, shown
 from common.errors import InputError
 
-WHERE_ONLY = {  # settings that say where a command ran, not what it measured
-    "output_dir", "overwrite_output_dir", "master_ip", "master_port", "data_dir", "overwrite_cache", "local_rank",
-}  # fmt: skip
+WHERE_ONLY = {"output_dir", "overwrite_output_dir", "master_ip", "master_port"}  # where a command ran, not what it did
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -40,16 +38,16 @@ def in_words(found: Interval) -> str:
 def compare_results(first: Path, second: Path) -> str:
     """Return a table of the second result over the first, and as its last line the figures in JSON.
 
-    Raises InputError if they did not measure the same thing, or no strategy stands in both.
+    Raises InputError if their settings differ, or if they have no strategy in common.
     """
     left, right = read_result(first), read_result(second)
     settings = [{k: v for k, v in found["settings"].items() if k not in WHERE_ONLY} for found in (left, right)]
     if different := differences(*settings):
-        raise InputError(f"the two results have other settings, so do not compare them: {'; '.join(different)}")
+        raise InputError(f"the two results were measured with different settings: {'; '.join(different)}")
     medians = [{row["strategy"]: row["step_ms"] for row in one["rows"] if "step_ms" in row} for one in (left, right)]
     common = [label for label in medians[0] if label in medians[1]]
     if not common:
-        raise InputError(f"no right strategy stands in both: {', '.join(medians[0])}; {', '.join(medians[1])}")
+        raise InputError(f"the results have no strategy in common: {', '.join(medians[0])}; {', '.join(medians[1])}")
     versions = [found["environment"].pop("versions") for found in (left, right)]
     lines = [f"A {first}", f"B {second}", "A and B differ in: " + "; ".join(
         [*differences(*versions), *differences(left["environment"], right["environment"])]

@@ -23,6 +23,8 @@ T5_SIZES: dict[str, dict[str, Any]] = {
 def model_config(name: str) -> tuple[str, str | None, Any]:
     """Return a model's kind ("gpt2" or "t5"), the folder of its weights or None, and its configuration."""
     kind = kind_of(name)
+    if kind == "own":
+        raise InputError(f"--model: expected a GPT-2 or a T5, since this needs its configuration; got {name}")
     folder = model_path("tiny" if name.endswith("-tiny") else name, kind) if _is_folder(name) else None
     return kind, folder, AutoConfig.from_pretrained(folder) if folder else _config(name)
 

@@ -1,4 +1,4 @@
-"""A model of the user's own, `--model path/to/file.py:build`: any nn.Module with a batch and a loss.
+"""A user's own model, `--model path/to/file.py:build`: any nn.Module with a batch and a loss.
 
     def build():                          # called on every worker, with the same seed
         return model, batch, loss         # batch: {name: tensor}, whose first dimension counts the examples of the data
@@ -28,7 +28,7 @@ EXPECTED = "expected (model, {name: tensor}, loss), a batch whose tensors have t
 
 
 class ModelWithLoss(nn.Module):
-    """The user's model as the engines call it: `model(**batch).loss`. blocks: what his file says they are."""
+    """The user's model as the engines call it: `model(**batch).loss`. blocks: those that the file names, or None."""
 
     def __init__(self, model: nn.Module, loss: Loss, blocks: list[nn.Module] | None) -> None:
         super().__init__()

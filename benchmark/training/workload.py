@@ -1,4 +1,4 @@
-"""What is trained: GPT-2 on OSCAR text, T5 on translation pairs, or a model of the user's own on his examples."""
+"""What is trained: GPT-2 on OSCAR text, T5 on translation pairs, or a user's own model on its own examples."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

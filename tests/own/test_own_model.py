@@ -10,6 +10,7 @@ from torch import nn
 from benchmark import strategies
 from benchmark.example_model import Lstm
 from benchmark.names import check_model
+from benchmark.training.model_config import model_config
 from benchmark.training.own_model import blocks, build_own
 from common.errors import InputError
 from common.paths import ROOT
@@ -91,3 +92,8 @@ def test_only_gpt2_is_cut(monkeypatch):
     settings = type("Settings", (), {"strategy": "pipeline", "model": EXAMPLE, "precision": "fp32"})
 
     assert "cuts GPT-2 into parts" in strategies.gpt2_in_fp32(settings)
+
+
+def test_a_command_that_needs_a_configuration_says_so():
+    with pytest.raises(InputError, match="expected a GPT-2 or a T5"):
+        model_config(EXAMPLE)

@@ -43,7 +43,7 @@ def test_other_settings_and_other_files_are_refused(tmp_path):
     right = written(tmp_path / "b.json", {"ddp": [1.0] * 9}, batch_size=8, model="gpt2")
     (tmp_path / "c.json").write_text("{}")
 
-    with pytest.raises(InputError, match="model gpt2-tiny and gpt2"):
+    with pytest.raises(InputError, match="different settings: model gpt2-tiny and gpt2"):
         compare_results(left, right)
     with pytest.raises(InputError, match=r"expected a comparison.json of benchmark.compare, got .*c.json"):
         compare_results(left, tmp_path / "c.json")

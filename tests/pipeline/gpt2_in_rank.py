@@ -93,11 +93,11 @@ def scaled_steps(arguments: dict[str, Any], inputs: Any) -> dict[str, Any]:
 
 
 def watch_block_forward(blocks: list[Any], plain_block: nn.Module) -> Callable[[int], Any]:
-    """Keep from now on, for the thread in which it does so, what GPT2Block.forward computes for `blocks`.
+    """Record, for each thread, what GPT2Block.forward computes for `blocks` from now on.
 
-    Returns computed(number): the hidden states that this thread has last given to this block, and what came of them,
-    once. None if there are none, or if a layer in the block is no longer as it is in `plain_block`. A block of a
-    student's file calls GPT2Block.forward, and may do beside that what it likes.
+    Returns a function of a block's number. It gives the last input and output of this block in the calling thread, and
+    forgets them. It gives None if there are none, or if a layer of the block differs from that in `plain_block`. A
+    student's block may do more than call GPT2Block.forward.
     """
 
     def layers_of(block: nn.Module) -> Iterator[tuple]:

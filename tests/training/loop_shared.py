@@ -86,7 +86,7 @@ class Evaluation:
 
 @dataclass
 class Trace:
-    """What one rank did in train(). `unfinished`: what came after the last whole step."""
+    """What one rank did in train(). unfinished: the events after the last complete step."""
 
     steps: list[Step] = field(default_factory=list)
     unfinished: Step = field(default_factory=Step)
