@@ -1,7 +1,7 @@
 """Task 4, 4.2: the bytes that a worker must send and receive, and the iterations of an epoch.
 
 The lesson's formulas are not here. Bytes are judged by cases that were counted message by message, times a number that
-is drawn anew. The iterations of an epoch are judged by a property: they hold all examples, and one iteration fewer would not.
+is drawn anew. The iterations of an epoch are judged by a property: they hold all examples, and one fewer would not.
 """
 
 from __future__ import annotations
