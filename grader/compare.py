@@ -143,7 +143,8 @@ def spared(wrong: Sequence[Key], kind: Mapping[Key, Expected]) -> str:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             text = f"; only {', '.join(map(str, names[:3]))}{more}"
     if len(ranks) < len(all_ranks):
-        text += "; only on ranks other than 0" if ranks == all_ranks[1:] else f"; only on ranks {ranks}"
+        listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        text += "; only on ranks other than 0" if ranks == all_ranks[1:] else f"; only on {listed}"
     return text
 
 

@@ -110,7 +110,8 @@ class Grade:
                 else placeholder_left(self.region, self.file)
             )
         if isinstance(verdict, Crashed) and (other := self.crashed_in(result)) not in ("", self.region):
-            return Crashed(f"{verdict}\n  this line belongs to region {other}: fix that region first")
+            where = f"this line belongs to region {other}: if its tests pass, look at what your lines give to it"
+            return Crashed(f"{verdict}\n  {where}")
         if verdict and PLACE in str(verdict):
             rank = next((rank.rank for rank in result.ranks if rank.error and PLACE in rank.error.message), 0)
             return type(verdict)(str(verdict).replace(PLACE, f"{self.region} --rank {rank}"))

@@ -90,5 +90,5 @@ def rendezvous(given: Fields) -> Fields:
 
 def _variable(name: str) -> str:
     if not os.environ.get(name):
-        raise ValueError(f"env:// needs the environment variable {name}, which is not set")
+        raise ValueError(f"env:// needs the environment variable {name}, which is not set: assign it in os.environ")
     return os.environ[name]

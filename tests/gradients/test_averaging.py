@@ -115,7 +115,7 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # what the rank is left 
     "you also send the last bucket?": lambda g: g.filled(np.inf) if g.was_sent else g.own,
     "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size?":
         lambda g: g.all.sum(0),
-    "every worker still has its own gradient: the result did not get into param.grad": lambda g: g.own,
+    "it is still the worker's own gradient: the result did not get into param.grad": lambda g: g.own,
     "param.grad is the worker's own gradient divided by world_size: nothing was summed": lambda g: g.own / g.ranks,
     "param.grad is rank 0's gradient: it was distributed without averaging": lambda g: g.all[0],
     "rank 0's own gradient is missing from the sum": lambda g: g.all[1:].sum(0) / g.ranks,

@@ -68,7 +68,7 @@ def cause_of_own_gradients(result: Result) -> str:
     """Return why ranks may still have their own gradients."""
     calls = [call for rank in result.ranks for call in rank.calls if call.name == "all_reduce"]
     if not calls:
-        return "no gradient was sent to the other workers: is this a DistributedDataParallel?"
+        return "no gradient was sent to the other workers: is what you return or train a DistributedDataParallel?"
     if all(len(call.members) == 1 for call in calls):
         return "every worker has its own process group, so nothing is averaged"
     return "only part of the model is wrapped in DistributedDataParallel: wrap the whole model"

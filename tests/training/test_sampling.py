@@ -69,7 +69,9 @@ def check_every_example_once(training: Training) -> None:
         if ranks > 1 and all(part == parts[0] for part in parts):
             fail(f"all {ranks} workers train on the same {sizes[0]} examples: each worker must take its own part")
         if missing := examples - len(total):
-            fail(f"with {ranks} workers, {missing} of {examples} examples are on no worker in epoch {epoch + 1}")
+            twice = total.total() - len(total)
+            why = f", and {twice} are on several: do all workers shuffle with the same seed?" if twice else ""
+            fail(f"with {ranks} workers, {missing} of {examples} examples are on no worker in epoch {epoch + 1}{why}")
         if (more := total.total() - examples) >= ranks:
             fail(f"in epoch {epoch + 1}, {more} of {examples} examples are used twice: some are on several workers")
 
