@@ -183,7 +183,8 @@ def check_order(grade: Grade, where: str, sent: list[int], count: int, place: st
     elif len(set(sent)) < len(sent):
         cause = "buckets are sent more than once"
     elif len(sent) < count:
-        cause = "the last bucket is never sent" if sent == expected[:-1] else "some buckets are never sent"
+        every = "some are missing: when a bucket is complete, send it and all complete ones after it, in a loop (while)"
+        cause = "the last bucket is never sent" if sent == expected[:-1] else every
     grade.fail(f"{where} sends the buckets {sent}{place and f' ({place})'}, expected {expected} in this order: {cause}")
 
 
