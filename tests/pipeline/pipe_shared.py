@@ -88,7 +88,7 @@ class Watched:
         if not puts:
             return f"{asks} before it has put any task: put first, then get"
         if not puts[in_vain]:
-            return f"{asks}, but no task went into in_queues[{in_vain}]"
+            return f"{asks}, but no task went into in_queues[{in_vain}]: ask for each result where its task was put"
         return f"{asks}, but put only {puts[in_vain]} tasks into in_queues[{in_vain}]"
 
 

@@ -246,7 +246,12 @@ def check_cycles(grade: Grade) -> None:
         }
         sizes = "_clock_cycles was called with {} micro-batches and {} partitions".format(*asked[0])
         expected = {
-            "asked": Expected([m, n], sizes, mistakes={f"{sizes}: the arguments are swapped": [n, m]}),
+            "asked": Expected(
+                [m, n],
+                f"{sizes}; expected {m} and {n}: count the micro-batches that the batch was split into, with a "
+                "shorter last one",
+                mistakes={f"{sizes}: the arguments are swapped": [n, m]},
+            ),
             "pairs": Expected(cycles, message, mistakes=mistakes),
         }
         check(grade, where, {"asked": asked[0], "pairs": [sorted(pairs) for pairs in called]}, expected)
