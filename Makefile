@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: setup demo demo-cluster pictures watch test bank check verify handout gradescope
+.PHONY: setup demo demo-cluster pictures watch test bank lint check verify handout gradescope
 .DEFAULT_GOAL := demo
 
 setup:
@@ -26,10 +26,12 @@ watch: setup
 # Two test processes, each file in one of them; files that start many processes first, so that neither waits at the end.
 TWICE := -n 2 --dist loadfile --no-loadscope-reorder -p staff.tests.thousands_of_tests
 
-check: setup
+lint: setup
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+
+check: lint
 	$(RUN) -m pytest -q $(TWICE) -m "not slow and not bank and not proof and not medium" tests staff/tests
 
 test: setup
