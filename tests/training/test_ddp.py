@@ -10,7 +10,7 @@ import pytest
 
 from grader.arithmetic import Tolerance, close, flat
 from grader.call_checks import Payloads
-from grader.checks import reference
+from tests.training import reference
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from grader.arithmetic import Tolerance, common_factor
-from grader.checks import reference
+from tests.training import reference
 from grader.compare import Expected, check
 from grader.grading import Grade
 from tests.gradients import test_averaging as averaging
