@@ -45,7 +45,9 @@ def confine(rank: int, folder: str, probe: str, allows: Sequence[str]) -> None:
 
     Here: a session of its own, death together with the zygote, no core files, a folder of its own. Harder walls
     (another user, limits, seccomp) belong to the function named by COS598D_CONFINE, called last, with the same
-    arguments and the policy that follows its name; if it raises, the rank does not start. `allows`: see grader/in_rank.py.
+    arguments and the policy that follows its name; if it raises, the rank does not start.
+
+    `allows`: what this rank alone may do, see grader/in_rank.py.
     """
     os.setsid()
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -250,7 +252,8 @@ def limit_memory() -> None:
 
 
 def become_rank(
-    rank: int, folder: str, probe: str, allows: Sequence[str], terminal: str, line: int, stdout: int, stderr: int, stack: int
+    rank: int, folder: str, probe: str, allows: Sequence[str], terminal: str, line: int, stdout: int, stderr: int,
+    stack: int,
 ) -> NoReturn:  # fmt: skip
     """The forked child: nothing of the zygote's is left open, and it never returns into the zygote's loop.
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.training import reference
 from grader.arithmetic import Tolerance, close
 from grader.ranks.calls import Event
 from grader.ranks.outcome import RankResult, Result
 from grader.wire import drawn
+from tests.training import reference
 from tests.training.loop_shared import RATE, Training
 
 WEIGHTS = drawn.classifier(3, 4)

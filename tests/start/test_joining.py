@@ -29,7 +29,7 @@ OF_ANOTHER = {"RANK": "1", "WORLD_SIZE": "2"}  # of a scheduler, or of an earlie
 
 
 class Setting(NamedTuple):
-    """How a group is joined. `environment`: the variables that are set before; `of_another`: so are RANK, WORLD_SIZE."""
+    """How a group is joined. `environment`: variables that are set before; `of_another`: RANK, WORLD_SIZE are, too."""
 
     ranks: int
     host: str = COURSE_HOST
@@ -128,7 +128,9 @@ def check_call(grade: Grade, rank: int, call: Call, calls: str, setting: Setting
         "backend": call.data["backend"] or "gloo",  # torch's choice, where the course has no GPU
         "address": call.data["address"].replace("localhost", COURSE_HOST),
     }
-    started = f"{setting.ranks} processes were started, but rank {rank} joins as {{got}} ({call.where}): in a real run, "
+    started = (
+        f"{setting.ranks} processes were started, but rank {rank} joins as {{got}} ({call.where}): in a real run, "
+    )
     name = "config.backend" if calls == "join" else "backend"
     backend = f"expected the backend {{expected}} ({name}), got {{got}} ({call.where}): pass {name}"
     address = f"expected the address {{expected}}, got {{got}} ({call.where})"

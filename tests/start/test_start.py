@@ -1,8 +1,8 @@
 """Starting the workers of run_gpt2.py, 2b.9: start_workers() alone, and the whole script with real processes.
 
-The engine knows the collectives of ranks that it starts itself. Here a rank starts processes of its own, so what they do
-is in the files that they leave and in their records. It counts beside the number of processes that the kernel knows,
-see start_in_rank.py.
+The engine knows the collectives of ranks that it starts itself. Here a rank starts processes of its own, so what they
+do is in the files that they leave and in their records. It counts only beside the number of processes that the kernel
+knows, see start_in_rank.py.
 """
 
 from __future__ import annotations

@@ -114,15 +114,16 @@ def draw(grade: Grade) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Return token ids and a head, and the settings of the configuration."""
     draw, settings = np.random.default_rng([grade.seed, 6]), np.random.default_rng(grade.seed)
     head, bias = draw.normal(size=(3, 8)).astype(np.float32), draw.normal(size=3).astype(np.float32)
-    inputs = {"ids": draw.integers(0, VOCABULARY, (4, 5)), "head": head, "bias": bias}
+    inputs: dict[str, np.ndarray] = {"ids": draw.integers(0, VOCABULARY, (4, 5)), "head": head, "bias": bias}
     return inputs, {name: round(float(settings.uniform(0.2, 0.4)), 3) for name in SETTINGS}
 
 
 def loaded(grade: Grade, task: str) -> list[dict[str, Any]]:
     """Return what the three calls of load_model() gave."""
     inputs, settings = draw(grade)
-    arguments = {"checkpoint_seed": checkpoint_seed(grade), "vocabulary": VOCABULARY}
-    return list(run(grade, load_model, [inputs], task=task, settings=settings, **arguments).values[0])
+    seed = checkpoint_seed(grade)
+    arguments: dict[str, Any] = {"task": task, "settings": settings, "checkpoint_seed": seed, "vocabulary": VOCABULARY}
+    return list(run(grade, load_model, [inputs], **arguments).values[0])
 
 
 def check_logits(grade: Grade, got: dict[str, Any], task: str) -> None:

@@ -17,13 +17,13 @@ import numpy as np
 
 from grader.arithmetic import Tolerance, common_factor
 from grader.call_checks import Payloads
-from tests.training import reference
-from tests.training.reference import Arrays, clipped, mean, norm
 from grader.grading import Grade
 from grader.in_rank import in_rank, run_to_any_end
 from grader.ranks.calls import Call, Event
 from grader.ranks.outcome import RankResult, Result
 from grader.wire import drawn
+from tests.training import reference
+from tests.training.reference import Arrays, clipped, mean, norm
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context

@@ -1,4 +1,4 @@
-"""What is right, computed by hand in numpy: losses and gradients of the small models of loop_in_rank.py, their clipping.
+"""What is right, computed by hand in numpy: losses and gradients of the models in loop_in_rank.py, and clipping.
 
 Shapes: B examples, T tokens, D width, V vocabulary, C classes.
 """

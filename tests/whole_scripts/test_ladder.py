@@ -51,7 +51,7 @@ def run_script(context: Context, lesson: Any, inputs: Any) -> None:
 
 
 def adamw(a: Any, weights: Any, gradients: Any, moments: Any, number: int) -> None:
-    """Clip, and take step `number` of AdamW without weight decay (Loshchilov and Hutter, 2019, algorithm 2), in place."""
+    """Clip, and take a step of AdamW without weight decay (Loshchilov and Hutter, 2019, algorithm 2), in place."""
     norm = torch.sqrt(sum((gradient.square().sum() for gradient in gradients.values()), torch.zeros(())))
     factor, rate = min(1.0, a["limit"] / (float(norm) + 1e-6)), a["rate"] * (1 - number / len(a["steps"]))
     with torch.no_grad():
@@ -162,7 +162,7 @@ class Script:
     def __init__(self, grade: Grade, ranks: int) -> None:
         self.grade, self.ranks, self.seed = grade, ranks, grade.number("script", 1000)
         self.inputs = [self.draw(rank) for rank in range(ranks)]
-        self.common = {
+        self.common: dict[str, Any] = {
             "checkpoint_seed": checkpoint_seed(grade), "vocabulary": VOCABULARY, "rate": RATE, "train": TRAIN,
         }  # fmt: skip
         arguments = {"batch": BATCH // ranks, "epochs": EPOCHS, "config_seed": self.seed, **self.common}
@@ -191,7 +191,7 @@ class Script:
     def check_start(self) -> None:
         right = saved(self.grade, np.zeros((1, 1), int), VOCABULARY)["weights"]
         for rank, trace in enumerate(self.traces):
-            if any(not np.array_equal(trace.weights.get(f"bert.{name}"), weight) for name, weight in right.items()):
+            if not equal({name: trace.weights.get(f"bert.{name}") for name in right}, right):
                 self.fail(f"rank {rank} does not start from the weights of the checkpoint (region 1.1)")
             if not equal(trace.weights, self.traces[0].weights):
                 self.fail(f"rank {rank} starts from different weights than rank 0: is the seed the same?")
@@ -219,7 +219,9 @@ class Script:
     def check_moved(self) -> None:
         """Every tensor of the model is another one after training."""
         for trace in self.traces:
-            still = [name for name, value in trace.weights.items() if np.array_equal(trace.trained.get(name), value)]
+            still = [
+                name for name, value in trace.weights.items() if np.array_equal(trace.trained.get(name, []), value)
+            ]
             if still:
                 self.fail(
                     f"training never changes {len(still)} of {len(trace.weights)} tensors, for instance {still[0]}: "
