@@ -1,12 +1,13 @@
 """What stands around start_workers() and main() of a run_gpt2.py in a rank; sent to ranks as source.
 
-Whoever runs work(), joins the group or reads the data leaves a file, with the number that the zygote gave this process:
+A process that runs work(), joins the group or reads the data leaves a file, with the number that the zygote gave it:
 nobody else has it, see grader/inside/started_processes.py.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import multiprocessing
 import os
 import socket
@@ -35,7 +36,7 @@ def leave(name: str, patience: float) -> None:
 def numbers_in(name: str) -> list[int]:
     """Return the numbers of the processes that have left a file `name`.number, or `name`.rank.number."""
     parts = [path.name.split(".")[-1] for path in Path().glob(f"{name}.*")]
-    return sorted(int(part) for part in parts if part.isascii() and part.isdigit())
+    return [int(part) for part in parts if part.isascii() and part.isdigit()]
 
 
 # --- start_workers() ---
@@ -80,6 +81,18 @@ def make_work(arguments: dict[str, Any]) -> Callable[[int, object], None]:
     return work
 
 
+def notes_of_workers(here: int) -> dict[str, Any]:
+    """Return what the workers have noted; `here` is the script's own process."""
+    started = [path.name.split(".") for path in Path().glob("started.*")]
+    return {
+        "in_this_process": any(int(pid) == here for *_, pid in started),
+        "ranks": sorted(int(rank) for _, rank, _ in started),
+        "together": len(list(Path().glob("together.*"))),
+        "configs": sorted({path.read_text()[:80] for path in Path().glob("given.*")}),
+        "numbers": numbers_in("given"),
+    }
+
+
 def work_until_waited_for(seconds: float) -> None:
     """Work for so long, or until the script waits for this process: then it has done what is asked of it."""
     limit = time.monotonic() + seconds
@@ -91,25 +104,21 @@ def work_until_waited_for(seconds: float) -> None:
 
 
 class Blocks(list):
-    """Blocks of text; `on_half` is called once, when half of them or more were read."""
+    """Blocks of text; `on_half` is called when half of them were read."""
 
     def __init__(self, blocks: Iterable[torch.Tensor], on_half: Callable[[], None]) -> None:
         super().__init__(blocks)
         self._unread, self._on_half = set(range(len(self))), on_half
 
-    def _read(self, *places: int) -> None:
-        before = 2 * len(self._unread) > len(self)
-        self._unread.difference_update(places)
-        if before and 2 * len(self._unread) <= len(self):
-            self._on_half()
-
     def __getitem__(self, place: Any) -> Any:
-        self._read(*(range(len(self))[place] if isinstance(place, slice) else [range(len(self))[place]]))
+        places: Any = range(len(self))[place]  # of a slice, all of its places
+        self._unread -= set(places) if isinstance(place, slice) else {places}
+        if 2 * len(self._unread) <= len(self):
+            self._on_half()
         return super().__getitem__(place)
 
     def __iter__(self) -> Iterator[Any]:
-        self._read(*range(len(self)))
-        return super().__iter__()
+        return map(self.__getitem__, range(len(self)))
 
 
 def set_command_line(context: Context) -> None:
@@ -159,6 +168,12 @@ def replace_surroundings(context: Context) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         os.environ.pop(name, None)
     meet_at_a_free_port(lambda: leave("joined", arguments["patience"]))
+
+
+def recorded_losses() -> list[list[float]]:
+    """Return the losses in each worker's record."""
+    records = [json.loads(path.read_text()) for path in sorted(Path("out").glob("rank*.json"))]
+    return [[iteration["loss"] for iteration in record["iterations"]] for record in records]
 
 
 def meet_at_a_free_port(on_joined: Callable[[], None]) -> None:

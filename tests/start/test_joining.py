@@ -100,16 +100,16 @@ def check_joined(grade: Grade, calls: str, setting: Setting) -> None:
     for rank, call in enumerate(calls_of_joining(grade, result)):
         check_call(grade, rank, call, calls, setting)
     grade.must_return(result)
-    message = f"there is no process group of size {setting.ranks} when {calls}() returns"
+    expected = {
+        "joined": Expected(True, f"there is no process group of size {setting.ranks} when {calls}() returns"),
+        "changed": Expected([], f"{calls}() changes {{got}}, but must leave it unchanged"),
+    }
+    for name, value in setting.already_set.items():
+        set_again = f"{name}={value} is set already, but {calls}() changes it to {{got}}: keep existing values"
+        expected[name] = Expected(value, set_again)
     for rank, got in enumerate(result.values):
-        check(grade, f"on rank {rank}, ", got, {"joined": Expected(True, message)})
-    check_group(grade, result, numbers)
-    for rank, got in enumerate(result.values):
-        expected = {"changed": Expected([], f"{calls}() changes {{got}}, but must leave it unchanged")}
-        for name, value in setting.already_set.items():
-            set_again = f"{name}={value} is set already, but {calls}() changes it to {{got}}: keep existing values"
-            expected[name] = Expected(value, set_again)
         check(grade, f"on rank {rank}, ", got | got["environment"], expected)
+    check_group(grade, result, numbers)
 
 
 def calls_of_joining(grade: Grade, result: Result) -> list[Call]:

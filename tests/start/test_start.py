@@ -26,12 +26,13 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, expect_numbers, start_afresh, torch
     from tests.start.start_in_rank import (
         GPT2LMHeadModel,
-        Path,
         leave,
         make_work,
         multiprocessing,
+        notes_of_workers,
         numbers_in,
         os,
+        recorded_losses,
         save_tiny_gpt2,
         set_command_line,
         watch_joins,
@@ -56,7 +57,7 @@ def start_workers(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 
     from common.config import Gpt2Config
 
-    count, here = context.arguments["children"], os.getpid()
+    here = os.getpid()
     expect_numbers()
     multiprocessing.set_start_method("forkserver", force=True)
     work = make_work(context.arguments)
@@ -65,22 +66,13 @@ def start_workers(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     start_afresh(lesson, lambda: setattr(lesson, "work", work))
     lesson.work = work
     values: dict[str, Any] = {field.name: None for field in fields(Gpt2Config)}
-    returned = lesson.start_workers(Gpt2Config(**values | {"world_size": count, "rank": 0, "rank_on_node": 0}))
+    returned = lesson.start_workers(Gpt2Config(**values | {"world_size": context.arguments["children"]}))
     running = multiprocessing.active_children()
     for child in running:
         child.join()
-    started = [path.name.split(".") for path in Path().glob("started.*")]
-    processes = returned if isinstance(returned, list | tuple) else []
-    return {
-        "in_this_process": any(int(pid) == here for *_, pid in started),
-        "running": len(running),
-        "ranks": sorted(int(rank) for _, rank, _ in started),
-        "together": len(list(Path().glob("together.*"))) == count,
-        "configs": sorted({path.read_text()[:80] for path in Path().glob("given.*")}),
-        "strange": sorted({type(item).__name__ for item in processes if not hasattr(item, "exitcode")}),
-        "returned": len(processes),
-        "numbers": numbers_in("given"),
-    }
+    items = returned if isinstance(returned, list | tuple) else []
+    kinds = ["process" if hasattr(item, "exitcode") else type(item).__name__ for item in items]
+    return notes_of_workers(here) | {"running": len(running), "returned": kinds}
 
 
 @in_rank(
@@ -88,8 +80,6 @@ def start_workers(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 )  # fmt: skip
 def run_script(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     """Run main() on two workers, and return what their records hold."""
-    import json
-
     from common.errors import InputError
 
     start_afresh(lesson, lambda: leave("started", context.arguments["patience"]))
@@ -99,9 +89,7 @@ def run_script(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
         lesson.main()
     except InputError as caught:
         error = str(caught)
-    records = [json.loads(path.read_text()) for path in sorted(Path("out").glob("rank*.json"))]
-    losses = [[iteration["loss"] for iteration in record["iterations"]] for record in records]
-    return {"error": error, "losses": losses, "joined": numbers_in("joined"), "read": numbers_in("read")}
+    return {"error": error, "losses": recorded_losses(), "joined": numbers_in("joined"), "read": numbers_in("read")}
 
 
 @in_rank(uses=[IN_RANK], preload=PRELOAD, join=False)
@@ -139,8 +127,7 @@ def check_started(grade: Grade, count: int, slowest: int) -> None:
     got = result.values[0]
     expected = {
         "in_this_process": Expected(
-            False,
-            "work() runs in the script's own process: pass target=work, not target=work(...), and start() it",
+            False, "work() runs in the script's own process: pass target=work, not target=work(...), and start() it"
         ),
         "running": Expected(0, "{got} processes still run when start_workers returns: join all of them"),
         "ranks": Expected(
@@ -151,12 +138,11 @@ def check_started(grade: Grade, count: int, slowest: int) -> None:
                     [-1] * count
             },
         ),
-        "together": Expected(
-            True, "the processes run one after the other: start all of them before you wait for the first"
-        ),
+        "together": Expected(count, "the processes run one after the other: start all before you wait for the first"),
         "configs": Expected([str(count)], "work(rank, config): expected the config of the script, got {got}"),
-        "strange": Expected([], "expected start_workers() to return the list of processes, got a list of {got}"),
-        "returned": Expected(count, "expected start_workers() to return {expected} processes, got {got}"),
+        "returned": Expected(
+            ["process"] * count, f"expected start_workers() to return the list of its {count} processes, got {{got}}"
+        ),
     }  # fmt: skip
     check(grade, "", got, expected)
     check_counted(grade, result, count)

@@ -7,7 +7,6 @@ for the whole batch, from the weights that training starts with and the examples
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,41 +96,23 @@ def train_alone(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 # --- what a rank did ---
 
 
-@dataclass
 class Trace:
     """What main() did on one rank: losses, accuracies, examples of each training batch, first and last weights."""
 
-    losses: list[float] = field(default_factory=list)
-    accuracies: list[float] = field(default_factory=list)
-    batches: list[list[int]] = field(default_factory=list)
-    weights: Arrays = field(default_factory=dict)
-    trained: Arrays = field(default_factory=dict)
+    def __init__(self, events: Sequence[Event]) -> None:
+        def of(name: str) -> list[Arrays]:
+            return [event.data for event in events if event.name == name]
 
-
-def read(events: Sequence[Event]) -> Trace:
-    trace = Trace()
-    for event in events:
-        if event.name == "loss":
-            trace.losses.append(event.data["value"])
-        elif event.name == "evaluation":
-            trace.accuracies.append(event.data["metrics"].get("acc", -1.0))
-        elif event.name == "weights":
-            trace.weights = trace.weights or event.data["weights"]
-        elif event.name == "trained":
-            trace.trained = trace.trained or event.data["weights"]
-        elif event.name == "forward" and event.data["grad"]:
-            trace.batches.append([drawn.number(token) for token in event.data["first"]])
-    return trace
+        self.losses = [data["value"] for data in of("loss")]
+        self.accuracies = [data["metrics"].get("acc", -1.0) for data in of("evaluation")]
+        self.batches = [[drawn.number(token) for token in data["first"]] for data in of("forward") if data["grad"]]
+        self.weights, self.trained = (next((d["weights"] for d in of(name)), {}) for name in ("weights", "trained"))
 
 
 def why_stuck(result: Result) -> str:
     """Say whether ranks wait for each other because only some of them evaluate."""
     waits = [call for call in result.fault.stuck.values() if call.name == "broadcast"] if result.fault else []
-    evaluations = {
-        len([event for event in rank.events if event.name == "forward" and not event.data["grad"]])
-        for rank in result.ranks
-    }
-    if not waits or (len(evaluations) == 1 and "evaluation.py" not in waits[0].where):
+    if not any("evaluation.py" in call.where for call in waits):
         return ""
     return (
         f"{EVALUATION}only some of the ranks evaluate. The forward pass of a wrapped model sends BERT's buffers from "
@@ -167,7 +148,7 @@ class Script:
         }  # fmt: skip
         arguments = {"batch": BATCH // ranks, "epochs": EPOCHS, "config_seed": self.seed, **self.common}
         self.result = run(grade, run_script, self.inputs, why_stuck=why_stuck, payloads=False, **arguments)
-        self.traces = [read(rank.events) for rank in self.result.ranks]
+        self.traces = [Trace(rank.events) for rank in self.result.ranks]
         for rank, trace in enumerate(self.traces):
             if not trace.weights or not trace.trained:
                 grade.fail(f"rank {rank} ends without record.describe() or record.write(), which main() must call")
