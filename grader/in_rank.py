@@ -17,6 +17,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,7 @@ def in_rank(
         allows: what no other rank may do: "processes" (start some), "network" (connect to itself on loopback).
     """
     if function is None:
-        return lambda function: in_rank(
-            function, uses=uses, preload=preload, first=first, join=join, allows=allows
-        )  # fmt: skip
+        return partial(in_rank, uses=uses, preload=preload, first=first, join=join, allows=allows)
     sources = tuple(map(source_of, [*uses, function]))
     return InRank(function.__name__, sources, tuple(preload), first, join, tuple(allows))
 

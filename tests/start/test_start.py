@@ -106,9 +106,8 @@ def train_alone(context: Context, lesson: Any, inputs: Any) -> list[float]:
     tokens, losses = inputs[: context.arguments["blocks"]], []
     for _ in range(context.arguments["steps"]):
         loss = model(input_ids=tokens, labels=tokens).loss
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-            parameter.grad = gradient
+        model.zero_grad()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.step(None)
         schedule.step()
@@ -195,11 +194,9 @@ def check_script(grade: Grade) -> None:
     if todo := re.search(r"NotImplementedError: TODO ([0-9a-z]+\.[0-9]+)", stderr):
         raise not_attempted(grade.region) if todo[1] == grade.region else builds_on(todo[1])
     grade.must_return(result)
-    got, said = result.values[0], last_words(stderr)
+    got = result.values[0]
     if got["error"]:
-        grade.fail(f"the script ended with an error: {got['error']}\n{said}")
-    if len(got["losses"]) != WORKERS:
-        grade.fail(f"expected the records of {WORKERS} workers, got {len(got['losses'])}\n{said}")
+        grade.fail(f"the script ended with an error: {got['error']}\n{last_words(stderr)}")
     check_counted(grade, result, WORKERS)
     check_numbers(grade, result, got["joined"], WORKERS, "join the group")
     check_numbers(grade, result, got["read"], WORKERS, "read half of the training data")

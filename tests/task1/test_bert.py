@@ -17,14 +17,12 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
 
 if TYPE_CHECKING:  # what a function finds in a rank
-    from grader.inside.tools import Context, nn, torch, unchanged
-    from tests.task1.bert_in_rank import BertConfig, save_tiny_bert
+    from grader.inside.tools import Context, copy_of, nn, torch, unchanged
     from tests.training.config_in_rank import make_config
 
 graded = pytest.mark.graded
 FILE = "task1_single/run_glue.py"
-TINY_BERT = "tests/task1/bert_in_rank.py"
-IN_RANK, PRELOAD = ("tests/training/config_in_rank.py", TINY_BERT), ("scripts", "steps", "models")
+CONFIG, PRELOAD = "tests/training/config_in_rank.py", ("scripts", "steps", "models")
 LABELS = {"mnli": 3, "sts-b": 1, "rte": 2}
 VOCABULARY = 16
 SETTINGS = {  # what is drawn for the configuration -> how messages call it
@@ -39,6 +37,23 @@ LOGITS = Tolerance(limit=1e-4)  # in float32 they are off by 1e-6
 # --- what a rank does ---
 
 
+def save_tiny_bert(context: Context) -> Any:
+    """Save a BERT without a head, as checkpoints are, in ./pretrained. Arguments: checkpoint_seed, vocabulary."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(context.arguments["checkpoint_seed"])
+    config = BertConfig(
+        vocab_size=context.arguments["vocabulary"], hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=16,
+    )  # fmt: skip
+    model: Any = BertModel(config)
+    for weight in model.parameters():  # none left at 0 or 1, where loaded and new weights would look alike
+        nn.init.normal_(weight.data, std=0.5)
+    model.save_pretrained("pretrained")
+    torch.manual_seed(0)
+    return model
+
+
 def describe(model: Any, settings: list[str]) -> dict[str, Any]:
     """Return what load_model() gave; of what is no such model, less."""
     body, head = getattr(model, "bert", None), getattr(model, "classifier", None)
@@ -46,7 +61,7 @@ def describe(model: Any, settings: list[str]) -> dict[str, Any]:
     return {
         "class": type(model).__name__,
         "body": {name: tensor.clone() for name, tensor in weights.items() if tensor.is_floating_point()},
-        "head": None if head is None else head.weight.detach().clone(),
+        "head": copy_of(getattr(head, "weight", None)),
         "labels": getattr(head, "out_features", None),
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
         "dtypes": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}),
@@ -65,9 +80,11 @@ def logits_of(model: Any, ids: torch.Tensor, head: torch.Tensor, bias: torch.Ten
         return None
 
 
-@in_rank(uses=[*IN_RANK, describe, logits_of], preload=PRELOAD, join=False)
+@in_rank(uses=[CONFIG, save_tiny_bert, describe, logits_of], preload=PRELOAD, join=False)
 def load_model(context: Context, lesson: Any, inputs: Any) -> Any:
     """Call load_model() three times, as main() does, with seed 1, 2 and 1 again; yield what it gave."""
+    from transformers import BertConfig
+
     from common.optim import set_seed
 
     arguments = context.arguments
@@ -88,7 +105,7 @@ def load_model(context: Context, lesson: Any, inputs: Any) -> Any:
         }
 
 
-@in_rank(uses=[TINY_BERT], preload=PRELOAD, join=False)
+@in_rank(uses=[save_tiny_bert], preload=PRELOAD, join=False)
 def checkpoint(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     """Return the saved weights, and what BERT without a head computes for ids. Runs beside no student's file."""
     model = save_tiny_bert(context)

@@ -7,6 +7,7 @@ for the whole batch, from the weights that training starts with and the examples
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +20,12 @@ from grader.ranks.calls import Event
 from grader.ranks.outcome import Result
 from grader.wire import drawn
 from tests.gradients.test_averaging import BY_HAND
-from tests.task1.test_bert import TINY_BERT, checkpoint_seed, saved
+from tests.task1.test_bert import checkpoint_seed, save_tiny_bert, saved
 from tests.training.test_ddp import must_be_run_by_reducer
 from tests.training.test_sampling import orders_of_one_worker
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, torch
-    from tests.task1.bert_in_rank import save_tiny_bert
     from tests.whole_scripts.script_in_rank import run_main
 
 graded = pytest.mark.graded
@@ -44,7 +44,7 @@ Arrays = dict[str, Any]
 # --- what a rank does ---
 
 
-@in_rank(uses=[CONFIG, TINY_BERT, SCRIPT], preload=PRELOAD, first="prepare_script", join=False)
+@in_rank(uses=[CONFIG, save_tiny_bert, SCRIPT], preload=PRELOAD, first="prepare_script", join=False)
 def run_script(context: Context, lesson: Any, inputs: Any) -> None:
     run_main(context, lesson)
 
@@ -62,7 +62,7 @@ def adamw(a: Any, weights: Any, gradients: Any, moments: Any, number: int) -> No
             weight -= rate * (first / (1 - 0.9 ** (number + 1))) / size
 
 
-@in_rank(uses=[TINY_BERT, adamw], preload=PRELOAD, join=False)
+@in_rank(uses=[save_tiny_bert, adamw], preload=PRELOAD, join=False)
 def train_alone(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     """Return losses (steps, ranks) and dev logits (epochs, ranks, dev, labels). Runs beside no student's file.
 
@@ -264,8 +264,7 @@ def check_ladder(grade: Grade, check_averaging: Callable[[Grade, Result], None])
 # --- the graded tests ---
 
 
-def must_average_by_hand(grade: Grade, result: Result) -> None:
-    must_be_own_calls(grade, result, BY_HAND)
+must_average_by_hand = partial(must_be_own_calls, instead=BY_HAND)
 
 
 @graded("2a.3", needs=["1.1", "1.4", "2a.1", "2a.2"])
