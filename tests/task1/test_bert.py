@@ -106,7 +106,7 @@ def load_model(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=[save_tiny_bert], preload=PRELOAD, join=False)
-def checkpoint(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
+def pretrained(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     """Return the saved weights, and what BERT without a head computes for ids. Runs beside no student's file."""
     model = save_tiny_bert(context)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
@@ -124,7 +124,7 @@ def checkpoint_seed(grade: Grade) -> int:
 def saved(grade: Grade, ids: np.ndarray, vocabulary: int = VOCABULARY) -> dict[str, Any]:
     """Return the weights of the checkpoint, and what BERT without a head computes for ids (B, T): (B, D)."""
     arguments = {"checkpoint_seed": checkpoint_seed(grade), "vocabulary": vocabulary}
-    return dict(run_alone(grade, checkpoint, [ids], **arguments)[0])
+    return dict(run_alone(grade, pretrained, [ids], **arguments)[0])
 
 
 def draw(grade: Grade) -> tuple[dict[str, np.ndarray], dict[str, float]]:
