@@ -187,9 +187,9 @@ def check_script(grade: Grade) -> None:
     check_started(grade, 3, 0)  # wrongly started, the script's workers would wait for each other first
     slowness = grade.session.slowness
     blocks = drawn.examples(grade.number("blocks", 1 << 30), BLOCKS + 8)[0]
-    told = {"model_seed": grade.number("gpt2", 1 << 30), "blocks": BLOCKS, "steps": STEPS, "slowness": slowness}
+    arguments = {"model_seed": grade.number("gpt2", 1 << 30), "blocks": BLOCKS, "steps": STEPS, "slowness": slowness}
     waits = {"children": WORKERS, "patience": PATIENCE * slowness, "deadline": 60.0}
-    result = run_to_any_end(grade, run_script, [blocks], payloads=False, **told, **waits)
+    result = run_to_any_end(grade, run_script, [blocks], payloads=False, **arguments, **waits)
     stderr = result.ranks[0].stderr
     if todo := re.search(r"NotImplementedError: TODO ([0-9a-z]+\.[0-9]+)", stderr):
         raise not_attempted(grade.region) if todo[1] == grade.region else builds_on(todo[1])
@@ -200,7 +200,7 @@ def check_script(grade: Grade) -> None:
     check_counted(grade, result, WORKERS)
     check_numbers(grade, result, got["joined"], WORKERS, "join the group")
     check_numbers(grade, result, got["read"], WORKERS, "read half of the training data")
-    check_losses(grade, got["losses"], np.asarray(run_alone(grade, train_alone, [blocks], **told)[0]))
+    check_losses(grade, got["losses"], np.asarray(run_alone(grade, train_alone, [blocks], **arguments)[0]))
 
 
 def check_losses(grade: Grade, losses: list[list[float]], alone: np.ndarray) -> None:

@@ -50,7 +50,7 @@ def run_script(context: Context, lesson: Any, inputs: Any) -> None:
 
 
 def adamw(a: Any, weights: Any, gradients: Any, moments: Any, number: int) -> None:
-    """Clip, and take a step of AdamW without weight decay (Loshchilov and Hutter, 2019, algorithm 2), in place."""
+    """Clip, and take a step of AdamW (Loshchilov and Hutter, 2019, algorithm 2) as in common/optim.py, in place."""
     norm = torch.sqrt(sum((gradient.square().sum() for gradient in gradients.values()), torch.zeros(())))
     factor, rate = min(1.0, a["limit"] / (float(norm) + 1e-6)), a["rate"] * (1 - number / len(a["steps"]))
     with torch.no_grad():
