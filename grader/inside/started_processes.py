@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
+from functools import cache, partial
 from multiprocessing import context as contexts
 from multiprocessing import popen_fork
 from multiprocessing.reduction import ForkingPickler
@@ -51,7 +52,6 @@ class _Fresh:
 
 def start_afresh(lesson: ModuleType, prepare: Callable[[], None]) -> None:
     """From now on let forkserver and spawn fork children that run the file `lesson` again, and then `prepare`."""
-    at_first_start: dict[str, str] = {}
 
     def begin_again() -> None:
         kept = {name: value for name, value in vars(lesson).items() if name.startswith("__")}
@@ -61,16 +61,12 @@ def start_afresh(lesson: ModuleType, prepare: Callable[[], None]) -> None:
         lesson.__spec__.loader.exec_module(lesson)
         prepare()
 
-    def forkserver(process: object) -> popen_fork.Popen:
-        if not at_first_start:
-            at_first_start.update(os.environ)
-        return popen_fork.Popen(_Fresh(process, at_first_start, begin_again))  # type: ignore[arg-type]
+    def popen(environment: Callable[[], dict[str, str]]) -> Any:
+        return staticmethod(lambda process: popen_fork.Popen(_Fresh(process, environment(), begin_again)))  # type: ignore
 
-    def spawn(process: object) -> popen_fork.Popen:
-        return popen_fork.Popen(_Fresh(process, dict(os.environ), begin_again))  # type: ignore[arg-type]
-
-    setattr(contexts.ForkServerProcess, "_Popen", staticmethod(forkserver))  # noqa: B010 (mypy: it is a method)
-    setattr(contexts.SpawnProcess, "_Popen", staticmethod(spawn))  # noqa: B010
+    environment_now = partial(dict, os.environ)
+    setattr(contexts.ForkServerProcess, "_Popen", popen(cache(environment_now)))  # noqa: B010 (mypy: it is a method)
+    setattr(contexts.SpawnProcess, "_Popen", popen(environment_now))  # noqa: B010
 
 
 def expect_numbers() -> None:

@@ -181,28 +181,6 @@ def check_numbers(grade: Grade, result: Result, numbers: list[int], count: int, 
 # --- the whole script ---
 
 
-def check_script(grade: Grade) -> None:
-    """Two workers train as one worker would with all blocks."""
-    grade.check_written(grade.file, "common/data_partition.py")  # the start alone takes many seconds
-    check_started(grade, 3, 0)  # wrongly started, the script's workers would wait for each other first
-    slowness = grade.session.slowness
-    blocks = drawn.examples(grade.number("blocks", 1 << 30), BLOCKS + 8)[0]
-    arguments = {"model_seed": grade.number("gpt2", 1 << 30), "blocks": BLOCKS, "steps": STEPS, "slowness": slowness}
-    waits = {"children": WORKERS, "patience": PATIENCE * slowness, "deadline": 60.0}
-    result = run_to_any_end(grade, run_script, [blocks], payloads=False, **arguments, **waits)
-    stderr = result.ranks[0].stderr
-    if todo := re.search(r"NotImplementedError: TODO ([0-9a-z]+\.[0-9]+)", stderr):
-        raise not_attempted(grade.region) if todo[1] == grade.region else builds_on(todo[1])
-    grade.must_return(result)
-    got = result.values[0]
-    if got["error"]:
-        grade.fail(f"the script ended with an error: {got['error']}\n{last_words(stderr)}")
-    check_counted(grade, result, WORKERS)
-    check_numbers(grade, result, got["joined"], WORKERS, "join the group")
-    check_numbers(grade, result, got["read"], WORKERS, "read half of the training data")
-    check_losses(grade, got["losses"], np.asarray(run_alone(grade, train_alone, [blocks], **arguments)[0]))
-
-
 def check_losses(grade: Grade, losses: list[list[float]], alone: np.ndarray) -> None:
     """The workers' mean loss is that of one worker with all blocks, and each has its own."""
     steps = [len(own) for own in losses]
@@ -225,7 +203,24 @@ def test_every_worker_is_started_and_waited_for(grade: Grade) -> None:
 
 @graded("2b.9", network=True)
 def test_the_script_trains_on_two_workers(grade: Grade) -> None:
-    check_script(grade)
+    grade.check_written(grade.file, "common/data_partition.py")  # the start alone takes many seconds
+    check_started(grade, 3, 0)  # wrongly started, the script's workers would wait for each other first
+    slowness = grade.session.slowness
+    blocks = drawn.examples(grade.number("blocks", 1 << 30), BLOCKS + 8)[0]
+    arguments = {"model_seed": grade.number("gpt2", 1 << 30), "blocks": BLOCKS, "steps": STEPS, "slowness": slowness}
+    waits = {"children": WORKERS, "patience": PATIENCE * slowness, "deadline": 60.0}
+    result = run_to_any_end(grade, run_script, [blocks], payloads=False, **arguments, **waits)
+    stderr = result.ranks[0].stderr
+    if todo := re.search(r"NotImplementedError: TODO ([0-9a-z]+\.[0-9]+)", stderr):
+        raise not_attempted(grade.region) if todo[1] == grade.region else builds_on(todo[1])
+    grade.must_return(result)
+    got = result.values[0]
+    if got["error"]:
+        grade.fail(f"the script ended with an error: {got['error']}\n{last_words(stderr)}")
+    check_counted(grade, result, WORKERS)
+    check_numbers(grade, result, got["joined"], WORKERS, "join the group")
+    check_numbers(grade, result, got["read"], WORKERS, "read half of the training data")
+    check_losses(grade, got["losses"], np.asarray(run_alone(grade, train_alone, [blocks], **arguments)[0]))
 
 
 @graded("2b.9", absence=True)

@@ -171,7 +171,16 @@ def check_weights(grade: Grade) -> None:
         check_logits(grade, got, "rte")
 
 
-def check_head(grade: Grade) -> None:
+# --- the graded tests ---
+
+
+@graded("1.1")
+def test_the_pretrained_weights_are_loaded(grade: Grade) -> None:
+    check_weights(grade)
+
+
+@graded("1.1")
+def test_the_head_fits_the_task(grade: Grade) -> None:
     """The configuration is passed on, and a new head is drawn from torch's generator as --seed left it."""
     for task, labels in LABELS.items():
         outputs = f"for {task.upper()} expected a head with {labels} outputs, got {{got}}: "
@@ -189,19 +198,6 @@ def check_head(grade: Grade) -> None:
                 "the new head does not follow the seed: expected equal heads for the two loads with seed 1 and a "
                 "different one with seed 2; do not seed or draw random numbers in load_model"
             )
-
-
-# --- the graded tests ---
-
-
-@graded("1.1")
-def test_the_pretrained_weights_are_loaded(grade: Grade) -> None:
-    check_weights(grade)
-
-
-@graded("1.1")
-def test_the_head_fits_the_task(grade: Grade) -> None:
-    check_head(grade)
 
 
 @graded("1.1", absence=True)
