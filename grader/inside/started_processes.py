@@ -9,7 +9,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from multiprocessing import context as contexts
 from multiprocessing import popen_fork
 from multiprocessing.reduction import ForkingPickler
@@ -64,9 +64,9 @@ def start_afresh(lesson: ModuleType, prepare: Callable[[], None]) -> None:
     def popen(environment: Callable[[], dict[str, str]]) -> Any:
         return staticmethod(lambda process: popen_fork.Popen(_Fresh(process, environment(), begin_again)))  # type: ignore
 
-    environment_now = partial(dict, os.environ)
-    setattr(contexts.ForkServerProcess, "_Popen", popen(cache(environment_now)))  # noqa: B010 (mypy: it is a method)
-    setattr(contexts.SpawnProcess, "_Popen", popen(environment_now))  # noqa: B010
+    now = os.environ.copy  # a plain dictionary; cached, it is that of the first start
+    setattr(contexts.ForkServerProcess, "_Popen", popen(cache(now)))  # noqa: B010 (mypy: it is a method)
+    setattr(contexts.SpawnProcess, "_Popen", popen(now))  # noqa: B010
 
 
 def expect_numbers() -> None:

@@ -106,7 +106,8 @@ class Trace:
         self.losses = [data["value"] for data in of("loss")]
         self.accuracies = [data["metrics"].get("acc", -1.0) for data in of("evaluation")]
         self.batches = [[drawn.number(token) for token in data["first"]] for data in of("forward") if data["grad"]]
-        self.weights, self.trained = (next((d["weights"] for d in of(name)), {}) for name in ("weights", "trained"))
+        self.weights: Arrays = next((data["weights"] for data in of("weights")), {})
+        self.trained: Arrays = next((data["weights"] for data in of("trained")), {})
 
 
 def why_stuck(result: Result) -> str:
