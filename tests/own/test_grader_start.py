@@ -33,9 +33,14 @@ def test_a_region_opens_the_test_files_of_its_row_only():
 
 def test_a_marker_opens_the_test_files_of_its_task_only():
     pipeline = ["test_compute", "test_forward", "test_gpt2", "test_pipe", "test_schedule", "test_split"]
-    loops = ["test_averaging_in_steps", "test_ddp", "test_loop", "test_sampling"]  # test_ladder imports test_ddp
+    loops = [
+        "test_averaging_in_steps",
+        "test_ddp",
+        "test_loop",
+        "test_sampling",
+    ]  # test_ladder imports test_ddp, test_bert
     assert opened("-m", "task2a or a4_2_1") == [
-        "test_averaging", *pipeline, "test_copies", "test_ladder", "test_task2a", *loops
+        "test_averaging", *pipeline, "test_joining", "test_bert", "test_copies", *loops, "test_ladder",
     ]  # fmt: skip
 
 
