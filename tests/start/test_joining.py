@@ -92,7 +92,7 @@ def join_group(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 
 
 def check_joined(grade: Grade, calls: str, setting: Setting) -> None:
-    """Every rank joins where and as it was told, and the group works."""
+    """Every rank joins at the right address, with its own rank, the size and the backend, and the group works."""
     config = {"master_ip": setting.host, "master_port": int(setting.port), "backend": setting.backend}
     environment = setting.already_set | (OF_ANOTHER if setting.of_another else {})
     numbers = [drawn.generator(grade.seed, 6, setting.ranks, rank).normal(size=3) for rank in range(setting.ranks)]
