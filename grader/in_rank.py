@@ -17,6 +17,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,19 @@ class InRank:
     preload: tuple[str, ...]
     first: str
     join: bool
+    allows: tuple[str, ...]
 
     def arguments(self) -> dict[str, Any]:
         """Return what a rank must be told to run this function."""
         return {
             "function": self.name, "sources": list(self.sources), "preload": list(self.preload), "first": self.first,
-            "join": self.join,
+            "join": self.join, "allows": list(self.allows),
         }  # fmt: skip
 
 
 def in_rank(
     function: Callable[..., Any] | None = None, *, uses: Uses = (), preload: Sequence[str] = (), first: str = "",
-    join: bool = True,
+    join: bool = True, allows: Sequence[str] = (),
 ) -> Any:  # fmt: skip
     """Mark a function `(context, lesson, inputs)` as one that runs in ranks. A generator's values become a list.
 
@@ -60,11 +62,12 @@ def in_rank(
         first: name of a function `(context)` among the sources that is called before the student's file is loaded, for
             doubles whose names the file copies.
         join: whether the process group is joined before the function is called.
+        allows: what no other rank may do: "processes" (start some), "network" (connect to itself on loopback).
     """
     if function is None:
-        return lambda function: in_rank(function, uses=uses, preload=preload, first=first, join=join)
+        return partial(in_rank, uses=uses, preload=preload, first=first, join=join, allows=allows)
     sources = tuple(map(source_of, [*uses, function]))
-    return InRank(function.__name__, sources, tuple(preload), first, join)
+    return InRank(function.__name__, sources, tuple(preload), first, join, tuple(allows))
 
 
 def source_of(item: Callable[..., Any] | type | str) -> dict[str, Any]:

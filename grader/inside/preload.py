@@ -41,12 +41,8 @@ MODELS = ("scripts", "steps", "models")
 # Beside the first group, by module or function; a probe that is not here needs all.
 PROBES: dict[str, tuple[str, ...]] = {
     "grader.inside.context:call": (),
-    "grader.probes.bert": MODELS,
     "grader.probes.beyond.sharded_model:block": (),
     "grader.probes.beyond.sharded_model": ("steps",),
-    "grader.probes.start": MODELS,
-    "grader.probes.sync": ("scripts",),
-    "grader.probes.trusted": MODELS,
 }
 # What loading a file needs; one that is not here is a script, whose load_model imports the model class.
 FILES: dict[str, tuple[str, ...]] = {

@@ -18,7 +18,6 @@ PROBES = sorted(
     for path in (ROOT / "grader/probes").rglob("*.py")
     if path.stem != "__init__"
 )
-BELIEVED = "grader.probes.trusted"  # runs in ranks without student code only, and computes what is right
 
 
 def imported(path):
@@ -41,12 +40,6 @@ def test_the_rank_side_imports_only_the_rank_side(side):
 def test_both_ends_share_nothing_that_needs_one_of_them():
     for path in (ROOT / "grader/wire").rglob("*.py"):
         assert {name.split(".")[1] for name in imported(path) if "." in name} <= {"wire"}, path
-
-
-def test_no_probe_of_a_students_code_imports_what_is_believed():
-    for module in PROBES:
-        path = ROOT / (module.replace(".", "/") + ".py")
-        assert module == BELIEVED or BELIEVED not in set(imported(path)), module
 
 
 IN_RANKS = [
@@ -88,7 +81,7 @@ def test_what_a_started_rank_has_loaded_is_the_rank_side():
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", program, *(module for module in PROBES if module != BELIEVED)],
+        [sys.executable, "-c", program, *PROBES],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 

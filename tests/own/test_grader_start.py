@@ -27,20 +27,25 @@ def opened(*options):
 
 def test_a_region_opens_the_test_files_of_its_row_only():
     assert opened("--region", "2a.3") == [
-        "test_averaging", "test_task2a", "test_averaging_in_steps", "test_loop", "test_sampling",
+        "test_averaging", "test_joining", "test_averaging_in_steps", "test_loop", "test_sampling",
     ]  # fmt: skip
 
 
 def test_a_marker_opens_the_test_files_of_its_task_only():
     pipeline = ["test_compute", "test_forward", "test_gpt2", "test_pipe", "test_schedule", "test_split"]
-    loops = ["test_averaging_in_steps", "test_ddp", "test_loop", "test_sampling"]  # test_ladder imports test_ddp
+    loops = [
+        "test_averaging_in_steps",
+        "test_ddp",
+        "test_loop",
+        "test_sampling",
+    ]  # test_ladder imports test_ddp, test_bert
     assert opened("-m", "task2a or a4_2_1") == [
-        "test_averaging", *pipeline, "test_copies", "test_ladder", "test_task2a", *loops
+        "test_averaging", *pipeline, "test_joining", "test_bert", "test_copies", *loops, "test_ladder",
     ]  # fmt: skip
 
 
 def test_a_file_named_on_the_command_line_is_opened_though_another_region_is_asked_for():
-    assert opened("--region", "2a.3", "tests/test_task1.py") == ["test_task1"]
+    assert opened("--region", "2a.3", "tests/task1/test_bert.py") == ["test_bert"]
 
 
 @pytest.mark.parametrize("markers", ["not slow", "task2a and not slow", "medium", "task2a or medium", "not task2a"])

@@ -14,7 +14,7 @@ SEED = " (inputs drawn with seed 7; use --seed 7 to repeat them)"
 
 
 def entry(name, message, status="wrong", region="2b.1"):
-    return Entry(f"tests/test_task2b.py::{name}", "2b", region, status, 0 if status != "passed" else 2, 2, message)
+    return Entry(f"tests/start/test_start.py::{name}", "2b", region, status, 0 if status != "passed" else 2, 2, message)
 
 
 def test_the_cause_comes_first_and_tests_that_say_the_same_are_listed_by_name():
@@ -125,7 +125,7 @@ def test_nothing_is_next_where_all_is_written():
     assert next_step(COURSE, ROOT) == ""
 
 
-PRINTED = {"tests/test_task2b.py::test_mean": {0: "a\nb\n", 2: "c\n"}}
+PRINTED = {"tests/start/test_start.py::test_mean": {0: "a\nb\n", 2: "c\n"}}
 
 
 def test_what_rank_0_printed_is_below_the_message_and_other_ranks_on_request():
@@ -143,7 +143,7 @@ def test_what_rank_0_printed_is_below_the_message_and_other_ranks_on_request():
 
 
 def test_with_all_prints_two_hundred_lines_are_shown_and_a_long_one_says_that_it_is_cut():
-    printed = {"tests/test_task2b.py::test_mean": {0: "x" * 1000 + "\nline" * 1000}}
+    printed = {"tests/start/test_start.py::test_mean": {0: "x" * 1000 + "\nline" * 1000}}
 
     lines = messages([entry("test_mean", "wrong")], COURSE, printed, all_ranks=True)
 
@@ -171,7 +171,9 @@ def test_a_message_that_others_repeat_comes_first():
 
 
 def test_of_many_lines_the_first_are_shown_and_the_others_counted():
-    lines = messages([entry("test_mean", "wrong")], COURSE, {"tests/test_task2b.py::test_mean": {0: "line\n" * 1000}})
+    lines = messages(
+        [entry("test_mean", "wrong")], COURSE, {"tests/start/test_start.py::test_mean": {0: "line\n" * 1000}}
+    )
 
     assert lines[-1] == "    ... 992 more lines; use --prints all to see more"
     assert len(lines) < 15

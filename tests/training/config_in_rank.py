@@ -1,6 +1,6 @@
 """A script's configuration with the graders' values, and a record that notes what it is given.
 
-Probes import this file; the ranks of tests/training are sent its source.
+Sent to ranks as source, see grader/in_rank.py.
 """
 
 from dataclasses import fields
