@@ -83,19 +83,21 @@ def source_of(item: Callable[..., Any] | type | str) -> dict[str, Any]:
 
 def run(
     grade: Grade, function: InRank, inputs: Sequence[Any], hints: Mapping[str, str] | None = None,
-    why_stuck: Callable[[Result], str] = why_stuck, **arguments: Any,
+    why_stuck: Callable[[Result], str] = why_stuck, where: str = "", **arguments: Any,
 ) -> Result:  # fmt: skip
     """Run a function on as many ranks as there are inputs. Raises the verdict if it does not return on every rank.
 
     Args:
         hints: words in an error message of torch or Python -> what they mean in this lesson.
         why_stuck: says why the ranks wait for each other, "" if it cannot.
+        where: begins the verdict, of a test with several runs.
     """
     result = run_to_any_end(grade, function, inputs, **arguments)
     if verdict := grade.verdict(result):
         if isinstance(verdict, Deadlocked) and (cause := why_stuck(result)):
-            raise Deadlocked(f"{cause}\n{verdict}")
-        raise explained(verdict, hints or {})
+            raise Deadlocked(f"{where}{cause}\n{verdict}")
+        verdict = explained(verdict, hints or {})
+        raise type(verdict)(f"{where}{verdict}") if where else verdict
     return result
 
 
