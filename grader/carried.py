@@ -37,7 +37,7 @@ def copies(request: pytest.FixtureRequest) -> Callable[[Callable[[Grade], None]]
     """Runs a check on the script of this test's mark, and keeps what it says as a warning."""
     script, region = request.node.get_closest_marker("carried").args
     session = request.config.stash[SESSION]
-    grade = Grade(session, region, request.node.name)
+    grade = Grade(session, region, request.node.name, getattr(request.module, "CRASHES", None))
     grade.file = script
 
     def run(check: Callable[[Grade], None]) -> None:

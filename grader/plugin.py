@@ -206,7 +206,7 @@ def grade(request: pytest.FixtureRequest) -> Grade:
     """This test's region, the student's file for it, and the ranks that run it."""
     region = region_of(request.node)
     assert region, "a test that uses `grade` is marked graded(region)"
-    return Grade(request.config.stash[SESSION], region, request.node.name)
+    return Grade(request.config.stash[SESSION], region, request.node.name, getattr(request.module, "CRASHES", None))
 
 
 @pytest.hookimpl(wrapper=True)

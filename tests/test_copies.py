@@ -9,6 +9,7 @@ from grader.grading import Grade
 from tests.training import loop_shared, test_loop, test_sampling
 
 carried = pytest.mark.carried
+CRASHES = loop_shared.CRASHES
 
 
 def check_glue(grade: Grade) -> None:

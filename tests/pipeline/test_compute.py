@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, watch_queues, work_of
 
 graded = pytest.mark.graded
+CRASHES = shared.CRASHES
 EXAMPLES, FEATURES = 2, 3  # of a micro-batch
 WORKERS = 3  # partitions that work at the same time
 Cycle = list[list[int]]  # (micro-batch, partition) pairs

@@ -14,9 +14,11 @@ import pytest
 
 from grader.arithmetic import proportional
 from grader.grading import Grade
+from tests.training import loop_shared
 from tests.training.loop_shared import CLIP, SMALL, Training, check_noise, glue, must_have_batches, must_step
 
 graded = pytest.mark.graded
+CRASHES = loop_shared.CRASHES
 EPOCHS = 2
 Epochs = list[list[list[int]]]  # [epoch][step] -> examples, of one rank
 
