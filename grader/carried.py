@@ -1,8 +1,8 @@
 """Tests of what a later script has of earlier regions: copies of what is graded in its home file.
 
-@pytest.mark.carried("task4_traffic/run_glue.py", "4.1")
-def test_the_copies_in_task4_work(copies):
-    copies(check_glue)
+@pytest.mark.carried("later/script.py", "x.1")
+def test_the_copies_in_the_later_script_work(copies):
+    copies(check_script)
 
 Such a test never fails: copies that do not work give a warning. With `carried = "points"` in course.toml, a region of
 that script counts only when its copies work; with "warning", the default, no point depends on it.

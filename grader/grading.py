@@ -1,6 +1,6 @@
 """What a graded test works with: runs of a student's code, remembered, and failures in a student's words.
 
-@pytest.mark.graded("2a.3", weight=3)
+@pytest.mark.graded("x.1", weight=3)
 def test_gather_and_scatter_leave_the_mean_on_every_worker(grade):
     result = run(grade, average, inputs)           # in_rank.py; result.values, or the verdict why there are none
     grade.fail("expected ..., got ...")            # wrong; the seed is added

@@ -311,7 +311,7 @@ def check_use(grade: Grade) -> None:
                 grade.fail(f"use({k}): expected a Partition; {examples}")
         first, second = numbered(grade, found["rounds"])
         if first != second or found["after"] != before:
-            grade.fail("calling use() twice for one partition gives different examples: partition the data once, in "
+            grade.fail("calling use() twice for one partition gives different examples: divide the data once, in "
                        "the constructor")  # fmt: skip
         for k, part in enumerate(before):
             if first[k] != part:
