@@ -48,7 +48,10 @@ KNOWN = {
     "str expected, not int ... environ": "environment variables are texts: write the port as a string",
     "'tuple' object does not support item assignment": "split() and chunk() return a tuple, and a tuple cannot be "
     "changed: make a list of it",
-    "Boolean value of Tensor": "a tensor stands where a condition is needed: compare it with None (param.grad is None)",
+    "Boolean value of Tensor": "a tensor stands where a condition is needed; `in`, == and list.index compare values, "
+    "too: write `param.grad is None`, and look parameters up in a dict or a set",
+    "save_for_backward can only save variables": "ctx.save_for_backward takes only tensors: keep anything else as an "
+    "attribute, ctx.name = ...",
     "'NoneType' object is not subscriptable": "None is indexed here: a function that works in place, such as "
     "random.shuffle or list.sort, returns None, so do not assign its result",
     "can only join a started process": "a process was never started: call start(), not run(), before you join it",

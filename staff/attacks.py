@@ -24,7 +24,6 @@ from common.errors import InputError, exit_on_input_error
 from staff.proofs import attack_bank
 from staff.proofs.attack_bank import Attack
 from staff.proofs.attack_runs import Gain, attempt, zip_attempt
-from staff.proofs.class_attacks import class_attempt
 from staff.sandbox import kernel
 from staff.sandbox.graded_run import CONFINING, free_uid, make_interpreter_reachable, probe
 
@@ -33,7 +32,7 @@ Row = tuple[Attack, Gain, Gain]
 
 def try_both(attack: Attack) -> Row:
     """What an attack gains with all defences, and without its own; that of a row has no defence to be without."""
-    run = zip_attempt if attack.entries else class_attempt if attack.named else attempt
+    run = zip_attempt if attack.entries else attempt
     defended = run(attack, ())
     return attack, defended, defended if attack.row else run(attack, attack.off)
 
@@ -59,7 +58,7 @@ def run_mode(mode: str, attacks: Sequence[Attack], jobs: int) -> dict[str, int]:
         print(f"{mode}: not available on this machine, so attacks against these may succeed: {names}")
     with ThreadPoolExecutor(jobs) as pool:
         rows = []
-        for row in pool.map(try_both, [attack for attack in attacks if mode in attack.modes]):
+        for row in pool.map(try_both, [attack for attack in attacks if mode in attack.modes and not attack.named]):
             show(mode, *row)
             rows.append(row)
     return figures(rows)

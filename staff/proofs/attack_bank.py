@@ -38,7 +38,8 @@ class Attack:
 
     `row` is a row of docs/grading_limits.md, in place of defences: such an attack gains points with all of them. `code`
     stands at the end of `file`: an unsolved Partition, or the clean or (`solved`) the solved file of that name. `files`
-    lie beside it. `named` are the names of hand-ins of a class, all with this content. `entries` are those of a zip
+    lie beside it. `named`, in place of defences, are the names of hand-ins with this content, which only
+    `staff.proofs.harmful_class` grades, all in one class. `entries` are those of a zip
     (or, with `folder`, of a folder) for staff/grade/unpack.py. `most_memory` is how many MiB graders and ranks may take
     together; `limits` are fields of confine.Policy. `modes` are those in which it succeeds without its defences.
     """
@@ -96,8 +97,10 @@ def _attack(name: str, row: dict[str, Any]) -> Attack:
     attack = Attack(name, **({"off": ()} | row | {"entries": entries}))
     if attack.wants not in WANTS or not (attack.code or attack.files or attack.entries):
         raise KeyError(f"{name}: wants one of {', '.join(WANTS)}, and code, files or entries")
-    if bool(attack.off) == bool(attack.row):
-        raise KeyError(f"{name}: either off, the defences that stop it, or row, a row of docs/grading_limits.md")
+    if [bool(attack.off), bool(attack.row), bool(attack.named)].count(True) != 1:
+        raise KeyError(
+            f"{name}: expected one of off, the defences that stop it; row, a row of docs/grading_limits.md; and named"
+        )
     return attack
 
 

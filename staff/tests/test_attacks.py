@@ -15,7 +15,7 @@ import pytest
 from common.errors import InputError
 from common.paths import ROOT
 from staff import attacks
-from staff.proofs import attack_bank, class_switches, undefended
+from staff.proofs import attack_bank, undefended
 from staff.proofs.attack_bank import Attack
 from staff.proofs.attack_runs import Gain, attempt, surroundings, zip_attempt
 from staff.proofs.undefended import SWITCHES
@@ -23,7 +23,7 @@ from staff.sandbox.graded_run import CONFINING
 
 pytestmark = pytest.mark.medium
 
-OTHERS = {"files", "seed", "environment", "watch", "unpack", *class_switches.SWITCHES}
+OTHERS = {"files", "seed", "environment", "watch", "unpack"}
 BANK = {attack.name: attack for attack in attack_bank.load()}
 
 
@@ -32,8 +32,8 @@ def test_the_bank_holds_at_least_forty_attacks():
 
 
 @pytest.mark.parametrize("attack", BANK.values(), ids=BANK)
-def test_an_attack_names_defences_that_can_be_switched_off_or_a_row(attack):
-    assert bool(attack.off) != bool(attack.row)
+def test_an_attack_names_defences_that_can_be_switched_off_or_a_row_or_a_class(attack):
+    assert [bool(attack.off), bool(attack.row), bool(attack.named)].count(True) == 1
     assert set(attack.off) <= {*SWITCHES, *CONFINING, *OTHERS}
 
 

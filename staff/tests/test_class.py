@@ -9,7 +9,6 @@ import pytest
 from common.paths import ROOT
 from course.table import load_course
 from staff.proofs.class_check import complaints
-from staff.repeat import same
 
 COURSE = load_course()
 TESTS = [
@@ -80,28 +79,3 @@ def test_a_class_is_graded_as_it_must_be(tmp_path):
     run("staff.grade", *hand_ins, "--out", tmp_path / "graded", "--jobs", 2)
 
     assert run("staff.proofs.class_check", tmp_path / "class", tmp_path / "graded")["as_expected"] == 14
-
-
-@pytest.mark.parametrize(
-    ("other", "with_messages", "equal"),
-    [
-        ({"message": "other words"}, True, False),
-        ({"message": "other words"}, False, True),
-        ({"points": 1}, False, False),
-        ({"status": "failed"}, False, False),
-    ],
-)
-def test_a_race_and_another_seed_may_change_words_but_no_points(other, with_messages, equal):
-    test = {"id": "a", "status": "skipped", "points": 0, "message": "words"}
-    left, right = (json.dumps({"tests": [one]}).encode() for one in (test, test | other))
-
-    assert same(left, right, with_messages) == equal
-
-
-@pytest.mark.slow
-def test_equal_submissions_get_equal_reports():
-    words = [sys.executable, "-m", "staff.repeat", "--times", "3", "--mistakes", "4", "--task", "2a"]
-
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-
-    assert json.loads(done.stdout.splitlines()[-1]) == {"submissions": 6, "runs": 4, "different": 0}, done.stdout

@@ -1,5 +1,6 @@
 """What the lessons of tensor parallelism share: ranks in groups, numbers, and the sum over a group."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,7 @@ HINTS = {  # torch's words -> what they mean here
     "different shapes": "f and g act on what all ranks have: f on x, before the product with the columns; g on the "
     "product with the rows",
 }
+Given = list[Mapping[str, np.ndarray]]  # to each rank
 
 
 def numbers(draw: np.random.Generator, dtype: str, shape: tuple[int, ...], largest: int) -> np.ndarray:
@@ -117,3 +119,17 @@ def check_sum(
     message = ExpectedCall("all_reduce", payload=payload, payload_is="its own part of the sum", members=group)
     if len(group) > 1 or phase.calls:
         check_calls(grade, where, rank, phase.calls, [] if payload is None else [message], advice)
+
+
+def mistakes_of(direction: str, everyone: Given, given: Given, own: int) -> dict[str, np.ndarray]:
+    """Return sentence -> the value that a mistake leaves. `given`: to the members of the group; `own` is this one."""
+    key = {"forward": "x", "backward": "upstream"}[direction]
+    tensors = [one[key] for one in given]
+    total = np.sum(tensors, axis=0)
+    values = {
+        "it is only this rank's tensor; expected the sum over the group": tensors[own],
+        "it is the sum over the group; expected what this rank was given, as it is": total,
+        "it is the mean; expected the sum": total / len(tensors),
+        "it is the sum over all ranks: pass the group on, group=...": np.sum([one[key] for one in everyone], axis=0),
+    }
+    return {f"{direction}: {sentence}": value for sentence, value in values.items()}

@@ -236,6 +236,12 @@ def check_gathered(grade: Grade, ranks: int, cases: Cases, rounds: bool = False)
                         f"it is rank {r}'s version of this chunk, not its owner's": one
                         for r, one in enumerate(versions)
                     },
+                    **{
+                        f"it is chunk {r}, not chunk {k}: send your own chunk only in round 0, and then always the "
+                        "chunk that you received last": own[case][r]
+                        for r, own in enumerate(before)
+                        if own[case][r].shape == versions[k].shape
+                    },
                 }
                 expected = {f"chunks[{k}]": Expected(versions[k], mistakes=mistakes, tolerance=EXACT)}
                 where = f"{ranks} ranks, {length} elements of {dtype}, rank {rank}: "

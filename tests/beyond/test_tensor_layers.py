@@ -18,7 +18,7 @@ from grader.in_rank import in_rank, run
 from grader.ranks.outcome import Result
 from grader.wire import drawn
 from tests.beyond import tensor_shared as shared
-from tests.beyond.tensor_shared import DTYPES, HINTS, PAIRS, THREE, TWO, Ranks, numbers, tolerance
+from tests.beyond.tensor_shared import DTYPES, HINTS, PAIRS, THREE, TWO, Given, Ranks, numbers, tolerance
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dtype_of, nn, own_group, torch
@@ -94,17 +94,6 @@ def layers(context: Context, lesson: Any, inputs: Any) -> Any:
 # --- f and g ---
 
 
-def mistakes_of(direction: str, tensors: list[np.ndarray], own: int, sums: bool) -> dict[str, np.ndarray]:
-    """Return sentence -> the value that a mistake leaves. `tensors` are those of the group, `own` is this rank's."""
-    total, n = np.sum(tensors, axis=0), len(tensors)
-    values = {
-        "it is only this rank's tensor; expected the sum over the group": tensors[own],
-        "it is the sum over the group; expected what this rank was given, as it is": total,
-        "it is the mean; expected the sum": total / n,
-    }
-    return {f"{direction}: {sentence}": value for sentence, value in values.items()}
-
-
 def functions_run(grade: Grade, ranks: Ranks, cases: tuple = PLAIN) -> tuple[Result, list[dict[str, Any]]]:
     """Run f and g; return the result, and what each rank was given."""
 
@@ -130,25 +119,27 @@ def check_functions(grade: Grade, ranks: Ranks, cases: tuple = PLAIN) -> None:
         for name, found in zip((F, G), values, strict=True):
             where = f"{NAMES[name]}, {ranks.words(rank)}"
             for number, (dtype, layout) in enumerate(cases):
-                given = [inputs[other]["cases"][number] for other in ranks.among(rank)]
-                expected = expected_of_function(name, given, ranks.among(rank).index(rank), dtype)
+                everyone, members = [one["cases"][number] for one in inputs], ranks.among(rank)
+                given = [everyone[member] for member in members]
+                expected = expected_of_function(name, everyone, given, members.index(rank), dtype)
                 strides = f" (its tensors are {layout})" if layout != "plain" else ""
                 check(grade, f"{where}, {dtype}{strides}: ", found["cases"][number], expected, result)
             for number, group in enumerate((ranks.among(rank), tuple(range(ranks.count)))):
                 upstreams = [inputs[other]["twice"][number]["upstream"] for other in group]
                 right = np.sum(upstreams, axis=0) if name == F else upstreams[group.index(rank)]
-                message = f"after two calls with different groups, backward of call {number + 1} gives a different "
-                message += "gradient: each call keeps its own group in ctx"
-                got = {"the gradient": found["twice"][number]}
-                check(grade, f"{where}: ", got, {"the gradient": Expected(right, message)}, result)
+                message = (
+                    f"each call keeps its own group in ctx: call {number + 1} of two with different groups is wrong"
+                )
+                expected, got = {"the gradient": Expected(right, message)}, {"the gradient": found["twice"][number]}
+                check(grade, f"{where}: ", got, expected, result)
 
 
-def expected_of_function(name: str, given: list[Mapping[str, np.ndarray]], own: int, dtype: str) -> dict[str, Expected]:
-    """Return what one case of f or g must give on member `own` of a group. `given`: to each member."""
+def expected_of_function(name: str, everyone: Given, given: Given, own: int, dtype: str) -> dict[str, Expected]:
+    """Return what one case of f or g must give on member `own` of a group. `given`: to its members."""
     xs, upstreams = ([one[key] for one in given] for key in ("x", "upstream"))
     y = np.sum(xs, axis=0) if name == G else xs[own]
     gradient = np.sum(upstreams, axis=0) if name == F else upstreams[own]
-    forward, backward = (mistakes_of("forward", xs, own, name == G), mistakes_of("backward", upstreams, own, name == F))
+    forward, backward = (shared.mistakes_of(direction, everyone, given, own) for direction in ("forward", "backward"))
     in_place = "others still use it; make a copy first, clone()"
     message = "it is not the sum over the group" if name == G else "it is not what this rank was given"
     return {
