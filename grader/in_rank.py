@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from common.paths import ROOT
+from grader import crashes
 from grader.call_checks import why_stuck
 from grader.grading import Grade
 from grader.ranks.outcome import Result
@@ -86,19 +87,21 @@ def source_of(item: Callable[..., Any] | type | str) -> dict[str, Any]:
 
 def run(
     grade: Grade, function: InRank, inputs: Sequence[Any], hints: Mapping[str, str] | None = None,
-    why_stuck: Callable[[Result], str] = why_stuck, **arguments: Any,
+    why_stuck: Callable[[Result], str] = why_stuck, where: str = "", **arguments: Any,
 ) -> Result:  # fmt: skip
     """Run a function on as many ranks as there are inputs. Raises the verdict if it does not return on every rank.
 
     Args:
-        hints: words in an error message of torch or Python -> what they mean in this lesson.
+        hints: words in an error message of torch or Python -> what they mean in this run; see crashes.py.
         why_stuck: says why the ranks wait for each other, "" if it cannot.
+        where: begins the verdict, of a test with several runs.
     """
     result = run_to_any_end(grade, function, inputs, **arguments)
     if verdict := grade.verdict(result):
         if isinstance(verdict, Deadlocked) and (cause := why_stuck(result)):
-            raise Deadlocked(f"{cause}\n{verdict}")
-        raise explained(verdict, hints or {})
+            raise Deadlocked(f"{where}{cause}\n{verdict}")
+        verdict = explained(verdict, hints or {})
+        raise type(verdict)(f"{where}{verdict}") if where else verdict
     return result
 
 
@@ -117,5 +120,5 @@ def run_alone(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments
 
 def explained(verdict: Verdict, hints: Mapping[str, str]) -> Verdict:
     """Return the verdict with the first hint whose words are in it."""
-    hint = next((hint for words, hint in hints.items() if words in str(verdict)), "")
-    return type(verdict)(f"{hint}\n{verdict}") if hint and isinstance(verdict, Crashed | Wrong) else verdict
+    has_hint = isinstance(verdict, Crashed | Wrong) and crashes.reason(str(verdict), hints)
+    return type(verdict)(crashes.explained(str(verdict), hints)) if has_hint else verdict

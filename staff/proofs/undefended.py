@@ -26,15 +26,13 @@ import numpy as np
 from grader import compare, grading, imports, ranks
 from grader.arithmetic import FLOAT32, Tolerance
 from grader.checks import reference
-from grader.checks.beyond.grid import groups
-from grader.checks.beyond.one_f_one_b import stages
 from grader.checks.beyond.sharded_model import memory_limits, sharded_model_events
 from grader.inside import zygote
 from grader.ranks import broker, one_run, peer, thread_times, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import values
 from staff.sandbox import supervisor
-from tests.beyond import toy_shared
+from tests.beyond import test_grid, test_one_f_one_b, toy_shared
 from tests.gradients import test_averaging as averaging
 from tests.pipeline import pipe_shared, test_gpt2
 from tests.start import test_joining, test_start
@@ -240,7 +238,7 @@ def _ranks_are_believed() -> None:
         (sampling, "check_trained_on"), (test_bert, "check_logits"),
         (ddp, "check_own_gradients_sent"), (toy_shared, "asked_in_turn"),
         (sharded_model_events, "check_bytes"),
-        (stages, "check_messages"), (groups, "check_sums"),
+        (test_one_f_one_b, "check_messages"), (test_grid, "check_sums"),
     ):  # fmt: skip
         replace(module, name, lambda *_: None)
     replace(loop_shared.Training, "parameters", _believed)

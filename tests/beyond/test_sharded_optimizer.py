@@ -16,6 +16,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank
 from tests.beyond import sharded_optimizer_memory as memory
 from tests.beyond import sharded_optimizer_shared as shared
+from tests.beyond import toy_shared
 from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun
 from tests.beyond.toy_shared import BYTES, ROUNDING, MicroBatch, Send, check_order, check_times, rounded
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.beyond.sharded_optimizer_in_rank import Sharded, described
 
 graded = pytest.mark.graded
+CRASHES = toy_shared.CRASHES
 
 
 # --- what a rank does ---

@@ -24,6 +24,10 @@ from grader.wire.values import to_array, to_bytes
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}  # of an element
 ROUNDING = {"float32": 1e-4, "float64": 1e-4, "bfloat16": 0.01}  # of what a message may hold
 ONCE = "every rank sends each bucket once, in the order of `buckets`, also one without gradients"
+CRASHES = dict.fromkeys(  # torch's words -> what they mean here
+    ("The size of tensor a ... missing", "Boolean value of Tensor ... missing"),
+    "`missing` is a list, which compares tensors element by element: make it a set",
+)
 Arrays = list[np.ndarray]
 Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank, the last for all above] -> parameters in forward order
 

@@ -8,7 +8,7 @@ import pytest
 
 from common.paths import ROOT
 from course.table import load_course
-from grader import ranks
+from grader import imports, ranks
 from grader.inside import preload
 from grader.selection import files_to_open
 
@@ -74,9 +74,13 @@ def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has
     )
     (tmp_path / "run_glue.py").write_text((tmp_path / "common/data_partition.py").read_text())
 
-    alone = ranks.run("grader.inside.context:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
+    partition = {
+        "file": "common/data_partition.py",
+        "preload": imports.libraries(ROOT, "common/data_partition.py", COURSE),
+    }
+    alone = ranks.run("grader.inside.context:load", 1, partition, tree=tmp_path)
     script = ranks.run("grader.inside.context:load", 1, {"file": "run_glue.py"}, tree=tmp_path)
-    again = ranks.run("grader.inside.context:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
+    again = ranks.run("grader.inside.context:load", 1, partition, tree=tmp_path)
 
     assert alone.outcome == "returned"
     assert "loaded: ['transformers'" in script.explain()
@@ -84,15 +88,15 @@ def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has
 
 
 def test_a_probe_that_the_table_does_not_name_waits_for_everything():
-    assert set(preload.needs("grader.probes_new:anything", "")) == set(preload.GROUPS)
+    assert set(preload.needs("grader.probes_new:anything")) == set(preload.GROUPS)
 
 
-def test_the_table_names_probes_and_files_that_exist():
+def test_the_table_names_probes_and_groups_that_exist():
     modules = {name.partition(":")[0].replace(".", "/") for name in preload.PROBES}
-    named = {group for row in (*preload.PROBES.values(), *preload.FILES.values()) for group in row}
+    loading = [imports.libraries(ROOT, row.file, COURSE) for row in COURSE.regions.values()]
+    named = {group for row in (*preload.PROBES.values(), *loading) for group in row}
 
     assert [name for name in modules if not (ROOT / f"{name}.py").is_file()] == []
-    assert [name for name in preload.FILES if not (ROOT / name).is_file()] == []
     assert named <= set(preload.GROUPS)
 
 

@@ -38,23 +38,6 @@ def test_the_cause_comes_first_and_tests_that_say_the_same_are_listed_by_name():
     ]
 
 
-def test_a_known_mistake_comes_before_a_question_that_others_repeat():
-    question = "partition 0 is in the cycle, but never ran: does every task run its own partition?"
-    mistake = (
-        "two tasks took the same input: a lambda created in a loop reads the loop variables when it runs; bind them"
-    )
-    lines = messages(
-        [
-            entry("test_runs", question, region="p.4"),
-            entry("test_waits", f"{question} No result was stored.", region="p.4"),
-            entry("test_inputs", mistake, region="p.4"),
-        ],
-        COURSE,
-    )
-
-    assert lines[1] == f"  wrong: {mistake}"
-
-
 def test_a_crash_that_says_what_to_change_comes_before_a_wrong_result_that_does_not():
     crash = "split() and chunk() return a tuple: make a list of it\nrank 0 raised TypeError"
 

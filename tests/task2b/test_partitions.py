@@ -25,6 +25,10 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.task2b.partitions_in_rank import MORE_THAN_ANY, Data, Owned, draw_noise, examples_of, indices_of, text
 
 graded = pytest.mark.graded
+CRASHES = {  # torch's words -> what they mean here
+    "Default process group has not been initialized": "the group is asked although a rank was given: ask it only for "
+    "what is None",
+}
 FILE, IN_RANK = "common/data_partition.py", "tests/task2b/partitions_in_rank.py"
 ROUNDING = 1e-6  # shares are products of floats
 MORE = 5  # examples of a second data set
@@ -307,7 +311,7 @@ def check_use(grade: Grade) -> None:
                 grade.fail(f"use({k}): expected a Partition; {examples}")
         first, second = numbered(grade, found["rounds"])
         if first != second or found["after"] != before:
-            grade.fail("calling use() twice for one partition gives different examples: partition the data once, in "
+            grade.fail("calling use() twice for one partition gives different examples: divide the data once, in "
                        "the constructor")  # fmt: skip
         for k, part in enumerate(before):
             if first[k] != part:

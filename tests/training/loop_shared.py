@@ -35,6 +35,13 @@ CLIP = 0.05  # below the norm of any gradient here, so that clipping always show
 RATE = 0.1 / drawn.LOSS_SCALE
 SMALL = 0.1 * drawn.LOSS_SCALE  # the gradient of a batch that fits well is a difference of numbers larger than it
 SLACK = 20.0  # float32: a forward and backward pass is off by up to 1e-5 of a gradient's norm
+CRASHES = {  # Python's words -> what they mean here
+    "has no attribute 'local_rank'": "the configuration has no local_rank: the rank of this worker is config.rank",
+    "evaluation() missing 1 required positional argument": "record.evaluation needs two arguments, the epoch number "
+    "and the metrics, in this order",
+    "'dict' and 'int' ... record.evaluation(": "the arguments of record.evaluation are swapped: pass the epoch number "
+    "first, then the metrics",
+}
 CLASSES = {"rte": 2, "mnli": 3, "sts-b": 1}
 
 

@@ -22,6 +22,7 @@ from tests.training import test_sampling as sampling
 from tests.training.loop_shared import CLIP, Batch, Evaluation, Step, Training, must_have_batches, must_step, tolerance
 
 graded = pytest.mark.graded
+CRASHES = loop.CRASHES
 SAME = 5e-5  # of a metric: a run in float32 is off by up to 5e-6
 
 

@@ -15,12 +15,14 @@ import pytest
 from grader.arithmetic import proportional
 from grader.grading import Grade
 from grader.in_rank import in_rank, run_alone
+from tests.training import loop_shared
 from tests.training.loop_shared import CLIP, SMALL, Training, check_noise, glue, must_have_batches, must_step
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, torch
 
 graded = pytest.mark.graded
+CRASHES = loop_shared.CRASHES
 EPOCHS = 2
 Epochs = list[list[list[int]]]  # [epoch][step] -> examples, of one rank
 
