@@ -42,8 +42,6 @@ MODELS = ("scripts", "steps", "models")
 PROBES: dict[str, tuple[str, ...]] = {
     "grader.inside.context:call": (),
     "grader.probes.bert": MODELS,
-    "grader.probes.beyond.sharded_model:block": (),
-    "grader.probes.beyond.sharded_model": ("steps",),
     "grader.probes.start": MODELS,
     "grader.probes.sync": ("scripts",),
     "grader.probes.trusted": MODELS,

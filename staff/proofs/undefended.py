@@ -22,19 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from grader import compare, grading, imports, ranks
+from grader import compare, grading, imports, memory_limits, ranks
 from grader.arithmetic import FLOAT32, Tolerance
 from grader.checks import bert, joining, reference
 from grader.checks import start as starting
 from grader.checks.beyond.grid import groups
 from grader.checks.beyond.one_f_one_b import stages
-from grader.checks.beyond.sharded_model import memory_limits, sharded_model_events
 from grader.inside import zygote
 from grader.ranks import broker, one_run, peer, thread_times, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import values
 from staff.sandbox import supervisor
-from tests.beyond import toy_shared
+from tests.beyond import sharded_model_memory, toy_shared
 from tests.gradients import test_averaging as averaging
 from tests.pipeline import pipe_shared, test_gpt2
 from tests.task2b import test_loaders as loaders
@@ -238,7 +237,7 @@ def _ranks_are_believed() -> None:
         (starting, "check_counted"), (starting, "check_numbers"),
         (sampling, "check_trained_on"), (bert, "_check_logits"),
         (ddp, "check_own_gradients_sent"), (toy_shared, "asked_in_turn"),
-        (sharded_model_events, "check_bytes"),
+        (sharded_model_memory, "check_sent_before"),
         (stages, "check_messages"), (groups, "check_sums"),
     ):  # fmt: skip
         replace(module, name, lambda *_: None)

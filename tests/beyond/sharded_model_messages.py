@@ -1,0 +1,101 @@
+"""When a sharded model gathers a block and sends its gradients, b.9 and b.10; all of it is what the broker has seen."""
+
+from __future__ import annotations
+
+from grader.ranks.calls import Call
+from tests.beyond.sharded_model_shared import ModelRun, Pass
+from tests.beyond.toy_shared import BYTES, check_in_transit
+
+Message = tuple[str, int]  # "gathers" or "sends", and the piece
+AGAIN = "gather each block once in forward and once in backward, just before it is needed: each one more needs memory"
+ADVICE = {  # of a message that is missing
+    "gathers in forward": "before_forward must start the gather of the next block: it travels while this one computes",
+    "gathers in backward": "before_backward must start the gather of the block that backward needs next",
+    "sends in backward": "gradient_ready must send a block as soon as none of its gradients is missing",
+    "sends in finish": "a parameter without a gradient never calls its hook, so finish must send such a block",
+}
+
+
+def due(run: ModelRun, evaluation: bool) -> list[list[Message]]:
+    """Return the messages that are due after each number of permits; the last ones when backward has ended."""
+    keys, depth = run.keys(evaluation), run.depth
+    found: list[list[Message]] = [[] for _ in range(len(keys) + 2)]
+    found[0] = [("gathers", run.root), ("gathers", run.piece(0))]
+    for block in range(1, depth):  # while the block before computes: the permits of the root and of `block - 1` blocks
+        found[block].append(("gathers", run.piece(block)))
+    if evaluation:
+        return found
+    for block in range(depth - 1):  # while the block behind it computes in backward
+        begins = (n for n, key in enumerate(keys) if key.direction == "backward" and key.place <= block + 1)
+        found[next(begins, len(keys))].append(("gathers", run.piece(block)))
+    for i, bucket in enumerate(run.buckets if run.setting.exchanges else []):
+        given = {key.parameter: n for n, key in enumerate(keys, 1) if key.parameter in bucket}
+        found[max(given.values()) if len(given) == len(bucket) else -1].append(("sends", i))
+    return found
+
+
+def check_messages(run: ModelRun) -> None:
+    """A block is gathered while the one before it computes; its gradients are sent as soon as they are complete."""
+    sizes = [sum(run.initial[k].size for k in bucket) for bucket in run.buckets]
+    for rank in range(run.ranks):
+        for one in run.passes(rank):
+            messages = run.messages(rank, one)
+            sends = [(piece, call) for calls in messages for kind, piece, call in calls if kind == "sends"]
+            check_in_transit(run.grade, f"{one.name}: rank {rank}", sends, sizes, run.name)
+            expected = due(run, one.number is None)
+            for n in range(len(expected)):
+                if sorted(expected[n]) != sorted((kind, piece) for kind, piece, _ in messages[n]):
+                    fail_at(run, f"{one.name}: {when(run, one, n)}, rank {rank}", one, n, expected[n], messages)
+
+
+def fail_at(
+    run: ModelRun, where: str, one: Pass, n: int, expected: list[Message], messages: list[list[tuple[str, int, Call]]]
+) -> None:
+    """Fail since the messages after n permits are not those that are due."""
+    got = [(kind, piece) for kind, piece, _ in messages[n]]
+    missing = next((message for message in expected if message not in got), None)
+    advice = AGAIN if ("gathers", 0) not in got else f"{run.name(0)} stays after forward: backward begins with it"
+    if missing:
+        keys = run.keys(one.number is None)
+        place = "in finish" if n > len(keys) else f"in {keys[min(n, len(keys) - 1)].direction}"
+        advice = ADVICE[f"{missing[0]} {place}"]
+        later = [(m, call) for m in range(n + 1, len(messages)) for *kind, call in messages[m] if (*kind,) == missing]
+        if later:
+            m, call = later[0]
+            advice = f"it does this only {when(run, one, m)} ({call.where}). {advice}"
+    lines = dict.fromkeys(call.where for *_, call in messages[n] if call.where)
+    run.grade.fail(f"{where} {doing(run, got)}{in_lines(lines)}, expected that it {doing(run, expected)}: {advice}")
+
+
+def in_lines(lines: dict[str, None]) -> str:
+    return f" ({', '.join(lines)})" if lines else ""
+
+
+def doing(run: ModelRun, messages: list[Message]) -> str:
+    whats = {"gathers": "gathers {}", "sends": "sends the gradients of {}"}
+    words = [whats[kind].format(run.name(piece)) for kind, piece in messages]
+    return " and ".join(words) or "starts no message"
+
+
+def when(run: ModelRun, one: Pass, n: int) -> str:
+    """Say what a rank does after n permits."""
+    keys = run.keys(one.number is None)
+    if n < len(keys):
+        return f"while {run.place_name(keys[n].place)} computes in {keys[n].direction}"
+    return "when the last block has computed" if n == len(keys) else "after backward has ended"
+
+
+def check_costs(run: ModelRun) -> None:
+    """A pass moves the shards that it gathers, in the parameters' dtype, and the gradients of each rank's shard.
+
+    The gradients of bfloat16 parameters may travel as float32.
+    """
+    passes = [run.passes(rank) for rank in range(run.ranks)]
+    for ranks in zip(*passes, strict=True):
+        size = 0
+        for kind, piece in (message for messages in due(run, ranks[0].number is None) for message in messages):
+            factor = 1 if kind == "gathers" else 4 // BYTES[run.setting.dtype(run.buckets[piece][0])]
+            size += run.bytes_of(piece) * factor
+        calls = [call for one in ranks for calls in one.calls for call in calls]
+        advice = "gather shards in the dtype of flat.values, and send gradients only to the rank that owns them"
+        run.check_price(calls, size, ranks[0].name, advice)
