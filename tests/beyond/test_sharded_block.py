@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grader.arithmetic import EXACT, Tolerance
-from grader.call_checks import ExpectedCall, check_calls, phases, waits_for_held_back
+from grader.call_checks import ExpectedCall, Phase, check_calls, phases, waits_for_held_back
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
@@ -21,7 +21,7 @@ from tests.beyond.sharded_optimizer_shared import TOY, Setting
 from tests.beyond.toy_shared import BYTES, is_message, rounded
 
 if TYPE_CHECKING:  # what a function finds in a rank
-    from grader.inside.tools import Context, dtype_of, held_back, nn, torch
+    from grader.inside.tools import Context, Tensor, dtype_of, held_back, nn, torch
     from tests.beyond.sharded_model_in_rank import bytes_of, copy_in_memory
 
 graded = pytest.mark.graded
@@ -82,15 +82,9 @@ def state(step: str, block: Any, parameters: Sequence[nn.Parameter]) -> dict[str
     }
 
 
-@in_rank(uses=[TOY, BLOCKS, state])
-def gather_block(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Return what a block has after each step. Its shard changes before each of two gathers.
-
-    Arguments: dtype, late (the rank that starts its first gather when all others have, or None); inputs: values of the
-    parameters, moves (what is added to the shard).
-    """
-    parameters = [nn.Parameter(value.to(getattr(torch, context.arguments["dtype"]))) for value in inputs["values"]]
-    moves, found = inputs["moves"], dict[str, Any]()
+def gather_block(context: Context, lesson: Any, dtype: str, values: list[Tensor], moves: list[Tensor]) -> Any:
+    """Gather a block twice, with and without start_gather; `moves` are added to its shard before."""
+    parameters = [nn.Parameter(value.to(getattr(torch, dtype))) for value in values]
     context.event("__init__")
     block = lesson.ShardedBlock(parameters)
     found = state("__init__", block, parameters) | {"dtype": dtype_of(block.shard.values)}
@@ -119,23 +113,32 @@ def gather_block(context: Context, lesson: Any, inputs: Any) -> Any:
     return found
 
 
+@in_rank(uses=[TOY, BLOCKS, state, gather_block])
+def gather_blocks(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Return what each block has after each step. Argument: late, the rank that starts a gather after all others."""
+    return [gather_block(context, lesson, **one) for one in inputs]
+
+
 # --- what is right ---
 
 
 class BlockRun:
-    """One run of a block: what is right for each rank, and what the ranks did."""
+    """What is right for one block on each rank, and what the ranks did with it."""
 
-    def __init__(self, grade: Grade, ranks: int, setting: Setting, late: int | None) -> None:
+    result: Result
+    values: list[dict[str, Any]]  # what each rank returned
+    phases: list[list[Phase]]
+
+    def __init__(self, grade: Grade, ranks: int, setting: Setting) -> None:
         self.grade, self.ranks, self.setting, self.dtype = grade, ranks, setting, setting.dtypes[0]
-        self.order, self.values = setting.buckets()[0], setting.initial(grade.seed)
-        self.shards = [setting.flat(self.order, self.values, ranks)]  # before and after each move, a row for each rank
-        generators = [drawn.generator(grade.seed, 31, ranks, rank) for rank in range(ranks)]
+        self.order, self.initial = setting.buckets()[0], setting.initial(grade.seed)
+        self.shards = [setting.flat(self.order, self.initial, ranks)]  # and after each move, a row for each rank
         size = (MOVES, self.shards[0].shape[1])
+        generators = [drawn.generator(grade.seed, 31, ranks, rank) for rank in range(ranks)]
         moves = [np.asarray(generator.normal(size=size), np.float32) for generator in generators]
         for move in range(MOVES):
             self.shards.append(self.shards[-1] + [own[move] for own in moves])
-        inputs = [{"values": self.values, "moves": list(own)} for own in moves]
-        self.result = run(grade, gather_block, inputs, HINTS, why_stuck, dtype=self.dtype, late=late)
+        self.inputs = [{"dtype": self.dtype, "values": self.initial, "moves": list(own)} for own in moves]
 
     def where(self, rank: int) -> str:
         shapes = " ".join(str(tuple(shape)) for shape in self.setting.shapes)
@@ -143,10 +146,23 @@ class BlockRun:
 
     def parameters(self, moved: int) -> list[np.ndarray]:
         """Return the parameters in their dtype after so many moves, in the order of the block."""
-        sizes = [self.values[k].size for k in self.order]
+        sizes = [self.initial[k].size for k in self.order]
         parts = np.split(rounded(self.shards[moved].ravel(), self.dtype), np.cumsum(sizes))
         whole = dict(zip(self.order, parts, strict=False))
         return [whole[k].reshape(shape) for k, shape in enumerate(self.setting.shapes)]
+
+
+def run_blocks(grade: Grade, ranks: int, settings: Sequence[Setting], late: int | None = None) -> list[BlockRun]:
+    blocks = [BlockRun(grade, ranks, setting) for setting in settings]
+    inputs = [[block.inputs[rank] for block in blocks] for rank in range(ranks)]
+    result = run(grade, gather_blocks, inputs, HINTS, why_stuck, late=late)
+    done = [phases(result, rank) for rank in range(ranks)]
+    for number, block in enumerate(blocks):
+        block.result, block.values, block.phases = result, [value[number] for value in result.values], []
+        for all_phases in done:
+            begins = [i for i, phase in enumerate(all_phases) if phase.event.name == STEPS[0].name]
+            block.phases.append(all_phases[begins[number] : (*begins, len(all_phases))[number + 1]])
+    return blocks
 
 
 def why_stuck(result: Result) -> str:
@@ -157,7 +173,7 @@ def why_stuck(result: Result) -> str:
 
 def check_shard(run: BlockRun) -> None:
     """After __init__ a rank has a copy of its part, in float32, and no more."""
-    for rank, got in enumerate(run.result.values):
+    for rank, got in enumerate(run.values):
         right = run.shards[0]
         mistakes: dict[str, Any] = {
             f"`own` is the shard of rank {r}: rank r owns the elements r L to (r+1) L": right[r]
@@ -187,16 +203,14 @@ def check_state(run: BlockRun, rank: int, step: Step) -> None:
         f"is_whole after {step.name}": Expected(step.is_whole),
         f"gathering after {step.name}": Expected(step.gathering, f"after {step.name}: {handle}"),
     }
-    check(run.grade, run.where(rank), run.result.values[rank], expected)
+    check(run.grade, run.where(rank), run.values[rank], expected)
 
 
 def check_gathers(run: BlockRun) -> None:
     """A gather sends the shard once, in the block's dtype, and brings the parameters of all ranks."""
-    for rank, got in enumerate(run.result.values):
-        for step in STEPS:
-            check_state(run, rank, step)
+    for rank, got in enumerate(run.values):
         steps, moved = {step.name: step for step in STEPS}, 0
-        for event, calls in phases(run.result, rank):
+        for event, calls in run.phases[rank]:
             step, calls = steps[event.name], [call for call in calls if is_message(call)]
             moved += step.gathers
             right = ExpectedCall(
@@ -207,6 +221,7 @@ def check_gathers(run: BlockRun) -> None:
                 if call.dtype != run.dtype:
                     words = f"the shard is sent in {call.dtype} ({call.where}), expected the dtype of flat.values"
                     run.grade.fail(f"{run.where(rank)}{words}, {run.dtype}")
+            check_state(run, rank, step)
         for moved, name in enumerate(("wait", "wait without start_gather"), 1):
             message = f"after {name}, the parameters are not the shards of all ranks"
             for k, whole in enumerate(run.parameters(moved)):
@@ -221,15 +236,16 @@ def check_gathers(run: BlockRun) -> None:
 @graded("b.8")
 def test_a_rank_keeps_its_shard_alone_and_frees_the_rest(grade: Grade) -> None:
     for ranks in (3, 2, 4, 1):
-        for setting in SMALL:
-            check_shard(BlockRun(grade, ranks, setting, None))
+        for block in run_blocks(grade, ranks, SMALL):
+            check_shard(block)
 
 
 @graded("b.8")
 def test_a_gather_brings_the_shards_of_all_ranks_without_waiting(grade: Grade) -> None:
-    for ranks, late in ((3, 0), (2, None), (4, None), (1, None)):
-        for setting in SMALL if late is None else (*SMALL, LARGE):
-            check_gathers(BlockRun(grade, ranks, setting, late))
+    for ranks, late, settings in ((3, 0, (*SMALL, LARGE)), (2, None, SMALL), (4, None, SMALL), (1, None, SMALL)):
+        for block in run_blocks(grade, ranks, settings, late):
+            check_shard(block)
+            check_gathers(block)
 
 
 @graded("b.8", absence=True)
