@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from grader.arithmetic import Tolerance, norm
 from grader.call_checks import waits_for_held_back
-from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank
 from grader.ranks.calls import Call
@@ -296,57 +294,3 @@ class ModelRun(OptimizerRun):
         rows = [self.rows(rank, one.step, one.number, i) for i in pieces]
         what = "its own gradients of one block in this micro-batch, as take_gradients returns them"
         return "sends", bucket_of(self, where, call, rows, what)
-
-
-# --- what blocks compute with, and what is in memory ---
-
-
-def check_values(run: ModelRun) -> None:
-    """Every block computes with the values that the shards of all ranks hold together, in both directions."""
-    uses = run.setting.uses[0][0][0]
-    message = "the block does not compute with the parameters that the shards of all ranks hold together"
-    for rank, value in enumerate(run.result.values):
-        for one in (*value["finishes"], *value["evaluations"]):
-            right = run.parameters(one["step"] + ("number" not in one))
-            for use, (place, k) in enumerate(zip(run.setting.places, uses, strict=True)):
-                if k not in right:  # it is frozen
-                    continue
-                for direction in ("forward", "backward") if "number" in one else ("forward",):
-                    limit = 2.0**-7 * np.abs(right[k]) + 1e-5 if run.setting.dtype(k) == "bfloat16" else None
-                    tolerance = Tolerance(norm([right[k]]), limit=limit)
-                    name = f"{direction} of {run.place_name(place)}, parameter {k}"
-                    expected = {f"{direction} {use}": Expected(right[k], message, name, tolerance=tolerance)}
-                    where = f"step {one['step']}, rank {rank} of {run.ranks}: in "
-                    check(run.grade, where, one["notes"], expected, run.result)
-
-
-def check_in_memory(run: ModelRun) -> None:
-    """While a block computes, only it and the next one are in memory, and the root; between steps nothing is."""
-    for rank, value in enumerate(run.result.values):
-        for one in (*value["finishes"], *value["evaluations"]):
-            for at, got in one["notes"].items():
-                if " at " in at:
-                    direction, place = at.split(" at ")
-                    check_blocks(run, f"step {one['step']}, rank {rank}", direction, int(place), "number" in one, got)
-        for after in (*value["steps"], *value["evaluations"]):
-            words = "{got} is still in memory between steps, or after an evaluation: free it when it is not needed"
-            check(run.grade, f"rank {rank}: ", after, {"in memory": Expected("nothing", words)})
-
-
-def check_blocks(run: ModelRun, where: str, direction: str, place: int, trains: bool, got: str) -> None:
-    """What is in memory when a place begins to compute."""
-    last = run.depth - 1
-    blocks = {place, place + 1} if direction == "forward" else {place, place - 1}
-    if place == run.depth:
-        blocks = {last} if trains else set()
-    names = [run.place_name(block) for block in sorted(blocks) if 0 <= block <= last]
-    advice = {
-        "forward": "gather one block ahead, and free a block when it has computed, the last one only if no backward "
-        "follows (torch.is_grad_enabled)",
-        "backward": "gather one block ahead, and free a block when its gradients are complete and are sent",
-    }
-    words = (
-        f"while {run.place_name(place)} computes in {direction}{'' if trains else ' without gradients'}, {{got}} are "
-    )
-    words += f"in memory, expected {{expected}}: {advice[direction]}"
-    check(run.grade, f"{where}: ", {"": got}, {"": Expected(", ".join([*names, "the root"]), words)})

@@ -10,8 +10,8 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from tests.beyond import sharded_model_memory as memory
 from tests.beyond import sharded_model_shared as shared
-from tests.beyond.sharded_model_messages import check_costs, check_messages
-from tests.beyond.sharded_model_shared import ModelRun, check_in_memory, check_values
+from tests.beyond.sharded_model_checks import check_costs, check_in_memory, check_messages, check_values
+from tests.beyond.sharded_model_shared import ModelRun
 from tests.beyond.sharded_optimizer_shared import check_means, check_none_left
 
 graded = pytest.mark.graded

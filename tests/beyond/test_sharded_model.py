@@ -9,8 +9,8 @@ import pytest
 from grader.grading import Grade
 from tests.beyond import sharded_model_memory as memory
 from tests.beyond import sharded_model_shared as shared
-from tests.beyond.sharded_model_messages import check_costs, check_messages
-from tests.beyond.sharded_model_shared import ModelRun, ModelSetting, check_in_memory, check_values
+from tests.beyond.sharded_model_checks import check_costs, check_in_memory, check_messages, check_values
+from tests.beyond.sharded_model_shared import ModelRun, ModelSetting
 
 graded = pytest.mark.graded
 

@@ -1,19 +1,31 @@
-"""When a sharded model gathers a block and sends its gradients, b.9 and b.10; all of it is what the broker has seen."""
+"""What b.9 and b.10 check: when a rank gathers and sends, what blocks compute with, and what is freed.
+
+Messages, their content and their order are what the broker has seen.
+"""
 
 from __future__ import annotations
 
+import numpy as np
+
+from grader.arithmetic import Tolerance, norm
+from grader.compare import Expected, check
 from grader.ranks.calls import Call
 from tests.beyond.sharded_model_shared import ModelRun, Pass
 from tests.beyond.toy_shared import BYTES, check_in_transit
 
 Message = tuple[str, int]  # "gathers" or "sends", and the piece
-AGAIN = "gather each block once in forward and once in backward, just before it is needed: each one more needs memory"
+EACH_ONCE = (
+    "gather each block once in forward and once in backward, just before it is needed: each one more needs memory"
+)
 ADVICE = {  # of a message that is missing
     "gathers in forward": "before_forward must start the gather of the next block: it travels while this one computes",
     "gathers in backward": "before_backward must start the gather of the block that backward needs next",
     "sends in backward": "gradient_ready must send a block as soon as none of its gradients is missing",
     "sends in finish": "a parameter without a gradient never calls its hook, so finish must send such a block",
 }
+
+
+# --- messages ---
 
 
 def due(run: ModelRun, evaluation: bool) -> list[list[Message]]:
@@ -54,7 +66,7 @@ def fail_at(
     """Fail since the messages after n permits are not those that are due."""
     got = [(kind, piece) for kind, piece, _ in messages[n]]
     missing = next((message for message in expected if message not in got), None)
-    advice = AGAIN if ("gathers", 0) not in got else f"{run.name(0)} stays after forward: backward begins with it"
+    advice = EACH_ONCE if ("gathers", 0) not in got else f"{run.name(0)} stays after forward: backward begins with it"
     if missing:
         keys = run.keys(one.number is None)
         place = "in finish" if n > len(keys) else f"in {keys[min(n, len(keys) - 1)].direction}"
@@ -99,3 +111,57 @@ def check_costs(run: ModelRun) -> None:
         calls = [call for one in ranks for calls in one.calls for call in calls]
         advice = "gather shards in the dtype of flat.values, and send gradients only to the rank that owns them"
         run.check_price(calls, size, ranks[0].name, advice)
+
+
+# --- what blocks compute with, and what is in memory ---
+
+
+def check_values(run: ModelRun) -> None:
+    """Every block computes with the values that the shards of all ranks hold together, in both directions."""
+    uses = run.setting.uses[0][0][0]
+    message = "the block does not compute with the parameters that the shards of all ranks hold together"
+    for rank, value in enumerate(run.result.values):
+        for one in (*value["finishes"], *value["evaluations"]):
+            right = run.parameters(one["step"] + ("number" not in one))
+            for use, (place, k) in enumerate(zip(run.setting.places, uses, strict=True)):
+                if k not in right:  # it is frozen
+                    continue
+                for direction in ("forward", "backward") if "number" in one else ("forward",):
+                    limit = 2.0**-7 * np.abs(right[k]) + 1e-5 if run.setting.dtype(k) == "bfloat16" else None
+                    tolerance = Tolerance(norm([right[k]]), limit=limit)
+                    name = f"{direction} of {run.place_name(place)}, parameter {k}"
+                    expected = {f"{direction} {use}": Expected(right[k], message, name, tolerance=tolerance)}
+                    where = f"step {one['step']}, rank {rank} of {run.ranks}: in "
+                    check(run.grade, where, one["notes"], expected, run.result)
+
+
+def check_in_memory(run: ModelRun) -> None:
+    """While a block computes, only it and the next one are in memory, and the root; between steps nothing is."""
+    for rank, value in enumerate(run.result.values):
+        for one in (*value["finishes"], *value["evaluations"]):
+            for at, got in one["notes"].items():
+                if " at " in at:
+                    direction, place = at.split(" at ")
+                    check_blocks(run, f"step {one['step']}, rank {rank}", direction, int(place), "number" in one, got)
+        for after in (*value["steps"], *value["evaluations"]):
+            words = "{got} is still in memory between steps, or after an evaluation: free it when it is not needed"
+            check(run.grade, f"rank {rank}: ", after, {"in memory": Expected("nothing", words)})
+
+
+def check_blocks(run: ModelRun, where: str, direction: str, place: int, trains: bool, got: str) -> None:
+    """What is in memory when a place begins to compute."""
+    last = run.depth - 1
+    blocks = {place, place + 1} if direction == "forward" else {place, place - 1}
+    if place == run.depth:
+        blocks = {last} if trains else set()
+    names = [run.place_name(block) for block in sorted(blocks) if 0 <= block <= last]
+    advice = {
+        "forward": "gather one block ahead, and free a block when it has computed, the last one only if no backward "
+        "follows (torch.is_grad_enabled)",
+        "backward": "gather one block ahead, and free a block when its gradients are complete and are sent",
+    }
+    words = (
+        f"while {run.place_name(place)} computes in {direction}{'' if trains else ' without gradients'}, {{got}} are "
+    )
+    words += f"in memory, expected {{expected}}: {advice[direction]}"
+    check(run.grade, f"{where}: ", {"": got}, {"": Expected(", ".join([*names, "the root"]), words)})
