@@ -66,15 +66,15 @@ def fail_at(
     """Fail since the messages after n permits are not those that are due."""
     got = [(kind, piece) for kind, piece, _ in messages[n]]
     missing = next((message for message in expected if message not in got), None)
-    advice = EACH_ONCE if ("gathers", 0) not in got else f"{run.name(0)} stays after forward: backward begins with it"
+    keys, advice = run.keys(one.number is None), EACH_ONCE
+    key = keys[min(n, len(keys) - 1)]
     if missing:
-        keys = run.keys(one.number is None)
-        place = "in finish" if n > len(keys) else f"in {keys[min(n, len(keys) - 1)].direction}"
-        advice = ADVICE[f"{missing[0]} {place}"]
+        advice = ADVICE[f"{missing[0]} in {'finish' if n > len(keys) else key.direction}"]
         later = [(m, call) for m in range(n + 1, len(messages)) for *kind, call in messages[m] if (*kind,) == missing]
         if later:
-            m, call = later[0]
-            advice = f"it does this only {when(run, one, m)} ({call.where}). {advice}"
+            advice += f"; it does this only {when(run, one, later[0][0])} ({later[0][1].where})"
+    elif key.direction == "backward" and ("gathers", run.piece(key.place)) in got:
+        advice = f"{run.place_name(key.place)} stays after forward: backward begins with it"
     lines = dict.fromkeys(call.where for *_, call in messages[n] if call.where)
     run.grade.fail(f"{where} {doing(run, got)}{in_lines(lines)}, expected that it {doing(run, expected)}: {advice}")
 
