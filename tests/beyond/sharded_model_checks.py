@@ -9,11 +9,9 @@ import numpy as np
 
 from grader.arithmetic import Tolerance, norm
 from grader.compare import Expected, check
-from grader.ranks.calls import Call
-from tests.beyond.sharded_model_shared import ModelRun, Pass
+from tests.beyond.sharded_model_shared import Message, ModelRun, Pass, Subject
 from tests.beyond.toy_shared import BYTES, check_in_transit
 
-Message = tuple[str, int]  # "gathers" or "sends", and the piece
 EACH_ONCE = (
     "gather each block once in forward and once in backward, just before it is needed: each one more needs memory"
 )
@@ -28,10 +26,10 @@ ADVICE = {  # of a message that is missing
 # --- messages ---
 
 
-def due(run: ModelRun, evaluation: bool) -> list[list[Message]]:
+def due(run: ModelRun, evaluation: bool) -> list[list[Subject]]:
     """Return the messages that are due after each number of permits; the last ones when backward has ended."""
     keys, depth = run.keys(evaluation), run.depth
-    found: list[list[Message]] = [[] for _ in range(len(keys) + 2)]
+    found: list[list[Subject]] = [[] for _ in range(len(keys) + 2)]
     found[0] = [("gathers", run.root), ("gathers", run.piece(0))]
     for block in range(1, depth):  # while the block before computes: the permits of the root and of `block - 1` blocks
         found[block].append(("gathers", run.piece(block)))
@@ -52,41 +50,35 @@ def check_messages(run: ModelRun) -> None:
     for rank in range(run.ranks):
         for one in run.passes(rank):
             messages = run.messages(rank, one)
-            sends = [(piece, call) for calls in messages for kind, piece, call in calls if kind == "sends"]
+            sends = [(piece, call) for sent in messages for (kind, piece), call in sent if kind == "sends"]
             check_in_transit(run.grade, f"{one.name}: rank {rank}", sends, sizes, run.name)
-            expected = due(run, one.number is None)
-            for n in range(len(expected)):
-                if sorted(expected[n]) != sorted((kind, piece) for kind, piece, _ in messages[n]):
-                    fail_at(run, f"{one.name}: {when(run, one, n)}, rank {rank}", one, n, expected[n], messages)
+            for n, expected in enumerate(due(run, one.number is None)):
+                if sorted(expected) != sorted(message.subject for message in messages[n]):
+                    fail_at(run, f"{one.name}: {when(run, one, n)}, rank {rank}", one, n, expected, messages)
 
 
 def fail_at(
-    run: ModelRun, where: str, one: Pass, n: int, expected: list[Message], messages: list[list[tuple[str, int, Call]]]
+    run: ModelRun, where: str, one: Pass, n: int, expected: list[Subject], messages: list[list[Message]]
 ) -> None:
     """Fail since the messages after n permits are not those that are due."""
-    got = [(kind, piece) for kind, piece, _ in messages[n]]
-    missing = next((message for message in expected if message not in got), None)
+    got = [message.subject for message in messages[n]]
+    missing = next((subject for subject in expected if subject not in got), None)
     keys, advice = run.keys(one.number is None), EACH_ONCE
     key = keys[min(n, len(keys) - 1)]
     if missing:
         advice = ADVICE[f"{missing[0]} in {'finish' if n > len(keys) else key.direction}"]
-        later = [(m, call) for m in range(n + 1, len(messages)) for *kind, call in messages[m] if (*kind,) == missing]
+        later = [(m, call) for m in range(n + 1, len(messages)) for what, call in messages[m] if what == missing]
         if later:
             advice += f"; it does this only {when(run, one, later[0][0])} ({later[0][1].where})"
     elif key.direction == "backward" and ("gathers", run.piece(key.place)) in got:
         advice = f"{run.place_name(key.place)} stays after forward: backward begins with it"
-    lines = dict.fromkeys(call.where for *_, call in messages[n] if call.where)
-    run.grade.fail(f"{where} {doing(run, got)}{in_lines(lines)}, expected that it {doing(run, expected)}: {advice}")
+    place = f" ({messages[n][0].call.where})" if messages[n] else ""
+    run.grade.fail(f"{where} {doing(run, got)}{place}, expected that it {doing(run, expected)}: {advice}")
 
 
-def in_lines(lines: dict[str, None]) -> str:
-    return f" ({', '.join(lines)})" if lines else ""
-
-
-def doing(run: ModelRun, messages: list[Message]) -> str:
-    whats = {"gathers": "gathers {}", "sends": "sends the gradients of {}"}
-    words = [whats[kind].format(run.name(piece)) for kind, piece in messages]
-    return " and ".join(words) or "starts no message"
+def doing(run: ModelRun, subjects: list[Subject]) -> str:
+    texts = {"gathers": "gathers {}", "sends": "sends the gradients of {}"}
+    return " and ".join(texts[kind].format(run.name(piece)) for kind, piece in subjects) or "starts no message"
 
 
 def when(run: ModelRun, one: Pass, n: int) -> str:
@@ -144,7 +136,9 @@ def check_in_memory(run: ModelRun) -> None:
                     direction, place = at.split(" at ")
                     check_blocks(run, f"step {one['step']}, rank {rank}", direction, int(place), "number" in one, got)
         for after in (*value["steps"], *value["evaluations"]):
-            words = "{got} is still in memory between steps, or after an evaluation: free it when it is not needed"
+            words = (
+                "in memory after a step or an evaluation: {got}; expected nothing, since the next forward gathers again"
+            )
             check(run.grade, f"rank {rank}: ", after, {"in memory": Expected("nothing", words)})
 
 
@@ -160,8 +154,6 @@ def check_blocks(run: ModelRun, where: str, direction: str, place: int, trains: 
         "follows (torch.is_grad_enabled)",
         "backward": "gather one block ahead, and free a block when its gradients are complete and are sent",
     }
-    words = (
-        f"while {run.place_name(place)} computes in {direction}{'' if trains else ' without gradients'}, {{got}} are "
-    )
-    words += f"in memory, expected {{expected}}: {advice[direction]}"
+    words = f"while {run.place_name(place)} computes in {direction}{'' if trains else ' without gradients'}, it has "
+    words += f"{{got}} in memory, expected {{expected}}: {advice[direction]}"
     check(run.grade, f"{where}: ", {"": got}, {"": Expected(", ".join([*names, "the root"]), words)})

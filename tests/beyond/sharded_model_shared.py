@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.beyond.sharded_optimizer_in_rank import described
 
 BLOCKS = "tests/beyond/sharded_model_in_rank.py"
+Subject = tuple[str, int]  # "gathers" or "sends", and which piece
 BEGIN = -1  # the place of the root before the blocks; after them it is their number
 RATE = 0.125  # of the optimizer, which is plain SGD
 HINTS = shared.HINTS | {
@@ -187,6 +188,13 @@ class Pass(NamedTuple):
     calls: list[list[Call]]
 
 
+class Message(NamedTuple):
+    """A call of a pass, and what it does."""
+
+    subject: Subject
+    call: Call
+
+
 class ModelRun(OptimizerRun):
     """One run of a model. Its buckets are the student's `pieces`: the blocks from last to first, then the root."""
 
@@ -273,11 +281,11 @@ class ModelRun(OptimizerRun):
                 self.grade.fail(f"{one.name}: rank {rank} does not compute block after block, as the model does")
         return found
 
-    def messages(self, rank: int, one: Pass) -> list[list[tuple[str, int, Call]]]:
-        """Return the messages of a pass: "gathers" or "sends", and which piece. Fails for any other."""
-        return [[(*self._message(rank, one, call), call) for call in calls] for calls in one.calls]
+    def messages(self, rank: int, one: Pass) -> list[list[Message]]:
+        """Return what each call of a pass does. Fails for one that neither gathers nor sends."""
+        return [[Message(self._subject(rank, one, call), call) for call in calls] for calls in one.calls]
 
-    def _message(self, rank: int, one: Pass, call: Call) -> tuple[str, int]:
+    def _subject(self, rank: int, one: Pass, call: Call) -> Subject:
         where, pieces = f"{one.name}: rank {rank}", range(len(self.buckets))
         if call.name == "all_gather":
             shards = self.shards[one.step + (one.number is None)]
