@@ -130,7 +130,7 @@ def check_values(run: ModelRun) -> None:
 def check_in_memory(run: ModelRun) -> None:
     """While a block computes, only it and the next one are in memory, and the root; between steps nothing is."""
     for rank, value in enumerate(run.result.values):
-        for one in (*value["finishes"], *value["evaluations"]):
+        for one in (*value["evaluations"], *value["finishes"]):
             for at, got in one["notes"].items():
                 if " at " in at:
                     direction, place = at.split(" at ")

@@ -69,7 +69,7 @@ class Point(NamedTuple):
 
 def points(exchanges: bool) -> list[Point]:
     """Return all points, in their order."""
-    found, sent = [point("made", "after ShardedModel is made", {}, 0, "free a block when its shard is copied")], 0
+    found, sent = [point("made", "after ShardedModel is made", {}, 0, "free every block when its shard is copied")], 0
     for step in range(STEPS):
         state = {"state of the optimizer": SHARDS} if step else {}
         for i in range(DEPTH):
