@@ -1,4 +1,4 @@
-"""What b.9 and b.10 share: models of blocks, what a rank does with them, and when each message is due.
+"""What b.9 and b.10 share: models of blocks, and one run of a model.
 
 Gradients, permits and updates are drawn for each rank alone, so after the first step no rank can know what the others'
 shards hold: it has to gather them, and the broker sees when.
@@ -20,7 +20,7 @@ from grader.wire import drawn
 from tests.beyond import sharded_optimizer_shared as shared
 from tests.beyond import toy_shared
 from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun, Setting, bucket_of
-from tests.beyond.toy_shared import Arrays, Uses, is_message, rounded
+from tests.beyond.toy_shared import Arrays, Uses, is_message
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, release, torch
@@ -243,12 +243,8 @@ class ModelRun(OptimizerRun):
 
     def parameters(self, step: int) -> dict[int, np.ndarray]:
         """Return what the parameters are before a step, in their dtype."""
-        found = {}
-        for bucket, shards in zip(self.buckets, self.shards[step], strict=True):
-            ends = np.cumsum([np.prod(self.setting.shapes[k], dtype=int) for k in bucket])
-            for k, values in zip(bucket, np.split(shards.ravel(), ends), strict=False):
-                found[k] = rounded(values, self.setting.dtype(k)).reshape(self.setting.shapes[k])
-        return found
+        pairs = zip(self.buckets, self.shards[step], strict=True)
+        return {k: value for pair in pairs for k, value in self.setting.parameters_of(*pair).items()}
 
     # --- what a rank has done ---
 

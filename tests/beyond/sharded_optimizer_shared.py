@@ -77,6 +77,11 @@ class Setting(ToySetting):
         values = np.concatenate([np.ravel(arrays[k]).astype(np.float64) for k in bucket])
         return np.append(values, np.zeros(-values.size % ranks)).reshape(ranks, -1)
 
+    def parameters_of(self, bucket: list[int], shards: np.ndarray) -> dict[int, np.ndarray]:
+        """Return the parameters that the shards of a bucket hold, in their dtype."""
+        parts = np.split(np.ravel(shards), np.cumsum([int(np.prod(self.shapes[k])) for k in bucket]))
+        return {k: rounded(part, self.dtype(k)).reshape(self.shapes[k]) for k, part in zip(bucket, parts, strict=False)}
+
     def initial(self, seed: int) -> Arrays:
         """Return the parameters' values at the start, the same on every rank."""
         generator = drawn.generator(seed, 16)

@@ -144,13 +144,6 @@ class BlockRun:
         shapes = " ".join(str(tuple(shape)) for shape in self.setting.shapes)
         return f"a block of {self.dtype} {shapes} on rank {rank} of {self.ranks}: "
 
-    def parameters(self, moved: int) -> list[np.ndarray]:
-        """Return the parameters in their dtype after so many moves, in the order of the block."""
-        sizes = [self.initial[k].size for k in self.order]
-        parts = np.split(rounded(self.shards[moved].ravel(), self.dtype), np.cumsum(sizes))
-        whole = dict(zip(self.order, parts, strict=False))
-        return [whole[k].reshape(shape) for k, shape in enumerate(self.setting.shapes)]
-
 
 def run_blocks(grade: Grade, ranks: int, settings: Sequence[Setting], late: int | None = None) -> list[BlockRun]:
     blocks = [BlockRun(grade, ranks, setting) for setting in settings]
@@ -224,7 +217,7 @@ def check_gathers(run: BlockRun) -> None:
             check_state(run, rank, step)
         for moved, name in enumerate(("wait", "wait without start_gather"), 1):
             message = f"after {name}, the parameters are not the shards of all ranks"
-            for k, whole in enumerate(run.parameters(moved)):
+            for k, whole in run.setting.parameters_of(run.order, run.shards[moved]).items():
                 limit = 2.0**-7 * np.abs(whole) if run.dtype == "bfloat16" else None
                 expected = Expected(whole, message, f"parameter {k}", tolerance=Tolerance(limit=limit))
                 check(run.grade, run.where(rank), got, {f"parameter {k} after {name}": expected}, run.result)
