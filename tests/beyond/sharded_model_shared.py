@@ -199,7 +199,7 @@ class ModelRun(OptimizerRun):
     """One run of a model. Its buckets are the student's `pieces`: the blocks from last to first, then the root."""
 
     setting: ModelSetting
-    hints = HINTS
+    hints, part = HINTS, "block"
     why_stuck = staticmethod(why_stuck)
 
     def __init__(self, grade: Grade, ranks: int, setting: ModelSetting) -> None:

@@ -142,7 +142,7 @@ FOR_TIMES = ((3, PLAIN), (3, LATE), (3, CROSSED), (3, ACCUMULATED), (2, ACCUMULA
 class OptimizerRun:
     """One run of a setting: what is right for each rank, and what the ranks did."""
 
-    hints = HINTS
+    hints, part = HINTS, "bucket"  # part: what messages call a bucket
     why_stuck = staticmethod(why_stuck)
 
     def __init__(self, grade: Grade, ranks: int, setting: Setting, function: InRank) -> None:
@@ -279,7 +279,7 @@ def bucket_of(run: OptimizerRun, where: str, call: Call, rows: Sequence[np.ndarr
         i for i, (shards, rounding) in enumerate(zip(rows, roundings, strict=True)) if holds(numbers, shards, rounding)
     ]
     if not fits:
-        got, advice = ("other values", "") if np.any(numbers) else ("zeros", "; send each once")
+        got, advice = ("other values", "") if np.any(numbers) else ("zeros", f"; send each {run.part} once")
         run.grade.fail(f"{where} sends {got} ({call.name}, {call.where}), expected {what}{advice}")
     return next((i for i in fits if i >= first), fits[0])
 
