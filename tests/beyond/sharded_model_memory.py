@@ -26,6 +26,8 @@ SHARDS = DEPTH * WHOLE // RANKS
 MESSAGE = WHOLE * (RANKS - 1) / RANKS  # bytes that a rank sends to gather a block, or of its gradients
 MEANWHILE = "free a block after it has computed, and gather only one block ahead"
 RELEASE_BEFORE = "; receive must release the tensors of a message before many others are sent"
+REFERENCE = "is there still a reference to whole parameters or gradients?"
+WITHOUT_GRADIENTS = "without gradients, free every block after it has computed (torch.is_grad_enabled)"
 RELEASE = "free every block when it is sent, and release the tensors of the message when it is received; a gradient "
 RELEASE += "that is a view of `received` keeps all of it"
 
@@ -68,32 +70,30 @@ class Point(NamedTuple):
 
 
 def points(exchanges: bool) -> list[Point]:
-    """Return all points, in their order."""
-    found, sent = [point("made", "after ShardedModel is made", {}, 0, "free every block when its shard is copied")], 0
+    """Return all points: those between steps first, since what is kept there is in memory while blocks compute, too."""
+    between, sent = [point("made", "after ShardedModel is made", {}, 0, "free every block when its shard is copied")], 0
+    blocks = list[Point]()
+    state = dict[str, int]()
     for step in range(STEPS):
-        state = {"state of the optimizer": SHARDS} if step else {}
         for i in range(DEPTH):
             when, parts = f"while block {i} computes in forward of step {step}", state | {"two blocks": 2 * WHOLE}
-            found.append(point(f"{step} forward {i}", when, parts, sent + min(i + 2, DEPTH), MEANWHILE))
+            blocks.append(point(f"{step} forward {i}", when, parts, sent + min(i + 2, DEPTH), MEANWHILE))
         sent += DEPTH
         for i in reversed(range(DEPTH)):
             when, parts = f"while block {i} computes in backward of step {step}", state | {"two blocks": 2 * WHOLE}
-            before = DEPTH - 1 - i if exchanges else 0  # blocks whose gradients have been sent
+            before, advice = DEPTH - 1 - i if exchanges else 0, MEANWHILE  # blocks whose gradients have been sent
             if before:
                 parts |= {"gradients of its shards": before * WHOLE // RANKS}
                 parts |= {"messages in transit": COPIES * WHOLE * min(before, MOST)}
-            advice = MEANWHILE + RELEASE_BEFORE if before else MEANWHILE
-            found.append(point(f"{step} backward {i}", when, parts, sent + min(DEPTH - i, DEPTH - 1) + before, advice))
+                advice += RELEASE_BEFORE
+            blocks.append(point(f"{step} backward {i}", when, parts, sent + min(DEPTH - i, DEPTH - 1) + before, advice))
         sent += DEPTH - 1 + (DEPTH if exchanges else 0)
         parts = state | {"gradients": SHARDS}
-        found.append(point(f"{step} gradients", f"after finish of step {step}", parts, sent, RELEASE))
-        parts, advice = (
-            {"state of the optimizer": SHARDS},
-            "is there still a reference to whole parameters or gradients?",
-        )
-        found.append(point(f"{step} ended", f"after step {step}", parts, sent, advice))
-    advice = "without gradients, free every block after it has computed (torch.is_grad_enabled)"
-    return [*found, point("evaluated", "after an evaluation", parts, sent + DEPTH, advice)]
+        between.append(point(f"{step} gradients", f"after finish of step {step}", parts, sent, RELEASE))
+        state = {"state of the optimizer": SHARDS}
+        between.append(point(f"{step} ended", f"after step {step}", state, sent, REFERENCE))
+    between.append(point("evaluated", "after an evaluation", state, sent + DEPTH, WITHOUT_GRADIENTS))
+    return [*between, *blocks]
 
 
 def point(name: str, when: str, parts: dict[str, int], messages: int, advice: str) -> Point:
