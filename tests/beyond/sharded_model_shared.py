@@ -32,8 +32,8 @@ Subject = tuple[str, int]  # "gathers" or "sends", and which piece
 BEGIN = -1  # the place of the root before the blocks; after them it is their number
 RATE = 0.125  # of the optimizer, which is plain SGD
 HINTS = shared.HINTS | {
-    "computes in backward while": "before_backward must wait for the block. If it was freed after forward, it must be "
-    "gathered again; a block is sent only when its last gradient is ready",
+    "computes in backward while": "before_backward must wait for the block: if it was freed after forward, it must be "
+    "gathered again",
     "computes in forward while": "before_forward must wait for the block: wait for block i before it computes",
     "was freed while": "a block is freed while its gather is in transit: wait for block i before it computes, and "
     "gather only the block that is needed next",
@@ -43,6 +43,7 @@ HINTS = shared.HINTS | {
     "'NoneType' object has no attribute 'wait'": "wait() is called on a handle that is None: store the handle of every "
     "message, and receive it once",
 }
+SENT_EARLY = {"computes in backward while": "a block is sent and freed only when its last gradient is ready"}  # b.10
 
 
 # --- what a rank does ---
@@ -199,11 +200,12 @@ class ModelRun(OptimizerRun):
     """One run of a model. Its buckets are the student's `pieces`: the blocks from last to first, then the root."""
 
     setting: ModelSetting
-    hints, part = HINTS, "block"
+    part = "block"
     why_stuck = staticmethod(why_stuck)
 
     def __init__(self, grade: Grade, ranks: int, setting: ModelSetting) -> None:
         self.updates: list[list[Arrays]] = []  # [rank][step][piece], instead of the student's gradients
+        self.hints = HINTS | SENT_EARLY if setting.exchanges else HINTS
         self.depth, self.root = len(setting.blocks), len(setting.blocks)
         super().__init__(grade, ranks, setting, train)
         # Of each piece before every step and after the last one, a row for each rank.
