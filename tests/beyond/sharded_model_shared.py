@@ -35,8 +35,6 @@ HINTS = shared.HINTS | {
     "computes in backward while": "before_backward must wait for the block: if it was freed after forward, it must be "
     "gathered again",
     "computes in forward while": "before_forward must wait for the block: wait for block i before it computes",
-    "was freed while": "a block is freed while its gather is in transit: wait for block i before it computes, and "
-    "gather only the block that is needed next",
     "beyond/flat_parameters.py": "a freed parameter is laid out flat again: parameters_by_block must return each "
     "parameter once; parameters that several blocks share belong to the root",
     "KeyError": "a parameter was taken out of `missing` twice: finish must reset `missing` to all parameters",
