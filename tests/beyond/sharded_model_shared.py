@@ -149,7 +149,7 @@ HALF = model_of(
     shapes=[[3, 4], [60, 40], [9], [5, 3], [6]], dtypes=["float32", "bfloat16", "bfloat16", "float32", "float32"],
     blocks=[[0], [1, 2], [3]], begin=[4], micros=(1, 2, 1),
 )  # fmt: skip
-LARGE = model_of(shapes=[[3, 4], [640, 1024], [5], [4, 3], [6]], blocks=[[0], [1, 2], [3]], begin=[4])  # 2.6 MB
+LARGE = model_of([[0], [1, 2], [3]], [4], micros=(1,), shapes=[[3, 4], [640, 1024], [5], [4, 3], [6]])  # 2.6 MB
 TRAINED = ((3, PLAIN), (2, ODD), (4, ODD), (2, HALF), (2, LARGE), (1, ODD))
 
 
