@@ -25,6 +25,11 @@ def copy_in_memory(value: object) -> Any:
     return copy_of(value) if isinstance(value, Tensor) and is_in_memory(value) else None
 
 
+def piece_of(sharded: Any, parameter: Tensor) -> Any:
+    """Return the student's block that a parameter belongs to."""
+    return next(piece for piece in sharded.pieces if parameter in set(piece.flat.parameters))
+
+
 def bytes_of(parameters: Sequence[Tensor]) -> int:
     """Return the bytes of memory behind some parameters; what several share counts once."""
     storages = [parameter.untyped_storage() for parameter in parameters]
@@ -42,7 +47,7 @@ class Block(nn.Module):
         return self.compute(h)
 
 
-class BlocksToy(Toy):
+class BlocksToy(nn.Module):
     """A toy that computes block by block, and notes with which values, and whose parameters are in memory then.
 
     A block needs a permit when it has computed, and each of its uses needs one in backward. Arguments: those of the
@@ -52,17 +57,18 @@ class BlocksToy(Toy):
 
     def __init__(self, context: Context, inputs: Any) -> None:
         arguments = context.arguments
-        super().__init__(arguments, self.ask)
+        super().__init__()
+        self.toy = Toy(arguments, self.ask)
         self.context, self.late = context, arguments["late"]
         self.uses, self.places = inputs["uses"][0][0], arguments["places"]  # the same in every micro-batch
-        for parameter, value in zip(self.numbered, inputs["values"], strict=True):
+        for parameter, value in zip(self.toy.numbered, inputs["values"], strict=True):
             parameter.data.copy_(value)
         self.blocks = [self._block(place, members) for place, members in enumerate(arguments["blocks"])]
         self.sharded: Any = None  # the student's model, when it is made
         self.notes: dict[str, Any] = {}
 
     def _block(self, place: int, members: Sequence[int]) -> Block:
-        return Block([self.layers[k] for k in members], lambda h: self.compute(place, h))
+        return Block([self.toy.layers[k] for k in members], lambda h: self.compute(place, h))
 
     def ask(self, key: str) -> Any:
         """Return a permit. Rank `late` gets it when all others have come to the next one, or have ended backward."""
@@ -72,7 +78,7 @@ class BlocksToy(Toy):
             hold(self.context, self.late)
         return self.context.later(key)
 
-    def forward(self, name: str, gradients: Sequence[Tensor]) -> Tensor:  # type: ignore[override]
+    def forward(self, name: str, gradients: Sequence[Tensor]) -> Tensor:
         """Return a loss as the toy does."""
         self.name, self.gradients, self.notes = name, gradients, {}
         h = self.compute(BEGIN, torch.zeros((), dtype=torch.float64))
@@ -85,17 +91,17 @@ class BlocksToy(Toy):
         self.note_memory("forward", place)
         for use in (use for use, at in enumerate(self.places) if at == place):
             self.note_values("forward", use)
-            weight = self.numbered[self.uses[use]].view_as(self.numbered[self.uses[use]])
+            weight = self.toy.numbered[self.uses[use]].view_as(self.toy.numbered[self.uses[use]])
             if weight.requires_grad:
                 weight.register_hook(self._in_backward(use))
             h = h + (weight * self.gradients[use].to(weight.dtype)).sum().double()
-        return h + self.later(f"{self.name} forward {place}")
+        return h + self.ask(f"{self.name} forward {place}")
 
     def _in_backward(self, use: int) -> Callable[[Tensor], Tensor]:
         def hook(gradient: Tensor) -> Tensor:
             self.note_memory("backward", self.places[use])
             self.note_values("backward", use)
-            return gradient * self.later(f"{self.name} {use}").to(gradient.dtype)
+            return gradient * self.ask(f"{self.name} {use}").to(gradient.dtype)
 
         return hook
 
@@ -104,12 +110,12 @@ class BlocksToy(Toy):
 
     def note_values(self, direction: str, use: int) -> None:
         """Note the values of a parameter that is sharded."""
-        parameter, where = self.numbered[self.uses[use]], self.place_name(self.places[use])
+        parameter, where = self.toy.numbered[self.uses[use]], self.place_name(self.places[use])
         if not parameter.requires_grad:
             return
         if not is_in_memory(parameter):
             raise RuntimeError(f"{where} computes in {direction} while its parameters are not in memory")
-        if self.sharded.block_of[parameter].gathering is not None:
+        if piece_of(self.sharded, parameter).gathering is not None:
             raise RuntimeError(f"{where} computes in {direction} while its parameters are still on their way")
         self.notes[f"{direction} {use}"] = copy_of(parameter)
 
@@ -131,12 +137,11 @@ def take_gradients_here(lesson: Any, used: Callable[[Any], int]) -> None:
     left: dict[Any, int] = {}
 
     def gradient_ready(self: Any, parameter: nn.Parameter) -> None:
-        block = self.block_of[parameter]
         parameter.grad = None
-        left[block] = left.get(block, 0) or used(block)
-        left[block] -= 1
-        if not left[block]:
-            block.free()
+        piece = piece_of(self, parameter)
+        left[piece] = (left.get(piece) or used(piece)) - 1
+        if left[piece] == 0:
+            piece.free()
 
     lesson.ShardedModel.gradient_ready = gradient_ready
 

@@ -55,20 +55,20 @@ def train(context: Context, lesson: Any, inputs: Any) -> Any:
     `updates`), evaluate (the steps after which the model is used without gradients), rate.
     """
     arguments = context.arguments
-    toy = BlocksToy(context, inputs)
-    trained = {toy.numbered[k] for k in toy.uses}
+    model = BlocksToy(context, inputs)
+    trained = {model.toy.numbered[k] for k in model.uses}
     if not arguments["exchanges"]:
         take_gradients_here(lesson, lambda block: len(trained.intersection(block.flat.parameters)))
 
     def make_optimizer(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=arguments["rate"])
 
-    toy.sharded = sharded = lesson.ShardedModel(toy, toy.blocks, make_optimizer)
+    model.sharded = sharded = lesson.ShardedModel(model, model.blocks, make_optimizer)
     found: dict[str, list[Any]] = {"finishes": [], "steps": [], "evaluations": []}
     for step, micros in enumerate(inputs["gradients"]):
         for number, gradients in enumerate(micros):
             context.event("backward", step=step, micro=number)
-            torch.autograd.backward(toy(f"{step} {number}", gradients))
+            torch.autograd.backward(model(f"{step} {number}", gradients))
             release(context, arguments["late"])
             context.event("backward ended")
             if arguments["exchanges"]:
@@ -80,19 +80,19 @@ def train(context: Context, lesson: Any, inputs: Any) -> Any:
                     piece.free()
                     piece.shard.gradient = update.clone()
             context.event("finished")
-            left = [k for k, parameter in enumerate(toy.numbered) if parameter.grad is not None]
+            left = [k for k, parameter in enumerate(model.toy.numbered) if parameter.grad is not None]
             means = described("mean", [piece.shard.gradient for piece in sharded.pieces])
-            found["finishes"].append({"step": step, "number": number, "left": left, "notes": toy.notes} | means)
+            found["finishes"].append({"step": step, "number": number, "left": left, "notes": model.notes} | means)
         sharded.step()
         sharded.zero_grad()
         shards = described("shard", [piece.shard.values for piece in sharded.pieces])
-        found["steps"].append(shards | {"in memory": toy.in_memory()})
+        found["steps"].append(shards | {"in memory": model.in_memory()})
         if step in arguments["evaluate"]:
             context.event("evaluation", step=step)
             with torch.no_grad():
-                toy(f"{step} evaluation", inputs["gradients"][step][0])
+                model(f"{step} evaluation", inputs["gradients"][step][0])
             context.event("evaluation ended")
-            found["evaluations"].append({"step": step, "notes": toy.notes, "in memory": toy.in_memory()})
+            found["evaluations"].append({"step": step, "notes": model.notes, "in memory": model.in_memory()})
     return found
 
 
