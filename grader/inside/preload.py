@@ -38,22 +38,15 @@ GROUPS = {
     ),
 }
 MODELS = ("scripts", "steps", "models")
-# Beside the first group, by module or function; a probe that is not here needs all.
-PROBES: dict[str, tuple[str, ...]] = {
-    "grader.inside.context:call": (),
-    "grader.inside.context:load": ("scripts",),
-    "grader.probes.beyond.sharded_model:block": (),
-    "grader.probes.beyond.sharded_model": ("steps",),
-}
 
 
-def needs(probe: str, stated: Sequence[str] | None = None) -> Iterable[str]:
-    """The groups that a run of this probe needs, the first one aside.
+def needs(stated: Sequence[str] | None) -> Iterable[str]:
+    """The groups that a run needs, the first one aside; one that states none needs all.
 
-    `stated`: what the run says itself: of a function in a rank, see grader/in_rank.py; of a file to be loaded, see
-    `libraries` in grader/imports.py.
+    `stated`: of a function in a rank, see grader/in_rank.py; of a file to be loaded, see `libraries` in
+    grader/imports.py.
     """
-    return stated if stated is not None else PROBES.get(probe, PROBES.get(probe.partition(":")[0], tuple(GROUPS)))
+    return stated if stated is not None else tuple(GROUPS)
 
 
 def _compile_patterns() -> None:

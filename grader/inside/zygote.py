@@ -134,7 +134,7 @@ class Zygote:
         """Fork the ranks. Each gets a temporary folder and its descriptors, which came along with the request."""
         size = request["world_size"]
         _, fds, _, _ = socket.recv_fds(self.control, 1, PER_RANK * size)
-        self._load(preload.needs(request["probe"], request["preload"]), request["probe"], request["given"])
+        self._load(preload.needs(request["preload"]), request["probe"], request["given"])
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
         if request["measures"]:

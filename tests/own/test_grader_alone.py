@@ -19,7 +19,6 @@ LIBRARIES = (
     "common/errors.py",
     "common/paths.py",
 )  # what grader/ and course/ import beside torch
-OLDER = ("checks", "probes")  # lessons that are not test files yet
 COURSE = """
 total = 5
 bonus = 0
@@ -103,7 +102,7 @@ RIGHT = ("return tensor * world_size", "dist.all_reduce(model.weight.grad)")
 @pytest.fixture
 def course(tmp_path):
     """A folder with the graders, an invented course, and two test files; the first is that of grader/README.md."""
-    unused = shutil.ignore_patterns("__pycache__", *OLDER)
+    unused = shutil.ignore_patterns("__pycache__")
     for name in ("grader", "course"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=unused)
     example = re.search(r"```python\n(.*?)```", (ROOT / "grader/README.md").read_text(), re.DOTALL)
@@ -165,7 +164,7 @@ def test_the_graders_name_no_region_and_no_lesson():
     pattern = re.compile(rf"(?<![\w.])(?:{names})(?![\w.])")
     named = {
         f"{path.relative_to(ROOT)}: {found[0]}"
-        for path in sorted((ROOT / "grader").rglob("*.py")) if path.relative_to(ROOT / "grader").parts[0] not in OLDER
+        for path in sorted((ROOT / "grader").rglob("*.py"))
         for found in pattern.finditer(path.read_text())
     }  # fmt: skip
 

@@ -87,17 +87,14 @@ def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has
     assert "loaded: ['transformers'" in again.explain()
 
 
-def test_a_probe_that_the_table_does_not_name_waits_for_everything():
-    assert set(preload.needs("grader.probes_new:anything")) == set(preload.GROUPS)
+def test_a_run_that_states_no_group_waits_for_all():
+    assert set(preload.needs(None)) == set(preload.GROUPS)
 
 
-def test_the_table_names_probes_and_groups_that_exist():
-    modules = {name.partition(":")[0].replace(".", "/") for name in preload.PROBES}
+def test_loading_a_file_needs_groups_that_exist():
     loading = [imports.libraries(ROOT, row.file, COURSE) for row in COURSE.regions.values()]
-    named = {group for row in (*preload.PROBES.values(), *loading) for group in row}
 
-    assert [name for name in modules if not (ROOT / f"{name}.py").is_file()] == []
-    assert named <= set(preload.GROUPS)
+    assert {group for row in loading for group in row} <= set(preload.GROUPS)
 
 
 @pytest.mark.parametrize("task", list(COURSE.tasks))

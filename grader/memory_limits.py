@@ -63,19 +63,5 @@ def check_seen(grade: Grade, result: Result, limits: list[Limit]) -> None:
             grade.fail(f"{limit.when}: the run never reached this point")
 
 
-def check_order(grade: Grade, result: Result) -> None:
-    """Fails if a rank is measured before it is there: the permits that it was given show where it is."""
-    for rank in result.ranks:
-        permit = ""  # the last one, "step ..."
-        for event in rank.events:
-            if event.name == "given":
-                permit = event.data["key"]
-            elif event.name == "measurement" and event.data["point"] not in ("", "start", "made"):
-                step, *place = event.data["point"].split()
-                if not permit.startswith(step):
-                    grade.fail(f"rank {rank.rank} is measured at {event.data['point']!r} before it is there")
-                permit = permit if len(place) == 1 else ""  # within a step each point needs a permit of its own
-
-
 def _mb(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
