@@ -126,7 +126,8 @@ def check_started(grade: Grade, count: int, slowest: int) -> None:
     got = result.values[0]
     expected = {
         "in_this_process": Expected(
-            False, "work() runs in the script's own process: pass target=work, not target=work(...), and start() it"
+            False, "work() runs in the script's own process, but every rank, 0 as well, has one of its own: pass "
+            "target=work, not target=work(...), and start() it"
         ),
         "running": Expected(0, "{got} processes still run when start_workers returns: join all of them"),
         "ranks": Expected(

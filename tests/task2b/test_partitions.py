@@ -25,7 +25,9 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.task2b.partitions_in_rank import MORE_THAN_ANY, Data, Owned, draw_noise, examples_of, indices_of, text
 
 graded = pytest.mark.graded
-CRASHES = {  # torch's words -> what they mean here
+CRASHES = {  # torch's and Python's words -> what they mean here
+    "IndexError ... self.index[": "the indices of a Partition are places in its data: give it the whole data set, and "
+    "indices into that",
     "Default process group has not been initialized": "the group is asked although a rank was given: ask it only for "
     "what is None",
 }
