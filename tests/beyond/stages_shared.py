@@ -38,7 +38,7 @@ def on_one_worker(context: Context, _lesson: Any, inputs: Any) -> Any:
     """Return loss, gradients and norm of each step in float64, and the parameters at the end."""
     a = context.arguments
     model = small_gpt2(a["sizes"], inputs["weights"]).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=a["rate"], momentum=a["momentum"])
+    sgd = torch.optim.SGD(model.parameters(), lr=a["rate"], momentum=a["momentum"])
     steps = []
     for tokens, limit in zip(inputs["tokens"], a["limits"], strict=True):
         model.zero_grad()
@@ -46,7 +46,7 @@ def on_one_worker(context: Context, _lesson: Any, inputs: Any) -> Any:
         torch.autograd.backward(loss)
         steps.append({"loss": copy_of(loss), "gradients": gradients(model)})
         steps[-1]["norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
-        optimizer.step()
+        sgd.step()
     return {"steps": steps, "parameters": {name: copy_of(value) for name, value in model.named_parameters()}}
 
 

@@ -17,12 +17,14 @@ from grader.in_rank import in_rank, run_to_any_end
 from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
 from grader.wire import drawn
+from tests.training import loop_shared
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, dist, nn, unchanged
     from tests.training.config_in_rank import make_config
 
 graded = pytest.mark.graded
+CRASHES = loop_shared.CRASHES
 GLUE = "task2a_gather_scatter/run_glue.py"
 COURSE_HOST, COURSE_PORT = "127.0.0.1", "11868"
 OF_ANOTHER = {"RANK": "1", "WORLD_SIZE": "2"}  # of a scheduler, or of an earlier call: the arguments count

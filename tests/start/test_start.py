@@ -21,6 +21,7 @@ from grader.in_rank import in_rank, run, run_alone, run_to_any_end
 from grader.ranks.outcome import Result
 from grader.verdicts import builds_on, last_words, not_attempted
 from grader.wire import drawn
+from tests.training import loop_shared
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, expect_numbers, start_afresh, torch
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     )
 
 graded = pytest.mark.graded
+CRASHES = loop_shared.CRASHES
 GLUE, GPT2 = "task2b_allreduce/run_glue.py", "task2b_allreduce/run_gpt2.py"
 IN_RANK, PRELOAD = "tests/start/start_in_rank.py", ("scripts", "steps", "models")
 STEPS, BLOCKS = 3, 24  # of the whole script; every step trains on all blocks
