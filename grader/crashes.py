@@ -1,7 +1,7 @@
 """Why a student's code has crashed, where neither torch's words nor Python's say what to change.
 
 A row is looked for in the whole message: type, text, file, and the student's last lines. ` ... ` stands for anything
-in between. The first row that fits counts.
+in between. The first row that fits counts. A lesson's test file has its own rows in a table CRASHES, which come first.
 """
 
 import re
@@ -9,17 +9,12 @@ from collections.abc import Mapping
 
 BETWEEN = " ... "
 KNOWN = {
-    "has no attribute 'local_rank'": "the configuration has no local_rank: the rank of this worker is config.rank",
-    "cannot assign to field": "the configuration cannot be changed: pass each worker its rank as an argument",
+    "cannot assign to field": "this object cannot be changed: pass what differs between workers as an argument",
     "has no attribute 'set_epoch'": "set_epoch is a method of the sampler, not of the loader",
     "sampler option is mutually exclusive with shuffle": "the sampler already decides the order: pass the loader a "
     "sampler or shuffle=True, not both",
     "Invalid rank ... rank should be in the interval": "the sampler was given a rank that does not exist: the number "
     "of workers comes first, then the rank",
-    "evaluation() missing 1 required positional argument": "record.evaluation needs two arguments, the epoch number "
-    "and the metrics, in this order",
-    "'dict' and 'int' ... record.evaluation(": "the arguments of record.evaluation are swapped: pass the epoch number "
-    "first, then the metrics",
     "path should be string, bytes ... Config": "from_pretrained needs a name or a folder as its first argument: pass "
     "the configuration as config=",
     "output_device arguments only work": "the model is on the CPU, where DistributedDataParallel takes no list of "
@@ -50,23 +45,9 @@ KNOWN = {
     "begins with f",
     "'NoneType' object has no attribute 'item'": "the loss is None: a function that works in place returns None, so do "
     "not assign its result",
-    "Default process group has not been initialized ... data_partition.py": "the group is asked although a rank was "
-    "given: ask it only for what is None",
     "str expected, not int ... environ": "environment variables are texts: write the port as a string",
     "'tuple' object does not support item assignment": "split() and chunk() return a tuple, and a tuple cannot be "
     "changed: make a list of it",
-    "object has no attribute 'compute'": "an in-queue takes only Tasks: make a Task of the function",
-    "must be integers or slices, not tuple ... pipeline/pipe.py": "compute was given the whole schedule: it computes "
-    "one clock cycle, a list of (micro-batch, partition) pairs",
-    "cannot unpack non-iterable int object ... pipeline/pipe.py": "compute gets the pairs of one clock cycle, not the "
-    "whole schedule: loop over the pairs only",
-    "out of bounds for dimension ... pipeline/pipe.py": "batches is a list of micro-batches, one tensor each: "
-    "batches[i] is micro-batch i, in whichever partition it is",
-    "values to unpack ... pipeline/pipe.py": "compute was given something other than the pairs of one clock cycle, a "
-    "list of (micro-batch, partition)",
-    "The size of tensor a ... missing": "`missing` is a list, which compares tensors element by element: make it a set",
-    "Boolean value of Tensor ... missing": "`missing` is a list, which compares tensors element by element: make it a "
-    "set",
     "Boolean value of Tensor": "a tensor stands where a condition is needed; `in`, == and list.index compare values, "
     "too: write `param.grad is None`, and look parameters up in a dict or a set",
     "save_for_backward can only save variables": "ctx.save_for_backward takes only tensors: keep anything else as an "
@@ -79,7 +60,7 @@ KNOWN = {
 }
 
 
-def reason(text: str, known: Mapping[str, str] = KNOWN) -> str:
+def reason(text: str, known: Mapping[str, str]) -> str:
     """The reason for a crash with this message; "" if it is not known."""
     return next((words for signs, words in known.items() if _fits(text, signs)), "")
 
@@ -89,7 +70,8 @@ def _fits(text: str, signs: str) -> bool:
     return bool(re.search(".*".join(map(re.escape, signs.split(BETWEEN))), text, re.DOTALL))
 
 
-def explained(text: str, known: Mapping[str, str] = KNOWN) -> str:
-    """A crash's message with the reason in front; that of a region's own table takes the place of a general one."""
-    why, general = reason(text, known), reason(text)
+def explained(text: str, known: Mapping[str, str]) -> str:
+    """A crash's message with the reason in front; that of a lesson's own table takes the place of a general one."""
+    general = reason(text, KNOWN)
+    why = reason(text, known) or general
     return "\n".join([why, text.removeprefix(f"{general}\n")]) if why else text

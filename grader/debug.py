@@ -1,8 +1,8 @@
 """Runs the graders of one region with pdb on one rank, in this terminal.
 
-    python -m grader.debug 2a.3              # rank 0
-    python -m grader.debug 2a.3 --rank 1
-    python -m grader.debug 2a.3 --test mean  # a test with "mean" in its name
+    python -m grader.debug REGION              # rank 0
+    python -m grader.debug REGION --rank 1
+    python -m grader.debug REGION --test mean  # a test with "mean" in its name
 
 The debugger stops at your `breakpoint()`, or at the region's first line if the region has none. The other ranks run
 normally and wait for yours where they need it; there is no time limit. The command ends after the first run
@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m grader.debug", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("region", help="such as 2a.3")
+    parser.add_argument("region", help=f"such as {min(load_course().regions)}")
     parser.add_argument("--rank", type=int, default=0, help="the rank to debug (%(default)s)")
     parser.add_argument("--test", default="", metavar="TEXT", help="only tests with TEXT in their name")
     parser.add_argument("--seed", type=int, default=0, help="seed of the inputs (%(default)s)")

@@ -1,11 +1,12 @@
 """What a graded test works with: runs of a student's code, remembered, and failures in a student's words.
 
-@pytest.mark.graded("2a.3", weight=3)
+@pytest.mark.graded("x.1", weight=3)
 def test_gather_and_scatter_leave_the_mean_on_every_worker(grade):
     result = run(grade, average, inputs)           # in_rank.py; result.values, or the verdict why there are none
     grade.fail("expected ..., got ...")            # wrong; the seed is added
 """
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,10 +32,11 @@ PLACE = "REGION --rank RANK"  # in a rank's message about debuggers: a rank does
 
 
 class Grade:
-    """One graded test's view: the region it grades, and the file that holds it."""
+    """One graded test's view: the region it grades, the file that holds it, and the reasons for crashes that its own
+    test file knows."""
 
-    def __init__(self, session: Session, region: str, test: str) -> None:
-        self.session, self.region = session, region
+    def __init__(self, session: Session, region: str, test: str, crashes: Mapping[str, str] | None = None) -> None:
+        self.session, self.region, self.crashes = session, region, crashes
         session.region = region
         self.row = session.course.regions[region]
         self.file = self.row.file
@@ -84,7 +86,8 @@ class Grade:
 
     def must_load(self, file: str) -> None:
         """Raises the verdict if a file does not even load: then nothing in it earns points."""
-        self.last = self.session.run("grader.inside.context:load", 1, {"file": file}, LOAD_DEADLINE)
+        arguments = {"file": file, "preload": imports.libraries(self.session.tree, file, self.session.course)}
+        self.last = self.session.run("grader.inside.context:load", 1, arguments, LOAD_DEADLINE)
         if verdict := self.verdict(self.last):
             raise type(verdict)(f"{file} cannot be loaded: {verdict}")
 
@@ -100,7 +103,7 @@ class Grade:
 
     def verdict(self, result: Result) -> Verdict | None:
         """Why a run did not return; a crash in the lines of another region says which."""
-        verdict = verdict_of(result, self.region)
+        verdict = verdict_of(result, self.region, self.crashes)
         parts = self.parts()
         if isinstance(verdict, NotAttempted) and any(block.attempted for block in parts):
             unwritten = [block.line for block in parts if not block.attempted]

@@ -38,6 +38,20 @@ def complaint(tree: Path, file: str, course: Course) -> str:
     return ""
 
 
+def libraries(tree: Path, file: str, course: Course) -> list[str]:
+    """Return the groups of inside/preload.py that loading a file needs: none where it may not import transformers, the
+    models where it does at its top, else what scripts need."""
+    allowed = course.allowed_imports(file)
+    if allowed is not None and "transformers" not in allowed:
+        return []
+    try:
+        body = ast.parse((tree / file).read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        body = []  # loading it says what is wrong
+    at_top = {node.module for node in body if isinstance(node, ast.ImportFrom)}
+    return ["scripts", "steps", "models"] if "transformers" in at_top else ["scripts"]
+
+
 def _verb(module: str) -> str:
     return f"calls {module}" if module.endswith("()") else f"imports {module}"
 

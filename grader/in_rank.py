@@ -17,10 +17,12 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common.paths import ROOT
+from grader import crashes
 from grader.call_checks import why_stuck
 from grader.grading import Grade
 from grader.ranks.outcome import Result
@@ -39,18 +41,19 @@ class InRank:
     preload: tuple[str, ...]
     first: str
     join: bool
+    allows: tuple[str, ...]
 
     def arguments(self) -> dict[str, Any]:
         """Return what a rank must be told to run this function."""
         return {
             "function": self.name, "sources": list(self.sources), "preload": list(self.preload), "first": self.first,
-            "join": self.join,
+            "join": self.join, "allows": list(self.allows),
         }  # fmt: skip
 
 
 def in_rank(
     function: Callable[..., Any] | None = None, *, uses: Uses = (), preload: Sequence[str] = (), first: str = "",
-    join: bool = True,
+    join: bool = True, allows: Sequence[str] = (),
 ) -> Any:  # fmt: skip
     """Mark a function `(context, lesson, inputs)` as one that runs in ranks. A generator's values become a list.
 
@@ -60,11 +63,12 @@ def in_rank(
         first: name of a function `(context)` among the sources that is called before the student's file is loaded, for
             doubles whose names the file copies.
         join: whether the process group is joined before the function is called.
+        allows: what no other rank may do: "processes" (start some), "network" (connect to itself on loopback).
     """
     if function is None:
-        return lambda function: in_rank(function, uses=uses, preload=preload, first=first, join=join)
+        return partial(in_rank, uses=uses, preload=preload, first=first, join=join, allows=allows)
     sources = tuple(map(source_of, [*uses, function]))
-    return InRank(function.__name__, sources, tuple(preload), first, join)
+    return InRank(function.__name__, sources, tuple(preload), first, join, tuple(allows))
 
 
 def source_of(item: Callable[..., Any] | type | str) -> dict[str, Any]:
@@ -83,19 +87,21 @@ def source_of(item: Callable[..., Any] | type | str) -> dict[str, Any]:
 
 def run(
     grade: Grade, function: InRank, inputs: Sequence[Any], hints: Mapping[str, str] | None = None,
-    why_stuck: Callable[[Result], str] = why_stuck, **arguments: Any,
+    why_stuck: Callable[[Result], str] = why_stuck, where: str = "", **arguments: Any,
 ) -> Result:  # fmt: skip
     """Run a function on as many ranks as there are inputs. Raises the verdict if it does not return on every rank.
 
     Args:
-        hints: words in an error message of torch or Python -> what they mean in this lesson.
+        hints: words in an error message of torch or Python -> what they mean in this run; see crashes.py.
         why_stuck: says why the ranks wait for each other, "" if it cannot.
+        where: begins the verdict, of a test with several runs.
     """
     result = run_to_any_end(grade, function, inputs, **arguments)
     if verdict := grade.verdict(result):
         if isinstance(verdict, Deadlocked) and (cause := why_stuck(result)):
-            raise Deadlocked(f"{cause}\n{verdict}")
-        raise explained(verdict, hints or {})
+            raise Deadlocked(f"{where}{cause}\n{verdict}")
+        verdict = explained(verdict, hints or {})
+        raise type(verdict)(f"{where}{verdict}") if where else verdict
     return result
 
 
@@ -114,5 +120,5 @@ def run_alone(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments
 
 def explained(verdict: Verdict, hints: Mapping[str, str]) -> Verdict:
     """Return the verdict with the first hint whose words are in it."""
-    hint = next((hint for words, hint in hints.items() if words in str(verdict)), "")
-    return type(verdict)(f"{hint}\n{verdict}") if hint and isinstance(verdict, Crashed | Wrong) else verdict
+    has_hint = isinstance(verdict, Crashed | Wrong) and crashes.reason(str(verdict), hints)
+    return type(verdict)(crashes.explained(str(verdict), hints)) if has_hint else verdict

@@ -29,11 +29,9 @@ RANKING = (
 )  # the most telling first
 CAUSE = re.compile(
     r"\?|: (add|all|append|average|build|call|check|convert|create|did|divide|do|does|each|every|fine-tune|give|is|are|"
-    r"keep|leave|let|limit|make|only|partition the|pass|put|record|remove|return|seed|send|set|shuffle|start|store|"
+    r"keep|leave|let|limit|make|only|pass|put|record|remove|return|seed|send|set|shuffle|start|store|"
     r"take|the first time|train|use|wait|wrap)\b"
 )
-# A message that names a known mistake, and does not only ask: it comes before all others.
-KNOWN_MISTAKE = re.compile(r"a lambda created in a loop reads the loop variables")
 
 
 def messages(
@@ -106,9 +104,7 @@ def by_reason(failed: Iterable[Entry]) -> list[list[Entry]]:
     entries = list(failed)
     said = {entry.id: waits_for(entry)[1].strip() for entry in entries}
     repeated = {id: sum(text in other and text != other for other in said.values()) for id, text in said.items()}
-    for entry in sorted(
-        entries, key=lambda entry: (not KNOWN_MISTAKE.search(entry.message), -repeated[entry.id], *_rank(entry))
-    ):
+    for entry in sorted(entries, key=lambda entry: (-repeated[entry.id], *_rank(entry))):
         groups.setdefault(reason(entry), []).append(entry)
     return list(groups.values())
 

@@ -40,8 +40,8 @@ COPIES = pytest.StashKey[dict[str, str]]()  # region -> what is wrong with copie
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("cos598d", "graders of the course")
-    group.addoption("--hint", metavar="REGION", help="show the next hint for a region, such as 2a.3, and run nothing")
-    group.addoption("--region", metavar="REGION", help="run the tests of this region only, such as 2a.3")
+    group.addoption("--hint", metavar="REGION", help="show the next hint for a region, and run nothing")
+    group.addoption("--region", metavar="REGION", help="run the tests of this region only")
     group.addoption("--tree", metavar="DIR", help="grade the files in this folder (default: this repository)")
     group.addoption("--report", metavar="FILE", help="write points and messages as JSON")
     group.addoption(
@@ -143,7 +143,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """`-m task2b` and `-k a4_1_1` select by the markers of the region's row in course.toml."""
+    """-m and -k select by the markers of the region's row in course.toml."""
     course = item.config.stash[SESSION].course
     if row := course.regions.get(region_of(item)):
         for name in dict.fromkeys((course.tasks[row.task].marker, row.marker)):
@@ -206,7 +206,7 @@ def grade(request: pytest.FixtureRequest) -> Grade:
     """This test's region, the student's file for it, and the ranks that run it."""
     region = region_of(request.node)
     assert region, "a test that uses `grade` is marked graded(region)"
-    return Grade(request.config.stash[SESSION], region, request.node.name)
+    return Grade(request.config.stash[SESSION], region, request.node.name, getattr(request.module, "CRASHES", None))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,6 +1,6 @@
 """Marks files that a person should look at: one static list of words that ordinary solutions do not need.
 
-    look_at(tree, ["pipeline/pipe.py"])    # reads the files, runs nothing: [Flag("pipeline/pipe.py", 12, "_getframe")]
+    look_at(tree, ["lesson.py"])    # reads the files, runs nothing: [Flag("lesson.py", 12, "_getframe")]
 
 A flag takes no points and proves nothing: whoever wants to hide a word can. It says which hand-in to open first.
 """

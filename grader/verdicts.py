@@ -1,7 +1,7 @@
 """What a graded test comes to, besides passed: seven outcomes, each an exception with the words a student reads."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from course.table import NOT_GRADED_HERE
 from grader import crashes
@@ -57,8 +57,8 @@ class NotGradedHere(Verdict):
 STATUSES = ("passed", *(kind.status for kind in Verdict.__subclasses__()))
 
 
-def verdict_of(result: Result, region: str) -> Verdict | None:
-    """Why a run did not return on every rank, or left a message behind; None if neither."""
+def verdict_of(result: Result, region: str, known: Mapping[str, str] | None = None) -> Verdict | None:
+    """Why a run did not return on every rank, or left a message behind; None if neither. `known`: see crashes.py."""
     if result.outcome == "returned":
         lost = lost_message(result)
         return Wrong(lost) if lost else None
@@ -72,7 +72,7 @@ def verdict_of(result: Result, region: str) -> Verdict | None:
     text = result.explain().removeprefix("deadlock: ") + _details(result)
     if kind is Deadlocked and (words := conclusion(result)):
         text = f"{words}\n{text}"
-    return kind(crashes.explained(text) if kind is Crashed else text)
+    return kind(crashes.explained(text, known or {}) if kind is Crashed else text)
 
 
 def not_attempted(region: str) -> NotAttempted:

@@ -1,8 +1,8 @@
 """Grades what you have just saved, and moves on to the next region when one passes.
 
     python -m grader.watch           # begins with the first open region
-    python -m grader.watch 2a.3      # begins with this region
-    python -m grader.watch task2b    # begins with the first open region of this task
+    python -m grader.watch REGION    # begins with this region
+    python -m grader.watch TASK      # begins with the first open region of this task
 
 The process that starts ranks stays loaded, so a verdict comes about a second after a save. In a terminal there are
 keys: h shows the next hint, a grades the whole task, q quits. Each verdict begins on an empty screen, and has no more
@@ -255,7 +255,9 @@ def first_region(course: Course, tree: Path, wanted: str) -> tuple[str, str]:
         return wanted, ""
     tasks = [task for task in course.tasks.values() if wanted in (task.id, task.marker, task.folder)]
     if wanted and not tasks:
-        raise InputError(f"expected a region or a task, such as 2a.3 or task2a; got {wanted!r}")
+        region = next(iter(course.regions))
+        example = f"such as {region} or {course.tasks[course.regions[region].task].marker}"
+        raise InputError(f"expected a region or a task, {example}; got {wanted!r}")
     among = [id for id, row in course.regions.items() if not tasks or row.task == tasks[0].id]
     return next_region(course, tree, among if tasks else ()) or among[0], tasks[0].id if tasks else ""
 

@@ -1,7 +1,7 @@
 """Divides a region's points among its tests.
 
 course.toml alone says how many points a region has. A test has a weight, 1 unless its mark says more:
-`@graded("2a.3", weight=2)`. A region gives floor(points x weight of the tests that passed / weight of all its tests),
+`@graded("x.1", weight=2)`. A region gives floor(points x weight of the tests that passed / weight of all its tests),
 so only all tests give all points.
 """
 

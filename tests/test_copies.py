@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from grader.checks import bert, joining
 from grader.grading import Grade
+from tests.start import test_joining
+from tests.task1 import test_bert
 from tests.training import loop_shared, test_loop, test_sampling
 
 carried = pytest.mark.carried
+CRASHES = loop_shared.CRASHES
 
 
 def check_glue(grade: Grade) -> None:
     """load_model(), join() and train() of a run_glue.py: who trains on what, then each step and evaluation of one
     worker."""
-    bert.check_weights(grade)
-    joining.check_join(grade)
+    test_bert.check_weights(grade)
+    test_joining.check_join(grade)
     seed = 1000 + grade.number("script", 1000)
     shared = test_sampling.train(grade, 2, 13, 3, seed=seed)
     test_sampling.check_every_example_once(shared)
@@ -36,13 +38,13 @@ def check_pipeline(grade: Grade) -> None:
 
 def check_beyond(grade: Grade) -> None:
     """join() and train() of beyond/run_gpt2.py for one worker; what the bonus lessons average is judged there."""
-    joining.check_join(grade)
+    test_joining.check_join(grade)
     test_loop.check_steps(loop_shared.gpt2(grade, 1, train=6, batch=2, n_epochs=2), 6)
 
 
 @carried("task2a_gather_scatter/run_glue.py", "2a.3")
 def test_what_task_2a_has_of_task_1_works(copies):
-    copies(bert.check_weights)
+    copies(test_bert.check_weights)
 
 
 @carried("task2b_allreduce/run_glue.py", "2b.1")
@@ -57,7 +59,7 @@ def test_what_task_3_has_of_earlier_tasks_works(copies):
 
 @carried("task3_ddp/run_gpt2.py", "3.2")
 def test_what_gpt2_of_task_3_has_of_earlier_tasks_works(copies):
-    copies(joining.check_join)
+    copies(test_joining.check_join)
 
 
 @carried("task4_traffic/run_glue.py", "4.1")

@@ -2,13 +2,13 @@
 
 A probe is a function in a module of the grader's, named "package.module:function". It says nothing about right and
 wrong, and holds no expected value: a rank can read all that is in it. Its module imports nothing of the student's tree
-(common, the tasks) at its top; the probe loads what it needs:
+at its top; the probe loads what it needs:
 
     def train(context):
-        task = context.load("task2b_allreduce/run_glue.py")
+        lesson = context.load("lesson.py")
         context.join()
         context.spy(torch.optim.SGD, "step", "step")
-        task.sync_gradients(model, context.world_size)
+        lesson.average_gradients(model)
         return {"grads": [parameter.grad for parameter in model.parameters()]}
 """
 

@@ -47,7 +47,7 @@ class Debugger(pdb.Pdb):
     def interaction(self, *arguments: Any, **keywords: Any) -> None:
         self.tell(STOPPED)
         super().interaction(*arguments, **keywords)
-        self.curframe_locals = {}  # pdb keeps them, and with them the pipe whose end p.4's test waits for
+        self.curframe_locals = {}  # pdb keeps them, and with them the objects whose end a test may wait for
 
     def do_quit(self, arg: str) -> bool:
         """q(uit): end this rank, and with it the run."""

@@ -13,7 +13,7 @@ GROUPS = {
     FIRST: ("torch.utils.data", "numpy.random", "grader.inside.context"),
     # Any optimizer imports it at its first step, and so does a backward of one's own: 1.5 s in each rank.
     "steps": ("torch._dynamo",),
-    # What a task script imports at its top, directly or through common/: 0.8 s.
+    # What a script imports at its top, directly or through common/: 0.8 s.
     "scripts": (
         "transformers.modeling_outputs",
         "transformers.optimization",
@@ -25,7 +25,7 @@ GROUPS = {
         "tokenizers",
         "tqdm.auto",
     ),
-    # What the metrics of STS-B import: 1 s.
+    # What correlation coefficients import: 1 s.
     "correlations": ("scipy.stats",),
     # What building a model and reading its files import: 2 s more.
     "models": (
@@ -38,41 +38,15 @@ GROUPS = {
     ),
 }
 MODELS = ("scripts", "steps", "models")
-# Beside the first group, by module or function; a probe that is not here needs all.
-PROBES: dict[str, tuple[str, ...]] = {
-    "grader.inside.context:call": (),
-    "grader.probes.bert": MODELS,
-    "grader.probes.beyond.sharded_model:block": (),
-    "grader.probes.beyond.sharded_model": ("steps",),
-    "grader.probes.start": MODELS,
-    "grader.probes.sync": ("scripts",),
-    "grader.probes.trusted": MODELS,
-}
-# What loading a file needs; one that is not here is a script, whose load_model imports the model class.
-FILES: dict[str, tuple[str, ...]] = {
-    "beyond/overlap.py": (),
-    "beyond/ring.py": (),
-    "beyond/flat_parameters.py": (),
-    "beyond/sharded_model.py": (),
-    "beyond/sharded_optimizer.py": (),
-    "common/data_partition.py": (),
-    "common/schedule.py": (),
-    "pipeline/partition.py": (),
-    "pipeline/pipe.py": (),
-    "pipeline/model_parallel.py": MODELS,
-}
 
 
-def needs(probe: str, file: str, stated: Sequence[str] | None = None) -> Iterable[str]:
-    """The groups that a run of this probe on this file of the tree needs, the first one aside.
+def needs(stated: Sequence[str] | None) -> Iterable[str]:
+    """The groups that a run needs, the first one aside; one that states none needs all.
 
-    `stated`: what a function in a rank says itself, see grader/in_rank.py.
+    `stated`: of a function in a rank, see grader/in_rank.py; of a file to be loaded, see `libraries` in
+    grader/imports.py.
     """
-    if stated is not None:
-        return stated
-    if probe == "grader.inside.context:load":  # what every graded test begins with
-        return FILES.get(file, ("scripts",))
-    return PROBES.get(probe, PROBES.get(probe.partition(":")[0], tuple(GROUPS)))
+    return stated if stated is not None else tuple(GROUPS)
 
 
 def _compile_patterns() -> None:
@@ -83,7 +57,7 @@ def _compile_patterns() -> None:
 
 def _record_something() -> None:
     """The first record_function of a process imports a module, and every optimizer's step is one: once here for all
-    ranks. Where Python's compiled files are missing, it would also take 4 MB in each, which b.8 would be blamed for."""
+    ranks. Where Python's compiled files are missing, it would also take 4 MB in each."""
     with importlib.import_module("torch.profiler").record_function("preload"):
         pass
 

@@ -19,7 +19,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,12 +40,14 @@ MOST_MEMORY = 1 << 30  # bytes that a rank may take for itself; a right solution
 NUMBERS = 1 << 31  # what a process is told fits into a C int
 
 
-def confine(rank: int, folder: str, probe: str) -> None:
+def confine(rank: int, folder: str, probe: str, allows: Sequence[str]) -> None:
     """The walls of a freshly forked rank, before any student code runs in it.
 
     Here: a session of its own, death together with the zygote, no core files, a folder of its own. Harder walls
     (another user, limits, seccomp) belong to the function named by COS598D_CONFINE, called last, with the same
     arguments and the policy that follows its name; if it raises, the rank does not start.
+
+    `allows`: what this rank alone may do, see grader/in_rank.py.
     """
     os.setsid()
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -54,7 +56,7 @@ def confine(rank: int, folder: str, probe: str) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     function, _, policy = os.environ.pop(CONFINE, "").partition(" ")
     if function:
-        find_function(function)(rank, folder, probe, policy)
+        find_function(function)(rank, folder, probe, allows, policy)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -132,9 +134,7 @@ class Zygote:
         """Fork the ranks. Each gets a temporary folder and its descriptors, which came along with the request."""
         size = request["world_size"]
         _, fds, _, _ = socket.recv_fds(self.control, 1, PER_RANK * size)
-        self._load(
-            preload.needs(request["probe"], request["file"], request["preload"]), request["probe"], request["given"]
-        )
+        self._load(preload.needs(request["preload"]), request["probe"], request["given"])
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
         if request["measures"]:
@@ -152,7 +152,7 @@ class Zygote:
                 if not self.given.fit(request["given"]):
                     self.given.forget()
                 terminal = request["terminals"].get(str(rank), "")
-                become_rank(rank, folder, request["probe"], terminal, *mine)
+                become_rank(rank, folder, request["probe"], request["allows"], terminal, *mine)
             self.ranks[pid] = rank
         self.forked += size
         for fd in fds:
@@ -250,7 +250,8 @@ def limit_memory() -> None:
 
 
 def become_rank(
-    rank: int, folder: str, probe: str, terminal: str, line: int, stdout: int, stderr: int, stack: int
+    rank: int, folder: str, probe: str, allows: Sequence[str], terminal: str, line: int, stdout: int, stderr: int,
+    stack: int,
 ) -> NoReturn:  # fmt: skip
     """The forked child: nothing of the zygote's is left open, and it never returns into the zygote's loop.
 
@@ -275,7 +276,7 @@ def become_rank(
         sys.stdout, sys.stderr = Stream(1, "stdout", bool(terminal)), Stream(2, "stderr", bool(terminal))
         faulthandler.enable(file=stack, all_threads=False)  # where a segmentation fault happened
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-        confine(rank, folder, probe)
+        confine(rank, folder, probe, allows)
         from grader.inside.context import run_probe
 
         run_probe(socket.socket(fileno=line))

@@ -74,8 +74,8 @@ class RankRun:
         self.measuring = ""  # the point at which all ranks stand
         told = job["arguments"]
         self.referee = told.get(OURS)
-        request = {"probe": job["probe"], "file": str(told.get("file", "")), "children": told.get("children", 0)}
-        request["preload"] = told.get("preload")
+        request = {"probe": job["probe"], "children": told.get("children", 0)}
+        request |= {"preload": told.get("preload"), "allows": told.get("allows", [])}
         request["measures"] = bool(told.get("measures"))  # its ranks write no files, see measure in the zygote
         terminals = {str(debug.rank): debug.terminal} if debug else {}
         zygote.request(kind="run", world_size=world_size, terminals=terminals, given=given, **request)

@@ -27,7 +27,7 @@ class Frame(NamedTuple):
 
 @dataclass
 class Failure:
-    """An exception that left the probe. `during` says what the probe was doing: "loading task1_single/run_glue.py"."""
+    """An exception that left the probe. `during` says what the probe was doing: "loading lesson.py"."""
 
     type: str
     message: str
@@ -74,7 +74,7 @@ class RankResult:
         return [event for event in self.events if isinstance(event, Call)]
 
     def phrase(self) -> Phrase:
-        """`rank 1 raised ValueError: ... (task/run_glue.py:12)`"""
+        """`rank 1 raised ValueError: ... (lesson.py:12)`"""
         verb, rest = "was", "still running"
         if self.call:
             peer = {"send": f" to rank {self.call.root}", "recv": f" from rank {self.call.root}"}.get(

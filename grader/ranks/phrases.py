@@ -1,4 +1,4 @@
-"""Sentences about ranks: `rank 0 waits in scatter #2 (task/run_glue.py:88); ranks 1-3 wait in gather #2 (:85)`."""
+"""Sentences about ranks: `rank 0 waits in scatter #2 (lesson.py:88); ranks 1-3 wait in gather #2 (:85)`."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ PLURAL = {"calls": "call", "joins": "join", "waits": "wait", "has": "have", "was
 
 
 class Phrase(NamedTuple):
-    """What one rank does, and where: Phrase(0, "waits", "in scatter #2", "task/run_glue.py:88")."""
+    """What one rank does, and where: Phrase(0, "waits", "in scatter #2", "lesson.py:88")."""
 
     rank: int
     verb: str

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROUNDS = 75_000  # of PBKDF2, about 20 ms; the same number is in tests/pipeline/pipe_in_rank.py
+ROUNDS = 75_000  # of PBKDF2, about 20 ms; a thread in a rank must run as many
 LEAST = (
     0.4  # of the digest's cost: CPU time of the thread that computes it (measured for right programs: 0.68 and more)
 )

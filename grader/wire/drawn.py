@@ -5,7 +5,9 @@ import numpy as np
 SHARED_TOKENS = 8  # token ids that several examples use; above them each example has one of its own
 TOKENS = 4  # tokens in an example
 WIDTH = 5
-LOSS_SCALE = 40.0  # the toys' losses are so large that every gradient is longer than any usual limit of clipping
+LOSS_SCALE = (
+    40.0  # the losses of small models are made so large that every gradient is longer than any usual limit of clipping
+)
 
 # What gradients of a real model look like to a collective: several sizes, one number, a vector, three dimensions.
 SHAPES = ((3, 4), (4,), (), (2, 3, 2), (4, 3), (1,), (7,), (5, 1))
@@ -44,7 +46,7 @@ def number(first_token: int) -> int:
 
 
 def classifier(seed: int, count: int, classes: int = 2) -> dict[str, np.ndarray]:
-    """Weights for toys.Classifier, for `count` examples."""
+    """Return the weights of a small classifier for `count` examples."""
     draw = generator(seed, 3)
     shapes: dict[str, tuple[int, ...]] = {"embedding": (SHARED_TOKENS + count, WIDTH), "gain": (WIDTH,)}
     shapes |= {"offset": (WIDTH,), "head": (classes, WIDTH), "bias": (classes,)}
@@ -52,7 +54,7 @@ def classifier(seed: int, count: int, classes: int = 2) -> dict[str, np.ndarray]
 
 
 def answer(weights: dict[str, np.ndarray], ids: np.ndarray, right: int) -> np.ndarray:
-    """Labels (B,) of which toys.Classifier finds the last `right` for ids (B, T); it finds each class for half of them.
+    """Labels (B,) of which that classifier finds the last `right` for ids (B, T); it finds each class for half of them.
 
     The bias is shifted for that. Whoever counts right answers otherwise than example by example gets another number.
     """
@@ -66,7 +68,7 @@ def answer(weights: dict[str, np.ndarray], ids: np.ndarray, right: int) -> np.nd
 
 
 def language_model(seed: int, count: int) -> dict[str, np.ndarray]:
-    """Weights for toys.LanguageModel, whose first and last layer are one tensor."""
+    """Return the weights of a small language model, whose first and last layer are one tensor."""
     draw = generator(seed, 4)
     shapes = {"embedding": (SHARED_TOKENS + count, WIDTH), "gain": (WIDTH,), "offset": (WIDTH,)}
     return {name: draw.normal(scale=0.7, size=shape).astype(np.float32) for name, shape in shapes.items()}

@@ -162,9 +162,9 @@ def collect(task: str) -> dict[str, Test]:
 
 
 def grader_files() -> list[str]:
-    """The test files of the course's table and the ladder, as far as they are there."""
-    named = [file for task in load_course().tasks.values() for file in task.tests]
-    return [file for file in dict.fromkeys([*named, "tests/test_ladder.py"]) if (ROOT / file).exists()]
+    """The test files of the course's table, as far as they are there."""
+    named = [file for task in load_course().tasks.values() for file in (*task.tests, *task.whole)]
+    return [file for file in dict.fromkeys(named) if (ROOT / file).exists()]
 
 
 def collect_copies() -> dict[str, str]:

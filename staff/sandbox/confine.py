@@ -10,14 +10,13 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from grader.inside.find import find_function
 from staff.sandbox import kernel, landlock, seccomp
 
-LOOPBACK = {"grader.probes.start:script"}  # starts processes that meet over gloo: no other rank gets a socket
-PROCESSES = {"grader.probes.start:script", "grader.probes.start:workers"}  # region 2b.9 is about starting processes
 MIB = 1 << 20
 SHARED_MEMORY = Path("/dev/shm")
 READABLE = (
@@ -48,12 +47,12 @@ class Policy:
         return json.dumps(asdict(self))
 
 
-def confine(rank: int, folder: str, probe: str, written: str) -> None:
-    """Isolate this process by a written policy. Raises OSError if a layer is not available."""
+def confine(rank: int, folder: str, probe: str, allows: Sequence[str], written: str) -> None:
+    """Isolate this process by a written policy. Raises OSError if a layer is not available. See grader/in_rank.py."""
     policy = Policy(**json.loads(written))
     find_function(probe)  # with all it imports: once isolated, this process can read no grader file
-    own_network = "network" in policy.walls and probe in LOOPBACK
-    build(replace(policy, sockets=policy.sockets or own_network, starts=probe in PROCESSES), folder)
+    own_network = "network" in policy.walls and "network" in allows
+    build(replace(policy, sockets=policy.sockets or own_network, starts="processes" in allows), folder)
 
 
 def build(policy: Policy, folder: str) -> None:

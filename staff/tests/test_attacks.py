@@ -61,7 +61,7 @@ def there_is(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", ["grader.reference", "grader.checks.reference.closely", "grader/partitions.py"])
+@pytest.mark.parametrize("name", ["grader.reference", "grader.compare.closely", "grader/partitions.py"])
 def test_what_the_grader_does_not_have_is_noticed(name):
     assert not there_is(name)
 

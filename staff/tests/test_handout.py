@@ -380,7 +380,7 @@ def test_a_student_may_change_task_folders_and_nothing_beside_them():
     course = load_course()
 
     assert course.may_student_change("task2b_allreduce/helpers/mine.py")
-    assert not course.may_student_change("tests/test_task1.py")
+    assert not course.may_student_change("tests/task1/test_bert.py")
     assert not course.may_student_change("pipeline/../grader/run.py")
 
 

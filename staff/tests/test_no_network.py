@@ -24,7 +24,7 @@ pytestmark = [
 
 COURSE = load_course()
 DROP_FROM_BOUNDING_SET, SYS_ADMIN = 24, 21  # of prctl(2), capabilities(7)
-FILE = "tests/test_task2b.py"
+FILE = "tests/start/test_start.py"
 SCRIPT = f"{FILE}::test_the_script_trains_on_two_workers"
 OTHERS = [
     f"{FILE}::test_every_worker_is_started_and_waited_for",

@@ -1,4 +1,4 @@
-"""The start of GPT-2's processes as the script makes it, with forkserver; the graders fork (grader/probes/start.py).
+"""The start of GPT-2's processes as the script makes it, with forkserver; the graders fork (tests/start/test_start.py).
 
 What the graders accept runs there, and what they refuse because of the start fails there.
 """

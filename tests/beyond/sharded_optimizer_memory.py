@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from grader.checks.beyond.in_transit import COPIES, MOST
-from grader.checks.beyond.sharded_model import memory_limits
-from grader.checks.beyond.sharded_model.memory_limits import Limit
+from grader import memory_limits
 from grader.grading import Grade
-from grader.in_rank import in_rank, run_to_any_end
+from grader.in_rank import InRank, in_rank, run
+from grader.memory_limits import Limit
 from grader.ranks.outcome import Result
+from tests.beyond.toy_shared import COPIES, MOST
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, nn, torch
@@ -77,9 +78,14 @@ def check_messages(grade: Grade) -> None:
 
 def check_memory(grade: Grade, stage: int, limits: list[Limit]) -> None:
     def measure(attempt: int) -> Result:
-        return run_to_any_end(
-            grade, measured_steps, [{}] * RANKS, payloads=False, deadline=memory_limits.MEASURED_DEADLINE,
-            shape=SHAPE, blocks=BLOCKS, stage=stage, steps=STEPS, measures=True, attempt=attempt,
-        )  # fmt: skip
+        return run_measured(grade, measured_steps, shape=SHAPE, blocks=BLOCKS, stage=stage, attempt=attempt)
 
     memory_limits.check(grade, measure, limits, POOL)
+
+
+def run_measured(grade: Grade, function: InRank, hints: Mapping[str, str] | None = None, **arguments: Any) -> Result:
+    """Run a function that measures on every rank."""
+    return run(
+        grade, function, [{}] * RANKS, hints, payloads=False, deadline=memory_limits.MEASURED_DEADLINE, steps=STEPS,
+        measures=True, **arguments,
+    )  # fmt: skip

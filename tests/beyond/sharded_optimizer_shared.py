@@ -1,18 +1,30 @@
-"""What b.6 and b.7 share: toys whose parameters are cut into shards, and what every rank's shards must hold."""
+"""What b.6 to b.10 share: toys whose parameters are cut into shards, and what every rank's shards must hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from grader.arithmetic import Tolerance, norm
+from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import InRank, run
 from grader.ranks.calls import Call
 from grader.wire import drawn
-from tests.beyond.toy_shared import BYTES, Arrays, MicroBatch, ToySetting, draw, micro_batches, rounded, why_stuck
+from tests.beyond.toy_shared import (
+    BYTES,
+    ROUNDING,
+    Arrays,
+    MicroBatch,
+    ToySetting,
+    draw,
+    micro_batches,
+    rounded,
+    why_stuck,
+)  # fmt: skip
 
 TOY, SHARDED = "tests/beyond/toy_in_rank.py", "tests/beyond/sharded_optimizer_in_rank.py"
 SMALL = 200  # bytes of a step that may travel beside the shards: a barrier, a number
@@ -64,6 +76,11 @@ class Setting(ToySetting):
         """Return the values of a bucket, a row for each rank's shard; zeros at the end."""
         values = np.concatenate([np.ravel(arrays[k]).astype(np.float64) for k in bucket])
         return np.append(values, np.zeros(-values.size % ranks)).reshape(ranks, -1)
+
+    def parameters_of(self, bucket: list[int], shards: np.ndarray) -> dict[int, np.ndarray]:
+        """Return the parameters that the shards of a bucket hold, in their dtype."""
+        parts = np.split(np.ravel(shards), np.cumsum([int(np.prod(self.shapes[k])) for k in bucket]))
+        return {k: rounded(part, self.dtype(k)).reshape(self.shapes[k]) for k, part in zip(bucket, parts, strict=False)}
 
     def initial(self, seed: int) -> Arrays:
         """Return the parameters' values at the start, the same on every rank."""
@@ -125,13 +142,29 @@ FOR_TIMES = ((3, PLAIN), (3, LATE), (3, CROSSED), (3, ACCUMULATED), (2, ACCUMULA
 class OptimizerRun:
     """One run of a setting: what is right for each rank, and what the ranks did."""
 
+    hints, part = HINTS, "bucket"  # part: what messages call a bucket
+    why_stuck = staticmethod(why_stuck)
+
     def __init__(self, grade: Grade, ranks: int, setting: Setting, function: InRank) -> None:
         self.grade, self.ranks, self.setting, self.buckets = grade, ranks, setting, setting.buckets()
         self.initial = setting.initial(grade.seed)
         given = draw(grade.seed, ranks, setting)
         self.computed = given.computed
-        inputs = [one | {"values": self.initial} for one in given.inputs]
-        self.result = run(grade, function, inputs, HINTS, why_stuck, later=given.permits, **setting.arguments)
+        inputs = [one | {"values": self.initial} | self.more_inputs(rank) for rank, one in enumerate(given.inputs)]
+        later = [permits | self.more_permits() for permits in given.permits]
+        self.result = run(grade, function, inputs, self.hints, self.why_stuck, later=later, **setting.arguments)
+
+    def more_inputs(self, rank: int) -> dict[str, Any]:
+        """Return what a rank is given beside the toy's gradients and values."""
+        return {}
+
+    def more_permits(self) -> dict[str, np.ndarray]:
+        """Return permits beside those of the uses in backward."""
+        return {}
+
+    def name(self, i: int) -> str:
+        """Return what messages call a bucket."""
+        return f"bucket {i}"
 
     def rows(self, rank: int, step: int, number: int, bucket: int) -> np.ndarray:
         """Return what a rank has to send of a bucket, a row for each shard. Stage 1 adds up micro-batches before."""
@@ -169,3 +202,95 @@ class OptimizerRun:
                 f"{where}, each of {self.ranks} ranks sends {int(mean)} bytes, expected {int(right)}, (N-1)/N of "
                 f"{size} bytes; the largest message is {largest.name} of {largest.dtype} ({largest.where}): {advice}"
             )
+
+
+# --- the mean gradient ---
+
+
+def check_means(run: OptimizerRun) -> None:
+    """After each finish() every shard has the mean of what all ranks have computed in this step so far."""
+    for rank, value in enumerate(run.result.values):
+        for finish in value["finishes"]:
+            step, number = finish["step"], finish["number"]
+            where = f"step {step}, micro-batch {number}, rank {rank} of {run.ranks}, shard.gradient of "
+            for i in range(len(run.buckets)):
+                right = run.mean(step, number, i)
+                mean = Expected(right[rank], name=run.name(i), tolerance=Tolerance(norm([right])))
+                if not mean.is_right(finish[f"mean {i}"]):
+                    mean = replace(mean, mistakes=mistakes_in_mean(run, rank, (step, number), i))
+                check(run.grade, where, finish, {f"mean {i}": mean}, run.result)
+
+
+def mistakes_in_mean(run: OptimizerRun, rank: int, place: tuple[int, int], i: int) -> dict[str, Any]:
+    """Return sentence -> what a known mistake leaves in the gradient of a shard."""
+    (step, number), ranks = place, range(run.ranks)
+    n, right = run.ranks, run.mean(step, number, i)
+    sent = np.asarray([run.rows(r, step, number, i) for r in ranks])  # (ranks, shards, L)
+    own, what = sent[rank, rank], "shard.gradient is"
+    table: dict[str, Any] = {"expected a tensor in shard.gradient after receive(), got None": None}
+    if n > 1:
+        table |= {
+            f"{what} {n} times the mean: divide the sum by the number of ranks": right[rank] * n,
+            "the sum was divided by the number of ranks twice": right[rank] / n,
+            **{f"{what} the gradient of rank {r}'s shard": right[r] for r in ranks},
+            f"{what} this rank's own gradient: nothing of the other ranks is in it": own,
+            f"{what} this rank's own gradient, divided: nothing of the other ranks is in it": own / n,
+            **{f"{what} only rank {r}'s gradient: add the rows of all ranks": sent[r, rank] for r in ranks},
+            "elements of different ranks are mixed: the received tensor is N rows of L, one per rank":
+                sent[:, rank].reshape(-1, n).mean(axis=1),
+            "gradients of different shards are added up: all ranks send the shards in the same order":
+                np.mean([sent[r, (rank - r) % n] for r in ranks], axis=0),
+            f"{what} zero: send each bucket once, when its gradients are ready": np.zeros(own.shape),
+        }  # fmt: skip
+    if number and run.setting.stage == 2:
+        late, first = sent.mean(axis=0)[rank], run.mean(step, 0, i)[rank]
+        table[f"{what} only the gradient of the last micro-batch: add it to that of the earlier ones"] = late
+        table[f"{what} only the gradient of the first micro-batch: add the later ones"] = first
+    for earlier in range(step):
+        before = run.mean(earlier, len(run.setting.uses[earlier]) - 1, i)[rank]
+        table[f"{what} still the gradient of step {earlier}"] = before
+        table[f"the gradient of step {earlier} is added to shard.gradient"] = right[rank] + before
+    if run.is_half(i):
+        sums = [rounded(one[rank], "bfloat16") for one in run.sums(step, number, i)]
+        words = f"{what} rounded to bfloat16: add up in float32. A reduce_scatter adds in the dtype of its tensors"
+        table[words] = np.sum(sums, axis=0) / n
+    return table
+
+
+def check_none_left(run: OptimizerRun) -> None:
+    """No parameter keeps a gradient."""
+    left = {"left": Expected([], "parameter {got} still has a gradient after finish()")}
+    for rank, value in enumerate(run.result.values):
+        for finish in value["finishes"]:
+            check(run.grade, f"step {finish['step']}, rank {rank}: ", finish, left)
+
+
+# --- what a message holds ---
+
+
+def bucket_of(run: OptimizerRun, where: str, call: Call, rows: Sequence[np.ndarray], what: str, first: int = 0) -> int:
+    """Return the bucket whose shards a message holds, from number `first` on where several fit: zeros do.
+
+    rows: the shards of each bucket. Fails for numbers that are in none of them; `what` names what they should be.
+    """
+    numbers = call.sent_arrays()
+    roundings = [ROUNDING[run.setting.dtype(bucket[0])] for bucket in run.buckets]
+    fits = [
+        i for i, (shards, rounding) in enumerate(zip(rows, roundings, strict=True)) if holds(numbers, shards, rounding)
+    ]
+    if not fits:
+        got, advice = ("other values", "") if np.any(numbers) else ("zeros", f"; send each {run.part} once")
+        run.grade.fail(f"{where} sends {got} ({call.name}, {call.where}), expected {what}{advice}")
+    return next((i for i in fits if i >= first), fits[0])
+
+
+def holds(numbers: np.ndarray, shards: np.ndarray, rounding: float) -> bool:
+    """Return whether a message is made of these shards, divided by the number of ranks or not."""
+    ranks, length = shards.shape
+    if numbers.size % length or (numbers.size not in (length, shards.size) and not np.any(numbers)):
+        return False
+    parts, factors = numbers.reshape(-1, length).astype(np.float64), (1, ranks)
+    return all(
+        any(np.allclose(part * factor, shard, rounding, 1e-5) for shard in shards for factor in factors)
+        for part in parts
+    )

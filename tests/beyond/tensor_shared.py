@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,47 @@ ONE, TWO, THREE, FOUR = Ranks(1), Ranks(2), Ranks(3), Ranks(4)
 PAIRS = Ranks(4, ((0, 2), (1, 3)))
 UNEVEN = Ranks(4, ((0, 1, 3), (2,)))
 ALL = (THREE, TWO, PAIRS, FOUR, UNEVEN, ONE)
+
+SLICED = {  # the axis along which a parameter is cut, and the field of Cut that says where
+    "attn.c_attn.weight": (1, "attention"), "attn.c_attn.bias": (0, "attention"),
+    "attn.c_proj.weight": (0, "projection"), "mlp.c_fc.weight": (1, "hidden"), "mlp.c_fc.bias": (0, "hidden"),
+    "mlp.c_proj.weight": (0, "hidden"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A block of GPT-2 for a group of some size: the columns of c_attn, the rows of its c_proj, and the columns of c_fc
+    that each rank has, in the order of the group."""
+
+    width: int
+    heads: int
+    inner: int
+    attention: tuple[tuple[int, ...], ...]
+    projection: tuple[tuple[int, ...], ...]
+    hidden: tuple[tuple[int, ...], ...]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The parameters of the whole block."""
+        width, inner = self.width, self.inner
+        return {
+            "ln_1.weight": (width,), "ln_1.bias": (width,), "attn.c_attn.weight": (width, 3 * width),
+            "attn.c_attn.bias": (3 * width,), "attn.c_proj.weight": (width, width), "attn.c_proj.bias": (width,),
+            "ln_2.weight": (width,), "ln_2.bias": (width,), "mlp.c_fc.weight": (width, inner),
+            "mlp.c_fc.bias": (inner,), "mlp.c_proj.weight": (inner, width), "mlp.c_proj.bias": (width,),
+        }  # fmt: skip
+
+    def indices(self, name: str, member: int) -> list[int]:
+        """Return the rows or columns of a parameter that a member of the group has."""
+        return list(getattr(self, SLICED[name][1])[member])
+
+    def place(self, name: str, member: int) -> tuple[Any, ...]:
+        """Return an index that takes a member's slice of a parameter of the block."""
+        if name not in SLICED:
+            return (...,)
+        return (slice(None), self.indices(name, member)) if SLICED[name][0] else (self.indices(name, member),)
+
 
 HINTS = {  # torch's words -> what they mean here
     "returned an incorrect number of gradients": "backward returns a value for each input of forward, without ctx: the "

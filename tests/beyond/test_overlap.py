@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.beyond.toy_in_rank import Toy, run_backward
 
 graded = pytest.mark.graded
+CRASHES = shared.CRASHES
 IN_RANK = "tests/beyond/toy_in_rank.py"
 HINTS = {  # the reducer's, torch's and our words -> what they mean here
     "a second backward before finish()": "gradient_ready was called twice for a parameter in one step: is it "

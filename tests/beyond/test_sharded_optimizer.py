@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from grader.arithmetic import EXACT, Tolerance, norm
-from grader.checks.beyond import in_transit
+from grader.arithmetic import EXACT
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank
 from tests.beyond import sharded_optimizer_memory as memory
 from tests.beyond import sharded_optimizer_shared as shared
-from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun
-from tests.beyond.toy_shared import BYTES, ROUNDING, MicroBatch, Send, check_order, check_times, rounded
+from tests.beyond import toy_shared
+from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun, bucket_of, check_means, check_none_left
+from tests.beyond.toy_shared import BYTES, MicroBatch, Send, check_in_transit, check_order, check_times
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context
     from tests.beyond.sharded_optimizer_in_rank import Sharded, described
 
 graded = pytest.mark.graded
+CRASHES = toy_shared.CRASHES
 
 
 # --- what a rank does ---
@@ -72,91 +71,18 @@ def check_shards(run: OptimizerRun) -> None:
             check(run.grade, f"{run.ranks} ranks, bucket {i}, rank {rank}: ", value["shards"], expected)
 
 
-# --- the mean gradient ---
-
-
-def check_means(run: OptimizerRun) -> None:
-    """After each finish() every shard has the mean of what all ranks have computed in this step so far."""
-    for rank, value in enumerate(run.result.values):
-        for finish in value["finishes"]:
-            step, number = finish["step"], finish["number"]
-            where = f"step {step}, micro-batch {number}, rank {rank} of {run.ranks}, shard.gradient of "
-            for i in range(len(run.buckets)):
-                right = run.mean(step, number, i)
-                mean = Expected(right[rank], name=f"bucket {i}", tolerance=Tolerance(norm([right])))
-                if not mean.is_right(finish[f"mean {i}"]):
-                    mean = replace(mean, mistakes=mistakes_in_mean(run, rank, (step, number), i))
-                check(run.grade, where, finish, {f"mean {i}": mean}, run.result)
-
-
-def mistakes_in_mean(run: OptimizerRun, rank: int, place: tuple[int, int], i: int) -> dict[str, Any]:
-    """Return sentence -> what a known mistake leaves in the gradient of a shard."""
-    (step, number), ranks = place, range(run.ranks)
-    n, right = run.ranks, run.mean(step, number, i)
-    sent = np.asarray([run.rows(r, step, number, i) for r in ranks])  # (ranks, shards, L)
-    own, what = sent[rank, rank], "shard.gradient is"
-    table: dict[str, Any] = {"expected a tensor in shard.gradient after receive(), got None": None}
-    if n > 1:
-        table |= {
-            f"{what} {n} times the mean: divide the sum by the number of ranks": right[rank] * n,
-            "the sum was divided by the number of ranks twice": right[rank] / n,
-            **{f"{what} the gradient of rank {r}'s shard": right[r] for r in ranks},
-            f"{what} this rank's own gradient: nothing of the other ranks is in it": own,
-            f"{what} this rank's own gradient, divided: nothing of the other ranks is in it": own / n,
-            **{f"{what} only rank {r}'s gradient: add the rows of all ranks": sent[r, rank] for r in ranks},
-            "elements of different ranks are mixed: the received tensor is N rows of L, one per rank":
-                sent[:, rank].reshape(-1, n).mean(axis=1),
-            "gradients of different shards are added up: all ranks send the shards in the same order":
-                np.mean([sent[r, (rank - r) % n] for r in ranks], axis=0),
-            f"{what} zero: send each bucket once, when its gradients are ready": np.zeros(own.shape),
-        }  # fmt: skip
-    if number and run.setting.stage == 2:
-        late, first = sent.mean(axis=0)[rank], run.mean(step, 0, i)[rank]
-        table[f"{what} only the gradient of the last micro-batch: add it to that of the earlier ones"] = late
-        table[f"{what} only the gradient of the first micro-batch: add the later ones"] = first
-    for earlier in range(step):
-        before = run.mean(earlier, len(run.setting.uses[earlier]) - 1, i)[rank]
-        table[f"{what} still the gradient of step {earlier}"] = before
-        table[f"the gradient of step {earlier} is added to shard.gradient"] = right[rank] + before
-    if run.is_half(i):
-        sums = [rounded(one[rank], "bfloat16") for one in run.sums(step, number, i)]
-        words = f"{what} rounded to bfloat16: add up in float32. A reduce_scatter adds in the dtype of its tensors"
-        table[words] = np.sum(sums, axis=0) / n
-    return table
-
-
 # --- messages ---
 
 
 def buckets_of(run: OptimizerRun, rank: int, micro: MicroBatch, where: str) -> list[tuple[int, Send]]:
-    """Return the messages that hold numbers, with the bucket of each. Fail for numbers that are no bucket's."""
+    """Return the messages that hold numbers, with the bucket of each."""
     found, current = list[tuple[int, Send]](), 0
     rows = [run.rows(rank, micro.step, micro.number, i) for i in range(len(run.buckets))]
+    what = "its own gradients of one bucket, as take_gradients returns them"
     for send in (send for send in micro.sends if send.call.payload):
-        numbers = send.call.sent_arrays()
-        roundings = [ROUNDING[run.setting.dtype(bucket[0])] for bucket in run.buckets]
-        fits = [i for i, shards in enumerate(rows) if holds(numbers, shards, roundings[i])]
-        if not fits:
-            what, advice = ("other values", "") if np.any(numbers) else ("zeros", "; send each bucket once")
-            run.grade.fail(
-                f"{where} sends {what} ({send.call.name}, {send.call.where}), expected its own gradients of one "
-                f"bucket, as take_gradients returns them{advice}"
-            )
-        current = next((i for i in fits if i >= current), fits[0])  # zeros fit several
+        current = bucket_of(run, where, send.call, rows, what, current)
         found.append((current, send))
     return found
-
-
-def holds(numbers: np.ndarray, shards: np.ndarray, rounding: float) -> bool:
-    """Return whether a message is made of these shards, divided by the number of ranks or not."""
-    ranks, length = shards.shape
-    if numbers.size % length or (numbers.size not in (length, shards.size) and not np.any(numbers)):
-        return False
-    parts, factors = numbers.reshape(-1, length).astype(np.float64), (1, ranks)
-    return all(
-        any(np.allclose(part * factor, shard, rounding, 1e-5) for shard in shards for factor in factors)
-        for part in parts
-    )
 
 
 def check_sent(run: OptimizerRun) -> None:
@@ -173,7 +99,7 @@ def check_sent(run: OptimizerRun) -> None:
             if run.setting.stage == 2:
                 advice = "The hook must send every complete bucket, in a loop"
                 check_times(run.grade, where, micro, run.buckets, sends, advice)
-            in_transit.check(run.grade, where, [(i, send.call) for i, send in sends], sizes, "bucket {}".format)
+            check_in_transit(run.grade, where, [(i, send.call) for i, send in sends], sizes, run.name)
 
 
 def check_costs(run: OptimizerRun) -> None:
@@ -186,10 +112,7 @@ def check_costs(run: OptimizerRun) -> None:
     for micros in zip(*map(run.micros, range(run.ranks)), strict=True):
         where = f"step {micros[0].step}, micro-batch {micros[0].number}: for the gradients"
         run.check_price([send.call for micro in micros for send in micro.sends], size, where, advice)
-    left = {"left": Expected([], "parameter {got} still has a gradient after finish()")}
-    for rank, value in enumerate(run.result.values):
-        for finish in value["finishes"]:
-            check(run.grade, f"step {finish['step']}, rank {rank}: ", finish, left)
+    check_none_left(run)
 
 
 # --- the graded tests ---

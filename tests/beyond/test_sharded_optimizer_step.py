@@ -17,6 +17,7 @@ from grader.in_rank import in_rank, run, run_alone
 from grader.wire import drawn
 from tests.beyond import sharded_optimizer_memory as memory
 from tests.beyond import sharded_optimizer_shared as shared
+from tests.beyond import toy_shared
 from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun, Setting
 from tests.beyond.toy_shared import check_together, is_message
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.beyond.sharded_optimizer_in_rank import Sharded, described
 
 graded = pytest.mark.graded
+CRASHES = toy_shared.CRASHES
 MOMENTUM = {"lr": 0.1, "momentum": 0.9}
 ADAMW = {"lr": 0.05, "betas": [0.8, 0.9], "eps": 1e-3}
 LARGE_LIMIT = 1e6

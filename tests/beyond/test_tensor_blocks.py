@@ -7,7 +7,6 @@ is computed by transformers' own block, in a rank that loads no student's file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
 from grader.wire import drawn
-from tests.beyond.tensor_shared import FOUR, HINTS, ONE, PAIRS, THREE, TWO, Ranks
+from tests.beyond.tensor_shared import FOUR, HINTS, ONE, PAIRS, SLICED, THREE, TWO, Cut, Ranks
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, copy_of, dtype_of, own_group, torch
@@ -45,21 +44,6 @@ COLUMNS: tuple[tuple[int, list[int], int, list[int]], ...] = (  # width, heads, 
     (12, [0, 1, 2], 4, [*range(36)]),
     (5, [0], 5, [*range(15)]),
 )
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A block for a group of some size: the columns of c_attn, the rows of its c_proj, and the columns of c_fc that
-    each rank has, in the order of the group."""
-
-    width: int
-    heads: int
-    inner: int
-    attention: tuple[tuple[int, ...], ...]
-    projection: tuple[tuple[int, ...], ...]
-    hidden: tuple[tuple[int, ...], ...]
-
-
 BLOCKS = (
     (TWO, Cut(
         8, 4, 6,
@@ -83,11 +67,6 @@ BLOCKS = (
     )),
     (ONE, Cut(4, 2, 5, (tuple(range(12)),), ((0, 1, 2, 3),), ((0, 1, 2, 3, 4),))),
 )  # fmt: skip
-SLICED = {  # the axis along which a parameter is cut, and the field of Cut that says where
-    "attn.c_attn.weight": (1, "attention"), "attn.c_attn.bias": (0, "attention"),
-    "attn.c_proj.weight": (0, "projection"), "mlp.c_fc.weight": (1, "hidden"), "mlp.c_fc.bias": (0, "hidden"),
-    "mlp.c_proj.weight": (0, "hidden"),
-}  # fmt: skip
 
 
 # --- what a rank does ---
@@ -198,19 +177,9 @@ class BlockRun:
         self.result = run(grade, cut_block, self.inputs, BLOCK_HINTS, groups=ranks.groups, **arguments)
 
     def _draw(self, group: tuple[int, ...]) -> dict[str, Any]:
-        draw, width, inner = (
-            drawn.generator(self.grade.seed, 44, self.ranks.count, *group),
-            self.cut.width,
-            self.cut.inner,
-        )
-        shapes: dict[str, tuple[int, ...]] = {
-            "ln_1.weight": (width,), "ln_1.bias": (width,), "attn.c_attn.weight": (width, 3 * width),
-            "attn.c_attn.bias": (3 * width,), "attn.c_proj.weight": (width, width), "attn.c_proj.bias": (width,),
-            "ln_2.weight": (width,), "ln_2.bias": (width,), "mlp.c_fc.weight": (width, inner),
-            "mlp.c_fc.bias": (inner,), "mlp.c_proj.weight": (inner, width), "mlp.c_proj.bias": (width,),
-        }  # fmt: skip
-        weights = {name: draw.normal(scale=0.7, size=shape) for name, shape in shapes.items()}
-        x, upstream = (draw.normal(size=(EXAMPLES, TOKENS, width)) for _ in range(2))
+        draw = drawn.generator(self.grade.seed, 44, self.ranks.count, *group)
+        weights = {name: draw.normal(scale=0.7, size=shape) for name, shape in self.cut.shapes.items()}
+        x, upstream = (draw.normal(size=(EXAMPLES, TOKENS, self.cut.width)) for _ in range(2))
         return {"weights": weights, "x": x, "upstream": upstream}
 
     def _with_noise(self, rank: int, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -223,13 +192,11 @@ class BlockRun:
         return inputs | {"weights": weights}
 
     def indices(self, rank: int, name: str) -> list[int]:
-        return list(getattr(self.cut, SLICED[name][1])[self.ranks.among(rank).index(rank)])
+        return self.cut.indices(name, self.ranks.among(rank).index(rank))
 
     def place(self, rank: int, name: str) -> tuple[Any, ...]:
         """Return an index that takes a rank's slice of a parameter, or of its gradient."""
-        if name not in SLICED:
-            return (...,)
-        return (slice(None), self.indices(rank, name)) if SLICED[name][0] else (self.indices(rank, name),)
+        return self.cut.place(name, self.ranks.among(rank).index(rank))
 
     def where(self, rank: int) -> str:
         return f"a block of width {self.cut.width} with {self.cut.heads} heads, {self.ranks.words(rank)}"

@@ -7,7 +7,7 @@ its permit was given, and before those that are given later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -23,7 +23,12 @@ from grader.wire.values import to_array, to_bytes
 
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}  # of an element
 ROUNDING = {"float32": 1e-4, "float64": 1e-4, "bfloat16": 0.01}  # of what a message may hold
+MOST, COPIES = 2, 3  # messages in transit; COPIES of each: what is sent, what is received, the grader's answer
 ONCE = "every rank sends each bucket once, in the order of `buckets`, also one without gradients"
+CRASHES = dict.fromkeys(  # torch's words -> what they mean here
+    ("The size of tensor a ... missing", "Boolean value of Tensor ... missing"),
+    "`missing` is a list, which compares tensors element by element: make it a set",
+)
 Arrays = list[np.ndarray]
 Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank, the last for all above] -> parameters in forward order
 
@@ -195,6 +200,21 @@ def check_together(grade: Grade, where: str, calls: Sequence[Call], advice: str)
             grade.fail(
                 f"{where} waits for {before.name} #{before.number} before it sends {call.name} #{call.number} "
                 f"({call.where}): {advice}"
+            )
+
+
+def check_in_transit(
+    grade: Grade, where: str, sends: Sequence[tuple[int, Call]], sizes: Sequence[int], name: Callable[[int], str]
+) -> None:
+    """At most MOST buckets are in transit. sends: each call with its bucket; sizes: the elements of each bucket."""
+    for bucket, call in sends:
+        alive = {other for other, earlier in sends if earlier.in_transit(call)}
+        if len(alive) > MOST:
+            gradients = sum(sizes[other] for other in alive)
+            grade.fail(
+                f"{where} sends {name(bucket)} ({call.where}) while the messages of {len(alive) - 1} others are in "
+                f"transit: {len(alive)} messages with {gradients} of {sum(sizes)} gradients are in memory; expected at "
+                f"most {MOST}: receive the oldest, then send the next one"
             )
 
 

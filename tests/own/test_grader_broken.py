@@ -74,7 +74,7 @@ def test_a_region_whose_placeholder_was_left_in_is_told_to_delete_it(tmp_path):
         f"--tree={tmp_path / 'tree'}",
         "--region",
         "1.1",
-        "tests/test_task1.py",
+        "tests/task1/test_bert.py",
     ]
 
     done = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=ROOT, capture_output=True, text=True)

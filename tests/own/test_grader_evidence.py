@@ -10,7 +10,6 @@ import pytest
 
 from common.paths import ROOT
 from course.table import load_course
-from grader.checks import start
 from grader.grading import Grade, Session
 from grader.ranks.thread_times import ThreadTimes, cpu_times
 from grader.verdicts import Verdict, Wrong
@@ -18,6 +17,7 @@ from grader.wire.values import MessageError
 from tests.own.inline_student import player
 from tests.pipeline import test_compute, test_forward, test_gpt2
 from tests.pipeline.pipe_shared import MAIN, NO_PERMIT, PermitReferee, must_have_permits
+from tests.start import test_start
 from tests.task2b import test_loaders as loaders
 
 pytestmark = pytest.mark.medium
@@ -308,7 +308,7 @@ def test_processes_that_sleep_while_the_parent_writes_their_files_are_not_taken_
     view = grade("task2b_allreduce/run_gpt2.py", "2b.9", SLEEPERS)
 
     with pytest.raises(Wrong, match="that each run work"):
-        start.check_started(view)
+        test_start.check_started(view, 3, 0)
 
 
 FORWARDS = {

@@ -129,6 +129,6 @@ def test_higher_walls_are_built_before_any_student_code(play, monkeypatch):
 
     for rank in result.ranks:
         folder, hook_is_known = rank.value
-        assert rank.stdout == f"{rank.rank} {folder} grader.inside.context:call policy\nloaded\n"
+        assert rank.stdout == f"{rank.rank} {folder} grader.inside.context:call [] policy\nloaded\n"
         assert not hook_is_known
     ranks.stop()

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from grader import ranks
-from grader.checks.beyond.sharded_model import memory_limits
+from grader import memory_limits, ranks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is looked at in /proc")
 

@@ -19,7 +19,6 @@ from common.schedule import _clock_cycles
 from common.workers import process_group
 from course.table import load_course
 from grader.grading import Grade, Session
-from grader.probes import bert
 from grader.verdicts import Deadlocked, TimedOut, Wrong
 from pipeline.pipe import Pipe
 from pipeline.worker import InQueue, Task
@@ -28,6 +27,7 @@ from tests.pipeline import pipe_shared, test_compute, test_pipe, test_schedule
 from tests.pipeline.test_forward import StandIns
 from tests.task2b.partitions_in_rank import Data
 from tests.training.loop_in_rank import Classifier, LanguageModel
+from tests.whole_scripts import script_in_rank
 
 COURSE = load_course()
 STAND_INS = {
@@ -92,7 +92,8 @@ def test_the_surroundings_of_a_script_can_be_called_as_the_real_ones(monkeypatch
     for owner, name in [*places, (load, "load_tokenizer")]:
         monkeypatch.setattr(owner, name, getattr(owner, name))  # undone at the end
 
-    bert._replace_surroundings(SimpleNamespace(arguments={}, event=print, own=lambda kind: kind, spy=lambda *_: None))
+    monkeypatch.setattr(script_in_rank, "save_tiny_bert", lambda context: None, raising=False)
+    script_in_rank.prepare_script(SimpleNamespace(arguments={}, event=print, spy=lambda *_: None))
 
     for (owner, name), original in zip(places, originals, strict=True):
         assert [*inspect.signature(getattr(owner, name)).parameters] == [*inspect.signature(original).parameters]

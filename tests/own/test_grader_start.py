@@ -8,7 +8,7 @@ import pytest
 
 from common.paths import ROOT
 from course.table import load_course
-from grader import ranks
+from grader import imports, ranks
 from grader.inside import preload
 from grader.selection import files_to_open
 
@@ -27,20 +27,25 @@ def opened(*options):
 
 def test_a_region_opens_the_test_files_of_its_row_only():
     assert opened("--region", "2a.3") == [
-        "test_averaging", "test_task2a", "test_averaging_in_steps", "test_loop", "test_sampling",
+        "test_averaging", "test_joining", "test_averaging_in_steps", "test_loop", "test_sampling",
     ]  # fmt: skip
 
 
 def test_a_marker_opens_the_test_files_of_its_task_only():
     pipeline = ["test_compute", "test_forward", "test_gpt2", "test_pipe", "test_schedule", "test_split"]
-    loops = ["test_averaging_in_steps", "test_ddp", "test_loop", "test_sampling"]  # test_ladder imports test_ddp
+    loops = [
+        "test_averaging_in_steps",
+        "test_ddp",
+        "test_loop",
+        "test_sampling",
+    ]  # test_ladder imports test_ddp, test_bert
     assert opened("-m", "task2a or a4_2_1") == [
-        "test_averaging", *pipeline, "test_copies", "test_ladder", "test_task2a", *loops
+        "test_averaging", *pipeline, "test_joining", "test_bert", "test_copies", *loops, "test_ladder",
     ]  # fmt: skip
 
 
 def test_a_file_named_on_the_command_line_is_opened_though_another_region_is_asked_for():
-    assert opened("--region", "2a.3", "tests/test_task1.py") == ["test_task1"]
+    assert opened("--region", "2a.3", "tests/task1/test_bert.py") == ["test_bert"]
 
 
 @pytest.mark.parametrize("markers", ["not slow", "task2a and not slow", "medium", "task2a or medium", "not task2a"])
@@ -69,26 +74,27 @@ def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has
     )
     (tmp_path / "run_glue.py").write_text((tmp_path / "common/data_partition.py").read_text())
 
-    alone = ranks.run("grader.inside.context:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
+    partition = {
+        "file": "common/data_partition.py",
+        "preload": imports.libraries(ROOT, "common/data_partition.py", COURSE),
+    }
+    alone = ranks.run("grader.inside.context:load", 1, partition, tree=tmp_path)
     script = ranks.run("grader.inside.context:load", 1, {"file": "run_glue.py"}, tree=tmp_path)
-    again = ranks.run("grader.inside.context:load", 1, {"file": "common/data_partition.py"}, tree=tmp_path)
+    again = ranks.run("grader.inside.context:load", 1, partition, tree=tmp_path)
 
     assert alone.outcome == "returned"
     assert "loaded: ['transformers'" in script.explain()
     assert "loaded: ['transformers'" in again.explain()
 
 
-def test_a_probe_that_the_table_does_not_name_waits_for_everything():
-    assert set(preload.needs("grader.probes_new:anything", "")) == set(preload.GROUPS)
+def test_a_run_that_states_no_group_waits_for_all():
+    assert set(preload.needs(None)) == set(preload.GROUPS)
 
 
-def test_the_table_names_probes_and_files_that_exist():
-    modules = {name.partition(":")[0].replace(".", "/") for name in preload.PROBES}
-    named = {group for row in (*preload.PROBES.values(), *preload.FILES.values()) for group in row}
+def test_loading_a_file_needs_groups_that_exist():
+    loading = [imports.libraries(ROOT, row.file, COURSE) for row in COURSE.regions.values()]
 
-    assert [name for name in modules if not (ROOT / f"{name}.py").is_file()] == []
-    assert [name for name in preload.FILES if not (ROOT / name).is_file()] == []
-    assert named <= set(preload.GROUPS)
+    assert {group for row in loading for group in row} <= set(preload.GROUPS)
 
 
 @pytest.mark.parametrize("task", list(COURSE.tasks))

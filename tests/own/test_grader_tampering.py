@@ -142,7 +142,7 @@ def test_a_loader_that_asks_for_processes_loads_in_the_rank_itself_and_says_so(p
     assert "num_workers=0" in result.ranks[0].stderr
 
 
-@pytest.mark.parametrize("statement", ["import grader.checks.reference", "from grader import wire", "import grader"])
+@pytest.mark.parametrize("statement", ["import grader.compare", "from grader import wire", "import grader"])
 def test_the_grader_cannot_be_imported_in_a_rank(play, statement):
     result = play(f"def go(context):\n    {statement}\n")
 

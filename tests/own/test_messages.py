@@ -14,7 +14,7 @@ SEED = " (inputs drawn with seed 7; use --seed 7 to repeat them)"
 
 
 def entry(name, message, status="wrong", region="2b.1"):
-    return Entry(f"tests/test_task2b.py::{name}", "2b", region, status, 0 if status != "passed" else 2, 2, message)
+    return Entry(f"tests/start/test_start.py::{name}", "2b", region, status, 0 if status != "passed" else 2, 2, message)
 
 
 def test_the_cause_comes_first_and_tests_that_say_the_same_are_listed_by_name():
@@ -36,23 +36,6 @@ def test_the_cause_comes_first_and_tests_that_say_the_same_are_listed_by_name():
         "  wrong: expected 8 bytes, got 16 [test_bytes]",
         "inputs were drawn with seed 7; use --seed 7 to repeat them",
     ]
-
-
-def test_a_known_mistake_comes_before_a_question_that_others_repeat():
-    question = "partition 0 is in the cycle, but never ran: does every task run its own partition?"
-    mistake = (
-        "two tasks took the same input: a lambda created in a loop reads the loop variables when it runs; bind them"
-    )
-    lines = messages(
-        [
-            entry("test_runs", question, region="p.4"),
-            entry("test_waits", f"{question} No result was stored.", region="p.4"),
-            entry("test_inputs", mistake, region="p.4"),
-        ],
-        COURSE,
-    )
-
-    assert lines[1] == f"  wrong: {mistake}"
 
 
 def test_a_crash_that_says_what_to_change_comes_before_a_wrong_result_that_does_not():
@@ -125,7 +108,7 @@ def test_nothing_is_next_where_all_is_written():
     assert next_step(COURSE, ROOT) == ""
 
 
-PRINTED = {"tests/test_task2b.py::test_mean": {0: "a\nb\n", 2: "c\n"}}
+PRINTED = {"tests/start/test_start.py::test_mean": {0: "a\nb\n", 2: "c\n"}}
 
 
 def test_what_rank_0_printed_is_below_the_message_and_other_ranks_on_request():
@@ -143,7 +126,7 @@ def test_what_rank_0_printed_is_below_the_message_and_other_ranks_on_request():
 
 
 def test_with_all_prints_two_hundred_lines_are_shown_and_a_long_one_says_that_it_is_cut():
-    printed = {"tests/test_task2b.py::test_mean": {0: "x" * 1000 + "\nline" * 1000}}
+    printed = {"tests/start/test_start.py::test_mean": {0: "x" * 1000 + "\nline" * 1000}}
 
     lines = messages([entry("test_mean", "wrong")], COURSE, printed, all_ranks=True)
 
@@ -171,7 +154,9 @@ def test_a_message_that_others_repeat_comes_first():
 
 
 def test_of_many_lines_the_first_are_shown_and_the_others_counted():
-    lines = messages([entry("test_mean", "wrong")], COURSE, {"tests/test_task2b.py::test_mean": {0: "line\n" * 1000}})
+    lines = messages(
+        [entry("test_mean", "wrong")], COURSE, {"tests/start/test_start.py::test_mean": {0: "line\n" * 1000}}
+    )
 
     assert lines[-1] == "    ... 992 more lines; use --prints all to see more"
     assert len(lines) < 15

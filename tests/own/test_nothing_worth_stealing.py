@@ -24,7 +24,7 @@ from staff.tests.handouts import open_handout, solved_handout
 LAST_WORD = "        wire.send(message | never_waited)\n"
 STOP = "        import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\n"
 BEGIN = re.compile(r"^( *)# BEGIN SOLUTION .*$", re.MULTILINE)
-JUDGES = ("grader/checks/**/*.py", "grader/[a-z]*.py", "tests/**/*.py", "staff/hidden/*.py")
+JUDGES = ("grader/[a-z]*.py", "tests/**/*.py", "staff/hidden/*.py")
 SENT = "*_in_rank.py"  # files of tests/ that ranks are sent whole
 
 

@@ -32,6 +32,17 @@ DEADLINE = 20.0  # seconds for a run, which takes well under one
 CONTENT = 12  # numbers of a partition's input, and of its result, that go with its arrival; also in IN_RANK
 MAIN = 0  # the thread that calls the pipe
 NO_PERMIT = 1.0  # changes nothing
+CRASHES = {  # torch's and Python's words -> what they mean here
+    "object has no attribute 'compute'": "an in-queue takes only Tasks: make a Task of the function",
+    "must be integers or slices, not tuple ... pipeline/pipe.py": "compute was given the whole schedule: it computes "
+    "one clock cycle, a list of (micro-batch, partition) pairs",
+    "cannot unpack non-iterable int object ... pipeline/pipe.py": "compute gets the pairs of one clock cycle, not the "
+    "whole schedule: loop over the pairs only",
+    "out of bounds for dimension ... pipeline/pipe.py": "batches is a list of micro-batches, one tensor each: "
+    "batches[i] is micro-batch i, in whichever partition it is",
+    "values to unpack ... pipeline/pipe.py": "compute was given something other than the pairs of one clock cycle, a "
+    "list of (micro-batch, partition)",
+}
 Pairs = Sequence[Sequence[int]]  # (micro-batch, partition)
 Place = tuple[int, int, int]  # call, micro-batch, partition
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, watch_queues, work_of
 
 graded = pytest.mark.graded
+CRASHES = shared.CRASHES
 EXAMPLES, FEATURES = 2, 3  # of a micro-batch
 WORKERS = 3  # partitions that work at the same time
 Cycle = list[list[int]]  # (micro-batch, partition) pairs
@@ -244,11 +245,12 @@ def check_devices(grade: Grade, devices: list[str], cycle: Cycle) -> None:
     """Every partition gets its micro-batch, which is on the CPU, on its own device, and its result stays there."""
     result = computed(grade, [cycle], devices, drawn_batches(grade.draw, len(devices)))
     value, got, expected = result.values[0], dict[str, Any](), dict[str, Expected]()
-    types = [device.split(":")[0] for device in devices]
-    for enter in Watched(result.ranks[0].events).enters:
+    types, watched = [device.split(":")[0] for device in devices], Watched(result.ranks[0].events)
+    for enter in watched.enters:
         got[f"input {enter['place'][1]}"] = str(enter["device"]).split(":")[0]
     for _, j in cycle:
         never = f"partition {j} has a task in the cycle {cycle} but never ran: put the task into its in-queue"
+        never = watched.late_binding(cycle) or never
         message = f"partition {j} is on device {devices[j]} but received a micro-batch on {{got}}"
         expected[f"input {j}"] = Expected(types[j], f"{message}: move the micro-batch first", mistakes={never: None})
     for i, j in cycle:
@@ -271,6 +273,7 @@ def check_error(grade: Grade, trouble: int, place: int) -> None:
     shared.must_end(grade, result, cycle)
     got = result.values[0]
     never = f"partition {trouble} is in the cycle, but never ran: does every task run its own partition?"
+    never = Watched(result.ranks[0].events).late_binding(cycle) or never
     caller = {
         "compute ended the program: raise the exception, the caller decides what to do": "SystemExit",
         "compute returned as if nothing had happened: look at the first half of each result": "nothing",

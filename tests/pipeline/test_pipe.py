@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, watch_queues, work_of
 
 graded = pytest.mark.graded
+CRASHES = shared.CRASHES
 Arrays = dict[str, np.ndarray]
 WIDTH = 3
 # (partitions, split size, batch): even, with a rest, a split larger than the batch, one partition, one example each,

@@ -25,6 +25,12 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.task2b.partitions_in_rank import MORE_THAN_ANY, Data, Owned, draw_noise, examples_of, indices_of, text
 
 graded = pytest.mark.graded
+CRASHES = {  # torch's and Python's words -> what they mean here
+    "IndexError ... self.index[": "the indices of a Partition are places in its data: give it the whole data set, and "
+    "indices into that",
+    "Default process group has not been initialized": "the group is asked although a rank was given: ask it only for "
+    "what is None",
+}
 FILE, IN_RANK = "common/data_partition.py", "tests/task2b/partitions_in_rank.py"
 ROUNDING = 1e-6  # shares are products of floats
 MORE = 5  # examples of a second data set
@@ -307,7 +313,7 @@ def check_use(grade: Grade) -> None:
                 grade.fail(f"use({k}): expected a Partition; {examples}")
         first, second = numbered(grade, found["rounds"])
         if first != second or found["after"] != before:
-            grade.fail("calling use() twice for one partition gives different examples: partition the data once, in "
+            grade.fail("calling use() twice for one partition gives different examples: divide the data once, in "
                        "the constructor")  # fmt: skip
         for k, part in enumerate(before):
             if first[k] != part:

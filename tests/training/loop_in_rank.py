@@ -2,7 +2,7 @@
 
 They note what they see, as events: forward, backward, clip, step and stepped, build, kept; the record notes loss and
 evaluation. The optimizer is plain SGD: nothing adapts, so a wrong gradient shows in the parameters. Sent to ranks as
-source, behind grader/probes/configs.py.
+source, behind tests/training/config_in_rank.py.
 
 Shapes: B examples, T tokens, D width, V vocabulary, C classes.
 """
@@ -21,7 +21,7 @@ from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutp
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of
-    from grader.probes.configs import make_config, watch_record
+    from tests.training.config_in_rank import make_config, watch_record
 
 LOSS_SCALE = 40.0  # drawn.LOSS_SCALE
 Weights = dict[str, Tensor]

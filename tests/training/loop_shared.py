@@ -17,24 +17,31 @@ import numpy as np
 
 from grader.arithmetic import Tolerance, common_factor
 from grader.call_checks import Payloads
-from grader.checks import reference
-from grader.checks.reference import Arrays, clipped, mean, norm
 from grader.grading import Grade
 from grader.in_rank import in_rank, run_to_any_end
 from grader.ranks.calls import Call, Event
 from grader.ranks.outcome import RankResult, Result
 from grader.wire import drawn
+from tests.training import reference
+from tests.training.reference import Arrays, clipped, mean, norm
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context
     from tests.training.loop_in_rank import run_train
 
-IN_RANK = ("grader/probes/configs.py", "tests/training/loop_in_rank.py")
+IN_RANK = ("tests/training/config_in_rank.py", "tests/training/loop_in_rank.py")
 PRELOAD = ("scripts", "steps")
 CLIP = 0.05  # below the norm of any gradient here, so that clipping always shows
 RATE = 0.1 / drawn.LOSS_SCALE
 SMALL = 0.1 * drawn.LOSS_SCALE  # the gradient of a batch that fits well is a difference of numbers larger than it
 SLACK = 20.0  # float32: a forward and backward pass is off by up to 1e-5 of a gradient's norm
+CRASHES = {  # Python's words -> what they mean here
+    "has no attribute 'local_rank'": "the configuration has no local_rank: the rank of this worker is config.rank",
+    "evaluation() missing 1 required positional argument": "record.evaluation needs two arguments, the epoch number "
+    "and the metrics, in this order",
+    "'dict' and 'int' ... record.evaluation(": "the arguments of record.evaluation are swapped: pass the epoch number "
+    "first, then the metrics",
+}
 CLASSES = {"rte": 2, "mnli": 3, "sts-b": 1}
 
 

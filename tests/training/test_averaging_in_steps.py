@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from grader.call_checks import must_be_own_calls
-from grader.checks.reference import mean
 from grader.compare import Expected, check
 from grader.grading import Grade
 from tests.gradients.test_averaging import BY_HAND
+from tests.training import loop_shared
 from tests.training.loop_shared import CLIP, Training, glue, gpt2, tolerance
+from tests.training.reference import mean
 from tests.training.test_loop import check_clipping, check_steps
 
 graded = pytest.mark.graded
+CRASHES = loop_shared.CRASHES
 AVERAGING = ("all_reduce", "reduce", "gather", "all_gather")
 
 

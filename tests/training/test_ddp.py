@@ -10,7 +10,6 @@ import pytest
 
 from grader.arithmetic import Tolerance, close, flat
 from grader.call_checks import Payloads
-from grader.checks import reference
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
@@ -18,6 +17,7 @@ from grader.ranks.calls import Call, Event
 from grader.ranks.outcome import RankResult, Result
 from grader.wire import drawn
 from tests.gradients import test_averaging as averaging
+from tests.training import loop_shared, reference
 from tests.training.loop_shared import CLIP, IN_RANK, PRELOAD, SLACK, Training, glue, gpt2, must_step, tolerance
 from tests.training.test_averaging_in_steps import AVERAGING, check_sent_once
 from tests.training.test_loop import check_clipping, check_steps
@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.training.loop_in_rank import MODELS, by_name
 
 graded = pytest.mark.graded
+CRASHES = loop_shared.CRASHES
 GLUE, GPT2 = "task3_ddp/run_glue.py", "task3_ddp/run_gpt2.py"
 EXAMPLES = 3  # on each rank
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."

@@ -1,1 +1,0 @@
-"""Judges of b.14: ranks on a grid."""

@@ -1,1 +1,0 @@
-"""Judges of b.13: the order in which a stage works."""

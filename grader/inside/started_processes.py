@@ -1,0 +1,86 @@
+"""Processes that a student's code starts in a rank: they begin as forkserver starts them, and can be counted.
+
+A process of forkserver begins without the memory of its parent: target and arguments are pickled, the file is imported
+again, and the environment is that of the first start. Here children are forked, which is quicker, and then made to
+begin in the same way.
+"""
+
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from functools import cache
+from multiprocessing import context as contexts
+from multiprocessing import popen_fork
+from multiprocessing.reduction import ForkingPickler
+from types import ModuleType
+from typing import Any
+
+COUNTED = signal.SIGUSR2  # from the zygote, once it has counted as many processes as the run asks for
+_known: dict[int, int] = {}  # number by process: a forked one has what its parent had
+
+
+class NotPicklableError(TypeError):
+    """What fork would pass on and forkserver cannot."""
+
+
+class _Fresh:
+    """A process that begins with its pickle alone. Stands for a multiprocessing.Process when this is started."""
+
+    def __init__(self, process: Any, environment: dict[str, str], prepare: Callable[[], None]) -> None:
+        self._environment, self._prepare = environment, prepare
+        contexts.set_spawning_popen(self)  # type: ignore[arg-type]
+        try:
+            self._pickled = bytes(ForkingPickler.dumps(process))
+        except Exception as error:
+            raise NotPicklableError(
+                "this Process cannot be started by the script: forkserver pickles target and arguments, so use a "
+                f"top-level function of the file, not a lambda or a nested function ({error})"
+            ) from None
+        finally:
+            contexts.set_spawning_popen(None)
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        return descriptor
+
+    def _bootstrap(self, parent_sentinel: int) -> int:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        self._prepare()
+        return pickle.loads(self._pickled)._bootstrap(parent_sentinel=parent_sentinel)
+
+
+def start_afresh(lesson: ModuleType, prepare: Callable[[], None]) -> None:
+    """From now on let forkserver and spawn fork children that run the file `lesson` again, and then `prepare`."""
+
+    def begin_again() -> None:
+        kept = {name: value for name, value in vars(lesson).items() if name.startswith("__")}
+        vars(lesson).clear()  # what the parent has left in its globals is gone
+        vars(lesson).update(kept)
+        assert lesson.__spec__ and lesson.__spec__.loader, "loaded by a context"
+        lesson.__spec__.loader.exec_module(lesson)
+        prepare()
+
+    def popen(environment: Callable[[], dict[str, str]]) -> Any:
+        return staticmethod(lambda process: popen_fork.Popen(_Fresh(process, environment(), begin_again)))  # type: ignore
+
+    now = os.environ.copy  # a plain dictionary; cached, it is that of the first start
+    setattr(contexts.ForkServerProcess, "_Popen", popen(cache(now)))  # noqa: B010 (mypy: it is a method)
+    setattr(contexts.SpawnProcess, "_Popen", popen(now))  # noqa: B010
+
+
+def expect_numbers() -> None:
+    """Let processes that are started from now on wait for their number; without this, the signal would end them."""
+    if hasattr(signal, "sigtimedwait"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {COUNTED})
+
+
+def own_number(patience: float) -> int:
+    """Return the number of this process, which the zygote gives it when it has counted all `children` of a run at once.
+
+    0 if that takes longer than `patience` seconds, or where processes cannot be counted.
+    """
+    if hasattr(signal, "sigtimedwait") and os.getpid() not in _known:
+        received = signal.sigtimedwait({COUNTED}, max(patience, 0.0))
+        _known[os.getpid()] = received.si_status if received else 0
+    return _known.get(os.getpid(), 0)

@@ -1,0 +1,67 @@
+"""Judges how much memory ranks have, as the process that starts them sees it: nothing that a rank says counts.
+
+The memory of a rank is what it has taken since the point "start", at which the student's file is not loaded yet. Its
+code, torch's optimizer and the like take less than OWN.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grader.grading import Grade
+from grader.ranks.outcome import Result
+
+MEASURED_DEADLINE = 40.0  # seconds; all ranks meet at every point, which takes long on a busy machine
+OWN = 1_000_000  # bytes; 0.5 to 0.8 MB were measured
+
+
+@dataclass(frozen=True)
+class Limit:
+    """At a point, `parts` (name -> bytes) may be in memory. `advice` is what to do if there is more."""
+
+    point: str
+    when: str
+    parts: dict[str, int]
+    advice: str
+
+
+def check(grade: Grade, run: Callable[[int], Result], limits: list[Limit], spare: int) -> None:
+    """Fails at the first point where a rank has more than the limit and `spare`.
+
+    run(attempt) makes the run. One with too much is made a second time: on a busy system, a rank may look larger for a
+    moment, but what a program keeps is there every time. Where the system shows no memory, nothing is judged.
+    """
+    found = ""
+    for attempt in range(2):
+        result = run(attempt)
+        grade.must_return(result)
+        check_seen(grade, result, limits)
+        found = too_much(result, limits, spare)
+        if not found:
+            return
+    grade.fail(found)
+
+
+def too_much(result: Result, limits: list[Limit], spare: int) -> str:
+    """Where a rank has more than it may have, and what to do; "" if none has."""
+    for limit in limits:
+        allowed = sum(limit.parts.values())
+        for rank, taken in enumerate(result.memory.get(limit.point, [])):
+            taken -= result.memory["start"][rank]
+            if taken > allowed + spare + OWN:
+                parts = ", ".join(f"{name} {_mb(size)}" for name, size in limit.parts.items())
+                return (
+                    f"{limit.when}, rank {rank} has {_mb(taken)} in memory; expected about {_mb(allowed)} ({parts}): "
+                    f"{limit.advice}"
+                )
+    return ""
+
+
+def check_seen(grade: Grade, result: Result, limits: list[Limit]) -> None:
+    """Fails if a point was never reached: the probe measures wherever a block computes."""
+    for limit in limits:
+        if limit.point not in result.memory:
+            grade.fail(f"{limit.when}: the run never reached this point")
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

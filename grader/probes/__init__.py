@@ -1,1 +1,0 @@
-"""Probes: what runs in a rank around a student's code. They hold no expected value."""

@@ -1,1 +1,0 @@
-"""Probes of the bonus lessons."""

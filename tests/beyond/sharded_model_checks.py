@@ -1,0 +1,159 @@
+"""What b.9 and b.10 check: when a rank gathers and sends, what blocks compute with, and what is freed.
+
+Messages, their content and their order are what the broker has seen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from grader.arithmetic import Tolerance, norm
+from grader.compare import Expected, check
+from tests.beyond.sharded_model_shared import Message, ModelRun, Pass, Subject
+from tests.beyond.toy_shared import BYTES, check_in_transit
+
+EACH_ONCE = (
+    "gather each block once in forward and once in backward, just before it is needed: each one more needs memory"
+)
+ADVICE = {  # of a message that is missing
+    "gathers in forward": "before_forward must start the gather of the next block: it travels while this one computes",
+    "gathers in backward": "before_backward must start the gather of the block that backward needs next",
+    "sends in backward": "gradient_ready must send a block as soon as none of its gradients is missing",
+    "sends in finish": "a parameter without a gradient never calls its hook, so finish must send such a block",
+}
+
+
+# --- messages ---
+
+
+def due(run: ModelRun, evaluation: bool) -> list[list[Subject]]:
+    """Return the messages that are due after each number of permits; the last ones when backward has ended."""
+    keys, depth = run.keys(evaluation), run.depth
+    found: list[list[Subject]] = [[] for _ in range(len(keys) + 2)]
+    found[0] = [("gathers", run.root), ("gathers", run.piece(0))]
+    for block in range(1, depth):  # while the block before computes: the permits of the root and of `block - 1` blocks
+        found[block].append(("gathers", run.piece(block)))
+    if evaluation:
+        return found
+    for block in range(depth - 1):  # while the block behind it computes in backward
+        begins = (n for n, key in enumerate(keys) if key.direction == "backward" and key.place <= block + 1)
+        found[next(begins, len(keys))].append(("gathers", run.piece(block)))
+    for i, bucket in enumerate(run.buckets if run.setting.exchanges else []):
+        given = {key.parameter: n for n, key in enumerate(keys, 1) if key.parameter in bucket}
+        found[max(given.values()) if len(given) == len(bucket) else -1].append(("sends", i))
+    return found
+
+
+def check_messages(run: ModelRun) -> None:
+    """A block is gathered while the one before it computes; its gradients are sent as soon as they are complete."""
+    sizes = [sum(run.initial[k].size for k in bucket) for bucket in run.buckets]
+    for rank in range(run.ranks):
+        for one in run.passes(rank):
+            messages = run.messages(rank, one)
+            sends = [(piece, call) for sent in messages for (kind, piece), call in sent if kind == "sends"]
+            check_in_transit(run.grade, f"{one.name}: rank {rank}", sends, sizes, run.name)
+            for n, expected in enumerate(due(run, one.number is None)):
+                if sorted(expected) != sorted(message.subject for message in messages[n]):
+                    fail_at(run, f"{one.name}: {when(run, one, n)}, rank {rank}", one, n, expected, messages)
+
+
+def fail_at(
+    run: ModelRun, where: str, one: Pass, n: int, expected: list[Subject], messages: list[list[Message]]
+) -> None:
+    """Fail since the messages after n permits are not those that are due."""
+    got = [message.subject for message in messages[n]]
+    missing = next((subject for subject in expected if subject not in got), None)
+    keys, advice = run.keys(one.number is None), EACH_ONCE
+    key = keys[min(n, len(keys) - 1)]
+    if missing:
+        advice = ADVICE[f"{missing[0]} in {'finish' if n > len(keys) else key.direction}"]
+        later = [(m, call) for m in range(n + 1, len(messages)) for what, call in messages[m] if what == missing]
+        if later:
+            advice += f"; it does this only {when(run, one, later[0][0])} ({later[0][1].where})"
+    elif key.direction == "backward" and ("gathers", run.piece(key.place)) in got:
+        advice = f"{run.place_name(key.place)} stays after forward: backward begins with it"
+    place = f" ({messages[n][0].call.where})" if messages[n] else ""
+    run.grade.fail(f"{where} {doing(run, got)}{place}, expected that it {doing(run, expected)}: {advice}")
+
+
+def doing(run: ModelRun, subjects: list[Subject]) -> str:
+    texts = {"gathers": "gathers {}", "sends": "sends the gradients of {}"}
+    return " and ".join(texts[kind].format(run.name(piece)) for kind, piece in subjects) or "starts no message"
+
+
+def when(run: ModelRun, one: Pass, n: int) -> str:
+    """Say what a rank does after n permits."""
+    keys = run.keys(one.number is None)
+    if n < len(keys):
+        return f"while {run.place_name(keys[n].place)} computes in {keys[n].direction}"
+    return "when the last block has computed" if n == len(keys) else "after backward has ended"
+
+
+def check_costs(run: ModelRun) -> None:
+    """A pass moves the shards that it gathers, in the parameters' dtype, and the gradients of each rank's shard.
+
+    The gradients of bfloat16 parameters may travel as float32.
+    """
+    passes = [run.passes(rank) for rank in range(run.ranks)]
+    for ranks in zip(*passes, strict=True):
+        size = 0
+        for kind, piece in (message for messages in due(run, ranks[0].number is None) for message in messages):
+            factor = 1 if kind == "gathers" else 4 // BYTES[run.setting.dtype(run.buckets[piece][0])]
+            size += run.bytes_of(piece) * factor
+        calls = [call for one in ranks for calls in one.calls for call in calls]
+        advice = "gather shards in the dtype of flat.values, and send gradients only to the rank that owns them"
+        run.check_price(calls, size, ranks[0].name, advice)
+
+
+# --- what blocks compute with, and what is in memory ---
+
+
+def check_values(run: ModelRun) -> None:
+    """Every block computes with the values that the shards of all ranks hold together, in both directions."""
+    uses = run.setting.uses[0][0][0]
+    message = "the block does not compute with the parameters that the shards of all ranks hold together"
+    for rank, value in enumerate(run.result.values):
+        for one in (*value["finishes"], *value["evaluations"]):
+            right = run.parameters(one["step"] + ("number" not in one))
+            for use, (place, k) in enumerate(zip(run.setting.places, uses, strict=True)):
+                if k not in right:  # it is frozen
+                    continue
+                for direction in ("forward", "backward") if "number" in one else ("forward",):
+                    limit = 2.0**-7 * np.abs(right[k]) + 1e-5 if run.setting.dtype(k) == "bfloat16" else None
+                    tolerance = Tolerance(norm([right[k]]), limit=limit)
+                    name = f"{direction} of {run.place_name(place)}, parameter {k}"
+                    expected = {f"{direction} {use}": Expected(right[k], message, name, tolerance=tolerance)}
+                    where = f"step {one['step']}, rank {rank} of {run.ranks}: in "
+                    check(run.grade, where, one["notes"], expected, run.result)
+
+
+def check_in_memory(run: ModelRun) -> None:
+    """While a block computes, only it and the next one are in memory, and the root; between steps nothing is."""
+    for rank, value in enumerate(run.result.values):
+        for one in (*value["evaluations"], *value["finishes"]):
+            for at, got in one["notes"].items():
+                if " at " in at:
+                    direction, place = at.split(" at ")
+                    check_blocks(run, f"step {one['step']}, rank {rank}", direction, int(place), "number" in one, got)
+        for after in (*value["steps"], *value["evaluations"]):
+            words = (
+                "in memory after a step or an evaluation: {got}; expected nothing, since the next forward gathers again"
+            )
+            check(run.grade, f"rank {rank}: ", after, {"in memory": Expected("nothing", words)})
+
+
+def check_blocks(run: ModelRun, where: str, direction: str, place: int, trains: bool, got: str) -> None:
+    """What is in memory when a place begins to compute."""
+    last = run.depth - 1
+    blocks = {place, place + 1} if direction == "forward" else {place, place - 1}
+    if place == run.depth:
+        blocks = {last} if trains else set()
+    names = [run.place_name(block) for block in sorted(blocks) if 0 <= block <= last]
+    advice = {
+        "forward": "gather one block ahead, and free a block when it has computed, the last one only if no backward "
+        "follows (torch.is_grad_enabled)",
+        "backward": "gather one block ahead, and free a block when its gradients are complete and are sent",
+    }
+    words = f"while {run.place_name(place)} computes in {direction}{'' if trains else ' without gradients'}, it has "
+    words += f"{{got}} in memory, expected {{expected}}: {advice[direction]}"
+    check(run.grade, f"{where}: ", {"": got}, {"": Expected(", ".join([*names, "the root"]), words)})

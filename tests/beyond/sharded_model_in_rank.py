@@ -1,0 +1,174 @@
+"""What a rank does with a student's sharded blocks and model; sent to ranks as source, see grader/in_rank.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context, copy_of, hold, release
+    from tests.beyond.toy_in_rank import Toy
+
+BEGIN = -1  # the place of the root before the blocks; after them it is their number
+
+
+def is_in_memory(tensor: Tensor) -> bool:
+    """Return whether the storage is as large as the tensor: to read one that is freed would end the process."""
+    return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+
+
+def copy_in_memory(value: object) -> Any:
+    """Return a copy of a tensor; None of one without memory, and of anything else."""
+    return copy_of(value) if isinstance(value, Tensor) and is_in_memory(value) else None
+
+
+def piece_of(sharded: Any, parameter: Tensor) -> Any:
+    """Return the student's block that a parameter belongs to."""
+    return next(piece for piece in sharded.pieces if parameter in set(piece.flat.parameters))
+
+
+def bytes_of(parameters: Sequence[Tensor]) -> int:
+    """Return the bytes of memory behind some parameters; what several share counts once."""
+    storages = [parameter.untyped_storage() for parameter in parameters]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+class Block(nn.Module):
+    """A block of the toy."""
+
+    def __init__(self, layers: Sequence[nn.Module], compute: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers, self.compute = nn.ModuleList(layers), compute
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.compute(h)
+
+
+class BlocksToy(nn.Module):
+    """A toy that computes block by block, and notes with which values, and whose parameters are in memory then.
+
+    A block needs a permit when it has computed, and each of its uses needs one in backward. Arguments: those of the
+    toy, blocks (lists of parameters), places (of each use: a block, or the root before (-1) or after the blocks), late
+    (the rank that is one permit behind, or None); inputs: values (of each parameter), uses.
+    """
+
+    def __init__(self, context: Context, inputs: Any) -> None:
+        arguments = context.arguments
+        super().__init__()
+        self.toy = Toy(arguments, self.ask)
+        self.context, self.late = context, arguments["late"]
+        self.uses, self.places = inputs["uses"][0][0], arguments["places"]  # the same in every micro-batch
+        for parameter, value in zip(self.toy.numbered, inputs["values"], strict=True):
+            parameter.data.copy_(value)
+        self.blocks = [self._block(place, members) for place, members in enumerate(arguments["blocks"])]
+        self.sharded: Any = None  # the student's model, when it is made
+        self.notes: dict[str, Any] = {}
+
+    def _block(self, place: int, members: Sequence[int]) -> Block:
+        return Block([self.toy.layers[k] for k in members], lambda h: self.compute(place, h))
+
+    def ask(self, key: str) -> Any:
+        """Return a permit. Rank `late` gets it when all others have come to the next one, or have ended backward."""
+        if torch.is_grad_enabled() or "forward" not in key:  # not in an evaluation
+            if not key.endswith(f"forward {BEGIN}"):
+                release(self.context, self.late)
+            hold(self.context, self.late)
+        return self.context.later(key)
+
+    def forward(self, name: str, gradients: Sequence[Tensor]) -> Tensor:
+        """Return a loss as the toy does."""
+        self.name, self.gradients, self.notes = name, gradients, {}
+        h = self.compute(BEGIN, torch.zeros((), dtype=torch.float64))
+        for block in self.blocks:
+            h = block(h)
+        return self.compute(len(self.blocks), h)
+
+    def compute(self, place: int, h: Tensor) -> Tensor:
+        """Return h and what the uses of one place add to it."""
+        self.note_memory("forward", place)
+        for use in (use for use, at in enumerate(self.places) if at == place):
+            self.note_values("forward", use)
+            weight = self.toy.numbered[self.uses[use]].view_as(self.toy.numbered[self.uses[use]])
+            if weight.requires_grad:
+                weight.register_hook(self._in_backward(use))
+            h = h + (weight * self.gradients[use].to(weight.dtype)).sum().double()
+        return h + self.ask(f"{self.name} forward {place}")
+
+    def _in_backward(self, use: int) -> Callable[[Tensor], Tensor]:
+        def hook(gradient: Tensor) -> Tensor:
+            self.note_memory("backward", self.places[use])
+            self.note_values("backward", use)
+            return gradient * self.ask(f"{self.name} {use}").to(gradient.dtype)
+
+        return hook
+
+    def place_name(self, place: int) -> str:
+        return f"block {place}" if 0 <= place < len(self.blocks) else "the root"
+
+    def note_values(self, direction: str, use: int) -> None:
+        """Note the values of a parameter that is sharded."""
+        parameter, where = self.toy.numbered[self.uses[use]], self.place_name(self.places[use])
+        if not parameter.requires_grad:
+            return
+        if not is_in_memory(parameter):
+            raise RuntimeError(f"{where} computes in {direction} while its parameters are not in memory")
+        if piece_of(self.sharded, parameter).gathering is not None:
+            raise RuntimeError(f"{where} computes in {direction} while its parameters are still on their way")
+        self.notes[f"{direction} {use}"] = copy_of(parameter)
+
+    def note_memory(self, direction: str, place: int) -> None:
+        """Note whose parameters are in memory when a place begins to compute."""
+        self.notes.setdefault(f"{direction} at {place}", self.in_memory())
+
+    def in_memory(self) -> str:
+        pieces = [*enumerate(self.sharded.blocks), (len(self.blocks), self.sharded.root)]
+        names = [self.place_name(i) for i, piece in pieces if bytes_of(piece.flat.parameters)]
+        return ", ".join(names) or "nothing"
+
+
+def take_gradients_here(lesson: Any, used: Callable[[Any], int]) -> None:
+    """Replace the student's hook: drop each gradient, and free a block whose gradients are complete.
+
+    used: how many parameters of a block get a gradient in a backward.
+    """
+    left: dict[Any, int] = {}
+
+    def gradient_ready(self: Any, parameter: nn.Parameter) -> None:
+        parameter.grad = None
+        piece = piece_of(self, parameter)
+        left[piece] = (left.get(piece) or used(piece)) - 1
+        if left[piece] == 0:
+            piece.free()
+
+    lesson.ShardedModel.gradient_ready = gradient_ready
+
+
+class MeasuredModel(nn.Module):
+    """Blocks of one matrix, and a root. A block measures when it begins to compute, in forward and in backward."""
+
+    def __init__(self, shape: Sequence[int], depth: int, measure: Callable[[str], None]) -> None:
+        super().__init__()
+        self.measure = measure
+        self.root = nn.Parameter(torch.ones(3))
+        self.weights = nn.ParameterList([nn.Parameter(torch.ones(shape)) for _ in range(depth)])
+        self.blocks = [self._block(i) for i in range(depth)]
+
+    def _block(self, i: int) -> Block:
+        return Block([nn.ParameterList([self.weights[i]])], lambda h: self.compute(i, h))
+
+    def forward(self, step: int) -> Tensor:
+        self.step, h = step, self.root.sum()
+        for block in self.blocks:
+            h = block(h)
+        return h
+
+    def compute(self, i: int, h: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():  # a measurement takes a while
+            return h + self.weights[i].sum()
+        self.measure(f"{self.step} forward {i}")
+        h = h + self.weights[i].sum()
+        h.register_hook(lambda gradient: self.measure(f"{self.step} backward {i}"))
+        return h

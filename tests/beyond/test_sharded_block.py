@@ -1,0 +1,246 @@
+"""ZeRO-3, b.8: one block, of which a rank keeps its shard alone, and which it gathers and frees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from grader.arithmetic import EXACT, Tolerance
+from grader.call_checks import ExpectedCall, Phase, check_calls, phases, waits_for_held_back
+from grader.compare import Expected, check
+from grader.grading import Grade
+from grader.in_rank import in_rank, run
+from grader.ranks.outcome import Result
+from grader.wire import drawn
+from tests.beyond import sharded_optimizer_shared as shared
+from tests.beyond.sharded_model_shared import BLOCKS
+from tests.beyond.sharded_optimizer_shared import TOY, Setting
+from tests.beyond.toy_shared import BYTES, is_message, rounded
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context, Tensor, dtype_of, held_back, nn, torch
+    from tests.beyond.sharded_model_in_rank import bytes_of, copy_in_memory
+
+graded = pytest.mark.graded
+HINTS = shared.HINTS | {
+    "all_gather needs an output": "flat.values has no elements any more: in free, resize only its storage",
+    "setStorage": "the storage of flat.values has no memory: resize it to nbytes before the gather",
+}
+MOVES = 2  # times that the shard changes before a gather
+
+
+def block_of(shapes: list[list[int]], dtype: str = "float32") -> Setting:
+    """Return a setting whose only bucket is this block."""
+    return Setting(shapes=shapes, dtypes=[dtype] * len(shapes), blocks=[], uses=[])
+
+
+SMALL = (
+    block_of([[3, 4], [5], [2, 2]]),  # matrices do not come first, as they do in flat.values
+    block_of([[7], [1]]),
+    block_of([[4, 6]]),  # divides evenly
+    block_of([[50, 30], [20]], "bfloat16"),
+)
+LARGE = block_of([[640, 1024]])
+
+
+class Step(NamedTuple):
+    """What a rank does with a block: how many gathers it may start, and what to do if it does not.
+
+    is_whole, gathering: the block's attributes afterwards; of a step in between, they are not looked at.
+    """
+
+    name: str
+    gathers: int
+    advice: str
+    is_whole: bool | None = None
+    gathering: bool = False
+
+
+STEPS = (
+    Step("__init__", 0, "__init__ keeps a shard of local values: do not communicate", False),
+    Step("start_gather", 1, "start_gather must start one all_gather", False, True),
+    Step("start_gather again", 0, "a gather is in transit already: start_gather must do nothing"),
+    Step("wait", 0, "the gather has been started: wait() must only wait for it", True),
+    Step("start_gather and wait of a whole block", 0, "the block is whole: start_gather and wait must do nothing"),
+    Step("free", 0, "free must send nothing", False),
+    Step("wait without start_gather", 1, "wait must start the gather if it has not been started", True),
+    Step("free again", 0, "free must send nothing", False),
+)
+
+
+# --- what a rank does ---
+
+
+def state(step: str, block: Any, parameters: Sequence[nn.Parameter]) -> dict[str, Any]:
+    """Return the attributes of a block after a step, and the memory behind its parameters."""
+    values = (bytes_of(parameters), bool(block.is_whole), block.gathering is not None)
+    return {
+        f"{name} after {step}": value for name, value in zip(("bytes", "is_whole", "gathering"), values, strict=True)
+    }
+
+
+def gather_block(context: Context, lesson: Any, dtype: str, values: list[Tensor], moves: list[Tensor]) -> Any:
+    """Gather a block twice, with and without start_gather; `moves` are added to its shard before."""
+    parameters = [nn.Parameter(value.to(getattr(torch, dtype))) for value in values]
+    context.event("__init__")
+    block = lesson.ShardedBlock(parameters)
+    found = state("__init__", block, parameters) | {"dtype": dtype_of(block.shard.values)}
+    found["shard"] = copy_in_memory(block.shard.values)
+    if found["shard"] is None or found["shard"].shape != moves[0].shape:
+        return found
+    for move, gather, free in zip(moves, ("wait", "wait without start_gather"), ("free", "free again"), strict=True):
+        block.shard.values.add_(move)
+        if gather == "wait":
+            with held_back(context, context.arguments["late"]):
+                context.event("start_gather")
+                block.start_gather()
+                found |= state("start_gather", block, parameters)
+                context.event("start_gather again")
+                block.start_gather()
+        context.event(gather)
+        block.wait()
+        found |= state(gather, block, parameters)
+        context.event("start_gather and wait of a whole block")
+        block.start_gather()
+        block.wait()
+        found |= {f"parameter {k} after {gather}": copy_in_memory(value) for k, value in enumerate(parameters)}
+        context.event(free)
+        block.free()
+        found |= state(free, block, parameters)
+    return found
+
+
+@in_rank(uses=[TOY, BLOCKS, state, gather_block])
+def gather_blocks(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Return what each block has after each step. Argument: late, the rank that starts a gather after all others."""
+    return [gather_block(context, lesson, **one) for one in inputs]
+
+
+# --- what is right ---
+
+
+class BlockRun:
+    """What is right for one block on each rank, and what the ranks did with it."""
+
+    result: Result
+    values: list[dict[str, Any]]  # what each rank returned
+    phases: list[list[Phase]]
+
+    def __init__(self, grade: Grade, ranks: int, setting: Setting) -> None:
+        self.grade, self.ranks, self.setting, self.dtype = grade, ranks, setting, setting.dtypes[0]
+        self.order, self.initial = setting.buckets()[0], setting.initial(grade.seed)
+        self.shards = [setting.flat(self.order, self.initial, ranks)]  # and after each move, a row for each rank
+        size = (MOVES, self.shards[0].shape[1])
+        generators = [drawn.generator(grade.seed, 31, ranks, rank) for rank in range(ranks)]
+        moves = [np.asarray(generator.normal(size=size), np.float32) for generator in generators]
+        for move in range(MOVES):
+            self.shards.append(self.shards[-1] + [own[move] for own in moves])
+        self.inputs = [{"dtype": self.dtype, "values": self.initial, "moves": list(own)} for own in moves]
+
+    def where(self, rank: int) -> str:
+        shapes = " ".join(str(tuple(shape)) for shape in self.setting.shapes)
+        return f"a block of {self.dtype} {shapes} on rank {rank} of {self.ranks}: "
+
+
+def run_blocks(grade: Grade, ranks: int, settings: Sequence[Setting], late: int | None = None) -> list[BlockRun]:
+    blocks = [BlockRun(grade, ranks, setting) for setting in settings]
+    inputs = [[block.inputs[rank] for block in blocks] for rank in range(ranks)]
+    result = run(grade, gather_blocks, inputs, HINTS, why_stuck, late=late)
+    done = [phases(result, rank) for rank in range(ranks)]
+    for number, block in enumerate(blocks):
+        block.result, block.values, block.phases = result, [value[number] for value in result.values], []
+        for all_phases in done:
+            begins = [i for i, phase in enumerate(all_phases) if phase.event.name == STEPS[0].name]
+            block.phases.append(all_phases[begins[number] : (*begins, len(all_phases))[number + 1]])
+    return blocks
+
+
+def why_stuck(result: Result) -> str:
+    """Say why no rank can continue; "" if it is no known mistake."""
+    waits = waits_for_held_back(result)
+    return f"{waits} in start_gather: it must return at once; only wait() waits" if "all_gather" in waits else ""
+
+
+def check_shard(run: BlockRun) -> None:
+    """After __init__ a rank has a copy of its part, in float32, and no more."""
+    for rank, got in enumerate(run.values):
+        right = run.shards[0]
+        mistakes: dict[str, Any] = {
+            f"`own` is the shard of rank {r}: rank r owns the elements r L to (r+1) L": right[r]
+            for r in range(run.ranks)
+        }
+        mistakes["the memory of the shard is freed: `own` must be a copy; a view is freed with flat.values"] = None
+        expected = {
+            "shard": Expected(right[rank], name="the shard", mistakes=mistakes, tolerance=EXACT),
+            "dtype": Expected("float32", "the shard is of {got}, expected float32, whatever the block's dtype"),
+        }
+        check(run.grade, run.where(rank), got, expected)
+        check_state(run, rank, STEPS[0])
+
+
+def check_state(run: BlockRun, rank: int, step: Step) -> None:
+    """After a step the memory is as large as it must be, and the attributes say so."""
+    if step.is_whole is None:
+        return
+    size = run.shards[0].size * BYTES[run.dtype] if step.is_whole or step.gathering else 0
+    words = (
+        f"after {step.name} the memory of flat.values has {{got}} bytes, expected {{expected}}: resize its storage to "
+    )
+    words += "nbytes" if size else "0 bytes"
+    handle = "keep the handle of the all_gather in `gathering`" if step.gathering else "set `gathering` to None"
+    expected = {
+        f"bytes after {step.name}": Expected(size, words),
+        f"is_whole after {step.name}": Expected(step.is_whole),
+        f"gathering after {step.name}": Expected(step.gathering, f"after {step.name}: {handle}"),
+    }
+    check(run.grade, run.where(rank), run.values[rank], expected)
+
+
+def check_gathers(run: BlockRun) -> None:
+    """A gather sends the shard once, in the block's dtype, and brings the parameters of all ranks."""
+    for rank, got in enumerate(run.values):
+        steps, moved = {step.name: step for step in STEPS}, 0
+        for event, calls in run.phases[rank]:
+            step, calls = steps[event.name], [call for call in calls if is_message(call)]
+            moved += step.gathers
+            right = ExpectedCall(
+                "all_gather", payload=rounded(run.shards[moved][rank], run.dtype), payload_is="its shard"
+            )
+            check_calls(run.grade, run.where(rank)[:-2], rank, calls, [right] * step.gathers, step.advice)
+            for call in calls:
+                if call.dtype != run.dtype:
+                    words = f"the shard is sent in {call.dtype} ({call.where}), expected the dtype of flat.values"
+                    run.grade.fail(f"{run.where(rank)}{words}, {run.dtype}")
+            check_state(run, rank, step)
+        for moved, name in enumerate(("wait", "wait without start_gather"), 1):
+            message = f"after {name}, the parameters are not the shards of all ranks"
+            for k, whole in run.setting.parameters_of(run.order, run.shards[moved]).items():
+                limit = 2.0**-7 * np.abs(whole) if run.dtype == "bfloat16" else None
+                expected = Expected(whole, message, f"parameter {k}", tolerance=Tolerance(limit=limit))
+                check(run.grade, run.where(rank), got, {f"parameter {k} after {name}": expected}, run.result)
+
+
+# --- the graded tests ---
+
+
+@graded("b.8")
+def test_a_rank_keeps_its_shard_alone_and_frees_the_rest(grade: Grade) -> None:
+    for ranks in (3, 2, 4, 1):
+        for block in run_blocks(grade, ranks, SMALL):
+            check_shard(block)
+
+
+@graded("b.8")
+def test_a_gather_brings_the_shards_of_all_ranks_without_waiting(grade: Grade) -> None:
+    for ranks, late, settings in ((3, 0, (*SMALL, LARGE)), (2, None, SMALL), (4, None, SMALL), (1, None, SMALL)):
+        for block in run_blocks(grade, ranks, settings, late):
+            check_shard(block)
+            check_gathers(block)
+
+
+@graded("b.8", absence=True)
+def test_the_sharded_model_imports_only_what_the_course_allows(grade: Grade) -> None:
+    grade.imports_only_allowed(grade.file, "beyond/flat_parameters.py")

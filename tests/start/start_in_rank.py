@@ -1,0 +1,197 @@
+"""What stands around start_workers() and main() of a run_gpt2.py in a rank; sent to ranks as source.
+
+A process that runs work(), joins the group or reads the data leaves a file, with the number that the zygote gave it:
+nobody else has it, see grader/inside/started_processes.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from transformers import GPT2Config, GPT2LMHeadModel
+
+if TYPE_CHECKING:  # what it finds in a rank
+    from grader.inside.tools import Context, expect_numbers, own_number
+
+WORK_TIME = 0.3  # seconds a worker still works when it has seen the others, unless the script waits for it
+
+
+def leave(name: str, patience: float) -> None:
+    """Leave a file with this process's number."""
+    Path(f"{name}.{own_number(patience)}").touch()
+
+
+def numbers_in(name: str) -> list[int]:
+    """Return the numbers of the processes that have left a file `name`.number, or `name`.rank.number."""
+    parts = [path.name.split(".")[-1] for path in Path().glob(f"{name}.*")]
+    return [int(part) for part in parts if part.isascii() and part.isdigit()]
+
+
+# --- start_workers() ---
+
+
+def watch_joins() -> None:
+    """Let a join without a limit tell the worker that it is waited for, and one with a limit wait for a moment only.
+
+    Real workers take longer than any limit.
+    """
+    join = multiprocessing.process.BaseProcess.join
+
+    def watched(self: Any, timeout: float | None = None) -> None:
+        if timeout is None and self.pid:
+            Path(f"waited_for.{self.pid}").touch()
+        join(self, None if timeout is None else min(timeout, 0.05))
+
+    setattr(multiprocessing.process.BaseProcess, "join", watched)  # noqa: B010 (mypy: a method is not assigned to)
+
+
+def make_work(arguments: dict[str, Any]) -> Callable[[int, object], None]:
+    """Return what stands for work(): it notes with which arguments it runs, and whether all others run beside it.
+
+    Arguments: children (as many workers), slowest (the rank that works longest: it must be waited for, whichever it
+    is), patience (seconds in which all processes must run at once).
+    """
+    here, patience = os.getpid(), arguments["patience"]
+
+    def work(rank: int, config: object) -> None:  # its names are those of the student's
+        rank, number = rank if isinstance(rank, int) else -1, 0
+        Path(f"started.{rank}.{os.getpid()}").touch()
+        limit = time.monotonic() + patience
+        while os.getpid() != here and time.monotonic() < limit:
+            if len(list(Path().glob("started.*"))) >= arguments["children"]:
+                number = own_number(limit - time.monotonic())
+                Path(f"together.{rank}").touch()
+                work_until_waited_for(WORK_TIME * (3 if rank == arguments["slowest"] else 1))
+                break
+            time.sleep(0.01)
+        Path(f"given.{rank}.{number}").write_text(str(getattr(config, "world_size", type(config).__name__)))
+
+    return work
+
+
+def notes_of_workers(here: int) -> dict[str, Any]:
+    """Return what the workers have noted; `here` is the script's own process."""
+    started = [path.name.split(".") for path in Path().glob("started.*")]
+    return {
+        "in_this_process": any(int(pid) == here for *_, pid in started),
+        "ranks": sorted(int(rank) for _, rank, _ in started),
+        "together": len(list(Path().glob("together.*"))),
+        "configs": sorted({path.read_text()[:80] for path in Path().glob("given.*")}),
+        "numbers": numbers_in("given"),
+    }
+
+
+def work_until_waited_for(seconds: float) -> None:
+    """Work for so long, or until the script waits for this process: then it has done what is asked of it."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and not Path(f"waited_for.{os.getpid()}").exists():
+        time.sleep(0.01)
+
+
+# --- main() ---
+
+
+class Blocks(list):
+    """Blocks of text; `on_half` is called when half of them were read."""
+
+    def __init__(self, blocks: Iterable[torch.Tensor], on_half: Callable[[], None]) -> None:
+        super().__init__(blocks)
+        self._unread, self._on_half = set(range(len(self))), on_half
+
+    def __getitem__(self, place: Any) -> Any:
+        places: Any = range(len(self))[place]  # of a slice, all of its places
+        self._unread -= set(places) if isinstance(place, slice) else {places}
+        if 2 * len(self._unread) <= len(self):
+            self._on_half()
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self)))
+
+
+def set_command_line(context: Context) -> None:
+    """Set the flags of a run in which every step sees all blocks, so that its loss is the same for any partition.
+
+    Arguments: blocks (how many train), steps, slowness (a factor for all limits of time).
+    """
+    a = context.arguments
+    sys.argv[1:] = [
+        "--model_name_or_path", "pretrained", "--world_size", "2", "--batch_size", str(a["blocks"]), "--n_epochs",
+        str(a["steps"]), "--model_max_length", "8", "--output_dir", "out", "--overwrite_output_dir", "--no_cuda",
+        "--learning_rate", "0.01", "--join_seconds", str(20 * a["slowness"]), "--hang_seconds", str(10 * a["slowness"]),
+    ]  # fmt: skip
+
+
+def save_tiny_gpt2(context: Context) -> None:
+    """Save a GPT-2 of a few hundred weights, without dropout, in ./pretrained. Argument: model_seed."""
+    from common.models import load
+
+    load.quiet_transformers()  # no progress bars in what a student reads
+    torch.manual_seed(context.arguments["model_seed"])
+    sizes: dict[str, Any] = {"vocab_size": 64, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **sizes)).save_pretrained("pretrained")
+
+
+def replace_surroundings(context: Context) -> None:
+    """Before the script is loaded: its blocks are this rank's inputs, and its workers join at a free port."""
+    from common.data import oscar
+    from common.errors import InputError
+    from common.models import load
+    from task2b_allreduce import scaling
+
+    arguments, here = context.arguments, os.getpid()
+
+    def load_blocks(*_: object) -> SimpleNamespace:
+        if os.getpid() == here:
+            raise InputError("the script's own process reads the training data: only its workers may read it")
+        blocks, count = list(arguments["mine"]), arguments["blocks"]
+        train = Blocks(blocks[:count], lambda: leave("read", arguments["patience"]))
+        return SimpleNamespace(train=train, validation=blocks[count:])
+
+    save_tiny_gpt2(context)
+    expect_numbers()
+    oscar.load_blocks, load.load_tokenizer = load_blocks, lambda *_, **__: range(8)  # type: ignore
+    scaling.report_scaling = lambda *_, **__: None  # figures are drawn elsewhere
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        os.environ.pop(name, None)
+    meet_at_a_free_port(lambda: leave("joined", arguments["patience"]))
+
+
+def recorded_losses() -> list[list[float]]:
+    """Return the losses in each worker's record."""
+    records = [json.loads(path.read_text()) for path in sorted(Path("out").glob("rank*.json"))]
+    return [[iteration["loss"] for iteration in record["iterations"]] for record in records]
+
+
+def meet_at_a_free_port(on_joined: Callable[[], None]) -> None:
+    """Let the workers join at a port of this run, whichever is written in the code: others may be graded beside us.
+
+    `on_joined` is called in each that has joined.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    os.environ["MASTER_PORT"] = port
+    init_process_group = dist.init_process_group
+
+    @functools.wraps(init_process_group)
+    def join(backend: Any = None, init_method: Any = None, *arguments: Any, **keywords: Any) -> None:
+        os.environ["MASTER_PORT"] = port
+        if init_method and init_method.startswith("tcp://"):
+            init_method = f"tcp://127.0.0.1:{port}"
+        init_process_group(backend, init_method, *arguments, **keywords)
+        on_joined()
+
+    setattr(dist, "init_process_group", join)  # noqa: B010 (mypy: a function is not assigned to)

@@ -1,0 +1,195 @@
+"""Joining a process group: 2a.1 at a tcp:// address, 2b.6 through the environment.
+
+What init_process_group was called with comes from the rank itself. It counts only beside a collective over the group
+that was joined, of numbers that each rank got alone: every rank must receive their sum.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from grader.compare import Expected, check
+from grader.grading import Grade
+from grader.in_rank import in_rank, run_to_any_end
+from grader.ranks.calls import Call
+from grader.ranks.outcome import Result
+from grader.wire import drawn
+from tests.training import loop_shared
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context, Tensor, dist, nn, unchanged
+    from tests.training.config_in_rank import make_config
+
+graded = pytest.mark.graded
+CRASHES = loop_shared.CRASHES
+GLUE = "task2a_gather_scatter/run_glue.py"
+COURSE_HOST, COURSE_PORT = "127.0.0.1", "11868"
+OF_ANOTHER = {"RANK": "1", "WORLD_SIZE": "2"}  # of a scheduler, or of an earlier call: the arguments count
+
+
+class Setting(NamedTuple):
+    """How a group is joined. `environment`: variables that are set before; `of_another`: RANK, WORLD_SIZE are, too."""
+
+    ranks: int
+    host: str = COURSE_HOST
+    port: str = COURSE_PORT
+    backend: str = "gloo"
+    environment: tuple[str, ...] = ()
+    of_another: bool = False
+
+    @property
+    def already_set(self) -> dict[str, str]:
+        values = {"MASTER_ADDR": self.host, "MASTER_PORT": self.port}
+        return {name: values[name] for name in self.environment}
+
+
+# --- what a rank does ---
+
+
+def set_environment(context: Context) -> None:
+    import os
+
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    os.environ.update(context.arguments["environment"])
+
+
+def sums_over_group(own: Tensor) -> list[Tensor]:
+    """Return the sum of all ranks' numbers, over the group that was joined and over one made of it."""
+    sums: list[Tensor] = []
+    for make in (lambda: None, dist.new_group) if dist.is_initialized() else ():
+        number = own.clone()
+        dist.all_reduce(number, group=make())
+        sums.append(number)
+    return sums
+
+
+@in_rank(
+    uses=["tests/training/config_in_rank.py", set_environment, sums_over_group], preload=["scripts"],
+    first="set_environment", join=False,
+)  # fmt: skip
+def join_group(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
+    """Call join(config), or setup(rank, world_size, backend), and return what is then there."""
+    import os
+
+    arguments = context.arguments
+    with unchanged(nn.Module()) as changed:
+        if arguments["calls"] == "join":
+            lesson.join(make_config(context, "GlueConfig", **arguments["config"]))
+        else:
+            lesson.setup(context.rank, context.world_size, arguments["config"]["backend"])
+    group = [dist.get_rank(), dist.get_world_size()] if dist.is_initialized() else []
+    return {
+        "joined": group == [context.rank, context.world_size],
+        "environment": {name: os.environ.get(name) for name in arguments["environment"]},
+        "changed": [name for name in changed if name != "the process group"],
+        "sums": sums_over_group(inputs),
+    }
+
+
+# --- what is right ---
+
+
+def check_joined(grade: Grade, calls: str, setting: Setting) -> None:
+    """Every rank joins at the right address, with its own rank, the size and the backend, and the group works."""
+    config = {"master_ip": setting.host, "master_port": int(setting.port), "backend": setting.backend}
+    environment = setting.already_set | (OF_ANOTHER if setting.of_another else {})
+    numbers = [drawn.generator(grade.seed, 6, setting.ranks, rank).normal(size=3) for rank in range(setting.ranks)]
+    result = run_to_any_end(grade, join_group, numbers, calls=calls, config=config, environment=environment)
+    for rank, call in enumerate(calls_of_joining(grade, result)):
+        check_call(grade, rank, call, calls, setting)
+    grade.must_return(result)
+    expected = {
+        "joined": Expected(True, f"there is no process group of size {setting.ranks} when {calls}() returns"),
+        "changed": Expected([], f"{calls}() changes {{got}}, but must leave it unchanged"),
+    }
+    for name, value in setting.already_set.items():
+        set_again = f"{name}={value} is set already, but {calls}() changes it to {{got}}: keep existing values"
+        expected[name] = Expected(value, set_again)
+    for rank, got in enumerate(result.values):
+        check(grade, f"on rank {rank}, ", got | got["environment"], expected)
+    check_group(grade, result, numbers)
+
+
+def calls_of_joining(grade: Grade, result: Result) -> list[Call]:
+    """Return each rank's call of init_process_group."""
+    calls = [next((call for call in rank.calls if call.name == "init_process_group"), None) for rank in result.ranks]
+    for rank, call in enumerate(calls):
+        if call is None:
+            raise grade.lacking(result, f"rank {rank} never called init_process_group")
+    return [call for call in calls if call]
+
+
+def check_call(grade: Grade, rank: int, call: Call, calls: str, setting: Setting) -> None:
+    """init_process_group is called with this rank and size, with the backend, and for the address."""
+    got = {
+        "place": f"rank {call.data['rank']} of {call.data['world_size']}",
+        "backend": call.data["backend"] or "gloo",  # torch's choice, where the course has no GPU
+        "address": call.data["address"].replace("localhost", COURSE_HOST),
+    }
+    started = (
+        f"{setting.ranks} processes were started, but rank {rank} joins as {{got}} ({call.where}): in a real run, "
+    )
+    name = "config.backend" if calls == "join" else "backend"
+    backend = f"expected the backend {{expected}} ({name}), got {{got}} ({call.where}): pass {name}"
+    address = f"expected the address {{expected}}, got {{got}} ({call.where})"
+    if already := " and ".join(f"{name}={value}" for name, value in setting.already_set.items()):
+        address = f"{already} is set already, so {address}: keep existing values (os.environ.setdefault)"
+    expected = {
+        "place": Expected(f"rank {rank} of {setting.ranks}", started + "all ranks would wait forever"),
+        "backend": Expected(setting.backend, f"{backend} to init_process_group"),
+        "address": Expected(f"{setting.host}:{setting.port}", address),
+    }
+    check(grade, f"rank {rank}: ", got, expected)
+
+
+def check_group(grade: Grade, result: Result, numbers: list[np.ndarray]) -> None:
+    """Each rank has passed on its own number, and received the sum, over the joined group and one made of it."""
+    for rank, one in enumerate(result.ranks):
+        sent = [call.sent_arrays().ravel() for call in one.calls if call.name == "all_reduce"][-2:]
+        sums = result.values[rank]["sums"]
+        complete = len(sent) == len(sums) == 2 and all(np.array_equal(number, numbers[rank]) for number in sent)
+        if not complete or not all(np.shape(total) == (3,) and np.allclose(total, sum(numbers)) for total in sums):
+            grade.fail(f"rank {rank}: an all_reduce over the group that was joined does not give the sum of all ranks")
+
+
+def draw_address(grade: Grade, ports: int) -> tuple[str, str]:
+    return f"10.10.1.{grade.draw.integers(2, 250)}", str(grade.draw.integers(2000, ports))
+
+
+# --- the graded tests ---
+
+
+def check_join(grade: Grade) -> None:
+    """join(config) joins at the address and port of the configuration, with its size, rank and backend."""
+    for ranks, backend in ((3, "gloo"), (2, "nccl"), (1, "gloo")):
+        check_joined(grade, "join", Setting(ranks, *draw_address(grade, 60000), backend))
+
+
+@graded("2a.1", weight=2)
+def test_the_group_is_joined_where_and_as_it_was_told(grade: Grade) -> None:
+    check_join(grade)
+
+
+@graded("2a.1", absence=True)
+def test_task2a_imports_only_what_the_course_allows(grade: Grade) -> None:
+    grade.imports_only_allowed(GLUE)
+
+
+@graded("2b.6")
+def test_setup_joins_at_the_courses_address(grade: Grade) -> None:
+    check_joined(grade, "setup", Setting(3))
+    check_joined(grade, "setup", Setting(1))
+
+
+@graded("2b.6")
+def test_setup_joins_with_the_rank_size_and_backend_it_was_given(grade: Grade) -> None:
+    host, port = draw_address(grade, 9000)
+    both = ("MASTER_ADDR", "MASTER_PORT")
+    check_joined(grade, "setup", Setting(2, host, port, environment=both))
+    check_joined(grade, "setup", Setting(3, host, port, "nccl", environment=both, of_another=True))
+    check_joined(grade, "setup", Setting(2, port=port, environment=("MASTER_PORT",)))
+    check_joined(grade, "setup", Setting(2, host, environment=("MASTER_ADDR",)))

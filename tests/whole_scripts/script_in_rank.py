@@ -1,0 +1,83 @@
+"""main() of a run_glue.py in a rank, on a tiny BERT and drawn examples; sent to ranks as source.
+
+Real data, the roll call and the watchdog have tests of their own: here they would only cost time. Events are those of
+tests/training/loop_in_rank.py, of forward passes and the record only, and `weights` and `trained`: the parameters that
+training starts and ends with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import BertForSequenceClassification
+
+if TYPE_CHECKING:  # what it finds in a rank
+    from grader.inside.tools import Context
+    from tests.task1.test_bert import save_tiny_bert
+    from tests.training.config_in_rank import watch_record
+
+
+def prepare_script(context: Context) -> None:
+    """Before the script is loaded: save BERT, and replace what the script imports from common."""
+    from common import record
+    from common.data import glue
+    from common.models import load
+    from common.workers import process_group
+
+    save_tiny_bert(context)
+    arguments, event = context.arguments, context.event
+
+    def features(part: slice) -> glue.Features:
+        ids, labels = arguments["mine"]["ids"][part], arguments["mine"]["labels"][part]
+        return glue.Features(ids, torch.ones_like(ids), torch.zeros_like(ids), labels)
+
+    @contextlib.contextmanager
+    def group(config: Any, join: Any = None) -> Iterator[process_group.Worker]:
+        if join is not None:
+            join(config)
+        yield process_group.Worker(config.rank, config.world_size)
+
+    def load_glue(config: Any, tokenizer: Any) -> Any:
+        parts = features(slice(arguments["train"])), features(slice(arguments["train"], None))
+        return glue.GlueData(glue.TASKS[config.task_name], *parts)
+
+    def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    class Record(record.Record):
+        def __init__(self, config: Any, worker: Any) -> None:
+            super().__init__(config, worker)
+            watch_record(context, self)
+
+        def describe(self, model: Any, train: int, dev: int) -> None:
+            self.model = model
+            event("weights", weights=weights(model))
+            super().describe(model, train, dev)
+
+        def write(self) -> None:
+            event("trained", weights=weights(self.model))
+            super().write()
+
+    def note(self: Any, input_ids: Any, *arguments: Any, **keywords: Any) -> dict:
+        return {"first": input_ids[:, 0].tolist(), "training": self.training, "grad": torch.is_grad_enabled()}
+
+    context.spy(BertForSequenceClassification, "forward", "forward", note)
+    glue.load_glue, load.load_tokenizer = load_glue, lambda *_, **__: range(8)  # type: ignore[assignment]
+    process_group.process_group, record.Record = group, Record  # type: ignore[assignment, misc]
+
+
+def run_main(context: Context, lesson: Any) -> None:
+    """Run main(), with its AdamW, without dropout. Arguments: config_seed, rate, batch (of one worker), epochs."""
+    a = context.arguments
+    torch.manual_seed(10 * context.world_size + context.rank)  # whatever drew numbers before: --seed must decide
+    sys.argv[1:] = [
+        "--model_name_or_path", "pretrained", "--dropout", "0", "--seed", str(a["config_seed"]), "--no_cuda",
+        "--learning_rate", str(a["rate"]), "--num_train_epochs", str(a["epochs"]), "--max_seq_length", "8",
+        "--per_gpu_train_batch_size", str(a["batch"]), "--output_dir", "out", "--overwrite_output_dir",
+        "--world_size", str(context.world_size), "--local_rank", str(context.rank),
+    ]  # fmt: skip
+    lesson.main()
