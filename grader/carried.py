@@ -71,16 +71,16 @@ def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) 
     except Verdict as verdict:
         if verdict.status in ("not attempted", "skipped"):
             return ""
-        said = str(verdict).split("\n")[0].split(" (inputs drawn")[0]
+        cause = str(verdict).split("\n")[0].split(" (inputs drawn")[0]
         different = [(block, home) for block, home in copies if block.body.strip("\n") != home.body.strip("\n")]
         if not different:
             own = ", ".join(id for id, row in course.regions.items() if row.file == script)
-            return f"{script}: {said}; your copies of earlier regions equal the original lines: look at {own} first"
+            return f"{script}: {cause}; your copies of earlier regions equal the original lines: look at {own} first"
         places = ", ".join(
             f"{block.id} (line {block.line}; {files[block.id]}:{home.line})" for block, home in different
         )
         return (
-            f"{script}:{different[0][0].line}: {said}; these of your lines differ from the original ones: {places}; "
+            f"{script}:{different[0][0].line}: {cause}; these of your lines differ from the original ones: {places}; "
             "compare them, or run `python submit.py carry --force`"
         )
     return ""

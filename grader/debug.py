@@ -72,9 +72,9 @@ class DebugSession(Session):
             self.sizes.add(world_size)
         if not wanted:
             return result
-        mine = result.ranks[self.rank]
-        self.stopped = any(event.name == STOPPED for event in mine.events)
-        self.quit = bool(mine.error and mine.error.type == "BdbQuit")
+        own = result.ranks[self.rank]
+        self.stopped = any(event.name == STOPPED for event in own.events)
+        self.quit = bool(own.error and own.error.type == "BdbQuit")
         if self.quit:
             pytest.exit("quit", returncode=0)
         return result

@@ -50,8 +50,8 @@ class Grade:
 
     def check_attempted(self) -> None:
         """Raises NotAttempted where the placeholder of the handout still stands alone."""
-        mine = self.parts()
-        if mine and not any(block.attempted for block in mine):
+        parts = self.parts()
+        if parts and not any(block.attempted for block in parts):
             raise not_attempted(self.region)
 
     def check_written(self, *files: str) -> None:

@@ -45,10 +45,10 @@ def messages(
     other. None for regions that nobody has begun: the table says so. `names`: with those of the tests."""
     lines: list[str] = []
     for region in course.in_order_of_needs():
-        mine = [entry for entry in entries if entry.region == region]
-        failed = [entry for entry in mine if tells(entry)]
+        of_this = [entry for entry in entries if entry.region == region]
+        failed = [entry for entry in of_this if tells(entry)]
         if failed:
-            got, most = sum(entry.points for entry in mine), sum(entry.max_points for entry in mine)
+            got, most = sum(entry.points for entry in of_this), sum(entry.max_points for entry in of_this)
             row = course.regions[region]
             lines.append(f"{region} {row.title}: {got}/{most} points ({row.file})")
             lines += of_region(failed, names)
@@ -71,13 +71,13 @@ def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]
     lines = []
     for rank, text in sorted(by_rank.items()):
         if rank == 0 or all_ranks:
-            said = text.rstrip("\n").split("\n")
+            printed_lines = text.rstrip("\n").split("\n")
             lines.append(f"  rank {rank} printed:")
             most = ALL_PRINTED if all_ranks else PRINTED
-            lines += [f"    {line if len(line) <= LINE else f'{line[:LINE]} ...'}" for line in said[:most]]
-            if len(said) > most:
+            lines += [f"    {line if len(line) <= LINE else f'{line[:LINE]} ...'}" for line in printed_lines[:most]]
+            if len(printed_lines) > most:
                 more = "" if all_ranks else "; use --prints all to see more"
-                lines.append(f"    ... {len(said) - most} more lines{more}")
+                lines.append(f"    ... {len(printed_lines) - most} more lines{more}")
     if by_rank and not all_ranks and set(by_rank) != {0}:
         lines.append("  other ranks also printed; use --prints all to see it")
     return lines
@@ -102,8 +102,8 @@ def by_reason(failed: Iterable[Entry]) -> list[list[Entry]]:
     """
     groups: dict[str, list[Entry]] = {}
     entries = list(failed)
-    said = {entry.id: waits_for(entry)[1].strip() for entry in entries}
-    repeated = {id: sum(text in other and text != other for other in said.values()) for id, text in said.items()}
+    words = {entry.id: waits_for(entry)[1].strip() for entry in entries}
+    repeated = {id: sum(text in other and text != other for other in words.values()) for id, text in words.items()}
     for entry in sorted(entries, key=lambda entry: (-repeated[entry.id], *_rank(entry))):
         groups.setdefault(reason(entry), []).append(entry)
     return list(groups.values())

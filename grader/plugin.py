@@ -298,8 +298,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     course, tree = config.stash[SESSION].course, config.stash[SESSION].tree
     printed, all_ranks = config.stash[WRITTEN].printed, config.getoption("--prints") == "all"
-    told = messages.messages(entries, course, printed, all_ranks)
-    for line in [*told, "", *report.render(entries, course)]:
+    lines = messages.messages(entries, course, printed, all_ranks)
+    for line in [*lines, "", *report.render(entries, course)]:
         terminalreporter.line(line)
     for region, points in report.points_elsewhere(entries, course).items():
         files = " ".join(course.tasks[course.regions[region].task].whole)

@@ -147,8 +147,8 @@ def lost_message(result: Result) -> str:
 def _details(result: Result) -> str:
     """The student's lines of a crash, and the last it printed."""
     for rank in result.ranks:
-        if rank.error and (told := [frame for frame in rank.error.trace if frame.text]):  # ours have no text
-            return "\n" + "\n".join(_line(frame) for frame in told[-3:])
+        if rank.error and (own := [frame for frame in rank.error.trace if frame.text]):  # ours have no text
+            return "\n" + "\n".join(_line(frame) for frame in own[-3:])
     for rank in result.ranks:
         if rank.outcome in ("killed", "exited") and rank.stderr.strip():
             return "\n" + last_words(rank.stderr)

@@ -145,14 +145,14 @@ class Zygote:
             os.mkdir(folder)
             pid = os.fork()
             if pid == 0:
-                mine = fds[PER_RANK * rank : PER_RANK * (rank + 1)]
+                own = fds[PER_RANK * rank : PER_RANK * (rank + 1)]
                 if request["measures"]:
                     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # nothing is hidden in files: they hold no byte
                 limit_memory()
                 if not self.given.fit(request["given"]):
                     self.given.forget()
                 terminal = request["terminals"].get(str(rank), "")
-                become_rank(rank, folder, request["probe"], request["allows"], terminal, *mine)
+                become_rank(rank, folder, request["probe"], request["allows"], terminal, *own)
             self.ranks[pid] = rank
         self.forked += size
         for fd in fds:

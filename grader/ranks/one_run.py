@@ -31,7 +31,7 @@ STACK_TIME = 3  # seconds in which a rank may say where it is once the deadline 
 END_TIME = 30  # seconds for the zygote to kill what is left
 FLOOD_PAUSE = 0.005  # seconds
 GIVEN = "given"  # the event of a piece that a rank was given
-OURS = "referee"  # the argument that no rank is told, see referee
+OURS = "referee"  # the argument that no rank is sent, see referee
 PRIVATE = {"each": "mine", "later": "later"}  # arguments that are lists by rank, and what a rank's own item is called
 
 
@@ -72,11 +72,11 @@ class RankRun:
         self.children, self.numbers = -1, frozenset[int]()  # see Result
         self.memory: dict[str, list[int]] = {}  # see Result
         self.measuring = ""  # the point at which all ranks stand
-        told = job["arguments"]
-        self.referee = told.get(OURS)
-        request = {"probe": job["probe"], "children": told.get("children", 0)}
-        request |= {"preload": told.get("preload"), "allows": told.get("allows", [])}
-        request["measures"] = bool(told.get("measures"))  # its ranks write no files, see measure in the zygote
+        arguments = job["arguments"]
+        self.referee = arguments.get(OURS)
+        request = {"probe": job["probe"], "children": arguments.get("children", 0)}
+        request |= {"preload": arguments.get("preload"), "allows": arguments.get("allows", [])}
+        request["measures"] = bool(arguments.get("measures"))  # its ranks write no files, see measure in the zygote
         terminals = {str(debug.rank): debug.terminal} if debug else {}
         zygote.request(kind="run", world_size=world_size, terminals=terminals, given=given, **request)
         socket.send_fds(zygote.control, [b"."], [fd for peer in self.peers for fd in peer.their_fds])
@@ -90,12 +90,12 @@ class RankRun:
             self.selector.register(peer.line, selectors.EVENT_READ, lambda peer=peer: self._hear_rank(peer))
             for output in peer.outputs:
                 self.selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._hear_output(output))
-            told = rank_job(job, peer.rank)
-            peer.later = told["arguments"].pop("later", {})
-            told["world_size"] = world_size
+            request = rank_job(job, peer.rank)
+            peer.later = request["arguments"].pop("later", {})
+            request["world_size"] = world_size
             if debug:
-                told["stops"] = list(debug.stops) if debug.rank == peer.rank else None
-            peer.outgoing += values.pack(told)
+                request["stops"] = list(debug.stops) if debug.rank == peer.rank else None
+            peer.outgoing += values.pack(request)
             self._flush(peer)
 
     def close(self) -> None:
@@ -124,8 +124,8 @@ class RankRun:
                 pass
         ranks = [rank_result(peer, self.broker, self.tree, peer.rank in unfinished, in_time) for peer in self.peers]
         left, children = self.left or 0, self.children
-        told = self.deadline, left, self.kept, children, self.numbers, self.referee
-        return Result(ranks, self.broker.fault, self.broker.completed, *told, self.memory)
+        rest = self.deadline, left, self.kept, children, self.numbers, self.referee
+        return Result(ranks, self.broker.fault, self.broker.completed, *rest, self.memory)
 
     def _serve(self, until: float, enough: Callable[[], bool]) -> None:
         """Answer whoever speaks, until that is enough or the time is up."""

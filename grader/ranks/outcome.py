@@ -116,7 +116,7 @@ class Result:
     children: int = (
         0  # processes that the ranks had at once, as the zygote saw it; it looks if `children` are asked for
     )
-    numbers: frozenset[int] = frozenset()  # what the zygote has told these processes, to each a number of its own
+    numbers: frozenset[int] = frozenset()  # what the zygote has given these processes, to each a number of its own
     referee: Any = None  # the argument `referee` with what it has seen
     # point of a measurement -> bytes that each rank had taken since the fork, as the zygote saw it; 0: cannot be seen
     memory: dict[str, list[int]] = field(default_factory=dict)
@@ -151,12 +151,12 @@ class Result:
             return ""
         if outcome == "mismatch" and self.fault:
             return f"the ranks do not agree: {self.fault.text}"
-        told = [rank for cause in CAUSES for rank in self.ranks if rank.outcome == cause]
-        told += [rank for rank in self.ranks if rank.outcome in ("stuck", "deadline", "stopped")]
-        told += [rank for rank in self.ranks if rank.outcome == "returned" and self.fault]
-        text = sentence(rank.phrase() for rank in told)
+        named = [rank for cause in CAUSES for rank in self.ranks if rank.outcome == cause]
+        named += [rank for rank in self.ranks if rank.outcome in ("stuck", "deadline", "stopped")]
+        named += [rank for rank in self.ranks if rank.outcome == "returned" and self.fault]
+        text = sentence(rank.phrase() for rank in named)
         if outcome == "deadline":
-            computes = any(rank.where and not rank.call for rank in told)
-            question = ": does a loop there never end?" if computes and not any(rank.call for rank in told) else ""
+            computes = any(rank.where and not rank.call for rank in named)
+            question = ": does a loop there never end?" if computes and not any(rank.call for rank in named) else ""
             return f"the deadline of {self.deadline:g} s has passed: {text}{question}"
         return f"deadlock: {text}" if outcome == "deadlock" else text
