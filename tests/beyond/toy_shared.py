@@ -225,7 +225,8 @@ def why_stuck(result: Result) -> str:
             f"{waits} while backward still has gradients to compute: a hook must not wait for what it has just sent: "
             "no wait() and no blocking call (pass async_op=True)"
         )
-    sent = [sum(is_message(call) for call in rank.calls) for rank in result.ranks]
+    buckets = [[call for call in rank.calls if is_message(call) and call.name != "broadcast"] for rank in result.ranks]
+    sent = list(map(len, buckets))
     least, most = sent.index(min(sent)), sent.index(max(sent))
     if sent[least] == sent[most]:
         return ""

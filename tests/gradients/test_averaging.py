@@ -118,6 +118,7 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # what the rank is left 
     "it is still the worker's own gradient: the result did not get into param.grad": lambda g: g.own,
     "param.grad is the worker's own gradient divided by world_size: nothing was summed": lambda g: g.own / g.ranks,
     "param.grad is rank 0's gradient: it was distributed without averaging": lambda g: g.all[0],
+    "rank 0's own gradient is in the sum twice": lambda g: (g.all.sum(0) + g.all[0]) / g.ranks,
     "rank 0's own gradient is missing from the sum": lambda g: g.all[1:].sum(0) / g.ranks,
     "rank 0's own gradient is missing from the mean": lambda g: g.all[1:].mean(0),
     "the sum was divided by world_size twice": lambda g: g.all.mean(0) / g.ranks,

@@ -26,6 +26,9 @@ if TYPE_CHECKING:  # what a function finds in a rank
 
 graded = pytest.mark.graded
 CRASHES = {  # torch's and Python's words -> what they mean here
+    "pop index out of range": "a partition must stay in the list: use() is called again, with the same result",
+    "IndexError ... raise IndexError(": "the index is a place in the partition, from 0 to its length - 1, and not the "
+    "number of an example in the data",
     "IndexError ... self.index[": "the indices of a Partition are places in its data: give it the whole data set, and "
     "indices into that",
     "Default process group has not been initialized": "the group is asked although a rank was given: ask it only for "

@@ -39,7 +39,10 @@ def cause_of_gradients(got: Mapping[str, Any], right: Mapping[str, np.ndarray]) 
     """Return the mistake that leaves these gradients instead of the batch's own; "" if it is no known one."""
     none = [name for name in right if got.get(name) is None or not np.any(got[name])]
     if len(none) == len(right):
-        return "no parameter has a gradient: backward was not called (did you forget the parentheses?)"
+        return (
+            "no parameter has a gradient: backward was not called (did you forget the parentheses?), or the "
+            "gradients were cleared right after it"
+        )
     if none:
         return f"{', '.join(none)} have no gradient, but others do: compute those of all parameters"
     factor = common_factor([(got[name], array) for name, array in right.items()])

@@ -76,10 +76,12 @@ def check_every_example_once(training: Training) -> None:
             fail(f"all {ranks} workers train on the same {sizes[0]} examples: each worker must take its own part")
         if missing := examples - len(total):
             twice = total.total() - len(total)
-            why = f", and {twice} are on several: do all workers shuffle with the same seed?" if twice else ""
+            why = ": where they do not divide evenly, the sampler repeats some and drops none"
+            why = f", and {twice} are on several: do all workers shuffle with the same seed?" if twice else why
             fail(f"with {ranks} workers, {missing} of {examples} examples are on no worker in epoch {epoch + 1}{why}")
         if (more := total.total() - examples) >= ranks:
-            fail(f"in epoch {epoch + 1}, {more} of {examples} examples are used twice: some are on several workers")
+            why = "some are on several workers" if ranks > 1 else "does a step run the model a second time?"
+            fail(f"in epoch {epoch + 1}, {more} of {examples} examples are used twice: {why}")
 
 
 def check_batch_size(training: Training, batch: int) -> None:
