@@ -138,7 +138,8 @@ THREE: dict[str, Any] = {
 }
 PLAIN = model_of(**THREE)
 LATE = replace(PLAIN, late=1)  # one rank is behind: a rank that waits for it without need waits forever
-UNUSED = model_of(**THREE, unused=(2, 3))  # no rank uses a parameter of block 1, so none of its hooks is called
+# No rank uses a parameter of block 1, so none of its hooks is called, nor the last one of the root.
+UNUSED = model_of(**THREE, unused=(2, 3, 8))
 # 1 is in two blocks (so it is the root's), 4 is frozen, 6 is never used.
 ODD = model_of(
     shapes=[[4, 3], [5], [2, 3], [3, 3], [7], [6, 2], [3], [4, 2], [9]],
