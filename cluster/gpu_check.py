@@ -77,7 +77,7 @@ def pipeline(gpus: int, words: str) -> Check:
 
 
 CHECKS = (
-    Check(1, 1, "python -m pytest -q tests/test_*.py tests/gradients", r"\d+ passed"),
+    Check(1, 1, "python -m pytest -q tests --ignore=tests/own", r"\d+ passed"),
     Check(2, 1, f"{LAUNCH} 4 -- cluster/hello.py --step all_reduce", "CPU"),
     Check(3, 2, "python -m cluster.ladder --workers 2 --iterations 5", r"3 DDP(?!.* 0\.00)", as_on_cpu=True),
     Check(3, 4, "python -m cluster.ladder --workers 4 --iterations 5", r"3 DDP(?!.* 0\.00)", as_on_cpu=True),

@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
+import subprocess
 import sys
 import threading
 import tomllib
@@ -39,6 +42,7 @@ from common.timeline.clocks import Clock, Reading
 from common.timeline.profile_events import Profile
 from common.timeline.waiting import Message
 from common.workers.process_group import Worker
+from course.table import load_course
 from task4_traffic.traffic import COUNTABLE, TrafficRecord
 from tests.own.gpu.engines import SCENES
 from tests.own.gpu.fake_gpu import on_fake_gpu
@@ -392,6 +396,25 @@ def test_checks_run_where_there_are_enough_gpus(count, numbers, check):
     assert {row["number"] for row in rows if row["outcome"] == "passed"} == numbers
     for row, wanted in zip(rows, gpu_check.CHECKS, strict=True):
         assert row["outcome"] == ("passed" if wanted.gpus <= count else f"not run: needs {wanted.gpus} GPUs")
+
+
+def test_the_first_check_runs_every_grader():
+    words = shlex.split(gpu_check.CHECKS[0].command)[1:]
+    tasks = load_course().tasks.values()
+
+    done = subprocess.run([sys.executable, *words, "--collect-only"], cwd=ROOT, capture_output=True, text=True)
+
+    collected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert {file for task in tasks for file in (*task.tests, *task.whole)} <= collected
+
+
+def test_the_files_and_modules_of_the_checks_are_there():
+    commands = " ".join(check.command for check in gpu_check.CHECKS)
+    files = {word.replace(".", "/") + ".py" for word in re.findall(r"-m ((?:cluster|benchmark)[\w.]+)", commands)}
+    files |= set(re.findall(r"[\w/]+\.py\b", commands))
+
+    assert len(files) > 5
+    assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
 @pytest.mark.parametrize("outputs", [(EVERYTHING, "losses: 2.000300"), ("Duplicate GPU", EVERYTHING), (EVERYTHING, "")])
