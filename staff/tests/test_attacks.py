@@ -97,6 +97,11 @@ def test_an_attack_on_unpacking_needs_the_defence_to_be_off(attack):
     assert zip_attempt(attack, attack.off).has(attack.wants)
 
 
+def test_an_attack_on_a_class_is_not_left_out_without_a_word():
+    with pytest.raises(InputError, match=r"named_as_the_overview is an attack on a class: .*harmful_class"):
+        attacks.main(["named_as_the_overview"])
+
+
 def test_an_unknown_name_is_an_input_error():
     with pytest.raises(InputError, match="expected attacks of the bank, got 'none'"):
         attack_bank.load(["none"])

@@ -134,9 +134,7 @@ def equal(some: Arrays, others: Arrays) -> bool:
 
 def cause_at(step: int) -> str:
     if step == 0:
-        return (
-            "the first batch differs: do the workers together draw the batch of one worker, with config.seed?\n"
-        )
+        return "the first batch differs: do the workers together draw the batch of one worker, with config.seed?\n"
     return "the first steps agree, then the runs diverge: check gradients, learning rate and the next epoch's order\n"
 
 
