@@ -1,4 +1,4 @@
-"""Run every attack of the bank, but those on a class, against the test it targets, with all defences and without the ones it targets.
+"""Run every attack of the bank, but those on a class, with all defences and without the ones it targets.
 
     python -m staff.attacks [--jobs N] [--mode root|user] [NAME...]
 
