@@ -115,8 +115,9 @@ class Payloads:
 class ExpectedCall(NamedTuple):
     """One call that a rank must make: a send, a recv, or a collective.
 
-    peer: of a send or recv, with what that rank is to this one; payload: the numbers, with what they are; members: the
-    group of a collective; elements: how many numbers, where their values do not matter.
+    peer: of a send or recv, with what that rank is to this one; payload: the numbers, with what they are; mistakes:
+    sentence -> the numbers that a mistake sends instead; members: the group of a collective; elements: how many
+    numbers, where their values do not matter.
     """
 
     name: str
@@ -124,6 +125,7 @@ class ExpectedCall(NamedTuple):
     peer_is: str = ""
     payload: np.ndarray | None = None
     payload_is: str = ""
+    mistakes: Mapping[str, np.ndarray] = {}
     members: tuple[int, ...] = ()
     elements: int | None = None
 
@@ -178,7 +180,11 @@ def _check_payload(grade: Grade, where: str, call: Call, message: ExpectedCall, 
         what = f"{got.size} elements" if got.shape != expected.shape else "wrong values"
         of = f"{message.payload_is} ({expected.size} elements)"
         verb = PAIRS[call.name][0] if call.name in PAIRS else "passes"
-        grade.fail(f"{where} {verb} {what}{round_} ({call.where}); expected {of}")
+        causes = (
+            cause for cause, sent in message.mistakes.items() if close(got, np.ravel(sent), Tolerance(slack=100.0))
+        )
+        cause = next((f"{cause}\n" for cause in causes), "")
+        grade.fail(f"{cause}{where} {verb} {what}{round_} ({call.where}); expected {of}")
 
 
 def why_stuck(result: Result, peers: Mapping[str, Sequence[tuple[int, str]]] | None = None) -> str:

@@ -124,8 +124,6 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # what the rank is left 
     "the sum was divided by world_size twice": lambda g: g.all.mean(0) / g.ranks,
     "every gradient is zero: was it zeroed before or after averaging?": lambda g: g.filled(0),
     "all elements are equal: the mean was also taken over the elements (use dim=0)": lambda g: g.filled(g.all.mean()),
-    "the sum is divided by 2{two}": lambda g: g.all.sum(0) / 2,
-    "the sum is divided by 4, whatever world_size is": lambda g: g.all.sum(0) / 4,
     "the sum was divided by the rank, not by the number of workers": lambda g: g.all.sum(0) / g.rank,
     "the division rounds down: // is for whole numbers": lambda g: g.all.sum(0) // g.ranks,
     "param.grad is the largest of the workers' gradients and not their mean": lambda g: g.all.max(0),
@@ -136,8 +134,19 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # what the rank is left 
 
 def mistakes_of(ranks: int) -> dict[str, Callable[[OneParameter], Any]]:
     """Return the table for a number of ranks; one alone has nobody to take a mean with."""
-    two = " (world_size - 1?)" if ranks == 3 else ", whatever world_size is"
-    return {sentence.format(ranks=ranks, two=two): left for sentence, left in MISTAKES.items()} if ranks > 1 else {}
+    if ranks == 1:
+        return {}
+    one_off = {ranks - 1: " (world_size - 1?)", ranks + 1: " (world_size + 1?)"}
+    divisors = {
+        f"the sum is divided by {number}{one_off.get(number, '')}, expected world_size, {ranks}": divided_by(number)
+        for number in range(2, 17)
+        if number != ranks
+    }
+    return {sentence.format(ranks=ranks): left for sentence, left in MISTAKES.items()} | divisors
+
+
+def divided_by(number: int) -> Callable[[OneParameter], Any]:
+    return lambda g: g.all.sum(0) / number
 
 
 def mean_of(gradients: list[np.ndarray], rank: int, payloads: Payloads, total: float, limit: Any = None) -> Expected:

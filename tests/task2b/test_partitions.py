@@ -273,6 +273,10 @@ def check_seed(grade: Grade) -> None:
         grade.fail(f"{words}: {OWN_GENERATOR}")
     if one == other:
         grade.fail(f"the seeds {seeds} give the same partitions: shuffle the indices with a generator made from seed")
+    if sorted(map(sorted, one)) == sorted(map(sorted, other)):
+        grade.fail(
+            "every seed puts the same examples together, only in another order: shuffle the indices before the cut"
+        )
     check_unchanged(grade, found["changed"], "DataPartitioner()")
     check_orders_differ(grade, [first_half(grade, length, sizes, parts) for parts in (one, other)])
 
