@@ -162,8 +162,8 @@ def cause_of(one: Case, got: list[Place]) -> str:
         return WRONG_DEVICES
     if len(got) == 1 and len(one.places) > 1:
         return (
-            "all layers are in one partition: compare the devices of neighbours, as _retrieve_device gives them (cpu:0 "
-            "and cpu:1 differ, although their type is the same)"
+            "all layers are in one partition: call _retrieve_device for each layer, which reads the labels, and "
+            "compare whole devices: cpu:0 is not cpu:1"
         )
     if one.nested:
         inner = "a label on an inner layer takes precedence; a label on the Sequential applies to the others inside"
