@@ -29,6 +29,9 @@ HINTS = shared.HINTS | {
     "all_gather needs an output": "flat.values has no elements any more: in free, resize only its storage",
     "setStorage": "the storage of flat.values has no memory: resize it to nbytes before the gather",
 }
+STALE = (
+    "a gather sends what the shard was in __init__, but the optimizer has changed it since: read shard.values each time"
+)
 MOVES = 2  # times that the shard changes before a gather
 
 
@@ -206,9 +209,9 @@ def check_gathers(run: BlockRun) -> None:
         for event, calls in run.phases[rank]:
             step, calls = steps[event.name], [call for call in calls if is_message(call)]
             moved += step.gathers
-            right = ExpectedCall(
-                "all_gather", payload=rounded(run.shards[moved][rank], run.dtype), payload_is="its shard"
-            )
+            payloads = [rounded(shard[rank], run.dtype) for shard in run.shards]
+            stale = {STALE: payloads[0]} if moved else {}
+            right = ExpectedCall("all_gather", payload=payloads[moved], payload_is="its shard", mistakes=stale)
             check_calls(run.grade, run.where(rank)[:-2], rank, calls, [right] * step.gathers, step.advice)
             for call in calls:
                 if call.dtype != run.dtype:

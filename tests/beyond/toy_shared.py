@@ -231,7 +231,10 @@ def why_stuck(result: Result) -> str:
     if sent[least] == sent[most]:
         return ""
     counts = f"rank {most} sends {sent[most]} messages, but rank {least} sends {sent[least]}"
-    return f"{counts}: {ONCE}. In the hook, send every complete bucket, in a loop"
+    return (
+        f"{counts}: {ONCE}. In the hook, send every complete bucket, in a loop; in finish(), all that are left, also "
+        "complete ones"
+    )
 
 
 def is_message(call: Call) -> bool:

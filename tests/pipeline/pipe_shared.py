@@ -21,7 +21,7 @@ import numpy as np
 from grader.grading import Grade
 from grader.in_rank import InRank, run_to_any_end
 from grader.ranks.outcome import Result
-from grader.ranks.referee import Answers
+from grader.ranks.referee import Replies
 from grader.ranks.thread_times import ThreadTimes
 from grader.verdicts import Deadlocked, TimedOut
 from grader.wire.values import Fields, MessageError
@@ -164,7 +164,7 @@ class PermitReferee:
         if self.threads:
             self.threads.pid = pids[0]
 
-    def ask(self, message: dict) -> Answers:
+    def ask(self, message: dict) -> Replies:
         """Answer what Permits sends in the rank."""
         thread, number = int(message["thread"]), int(message["id"])
         call, i, j = (int(part) for part in message["place"])
@@ -193,14 +193,14 @@ class PermitReferee:
         call, *pair = place
         return next(([(call, i, j) for i, j in group] for group in self.groups if pair in group), [place])
 
-    def _begin(self, place: Place, number: int) -> Answers:
+    def _begin(self, place: Place, number: int) -> Replies:
         """Once all places of a group have begun, they get their tokens, one after the other."""
         if not self.threads:
             return [(number, "")]
         self._begun[place] = number
         return self._next_turn() if self._begun.keys() >= set(self._group(place)) else []
 
-    def _next_turn(self) -> Answers:
+    def _next_turn(self) -> Replies:
         if not self.threads or not self._begun:
             return []
         return [(self._begun.pop(next(iter(self._begun))), self.threads.begin())]

@@ -21,7 +21,7 @@ from grader.arithmetic import Tolerance
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank
-from grader.ranks.referee import Answers
+from grader.ranks.referee import Replies
 from grader.wire.values import Fields
 from tests.pipeline import test_schedule as schedule
 from tests.pipeline.pipe_shared import IN_RANK, run_pipe, split_sizes
@@ -134,7 +134,7 @@ class Partitions:
     def started(self, pids: Sequence[int]) -> None:
         """Take the ranks' process ids, of which nothing here depends."""
 
-    def ask(self, message: dict) -> Answers:
+    def ask(self, message: dict) -> Replies:
         answer = None
         if message["what"] == "begin":
             self.calls.append({"asked": [], "pairs": [], "nested": False, "given": []})

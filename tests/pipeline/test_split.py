@@ -161,7 +161,10 @@ def cause_of(one: Case, got: list[Place]) -> str:
     if not one.nested and [numbers for _, numbers in got] == [numbers for _, numbers in one.places]:
         return WRONG_DEVICES
     if len(got) == 1 and len(one.places) > 1:
-        return "all layers are in one partition: call _retrieve_device for each layer; it reads the labels"
+        return (
+            "all layers are in one partition: compare the devices of neighbours, as _retrieve_device gives them (cpu:0 "
+            "and cpu:1 differ, although their type is the same)"
+        )
     if one.nested:
         inner = "a label on an inner layer takes precedence; a label on the Sequential applies to the others inside"
         return f"flatten nested Sequentials (see _layers): {inner}"
