@@ -1,6 +1,6 @@
 """Explains crashes of a student's code where neither torch's words nor Python's say what to change.
 
-A row is looked for in the whole message: type, text, file, and the student's last lines. ` ... ` stands for anything
+A row's words are searched in the whole message: type, text, file, and the student's last lines. ` ... ` means anything
 in between. The first row that fits counts. A lesson's test file has its own rows in a table CRASHES, which come first.
 """
 

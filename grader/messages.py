@@ -1,4 +1,4 @@
-"""What a student reads after a grading: for each region its most telling message in full, the others in a line.
+"""Chooses what a student reads after a grading: each region's most telling message in full, the others in a line.
 
 A mistake often fails several tests of a region. The message that names the cause comes first; tests that say the same
 are listed by name, and vaguer messages are cut short.

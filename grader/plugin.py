@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "graded(region, weight=1, needs=[], absence=False, network=False): a test that gives points for a region",
     )
     if config.getoption("verbose", None) == 0:  # grader.debug has no terminal plugin, and so no such option
-        config.option.verbose = -1  # like -q: pytest's header and lists of files would stand before the cause
+        config.option.verbose = -1  # like -q, so that pytest's header and lists of files do not come before the cause
     tree = Path(config.getoption("--tree") or os.environ.get("COS598D_TREE") or ROOT).resolve()
     try:
         course = load_course()

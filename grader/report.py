@@ -18,7 +18,7 @@ PENDING = "timed out"  # what becomes of a test that is never reached
 NOT_REACHED = "the grading ended before this test was reached"
 MAX_FLAGS = 200
 MOST_PRINTED = 20_000  # characters of what a rank printed that are kept to be shown
-LONGEST_OUTPUT = 4000  # characters of a rank's stdout or stderr that are kept: the last ones, where an error stands
+LONGEST_OUTPUT = 4000  # characters of a rank's stdout or stderr that are kept: the last ones, which show an error
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
     look_at(tree, ["lesson.py"])    # reads the files, runs nothing: [Flag("lesson.py", 12, "_getframe")]
 
-A flag takes no points and proves nothing: whoever wants to hide a word can. It says which hand-in to open first.
+A flag takes no points and proves nothing: a word is easily hidden. It says which hand-in to open first.
 """
 
 import ast

@@ -18,7 +18,9 @@ from grader.wire.connection import Wire
 from grader.wire.reductions import REDUCTIONS
 from grader.wire.values import plain_tensor, tensor_bytes
 
-WATCHED = 1 << 16  # bytes of an input that is looked at again in wait(); larger ones would show in measured memory
+WATCHED = (
+    1 << 16
+)  # bytes of the largest input whose content wait() checks again; a copy of more would show in measured memory
 SUPPORTED = (
     "all_reduce, reduce, broadcast, gather, scatter, all_gather, reduce_scatter, all_to_all, barrier, send and recv"
 )

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 MADV_COLLAPSE = 25  # Linux 6.1; needs no setting of the system's, and changes nothing for memory taken later
-WORTH_FROM = 24  # ranks: whoever has forked so many will probably fork as many again
+WORTH_FROM = 24  # ranks: after so many, as many again will probably follow
 SIZE = 2 << 20  # bytes of a huge page: one takes some milliseconds
 
 

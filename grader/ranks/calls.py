@@ -199,7 +199,7 @@ def _parts(call: Call) -> list[bytes]:
 
 
 def _cut(whole: bytes, dtype: str, sizes: list[int]) -> list[bytes]:
-    """Cut bytes into parts of so many elements."""
+    """Cut bytes into parts of these sizes, in elements."""
     ends = [_item(dtype) * end for end in accumulate(sizes, initial=0)]
     return [whole[begin:end] for begin, end in pairwise(ends)]
 

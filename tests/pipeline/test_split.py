@@ -132,7 +132,7 @@ def case(*partitions: tuple[str, Sequence[Layer]]) -> Case:
 
 
 def labelled(*partitions: tuple[str, int]) -> Case:
-    """Return a flat model; each partition has so many layers with the label of its device."""
+    """Return a flat model of (device, count): each partition has `count` layers with the label of its device."""
     return case(*((device, [layer(label=device)] * count) for device, count in partitions))
 
 

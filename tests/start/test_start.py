@@ -169,7 +169,7 @@ def refuse_work_at_import(grade: Grade) -> None:
 
 
 def check_counted(grade: Grade, result: Result, count: int) -> None:
-    """Check that so many processes ran at once, if the kernel can tell; see Result.children."""
+    """Check that `count` processes ran at once, if the kernel can tell; see Result.children."""
     if 0 <= result.children < count:
         grade.fail(f"expected {count} processes to run at once, got {result.children}: start them all, then wait")
 

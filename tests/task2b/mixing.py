@@ -18,7 +18,7 @@ from grader.grading import Grade
 FAR = 7  # standard deviations
 LAGS = 20
 DISTANCES = range(2, 9)
-RARE = 2e-12  # a chance, for one shift, that two shuffles have so many examples in common: then it is no chance
+RARE = 2e-12  # if two shuffles have so much in common only with this chance, for one shift, they are not shuffles
 
 
 def check_mixed(grade: Grade, halves: list[np.ndarray]) -> None:

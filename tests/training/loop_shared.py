@@ -282,7 +282,7 @@ class Training:
 
 
 def must_step(training: Training, at_least: int = 1) -> None:
-    """Fail unless every rank makes so many steps. A deadlock is reported first."""
+    """Fail unless every rank makes `at_least` steps. A deadlock is reported first."""
     if training.result.outcome in ("mismatch", "deadlock", "deadline"):
         training.grade.must_return(training.result)
     made = len(training.common_steps)
@@ -326,7 +326,7 @@ def glue(
     """Run train() of a run_glue.py on a small classifier; `batch` is that of one worker.
 
     It does not evaluate unless do_eval=True. Without `synced`, sync_gradients does nothing. With `right`, the untrained
-    model predicts exactly so many labels of the dev set.
+    model predicts exactly that many labels of the dev set correctly.
     """
     classes = CLASSES[task]
     weights = drawn.classifier(grade.seed, train + dev, classes)
