@@ -176,6 +176,7 @@ def _check_ends(grade: Grade, where: str, rank: int, call: Call, message: Expect
 
 
 def _check_payload(grade: Grade, where: str, call: Call, message: ExpectedCall, round_: str) -> None:
+    """Fail unless a call sends the expected numbers; name the mistake that sends these instead."""
     if message.payload is None:
         return
     got, expected = call.sent_arrays().ravel().astype(np.float64), np.ravel(message.payload)

@@ -58,6 +58,7 @@ class DebugSession(Session):
     def run(
         self, probe: str, world_size: int, arguments: dict, deadline: float = 0.0, payloads: bool = False
     ) -> Result:
+        """Run a probe, with pdb on the chosen rank unless the debugger has stopped in an earlier run."""
         wanted = probe != LOAD and not self.stopped and self.rank < world_size
         result = STARTER.run(
             probe,

@@ -66,6 +66,7 @@ def imported(path: Path, file: str) -> list[tuple[int, str]]:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield (line, module) for every import in a file, and for every call that makes code of a string."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)

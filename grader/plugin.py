@@ -55,6 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Make what all tests share: the session with the student's tree, the report, and the weights."""
     if not importlib.util.find_spec("torch"):
         raise pytest.UsageError(
             f"expected a Python with torch, got {sys.executable}; run `source .venv/bin/activate` first"
@@ -211,6 +212,7 @@ def grade(request: pytest.FixtureRequest) -> Grade:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
+    """Run a graded test only if its region is written and it can be graded here."""
     grade = pyfuncitem.funcargs.get("grade")
     if not isinstance(grade, Grade):
         return (yield)
@@ -224,6 +226,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
+    """Judge a graded test that has run, and let pytest show this verdict."""
     result = yield
     region = region_of(item)
     if region and (call.when == "call" or not result.passed):
@@ -293,6 +296,7 @@ def unpassed(course: Course, region: str, more: tuple[str, ...], entries: dict[s
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print messages, the table of points, and what to do next."""
     entries = list(config.stash[ENTRIES].values())
     if not entries:
         return

@@ -40,6 +40,7 @@ class Session:
     def run(
         self, probe: str, world_size: int, arguments: dict, deadline: float = DEADLINE, payloads: bool = False
     ) -> Result:
+        """Return the result of a run; make it only if it was not made before."""
         sent = {name: value for name, value in arguments.items() if name != REFEREE}
         key = fingerprint([probe, world_size, payloads, sent])
         if key not in self.runs:

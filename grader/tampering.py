@@ -60,6 +60,7 @@ def _same(tree: Path, other: Path | None, file: str) -> bool:
 
 
 def _look_at_file(tree: Path, file: str) -> list[Flag]:
+    """Return one flag for each suspicious word of a file, with the lines where it is."""
     if Path(file).suffix in COMPILED:
         return [] if "__pycache__" in Path(file).parts else [Flag(file, 0, "is compiled code")]
     if not file.endswith(".py"):

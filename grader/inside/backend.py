@@ -68,6 +68,7 @@ class Handle(c10d.Work):
         wire.pending[number] = self
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Wait for the answer and write it into the outputs. Fail if an input has changed since the call."""
         if not self._done:
             self._wire.pending.pop(self._number, None)
             for tensor, content in zip(self._inputs, self._contents, strict=True):
@@ -115,6 +116,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _write(payload: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+    """Copy the bytes of an answer into the student's tensors."""
     offset = 0
     for output in outputs:
         length = output.numel() * output.element_size()
@@ -309,6 +311,7 @@ class BrokeredGroup(ProcessGroup):
     alltoall_base = all_to_all_single
 
     def _check_list(self, name: str, argument: str, tensors: Sequence[torch.Tensor], outputs: bool = True) -> None:
+        """Fail unless a list has one tensor for each rank, and outputs are different tensors."""
         if len(tensors) != self.size():
             raise ValueError(f"{name}: {argument} needs one tensor per rank, {self.size()} in all, got {len(tensors)}")
         places = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
@@ -333,6 +336,7 @@ for _name, _methods in NOT_SUPPORTED.items():
 
 
 def _check(name: str, unit: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Fail unless all tensors of a call have one shape and dtype, and no holes."""
     for tensor in tensors:
         if tensor.shape != unit.shape or tensor.dtype != unit.dtype:
             raise ValueError(

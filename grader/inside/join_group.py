@@ -30,6 +30,7 @@ def install(wire: Wire, rank: int, world_size: int) -> None:
 
     @functools.wraps(real_init)
     def init_process_group(*arguments: Any, **keywords: Any) -> None:
+        """Report the arguments to the grader, wait for all ranks, and make the broker's group."""
         nonlocal joined
         given = signature.bind(*arguments, **keywords).arguments
         if os.getpid() != wire.pid or dist.is_initialized():

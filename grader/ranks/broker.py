@@ -114,6 +114,7 @@ class Broker:
         self.events[rank].append(event)
 
     def _post_collective(self, call: Call) -> None:
+        """Complete a collective once all members have called it, or find out why it never can."""
         calls = self._collectives[call.group, call.number]
         calls[call.rank] = call
         if len(calls) < len(call.members):
@@ -132,6 +133,7 @@ class Broker:
                 self._complete(part, payload)
 
     def _post_pair(self, call: Call) -> None:
+        """Complete a send and its recv once both are here."""
         partners = self._pairs[call.partner_sequence]
         if not partners:
             self._pairs[call.sequence].append(call)

@@ -104,6 +104,7 @@ class RankRun:
             peer.close()
 
     def result(self) -> Result:
+        """Serve the ranks until all have ended, failed or met the deadline; then end them, and say how each ended."""
         limit = time.monotonic() + self.deadline
         self._serve(limit, lambda: self._all_ended() or self.broker.fault is not None)
         in_time = self._all_ended() or self.broker.fault is not None
@@ -168,6 +169,7 @@ class RankRun:
             self.flooding.append(output)
 
     def _hear_zygote(self) -> None:
+        """Take a message of the zygote: a rank has exited, memory was measured, or all processes are gone."""
         try:
             message = self.zygote.receive()
         except RuntimeError:  # a rank has killed it, and with it died all the others
@@ -242,6 +244,7 @@ class RankRun:
             raise TooMuchError(f"sent more than {MAX_KEPT >> 20} MiB, the limit of a run")
 
     def _take(self, peer: Peer, message: Any) -> None:
+        """Handle one message of a rank. Raises MessageError for what the grader's code in a rank never sends."""
         try:
             self._keep(peer)
             match message["kind"]:

@@ -61,6 +61,7 @@ class ThreadTimes:
         self.problem = self.problem or problem
 
     def _judge_threads(self, worker: str, task: str, cost: float) -> str:
+        """Say what is wrong with the CPU times since the turn began; "" if one thread of its own has worked."""
         limit = time.monotonic() + CLOCK_DELAY
         while True:
             spent = {thread: now - self._before.get(thread, 0.0) for thread, now in cpu_times(self.pid).items()}

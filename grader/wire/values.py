@@ -67,6 +67,7 @@ def pack(value: object) -> bytes:
 
 
 def _encode(value: Any, body: bytearray) -> Any:
+    """Return a value as JSON, and append the bytes of its tensors to `body`."""
     torch = sys.modules.get("torch")  # where torch is not imported, nothing can be a tensor
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -157,6 +158,7 @@ def unpack(header: bytes, body: bytes | memoryview, make: MakeArray) -> Any:
 
 
 def _decode(node: object, body: memoryview, make: MakeArray) -> Any:
+    """Return the value of a JSON node. The inverse of _encode; raises for what _encode never makes."""
     if isinstance(node, list):
         return [_decode(item, body, make) for item in node]
     if isinstance(node, str):

@@ -283,6 +283,7 @@ class ModelRun(OptimizerRun):
         return [[Message(self._subject(rank, one, call), call) for call in calls] for calls in one.calls]
 
     def _subject(self, rank: int, one: Pass, call: Call) -> Subject:
+        """Return whether a call gathers or sends, and which piece; fail if it does neither."""
         where, pieces = f"{one.name}: rank {rank}", range(len(self.buckets))
         if call.name == "all_gather":
             is_evaluation = one.number is None

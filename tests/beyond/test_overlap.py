@@ -203,6 +203,7 @@ class Reduced:
                 shared.check_times(self.grade, where, last, buckets, enumerate(last.sends), advice)
 
     def _check_buckets(self, step: int, rank: int, where: str, calls: list[Call]) -> None:
+        """Check that each message is one bucket with the right bytes, and that the buckets are in order."""
         buckets, sent = self.setting.buckets[step], list[int]()
         for number, call in enumerate(calls):
             content = self._content(call, step, rank)

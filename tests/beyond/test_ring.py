@@ -168,6 +168,7 @@ def check_sums(grade: Grade, ranks: int, cases: Cases) -> Result:
 
 
 def check_rounds_of_sums(grade: Grade, ranks: int) -> None:
+    """Check the partial sum in every message of reduce_scatter."""
     inputs, result = draw(grade.seed, ranks, PLAIN), check_sums(grade, ranks, PLAIN)
     cuts = [slices([chunk.size for chunk in chunks["chunks"]]) for chunks in result.values[0]]
 

@@ -151,6 +151,7 @@ class BlockRun:
 
 
 def run_blocks(grade: Grade, ranks: int, settings: Sequence[Setting], late: int | None = None) -> list[BlockRun]:
+    """Run all blocks one after the other on the same ranks; divide the phases of the run among them."""
     blocks = [BlockRun(grade, ranks, setting) for setting in settings]
     inputs = [[block.inputs[rank] for block in blocks] for rank in range(ranks)]
     result = run(grade, gather_blocks, inputs, HINTS, why_stuck, late=late)

@@ -76,6 +76,8 @@ def scaled_steps(arguments: dict[str, Any], inputs: Any) -> dict[str, Any]:
     micro_batch = torch.arange(inputs["tokens"].shape[1]) // arguments["split_sizes"][-1]
 
     def scale(j: int) -> Callable[..., Any]:
+        """Return a hook for the first block of partition j: it notes arrivals, and multiplies by permits."""
+
         def scaled(module: Any, given: tuple, output: Any) -> Any:
             step, steps[j] = steps[j], steps[j] + 1
             result = output[0] if isinstance(output, tuple) else output

@@ -199,6 +199,7 @@ class WatchedStage(nn.Module):
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
+        """Report the call, wait for the stage's group, and compute, or raise `error`."""
         marks = [-1] if x.device.type == "meta" else [int(mark) for mark in x.detach().flatten(1)[:, 0]]
         place = (marks[0] if marks else -1, self.partition)
         in_caller = threading.current_thread() is threading.main_thread()
@@ -275,6 +276,7 @@ class WatchedOutQueue(WatchedQueue):
     """Reports that the caller waits, and raises instead of waiting for a result that cannot arrive."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return the next result; raise queue.Empty or NeverArrives instead of waiting in vain."""
         self._release()
         limited = not block or timeout is not None
         if limited and (self._watch.slow or not block) and not self._watch.look(self._number):

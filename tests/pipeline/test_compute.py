@@ -217,6 +217,7 @@ def check_same_time(grade: Grade) -> None:
             break
 
     def why_alone(watched: Watched, micro_batch: int) -> str:
+        """Say why a partition had to wait for others that did not come."""
         cycle = cycles[1] if micro_batch >= WORKERS else cycles[0]
         puts = [put["partition"] for put in watched.named("put")]
         names = [event.name for event in watched.events if event.name in ("put", "get")]

@@ -79,6 +79,7 @@ class StandIns:
             yield [(micro_batch, partition) for micro_batch in range(num_batches)]
 
     def compute(self, batches: list[torch.Tensor], schedule: list[tuple[int, int]]) -> None:
+        """Ask the referee for the results of these pairs, and store them in `batches`."""
         items = [list(item) for item in schedule]
         nested = any(not item or isinstance(item[0], tuple | list) for item in items)
         flat: list[Any] = [pair for cycle in items for pair in cycle] if nested else items
@@ -136,6 +137,7 @@ class Partitions:
         """Ignore the ranks' process ids."""
 
     def ask(self, message: dict) -> Replies:
+        """Note the arguments of a stand-in, and reply with the results that compute() must store."""
         reply = None
         if message["what"] == "begin":
             self.calls.append({"asked": [], "pairs": [], "nested": False, "given": []})

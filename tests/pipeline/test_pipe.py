@@ -58,6 +58,7 @@ def pipe(context: Context, lesson: Any, inputs: Any) -> Any:
         return torch.cat([x[:, :1], x[:, 1:] * permit], dim=1)
 
     def step(x: torch.Tensor, loss_weight: torch.Tensor) -> dict[str, Any]:
+        """Return output and gradients of one call of the pipe."""
         whole.zero_grad()
         context.during = "calling the pipe"
         output = whole(x)

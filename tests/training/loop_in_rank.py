@@ -145,6 +145,7 @@ class Sgd(torch.optim.SGD):
         return {name: copy_of(parameter.grad) for name, parameter in by_name(self.param_groups[0]["params"]).items()}
 
     def step(self, closure: Any = None) -> Any:
+        """Note gradients, parameters and rate, then make the step."""
         group = self.param_groups[0]
         remembered = min((self.state[parameter].get("steps", 0) for parameter in group["params"]), default=0)
         parameters = {name: copy_of(parameter) for name, parameter in by_name(group["params"]).items()}

@@ -274,6 +274,7 @@ def check_evaluations(training: Training, epochs: int, dev: int) -> None:
 
 
 def check_evaluation(training: Training, epoch: int, evaluation: Evaluation, dev: list[int]) -> None:
+    """Check one evaluation: when it runs, on which examples, in which mode, and with which metrics."""
     recorded, steps, examples = evaluation.recorded or {}, training.steps_per_epoch * (epoch + 1), evaluation.examples
     what = "the training set" if examples and not set(examples) & set(dev) else f"{len(examples)} examples"
     got = {
