@@ -28,7 +28,7 @@ def norm(arrays: Sequence[Any]) -> float:
 
 
 def close(got: Any, expected: np.ndarray, tolerance: Tolerance = FLOAT32) -> bool:
-    """Return whether every element is as expected. Never for another shape, None, or numbers that are not finite."""
+    """Return whether every element is as expected. Another shape, None, inf and nan are never close."""
     if got is None or isinstance(got, str) or np.shape(got) != np.shape(expected):
         return False
     limit = tolerance.limit
@@ -40,7 +40,7 @@ def close(got: Any, expected: np.ndarray, tolerance: Tolerance = FLOAT32) -> boo
 
 
 def matches(got: Any, value: Any, tolerance: Tolerance = FLOAT32) -> bool:
-    """Return whether `got` is the value that a mistake leaves: None, or an array, in which inf and nan may be."""
+    """Return whether `got` is the value that a mistake leaves: None, or an array, which may hold inf and nan."""
     if got is None or value is None or isinstance(got, str):
         return got is None and value is None
     value = np.asarray(value, np.float64)
@@ -57,7 +57,7 @@ def matches(got: Any, value: Any, tolerance: Tolerance = FLOAT32) -> bool:
 
 
 def common_factor(pairs: Sequence[tuple[Any, np.ndarray]], tolerance: Tolerance = FLOAT32) -> float | None:
-    """Return the one factor between all pairs (got, expected), None if there is none."""
+    """Return the factor by which every `got` differs from its `expected`; None if the pairs have no common factor."""
     if any(got is None or np.shape(got) != expected.shape or not np.any(expected) for got, expected in pairs):
         return None
     # The largest pair gives the factor: that of a small one is mostly rounding.
@@ -68,41 +68,44 @@ def common_factor(pairs: Sequence[tuple[Any, np.ndarray]], tolerance: Tolerance 
 
 
 def flat(arrays: Sequence[Any]) -> np.ndarray:
-    """Return all numbers of some arrays in one, as float64."""
+    """Return the numbers of all arrays as one array of float64."""
     return np.concatenate([np.empty(0), *(np.ravel(array).astype(np.float64) for array in arrays)])
 
 
 def same_numbers(got: Sequence[Any], expected: Sequence[Any], rounding: float = 1e-4) -> bool:
-    """Return whether both hold the same numbers in any order and cut, times one factor. Zeros may fill a buffer up."""
-    ours, theirs = (numbers[numbers != 0] for numbers in (flat(got), flat(expected)))
-    if ours.shape != theirs.shape:
+    """Return whether both hold the same numbers, in any order, cut anywhere into tensors, and times one factor.
+
+    Zeros do not count: they may fill up a buffer.
+    """
+    all_got, all_expected = (np.sort(numbers[numbers != 0]) for numbers in (flat(got), flat(expected)))
+    if all_got.shape != all_expected.shape:
         return False
-    ours, theirs = np.sort(ours), np.sort(theirs)
-    factor = np.linalg.norm(theirs) / max(float(np.linalg.norm(ours)), 1e-30)
-    largest = float(np.abs(theirs).max(initial=0))
-    return np.allclose(ours * factor, theirs, rtol=rounding, atol=1e-6 * largest)
+    factor = np.linalg.norm(all_expected) / max(float(np.linalg.norm(all_got)), 1e-30)
+    largest = float(np.abs(all_expected).max(initial=0))
+    return np.allclose(all_got * factor, all_expected, rtol=rounding, atol=1e-6 * largest)
 
 
 def proportional(
-    got: Sequence[Any], expected: Sequence[np.ndarray], relative: float = 1e-4, least: float = 0.0
+    got: Sequence[Any], expected: Sequence[np.ndarray], relative: float = 1e-4, smallest_norm: float = 0.0
 ) -> bool:  # fmt: skip
     """Return whether all arrays are as expected, times the same positive factor.
 
-    They may be off by `relative` of their norm together; a norm below `least` counts as this.
+    Any positive factor will do: other tests judge whether gradients are divided and clipped correctly. The error of all
+    arrays together may be `relative` times their norm; a norm below `smallest_norm` counts as `smallest_norm`.
     """
-    if any(np.shape(ours) != theirs.shape or ours is None for ours, theirs in zip(got, expected, strict=True)):
-        return False
-    ours, theirs = flat(got), flat(expected)
-    factor = ours @ theirs / max(theirs @ theirs, 1e-30)
-    limit = relative * factor * max(float(np.linalg.norm(theirs)), least)
-    return bool(factor > 0 and np.linalg.norm(ours - factor * theirs) <= limit)
+    for array, right in zip(got, expected, strict=True):
+        if array is None or np.shape(array) != right.shape:
+            return False
+    all_got, all_expected = flat(got), flat(expected)
+    factor = all_got @ all_expected / max(all_expected @ all_expected, 1e-30)
+    limit = relative * factor * max(float(np.linalg.norm(all_expected)), smallest_norm)
+    return bool(factor > 0 and np.linalg.norm(all_got - factor * all_expected) <= limit)
 
 
 def difference(name: str, got: Any, expected: np.ndarray) -> str:
-    """Say where two tensors differ.
+    """Say where two tensors differ. If all elements are wrong, the places are left out.
 
-    `parameter 3 (4, 3) at [0, 1] [2, 2]: expected [0.12 0.5], got [0.36 1.5] (off by 1 at most)`, without places where
-    all elements are wrong.
+    `parameter 3 (4, 3) at [0, 1] [2, 2]: expected [0.12 0.5], got [0.36 1.5] (off by 1 at most)`
     """
     expected = np.asarray(expected)
     if got is None or isinstance(got, str):
@@ -112,16 +115,16 @@ def difference(name: str, got: Any, expected: np.ndarray) -> str:
         return f"{name}: expected the shape {expected.shape}, got {np.shape(got)}"
     if not expected.ndim:
         return f"{name}: expected {float(expected):.6g}, got {float(np.asarray(got)):.6g}"
-    ours, theirs = flat([got]), flat([expected])
+    got_numbers, expected_numbers = flat([got]), flat([expected])
     with np.errstate(all="ignore"):
-        off = np.nan_to_num(np.abs(ours - theirs), nan=np.inf)
+        off = np.nan_to_num(np.abs(got_numbers - expected_numbers), nan=np.inf)
     worst = float(off.max(initial=0.0))
     wrong = np.flatnonzero(off > 0.01 * worst) if np.isfinite(worst) else np.flatnonzero(~np.isfinite(off))
     places, at = wrong[:SHOWN], ""
     if len(wrong) < len(off):
         at = " at " + " ".join(str([int(i) for i in np.unravel_index(place, expected.shape)]) for place in places)
-    numbers, others = (_numbers(values[places], len(wrong)) for values in (theirs, ours))
-    return f"{name} {expected.shape}{at}: expected {numbers}, got {others} (off by {worst:.2g} at most)"
+    first_expected, first_got = (_numbers(numbers[places], len(wrong)) for numbers in (expected_numbers, got_numbers))
+    return f"{name} {expected.shape}{at}: expected {first_expected}, got {first_got} (off by {worst:.2g} at most)"
 
 
 def _numbers(values: np.ndarray, count: int) -> str:

@@ -1,4 +1,4 @@
-"""Judges which collectives a rank makes, and what it passes to them. All of it is what the broker has seen."""
+"""Judges which collectives a rank makes, and what it passes to them. All evidence is from the broker."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,14 +23,14 @@ class Phase(NamedTuple):
 
 
 def phases(result: Result, rank: int) -> list[Phase]:
-    """Return what a rank did, cut at the events that the function in the rank has noted."""
-    found: list[Phase] = []
+    """Divide the calls of a rank at the events that the function in the rank has noted."""
+    phases: list[Phase] = []
     for event in result.ranks[rank].events:
         if not isinstance(event, Call):
-            found.append(Phase(event, []))
-        elif event.name not in JOINING and found:
-            found[-1].calls.append(event)
-    return found
+            phases.append(Phase(event, []))
+        elif event.name not in JOINING and phases:
+            phases[-1].calls.append(event)
+    return phases
 
 
 def all_calls(result: Result) -> list[Call]:
@@ -47,7 +47,7 @@ def in_words(names: Iterable[str]) -> str:
 
 
 def must_use(grade: Grade, result: Result, names: set[str]) -> None:
-    """Fail if ranks exchange anything with other collectives than these; one rank alone need not call any."""
+    """Fail unless the ranks use exactly these collectives; a single rank need not call any."""
     used = names_used(all_calls(result))
     if len(result.ranks) > 1 and used != names:
         grade.fail(f"expected {in_words(names)} and nothing else, got {in_words(used)}")
@@ -64,8 +64,8 @@ def must_be_own_calls(grade: Grade, result: Result, instead: str) -> None:
 class Sent(NamedTuple):
     """What a rank must pass to all its calls of one collective.
 
-    bytes: their number, at most 2 % more; numbers: what they are, in any order and cut and times one factor, None where
-    only bytes count; root: of every call.
+    bytes: how many, or at most 2 % more; numbers: their values as in same_numbers, None where only bytes count; root:
+    the root of every call, None where any will do.
     """
 
     bytes: int
@@ -74,20 +74,23 @@ class Sent(NamedTuple):
 
 
 def check_sent(grade: Grade, rank: int, calls: Sequence[Call], expected: Mapping[str, Sent], what: str) -> None:
-    """Fail unless a rank uses these collectives alone, and passes to each what is expected once. `what` names that."""
+    """Fail unless a rank uses only these collectives, and passes to each exactly what is expected.
+
+    `what` names that in messages.
+    """
     if names_used(calls) - set(expected):
         grade.fail(f"expected {in_words(expected)} and nothing else, got {in_words(names_used(calls))}")
     for name, sent in expected.items():
-        ours = [call for call in calls if call.name == name]
-        if sent.root is not None and (roots := {call.root for call in ours} - {sent.root}):
+        own_calls = [call for call in calls if call.name == name]
+        if sent.root is not None and (roots := {call.root for call in own_calls} - {sent.root}):
             grade.fail(
                 f"expected rank {sent.root} to be the root of every {name}, got the roots {sorted(map(str, roots))}"
             )
-        size = sum(call.sent for call in ours)
+        size = sum(call.sent for call in own_calls)
         if not sent.bytes <= size <= 1.02 * sent.bytes:
             relation = f"{size / sent.bytes:.2f} times the expected {sent.bytes}" if sent.bytes else "expected 0"
             grade.fail(f"rank {rank} passes {size} bytes to {name}, {relation}: send {what} once")
-        if sent.numbers is not None and not same_numbers([call.sent_arrays() for call in ours], sent.numbers):
+        if sent.numbers is not None and not same_numbers([call.sent_arrays() for call in own_calls], sent.numbers):
             grade.fail(f"what rank {rank} passes to {name} is not {what}")
 
 
@@ -115,9 +118,9 @@ class Payloads:
 class ExpectedCall(NamedTuple):
     """One call that a rank must make: a send, a recv, or a collective.
 
-    peer: of a send or recv, with what that rank is to this one; payload: the numbers, with what they are; mistakes:
-    sentence -> the numbers that a mistake sends instead; members: the group of a collective; elements: how many
-    numbers, where their values do not matter.
+    peer: the other rank of a send or recv; payload: the numbers that are sent; peer_is, payload_is: what messages call
+    them; mistakes: sentence -> the numbers that a mistake sends instead; members: the group of a collective; elements:
+    how many numbers, where their values do not matter.
     """
 
     name: str
@@ -145,13 +148,13 @@ def check_calls(
         got = ", ".join(f"{call.name} ({call.where})" for call in calls[:4]) or "no call"
         grade.fail(f"{where}: expected {wanted}, got {got}: {advice}")
     for name in dict.fromkeys(message.name for message in expected):
-        ours = [call for call in calls if call.name == name]
-        theirs = [message for message in expected if message.name == name]
-        for call in ours:
-            _check_ends(grade, where, rank, call, theirs[0], advice)
-        if len(ours) != len(theirs):
-            grade.fail(f"{where}: rank {rank} {PAIRS[name][0]} {len(ours)} messages, expected {len(theirs)}: {advice}")
-        for number, (call, message) in enumerate(zip(ours, theirs, strict=True)):
+        made = [call for call in calls if call.name == name]
+        due = [message for message in expected if message.name == name]
+        for call in made:
+            _check_ends(grade, where, rank, call, due[0], advice)
+        if len(made) != len(due):
+            grade.fail(f"{where}: rank {rank} {PAIRS[name][0]} {len(made)} messages, expected {len(due)}: {advice}")
+        for number, (call, message) in enumerate(zip(made, due, strict=True)):
             _check_payload(grade, f"{where}: rank {rank}", call, message, f" in round {number}" if pairs else "")
 
 
@@ -173,6 +176,7 @@ def _check_ends(grade: Grade, where: str, rank: int, call: Call, message: Expect
 
 
 def _check_payload(grade: Grade, where: str, call: Call, message: ExpectedCall, round_: str) -> None:
+    """Fail unless a call sends the expected numbers; name the mistake that sends these instead."""
     if message.payload is None:
         return
     got, expected = call.sent_arrays().ravel().astype(np.float64), np.ravel(message.payload)
@@ -190,7 +194,7 @@ def _check_payload(grade: Grade, where: str, call: Call, message: ExpectedCall, 
 def why_stuck(result: Result, peers: Mapping[str, Sequence[tuple[int, str]]] | None = None) -> str:
     """Say why ranks that exchange messages wait for each other; "" where it is no known mistake.
 
-    `peers`: the right peer of every send and recv of each rank, and what that is to it.
+    `peers`: "send" and "recv" -> for each rank, its right peer and what that peer is to it.
     """
     size = len(result.ranks)
     for call in (call for call in all_calls(result) if peers and call.point_to_point):
@@ -205,14 +209,15 @@ def why_stuck(result: Result, peers: Mapping[str, Sequence[tuple[int, str]]] | N
 
 
 def waits_for_held_back(result: Result) -> str:
-    """Say which rank waits, and where, while another one is held back; "" if none does. See held_back in tools.py."""
+    """Say which rank waits, and where, while held_back of tools.py holds another one back; "" if none waits."""
     waiting = [rank.call for rank in result.ranks if rank.call]
-    theirs = [call for call in waiting if not is_of_grader(call)]
-    if not theirs or len(theirs) == len(waiting):
+    students = [call for call in waiting if not is_of_grader(call)]
+    if not students or len(students) == len(waiting):
         return ""
-    return f"rank {theirs[0].rank} waits for {theirs[0].name} #{theirs[0].number} ({theirs[0].where})"
+    first = students[0]
+    return f"rank {first.rank} waits for {first.name} #{first.number} ({first.where})"
 
 
 def is_of_grader(call: Call) -> bool:
-    """Return whether a send or recv is held_back's, and not the student's."""
-    return call.point_to_point and call.tag == tags.OURS and call.shape == (1,)
+    """Return whether held_back of tools.py makes this send or recv, and not the student's code."""
+    return call.point_to_point and call.tag == tags.GRADER_TAG and call.shape == (1,)

@@ -1,4 +1,4 @@
-"""Tests of what a later script has of earlier regions: copies of what is graded in its home file.
+"""Tests of the copies of earlier regions in a later script. A region is graded in its home file.
 
 @pytest.mark.carried("later/script.py", "x.1")
 def test_the_copies_in_the_later_script_work(copies):
@@ -34,7 +34,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture
 def copies(request: pytest.FixtureRequest) -> Callable[[Callable[[Grade], None]], None]:
-    """Runs a check on the script of this test's mark, and keeps what it says as a warning."""
+    """Return a function that checks the script of this test's mark, and keeps a failure as a warning."""
     script, region = request.node.get_closest_marker("carried").args
     session = request.config.stash[SESSION]
     grade = Grade(session, region, request.node.name, getattr(request.module, "CRASHES", None))
@@ -55,7 +55,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) -> str:
-    """What is wrong with the copies in a script; "" if they work, or if their home files are not solved yet."""
+    """Say what is wrong with the copies in a script; "" if they work, or if their home files are not solved yet."""
     copies = [(block, home) for block in _blocks(tree, script) if (home := _home(course, tree, script, block))]
     if not copies or not all(home.attempted for _, home in copies):
         return ""
@@ -94,7 +94,7 @@ def _blocks(tree: Path, file: str) -> list[Block]:
 
 
 def _home(course: Course, tree: Path, script: str, block: Block) -> Block | None:
-    """The block that this one is a copy of; None if its home is here."""
+    """Return the block that this one is a copy of; None if its home is here."""
     row = course.regions.get(block.id)
     if row is None or row.file == script:
         return None

@@ -1,9 +1,9 @@
-"""Compares values with what is expected of them. If one differs, names the known mistake that leaves exactly this.
+"""Compares values with the expected ones. If one differs, names the known mistake that leaves exactly this value.
 
     expected[rank, "parameter 0"] = Expected(mean, mistakes={"did you divide by world_size?": total})
     check(grade, "on rank {rank}, ", got, expected, result)
 
-A lesson says what is right and which mistake leaves which value; how a message is made of that is said here alone.
+A lesson says what is right and which mistake leaves which value; only this file makes messages of that.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ class Expected:
             mistake fits.
         name: what messages call the value; by default its key.
         mistakes: sentence -> what this mistake leaves. It may spare some values and ranks: the message says which.
-        everywhere: the same of mistakes that leave their value in every place of the table, the right ones included.
+        everywhere: mistakes that count only if they explain every value of the table, the right ones included.
         tolerance: how far off a number may be.
     """
 
@@ -86,15 +86,16 @@ def _equal(got: Any, expected: Any) -> bool:
 
 
 def _in_words(value: Any) -> str:
-    """Return a value as text, of a list with one item the item alone."""
-    return short(str(value[0] if isinstance(value, list) and len(value) == 1 else value))
+    """Return a value as text, without the brackets of a list with one item."""
+    is_single = isinstance(value, list) and len(value) == 1
+    return short(str(value[0] if is_single else value))
 
 
 # --- which mistake leaves what is wrong ---
 
 
 def explain(got: Mapping[Key, Any], expected: Mapping[Key, Expected], wrong: Sequence[Key]) -> str:
-    """Return the first mistake that leaves all that is wrong, and what it has spared; "" if none does."""
+    """Return the first mistake that explains all wrong values, and what it has spared; "" if none does."""
     first = expected[wrong[0]]
     kind = {key: one for key, one in expected.items() if one.is_array and one.mistakes.keys() == first.mistakes.keys()}
     wrong = [key for key in wrong if key in kind]
@@ -109,7 +110,7 @@ def explain(got: Mapping[Key, Any], expected: Mapping[Key, Expected], wrong: Seq
 
 
 def _general_cause(got: Mapping[Key, Any], kind: Mapping[Key, Expected], wrong: Sequence[Key]) -> str:
-    """Return what can be said of any values: they are swapped, all off by one factor, or unlike on different ranks."""
+    """Return a cause that fits any values: they are swapped, all off by one factor, or differ between ranks."""
     if all(any(key != other and matches(got.get(key), kind[other].value) for other in kind) for key in wrong):
         return "each has the value of another one: are they in the same order on every worker?"
     largest = max((one.tolerance for one in kind.values()), key=lambda tolerance: tolerance.total)

@@ -1,6 +1,6 @@
-"""Why a student's code has crashed, where neither torch's words nor Python's say what to change.
+"""Explains crashes of a student's code where neither torch's words nor Python's say what to change.
 
-A row is looked for in the whole message: type, text, file, and the student's last lines. ` ... ` stands for anything
+A row's words are searched in the whole message: type, text, file, and the student's last lines. ` ... ` means anything
 in between. The first row that fits counts. A lesson's test file has its own rows in a table CRASHES, which come first.
 """
 
@@ -61,17 +61,17 @@ KNOWN = {
 
 
 def reason(text: str, known: Mapping[str, str]) -> str:
-    """The reason for a crash with this message; "" if it is not known."""
+    """Return the reason for a crash with this message; "" if it is not known."""
     return next((words for signs, words in known.items() if _fits(text, signs)), "")
 
 
 def _fits(text: str, signs: str) -> bool:
-    """Whether all signs are in the text, in their order."""
+    """Return whether all signs are in the text, in their order."""
     return bool(re.search(".*".join(map(re.escape, signs.split(BETWEEN))), text, re.DOTALL))
 
 
 def explained(text: str, known: Mapping[str, str]) -> str:
-    """A crash's message with the reason in front; that of a lesson's own table takes the place of a general one."""
+    """Put the reason for a crash before its message; a reason of the lesson's own table replaces a general one."""
     general = reason(text, KNOWN)
     why = reason(text, known) or general
     return "\n".join([why, text.removeprefix(f"{general}\n")]) if why else text

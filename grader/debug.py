@@ -58,6 +58,7 @@ class DebugSession(Session):
     def run(
         self, probe: str, world_size: int, arguments: dict, deadline: float = 0.0, payloads: bool = False
     ) -> Result:
+        """Run a probe, with pdb on the chosen rank unless the debugger has stopped in an earlier run."""
         wanted = probe != LOAD and not self.stopped and self.rank < world_size
         result = STARTER.run(
             probe,
@@ -72,16 +73,16 @@ class DebugSession(Session):
             self.sizes.add(world_size)
         if not wanted:
             return result
-        own = result.ranks[self.rank]
-        self.stopped = any(event.name == STOPPED for event in own.events)
-        self.quit = bool(own.error and own.error.type == "BdbQuit")
+        debugged = result.ranks[self.rank]
+        self.stopped = any(event.name == STOPPED for event in debugged.events)
+        self.quit = bool(debugged.error and debugged.error.type == "BdbQuit")
         if self.quit:
             pytest.exit("quit", returncode=0)
         return result
 
 
 class OneDebugging:
-    """A plugin of the pytest run: exchanges its session, and ends it after the test in which the debugger stopped."""
+    """A plugin of the pytest run: replaces the session, and ends the run after the debugger stopped in a test."""
 
     def __init__(self, session: DebugSession) -> None:
         self.session = session
@@ -100,7 +101,7 @@ class OneDebugging:
             item.session.shouldstop = "the debugger has stopped once"
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """What the tests that ran came to; after q nobody asks."""
+        """Keep the lines that say which tests passed and why the others did not; none after q."""
         entries = session.config.stash[ENTRIES].values()
         if not self.session.quit:
             self.lines = [f"{name(entry)}: passed" for entry in entries if entry.status == "passed"]
@@ -109,7 +110,7 @@ class OneDebugging:
 
 
 def first_lines(tree: Path, file: str, region: str) -> list[tuple[str, int]]:
-    """The first statement of each part of a region; none where the student's own breakpoint() is in it.
+    """Return the first statement of each part of a region; none if the region has a breakpoint() of the student.
 
     Raises:
         InputError: the file is missing or is no Python.
@@ -128,7 +129,7 @@ def first_lines(tree: Path, file: str, region: str) -> list[tuple[str, int]]:
 
 @contextlib.contextmanager
 def terminal() -> Iterator[str]:
-    """The path of this terminal, which is as before when this ends: a rank that was killed cannot put it back.
+    """Give the path of this terminal, and restore its settings afterwards, which a killed rank could not do.
 
     Raises:
         InputError: stdin is no terminal.

@@ -1,4 +1,4 @@
-"""Which files of a tree are as the course gave them out."""
+"""Tells which files of a tree are as the course gave them out."""
 
 import ast
 import json
@@ -12,20 +12,18 @@ from grader.wire.values import Fields
 
 
 def is_given(tree: Path, file: str) -> bool:
-    """Return whether a file of the tree is as it was given out: as ours is, or as the handout's manifest says.
-
-    Comments and line ends may differ where ours is there to compare with.
-    """
+    """Return whether a file of the tree is as it was given out: equal to the course's copy, or to its digest in the
+    handout's manifest. Comments and line ends may differ from the course's copy."""
     content = (tree / file).read_bytes()
     if tree.resolve() != ROOT:
-        ours = (ROOT / file).read_bytes() if (ROOT / file).is_file() else None
-        return ours is not None and (content == ours or _code(content) == _code(ours))
+        course_copy = (ROOT / file).read_bytes() if (ROOT / file).is_file() else None
+        return course_copy is not None and (content == course_copy or _code(content) == _code(course_copy))
     given_out = _manifest(ROOT / ".handout.json")
     return not given_out or given_out.get(file) == sha256(content).hexdigest()
 
 
 def _code(content: bytes) -> str:
-    """A Python file without what does not run; something unequal to all others for a file that is none."""
+    """Return what a Python file executes; if it is no Python, something unequal to every other file."""
     try:
         return ast.dump(ast.parse(content))
     except (SyntaxError, ValueError, RecursionError):
@@ -34,7 +32,7 @@ def _code(content: bytes) -> str:
 
 @cache
 def _manifest(path: Path) -> dict[str, str]:
-    """File -> digest of what was given out; empty in the source that the handout is built from."""
+    """Return file -> digest of all that was given out; empty in the source that the handout is built from."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))["files"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -44,8 +42,8 @@ def _manifest(path: Path) -> dict[str, str]:
 class GivenCommon:
     """Looks, before each run, whether common/ of a tree is as it was given out: then ranks need not import it anew.
 
-    Files are read again only when one has another time or size. The zygote executes our copies of them and never the
-    tree's, so that a change which hides from this look has no effect.
+    Files are read again only when one has another time or size. The zygote executes the course's copies and never the
+    tree's, so a change that hides from this look has no effect.
     """
 
     def __init__(self, tree: Path, course: Course) -> None:

@@ -1,4 +1,4 @@
-"""What a graded test works with: runs of a student's code, remembered, and failures in a student's words.
+"""Gives a graded test its tools: runs of a student's code, which are remembered, and failures with their messages.
 
 @pytest.mark.graded("x.1", weight=3)
 def test_gather_and_scatter_leave_the_mean_on_every_worker(grade):
@@ -32,8 +32,7 @@ PLACE = "REGION --rank RANK"  # in a rank's message about debuggers: a rank does
 
 
 class Grade:
-    """One graded test's view: the region it grades, the file that holds it, and the reasons for crashes that its own
-    test file knows."""
+    """One graded test: the region it grades, the file that holds it, and the reasons for crashes in its test file."""
 
     def __init__(self, session: Session, region: str, test: str, crashes: Mapping[str, str] | None = None) -> None:
         self.session, self.region, self.crashes = session, region, crashes
@@ -45,27 +44,27 @@ class Grade:
         self.last: Result | None = None  # the run that the test has just looked at
 
     def number(self, name: str, below: int) -> int:
-        """Return a drawn number that ranks may be given: from the seed itself they could compute all other inputs."""
+        """Draw a number that ranks may get. They never get the seed: from it they could compute all other inputs."""
         return int(np.random.default_rng([self.seed, *name.encode()]).integers(below))
 
     def check_attempted(self) -> None:
-        """Raises NotAttempted where the placeholder of the handout still stands alone."""
+        """Raise NotAttempted if no part of the region is written: the handout's placeholder is all there is."""
         parts = self.parts()
         if parts and not any(block.attempted for block in parts):
             raise not_attempted(self.region)
 
     def check_written(self, *files: str) -> None:
-        """Raises Skipped if a region of these files is open, for a run that would take long to come to it."""
+        """Raise Skipped if a region of these files is not written, before a run that would take long to reach it."""
         for block in (block for file in files for block in self.blocks(file)):
             if not block.attempted and block.id != self.region:
                 raise builds_on(block.id)
 
     def parts(self) -> list[Block]:
-        """The parts of this region in its home file."""
+        """Return the parts of this region in its home file."""
         return [block for block in self.blocks(self.file) if block.id == self.region]
 
     def blocks(self, file: str) -> list[Block]:
-        """The regions of a student's file; none where it cannot be read: running it will say what is wrong."""
+        """Return the regions of a student's file; none if it cannot be read: running it will say what is wrong."""
         try:
             return find_blocks((self.session.tree / file).read_text(encoding="utf-8"), file)
         except (OSError, ValueError):
@@ -76,8 +75,8 @@ class Grade:
     ) -> Result:
         """Run a probe on the student's file; how it ended is in the result. The same run is made only once.
 
-        With `payloads` the result keeps what each rank handed to its collectives. Raises the verdict at once if the
-        file does not even load.
+        A probe is a function of grader/inside/ that every rank calls. With `payloads` the result keeps what each rank
+        passed to its collectives. Raises the verdict at once if the file does not even load.
         """
         arguments = {"file": self.file} | arguments
         self.must_load(str(arguments["file"]))
@@ -85,14 +84,14 @@ class Grade:
         return self.last
 
     def must_load(self, file: str) -> None:
-        """Raises the verdict if a file does not even load: then nothing in it earns points."""
+        """Raise the verdict if a file does not even load: then nothing in it earns points."""
         arguments = {"file": file, "preload": imports.libraries(self.session.tree, file, self.session.course)}
         self.last = self.session.run("grader.inside.context:load", 1, arguments, LOAD_DEADLINE)
         if verdict := self.verdict(self.last):
             raise type(verdict)(f"{file} cannot be loaded: {verdict}")
 
     def values(self, probe: str, world_size: int, **arguments: Any) -> list[Any]:
-        """What the probe returned on each rank; raises the verdict if one did not return."""
+        """Return what the probe returned on each rank; raise the verdict if it did not return on one."""
         result = self.run(probe, world_size, **arguments)
         self.must_return(result)
         return result.values
@@ -102,7 +101,7 @@ class Grade:
             raise verdict
 
     def verdict(self, result: Result) -> Verdict | None:
-        """Why a run did not return; a crash in the lines of another region says which."""
+        """Say why a run did not return, None if it did; a crash in the lines of another region says which."""
         verdict = verdict_of(result, self.region, self.crashes)
         parts = self.parts()
         if isinstance(verdict, NotAttempted) and any(block.attempted for block in parts):
@@ -121,7 +120,7 @@ class Grade:
         return verdict
 
     def crashed_in(self, result: Result) -> str:
-        """The region whose lines the innermost of the student's frames is in; "" if it is in none."""
+        """Return the region that holds the innermost of the student's frames; "" if none does."""
         frames = next((rank.error.trace for rank in result.ranks if rank.error and rank.error.trace), [])
         for frame in reversed(frames):
             inside = [block.id for block in self.blocks(frame.file) if block.line < frame.line < block.end_line]
@@ -130,7 +129,7 @@ class Grade:
         return ""
 
     def lacking(self, result: Result, message: str) -> Verdict:
-        """Something expected was not seen: because the run ended before, or else `message`."""
+        """Return a verdict on something missing: why the run ended before it, or else `message`."""
         return self.verdict(result) or Wrong(self.with_seed(message))
 
     def fail(self, message: str) -> NoReturn:
@@ -140,7 +139,7 @@ class Grade:
         return f"{message} (inputs drawn with seed {self.seed}; use --seed {self.seed} to repeat them)"
 
     def imports_only_allowed(self, *files: str) -> None:
-        """Fails for an import, at the top or inside a function, that course.toml does not list for the file."""
+        """Fail for an import, at the top or inside a function, that course.toml does not list for the file."""
         for file in files:
             if complaint := imports.complaint(self.session.tree, file, self.session.course):
                 raise Wrong(complaint)

@@ -1,7 +1,7 @@
-"""Which modules a student's file gets hold of, against those that course.toml lists for it.
+"""Compares the modules that a student's file imports with those that course.toml allows it.
 
-Seen are import statements anywhere in the file, __import__ and importlib, code made from strings, and the student's own
-files that it imports: what one file may not import, a file beside it may not fetch for it.
+It looks at import statements anywhere in the file, __import__ and importlib, code made from strings, and the student's
+own files that it imports: what one file may not import, a file beside it may not fetch for it.
 """
 
 import ast
@@ -16,7 +16,7 @@ STRINGS = ("exec", "eval", "compile")
 
 
 def complaint(tree: Path, file: str, course: Course) -> str:
-    """The first import that the course does not allow, as a line; "" if there is none.
+    """Name the first import that the course does not allow, in a line; "" if there is none.
 
     Raises:
         Crashed: a file that is no Python.
@@ -24,15 +24,15 @@ def complaint(tree: Path, file: str, course: Course) -> str:
     allowed = course.allowed_imports(file)
     if allowed is None:
         return ""
-    todo, seen = [file], {file}
+    todo, known = [file], {file}
     while todo:
         current = todo.pop(0)
         for line, module in imported(tree / current, current):
-            beside = _students(tree, current, module, course)
-            new = [name for name in beside if name not in seen]
-            todo, seen = todo + new, seen | set(new)
+            own_files = _students(tree, current, module, course)
+            new = [name for name in own_files if name not in known]
+            todo, known = todo + new, known | set(new)
             listed = any(f"{module}.".startswith(f"{name}.") for name in allowed)
-            if not listed and (not beside or current == file):
+            if not listed and (not own_files or current == file):
                 through = "" if current == file else f" ({file} imports this file)"
                 return f"{current}:{line} {_verb(module)}; allowed here: only {', '.join(allowed)}{through}"
     return ""
@@ -57,7 +57,7 @@ def _verb(module: str) -> str:
 
 
 def imported(path: Path, file: str) -> list[tuple[int, str]]:
-    """Line and module of every import of a file; "exec()" for a call that makes code. Raises Crashed for no Python."""
+    """Return line and module of every import; "exec()" for a call that makes code. Raise Crashed for no Python."""
     try:
         tree = ast.parse(path.read_bytes(), file)
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
@@ -66,6 +66,7 @@ def imported(path: Path, file: str) -> list[tuple[int, str]]:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield (line, module) for every import in a file, and for every call that makes code of a string."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -80,21 +81,21 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _students(tree: Path, file: str, module: str, course: Course) -> list[str]:
-    """The files that an import may find in the tree, if they are the student's own and not the course's."""
+    """Return the files that an import may find in the tree, if they are the student's and not the course's."""
     if module.endswith("()"):
         return []
     name = module.strip(".").replace(".", "/")
     places = [name, f"{Path(file).parent.as_posix()}/{name}"]
     files = [f"{place}{end}" for place in places for end in (".py", "/__init__.py")]
     return [
-        found
-        for found in dict.fromkeys(files)
-        if course.may_student_change(found) and (tree / found).is_file() and not _shipped(tree, found, course)
+        file
+        for file in dict.fromkeys(files)
+        if course.may_student_change(file) and (tree / file).is_file() and not _shipped(tree, file, course)
     ]
 
 
 def _shipped(tree: Path, file: str, course: Course) -> bool:
-    """Whether the course wrote this file: it has limits of its own, or it is as it was given out."""
+    """Return whether the course wrote this file: it has limits of its own, or it is as it was given out."""
     if course.allowed_imports(file) is not None:
         return True
     return is_given(tree, file)

@@ -9,8 +9,8 @@
     result = run(grade, average, [first, second])          # two ranks; each gets its own inputs and no other
     result.values[0]["grad"]                               # what rank 0 returned
 
-A rank is sent the source of this one function and of what it `uses`, and nothing else of its file: it can read all that
-it is sent. There the function finds the names of grader/inside/tools.py, torch among them.
+A rank gets the source of this one function and of what it `uses`, and nothing else of the file, because a student's
+code can read all that the rank gets. There the function finds the names of grader/inside/tools.py, torch among them.
 """
 
 import inspect
@@ -44,7 +44,7 @@ class InRank:
     allows: tuple[str, ...]
 
     def arguments(self) -> dict[str, Any]:
-        """Return what a rank must be told to run this function."""
+        """Return the arguments that a rank needs to run this function."""
         return {
             "function": self.name, "sources": list(self.sources), "preload": list(self.preload), "first": self.first,
             "join": self.join, "allows": list(self.allows),
@@ -60,8 +60,8 @@ def in_rank(
     Args:
         uses: functions and classes of this file, or paths of whole files, that it needs there.
         preload: groups of grader/inside/preload.py that it imports, so that not every rank has to.
-        first: name of a function `(context)` among the sources that is called before the student's file is loaded, for
-            doubles whose names the file copies.
+        first: name of a function `(context)` among the sources that is called before the student's file is loaded. It
+            can replace what that file imports.
         join: whether the process group is joined before the function is called.
         allows: what no other rank may do: "processes" (start some), "network" (connect to itself on loopback).
     """
@@ -108,7 +108,7 @@ def run(
 def run_to_any_end(
     grade: Grade, function: InRank, inputs: Sequence[Any], payloads: bool = True, **arguments: Any
 ) -> Result:  # fmt: skip
-    """Run a function on ranks, and return the result however it ended. `payloads`: whether it holds what was sent."""
+    """Run a function on ranks, and return the result however it ended. With `payloads` it holds what was sent."""
     return grade.run(PROBE, len(inputs), payloads=payloads, each=list(inputs), **function.arguments(), **arguments)
 
 
@@ -119,6 +119,7 @@ def run_alone(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments
 
 
 def explained(verdict: Verdict, hints: Mapping[str, str]) -> Verdict:
-    """Return the verdict with the first hint whose words are in it."""
-    has_hint = isinstance(verdict, Crashed | Wrong) and crashes.reason(str(verdict), hints)
-    return type(verdict)(crashes.explained(str(verdict), hints)) if has_hint else verdict
+    """Return the verdict, with the first hint whose words are in it."""
+    if isinstance(verdict, Crashed | Wrong) and crashes.reason(str(verdict), hints):
+        return type(verdict)(crashes.explained(str(verdict), hints))
+    return verdict

@@ -1,7 +1,7 @@
-"""Judges how much memory ranks have, as the process that starts them sees it: nothing that a rank says counts.
+"""Judges how much memory ranks have. The process that starts them measures it: nothing that a rank says counts.
 
 The memory of a rank is what it has taken since the point "start", at which the student's file is not loaded yet. Its
-code, torch's optimizer and the like take less than OWN.
+code, torch's optimizer and the like take less than OVERHEAD.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from grader.grading import Grade
 from grader.ranks.outcome import Result
 
 MEASURED_DEADLINE = 40.0  # seconds; all ranks meet at every point, which takes long on a busy machine
-OWN = 1_000_000  # bytes; 0.5 to 0.8 MB were measured
+OVERHEAD = 1_000_000  # bytes; 0.5 to 0.8 MB were measured
 
 
 @dataclass(frozen=True)
@@ -25,29 +25,29 @@ class Limit:
 
 
 def check(grade: Grade, run: Callable[[int], Result], limits: list[Limit], spare: int) -> None:
-    """Fails at the first point where a rank has more than the limit and `spare`.
+    """Fail at the first point where a rank has more than the limit and `spare`.
 
-    run(attempt) makes the run. One with too much is made a second time: on a busy system, a rank may look larger for a
-    moment, but what a program keeps is there every time. Where the system shows no memory, nothing is judged.
+    run(attempt) makes the run. If a rank has too much, a second run decides: on a busy system, a rank may look larger
+    for a moment, but what a program keeps is there every time. Where the system shows no memory, nothing is judged.
     """
-    found = ""
+    excess = ""
     for attempt in range(2):
         result = run(attempt)
         grade.must_return(result)
-        check_seen(grade, result, limits)
-        found = too_much(result, limits, spare)
-        if not found:
+        check_reached(grade, result, limits)
+        excess = too_much(result, limits, spare)
+        if not excess:
             return
-    grade.fail(found)
+    grade.fail(excess)
 
 
 def too_much(result: Result, limits: list[Limit], spare: int) -> str:
-    """Where a rank has more than it may have, and what to do; "" if none has."""
+    """Say where a rank has more than it may have, and what to do; "" if none has."""
     for limit in limits:
         allowed = sum(limit.parts.values())
         for rank, taken in enumerate(result.memory.get(limit.point, [])):
             taken -= result.memory["start"][rank]
-            if taken > allowed + spare + OWN:
+            if taken > allowed + spare + OVERHEAD:
                 parts = ", ".join(f"{name} {_mb(size)}" for name, size in limit.parts.items())
                 return (
                     f"{limit.when}, rank {rank} has {_mb(taken)} in memory; expected about {_mb(allowed)} ({parts}): "
@@ -56,8 +56,8 @@ def too_much(result: Result, limits: list[Limit], spare: int) -> str:
     return ""
 
 
-def check_seen(grade: Grade, result: Result, limits: list[Limit]) -> None:
-    """Fails if a point was never reached: the probe measures wherever a block computes."""
+def check_reached(grade: Grade, result: Result, limits: list[Limit]) -> None:
+    """Fail if a point was never reached: the probe measures wherever a block computes."""
     for limit in limits:
         if limit.point not in result.memory:
             grade.fail(f"{limit.when}: the run never reached this point")

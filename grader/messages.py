@@ -1,4 +1,4 @@
-"""What a student reads after a grading: for each region its most telling message in full, the others in a line.
+"""Chooses what a student reads after a grading: each region's most telling message in full, the others in a line.
 
 A mistake often fails several tests of a region. The message that names the cause comes first; tests that say the same
 are listed by name, and vaguer messages are cut short.
@@ -41,8 +41,8 @@ def messages(
     all_ranks: bool = False,
     names: bool = True,
 ) -> list[str]:
-    """The lines for all regions that were attempted and have not passed, in the order in which regions build on each
-    other. None for regions that nobody has begun: the table says so. `names`: with those of the tests."""
+    """Return the lines for all regions that were attempted and have not passed, in the order in which regions build on
+    each other. Regions that nobody has begun have none: the table says so. `names`: with the names of the tests."""
     lines: list[str] = []
     for region in course.in_order_of_needs():
         of_this = [entry for entry in entries if entry.region == region]
@@ -57,8 +57,8 @@ def messages(
 
 
 def seed_line(entries: Iterable[Entry]) -> list[str]:
-    """One line with the seed that the inputs of these tests were drawn with; none where no message has one."""
-    seeds = dict.fromkeys(found[1] for entry in entries if (found := SEED.search(entry.message)))
+    """Return a line with the seed that the inputs of these tests were drawn with; none if no message has one."""
+    seeds = dict.fromkeys(match[1] for entry in entries if (match := SEED.search(entry.message)))
     if not seeds:
         return []
     again = next(iter(seeds)) if len(seeds) == 1 else "N"
@@ -66,7 +66,7 @@ def seed_line(entries: Iterable[Entry]) -> list[str]:
 
 
 def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]:
-    """What the ranks printed in the first of these tests in which one did: rank 0 alone, unless all are asked for."""
+    """Return the output of the first of these tests that printed: rank 0's alone, unless all ranks are asked for."""
     by_rank = next((printed[test] for test in tests if printed.get(test)), {})
     lines = []
     for rank, text in sorted(by_rank.items()):
@@ -84,7 +84,7 @@ def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]
 
 
 def of_region(failed: Iterable[Entry], names: bool = True) -> list[str]:
-    """One region's messages, the most telling in full and the others in a line each, with the tests that say them."""
+    """Return one region's messages: the most telling in full, each other in one line with the test that says it."""
     lines: list[str] = []
     for number, (first, *rest) in enumerate(by_reason(failed)):
         text = in_a_line(first) if number else in_full(first)
@@ -96,9 +96,9 @@ def of_region(failed: Iterable[Entry], names: bool = True) -> list[str]:
 
 
 def by_reason(failed: Iterable[Entry]) -> list[list[Entry]]:
-    """The failed tests of one region in groups that say the same but for numbers, the most telling group first.
+    """Group the failed tests of one region whose messages differ only in numbers, the most telling group first.
 
-    A message that others repeat beside what they have seen themselves is the cause.
+    A message that other messages repeat within their own text is the cause.
     """
     groups: dict[str, list[Entry]] = {}
     entries = list(failed)
@@ -110,45 +110,45 @@ def by_reason(failed: Iterable[Entry]) -> list[list[Entry]]:
 
 
 def reason(entry: Entry) -> str:
-    """The first line of a message without what differs from run to run: numbers, and how many ranks it is about."""
+    """Return the first line of a message without what differs between runs: numbers, and how many ranks it is about."""
     return ONE_RANK.sub(r"rank # \1", NUMBERS.sub("#", entry.message.partition("\n")[0]))
 
 
 def in_full(entry: Entry) -> str:
-    """A failure's status and message; for a test that waits for another region: which, and what was seen so far."""
-    need, seen = waits_for(entry)
-    return f"{entry.region} depends on {need}; observed so far: {seen}" if need else f"{entry.status}: {seen}"
+    """Return a failure's status and message; for a test that waits for another region, which one it is."""
+    need, message = waits_for(entry)
+    return f"{entry.region} depends on {need}; observed so far: {message}" if need else f"{entry.status}: {message}"
 
 
 def in_a_line(entry: Entry) -> str:
-    """A failure cut short."""
+    """Return a failure's status and message, shortened to one line."""
     return textwrap.shorten(in_full(entry), SHORT, placeholder=" ...")
 
 
 def waits_for(entry: Entry) -> tuple[str, str]:
-    """The region that a test waits for, "" for none, and its message without that and without the seed."""
+    """Return the region that a test waits for, "" for none, and its message without that and without the seed."""
     message = SEED.sub("", entry.message)
-    found = WAITS.match(message)
-    return (found[1], message[found.end() :]) if found else ("", message)
+    match = WAITS.match(message)
+    return (match[1], message[match.end() :]) if match else ("", message)
 
 
 def tells(entry: Entry) -> bool:
-    """Whether a test has something to say: it was attempted, has not passed, and does not only wait for the others."""
+    """Return whether a test has something to say: attempted, not passed, and not only waiting for the others."""
     return entry.status not in ("passed", "not attempted") and not follows(entry)
 
 
 def follows(entry: Entry) -> bool:
-    """Whether the test only waits for the others of its region."""
+    """Return whether the test only waits for the others of its region."""
     return entry.message.startswith("not counted yet: this test counts only when")
 
 
 def name(entry: Entry) -> str:
-    """A test's name without its file."""
+    """Return a test's name without its file."""
     return entry.id.rpartition("::")[2]
 
 
 def _rank(entry: Entry) -> tuple[bool, bool, int]:
-    """What comes first: judged before not judged, a first line that names the cause before others, then the status."""
+    """Return a sort key: judged before not judged, then a first line that names the cause, then by status."""
     judged = entry.status in RANKING[: RANKING.index("skipped")]
     cause = CAUSE.search(entry.message.partition("\n")[0])
     return not judged, not cause, RANKING.index(entry.status) if entry.status in RANKING else 0

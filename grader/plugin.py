@@ -55,6 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Make what all tests share: the session with the student's tree, the report, and the weights."""
     if not importlib.util.find_spec("torch"):
         raise pytest.UsageError(
             f"expected a Python with torch, got {sys.executable}; run `source .venv/bin/activate` first"
@@ -64,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "graded(region, weight=1, needs=[], absence=False, network=False): a test that gives points for a region",
     )
     if config.getoption("verbose", None) == 0:  # grader.debug has no terminal plugin, and so no such option
-        config.option.verbose = -1  # like -q: pytest's header and lists of files would stand before the cause
+        config.option.verbose = -1  # like -q, so that pytest's header and lists of files do not come before the cause
     tree = Path(config.getoption("--tree") or os.environ.get("COS598D_TREE") or ROOT).resolve()
     try:
         course = load_course()
@@ -91,7 +92,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def next_hint(course: Course, region: str, kept: Path) -> str:
-    """The next of a region's three hints; how many were shown is kept in a file. After the last: all three."""
+    """Return the next of a region's three hints; a file keeps how many were shown. After the last: all three."""
     if region not in course.regions:
         raise InputError(f"--hint: expected a region, one of {', '.join(course.regions)}; got {region!r}")
     try:
@@ -109,32 +110,32 @@ def next_hint(course: Course, region: str, kept: Path) -> str:
 
 
 def needs_of(item: pytest.Item) -> tuple[str, ...]:
-    """Regions that this test builds on beside those of its own region: a whole script runs more than one lesson."""
+    """Return the regions that this test builds on beside those of its own region: whole scripts run many lessons."""
     mark = item.get_closest_marker("graded")
     return tuple(mark.kwargs.get("needs", ())) if mark else ()
 
 
 def shows_absence(item: pytest.Item) -> bool:
-    """Whether a test passes for code that does nothing, so that it counts only beside the region's other tests."""
+    """Return whether a test passes for code that does nothing: it counts only beside the region's other tests."""
     mark = item.get_closest_marker("graded")
     return bool(mark and mark.kwargs.get("absence"))
 
 
 def not_graded_here(item: pytest.Item) -> NotGradedHere | None:
-    """The verdict of a test that needs a network, where its ranks would have that of the machine."""
+    """Return the verdict of a test that needs a network if this machine has none of its own to give to its ranks."""
     mark = item.get_closest_marker("graded")
     needs = bool(mark and mark.kwargs.get("network"))
     return NotGradedHere() if needs and item.config.getoption("--no-network") else None
 
 
 def region_of(item: pytest.Item) -> str:
-    """The region that a test grades, "" for a test that grades none."""
+    """Return the region that a test grades, "" for a test that grades none."""
     mark = item.get_closest_marker("graded")
     return str(mark.args[0]) if mark else ""
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """With --region ranks will be needed: torch loads while pytest collects."""
+    """Start to load torch while pytest collects: with --region, ranks will be needed."""
     wanted, regions = session.config.getoption("--region"), session.config.stash[SESSION].course.regions
     if wanted and wanted not in regions:
         raise pytest.UsageError(f"--region: expected a region, one of {', '.join(regions)}; got {wanted!r}")
@@ -143,7 +144,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """-m and -k select by the markers of the region's row in course.toml."""
+    """Mark a test with the markers of its region's row in course.toml, by which -m and -k select."""
     course = item.config.stash[SESSION].course
     if row := course.regions.get(region_of(item)):
         for name in dict.fromkeys((course.tasks[row.task].marker, row.marker)):
@@ -151,8 +152,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """--region selects. Graders run in the order of the course's table, a region after those it builds on and tests of
-    absence last in their region: what a test builds on is known when it runs."""
+    """Select the tests of --region, and sort them: a region comes after those that it builds on, and tests of absence
+    are the last of their region. So what a test builds on is judged before it runs."""
     wanted, regions = config.getoption("--region"), config.stash[SESSION].course.regions
     kept = [item for item in items if region_of(item) == wanted or (not wanted and region_of(item) in ("", *regions))]
     if len(kept) < len(items):
@@ -163,7 +164,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Torch is loaded by the process that starts the ranks while the first test begins."""
+    """Note all tests to come with their points, and start to load torch in the process that starts the ranks."""
     graded_items = [(item, region) for item in session.items if (region := region_of(item))]
     course, weights = session.config.stash[SESSION].course, session.config.stash[WEIGHTS]
     to_come = []
@@ -185,7 +186,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _leave_out_pytests_list(config: pytest.Config) -> None:
-    """Where there are graded tests only, messages.py says what has failed, once and by region."""
+    """Leave out pytest's own list of failures if all tests are graded: messages.py lists them by region."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal and config.option.tbstyle == "auto":
         config.option.tbstyle = "no"
@@ -194,7 +195,7 @@ def _leave_out_pytests_list(config: pytest.Config) -> None:
 
 
 def changeable(tree: Path, course: Course) -> list[str]:
-    """The files of a tree that are the student's to change, Python or not."""
+    """Return the files of a tree that are the student's to change, Python or not."""
     folders = {pattern.partition("/")[0] for pattern in course.may_change if "/" in pattern}
     files = (path for folder in sorted(folders) for path in sorted((tree / folder).rglob("*")) if path.is_file())
     names = [path.relative_to(tree).as_posix() for path in files]
@@ -203,7 +204,7 @@ def changeable(tree: Path, course: Course) -> list[str]:
 
 @pytest.fixture
 def grade(request: pytest.FixtureRequest) -> Grade:
-    """This test's region, the student's file for it, and the ranks that run it."""
+    """Return the tools of this graded test: its region, the student's file, and runs in ranks."""
     region = region_of(request.node)
     assert region, "a test that uses `grade` is marked graded(region)"
     return Grade(request.config.stash[SESSION], region, request.node.name, getattr(request.module, "CRASHES", None))
@@ -211,19 +212,21 @@ def grade(request: pytest.FixtureRequest) -> Grade:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
+    """Run a graded test only if its region is written and it can be graded here."""
     grade = pyfuncitem.funcargs.get("grade")
     if not isinstance(grade, Grade):
         return (yield)
     grade.check_attempted()
     if verdict := not_graded_here(pyfuncitem):
         raise verdict
-    with np.errstate(all="ignore"), warnings.catch_warnings():  # a student's numbers may overflow in our arithmetic
+    with np.errstate(all="ignore"), warnings.catch_warnings():  # a student's numbers may overflow in arithmetic.py
         warnings.simplefilter("ignore", RuntimeWarning)
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
+    """Judge a graded test that has run, and let pytest show this verdict."""
     result = yield
     region = region_of(item)
     if region and (call.when == "call" or not result.passed):
@@ -238,7 +241,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
 
 
 def _judge(item: pytest.Item, region: str, call: pytest.CallInfo) -> str:
-    """Note the entry of a test that has run; returns what pytest is to show instead of a traceback, "" for that."""
+    """Note the entry of a test that has run. Return what pytest shows instead of a traceback; "" to show it."""
     course, entries = item.config.stash[SESSION].course, item.config.stash[ENTRIES]
     error = call.excinfo.value if call.excinfo else None
     status, message = "passed", ""
@@ -265,15 +268,15 @@ def _judge(item: pytest.Item, region: str, call: pytest.CallInfo) -> str:
 
 
 def clip(message: str) -> str:
-    """A message that can be shown: not too long, valid UTF-8 whatever names a student's code has, and the same in every
-    run: no addresses of objects."""
+    """Make a message fit to be shown: not too long, valid UTF-8 whatever names a student's code has, and the same in
+    every run: no addresses of objects."""
     message = ADDRESS.sub("", message)
     short = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} ..."
     return short.encode(errors="replace").decode()
 
 
 def open_tests(region: str, entries: dict[str, Entry]) -> list[str]:
-    """The names of a region's tests that have run and have not passed."""
+    """Return the names of a region's tests that have run and have not passed."""
     return [
         entry.id.rpartition("::")[2]
         for entry in entries.values()
@@ -287,12 +290,13 @@ def not_counted(region: str, others: list[str]) -> str:
 
 
 def unpassed(course: Course, region: str, more: tuple[str, ...], entries: dict[str, Entry]) -> str:
-    """A region that this one, or one of `more`, builds on and of which a test has not passed; "" if there is none."""
+    """Return a region that this one, or one of `more`, builds on and that has a failed test; "" if there is none."""
     failed = {entry.region for entry in entries.values() if entry.status not in ("passed", NotGradedHere.status)}
     return next((need for need in course.all_needs(region, *more) if need in failed - {region}), "")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print messages, the table of points, and what to do next."""
     entries = list(config.stash[ENTRIES].values())
     if not entries:
         return

@@ -1,7 +1,7 @@
-"""What a pytest run of the graders came to: one report.json, and its rendering as a table of points at the end.
+"""Writes the result of a pytest run of the graders: report.json, and a table of points at the end.
 
-report.json is there from the first moment, with every test that is to come, and is written anew after each of them: a
-grader that is killed leaves the points that were earned until then.
+report.json exists from the start, with every test that is to come, and is written again after each of them: a grader
+that is killed leaves the points that were earned until then.
 """
 
 import json
@@ -18,7 +18,7 @@ PENDING = "timed out"  # what becomes of a test that is never reached
 NOT_REACHED = "the grading ended before this test was reached"
 MAX_FLAGS = 200
 MOST_PRINTED = 20_000  # characters of what a rank printed that are kept to be shown
-LONGEST_OUTPUT = 4000  # characters of a rank's stdout or stderr that are kept: the last ones, where an error stands
+LONGEST_OUTPUT = 4000  # characters of a rank's stdout or stderr that are kept: the last ones, which show an error
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Entry:
 
 
 def as_dict(entries: Iterable[Entry], bonus_tasks: Collection[str] = ()) -> dict:
-    """The content of report.json. Points of bonus tasks are not part of the score."""
+    """Return the content of report.json. Points of bonus tasks are not part of the score."""
     tests = [asdict(entry) for entry in entries]
     return {"tests": tests, **score_of(tests, bonus_tasks)}
 
@@ -58,7 +58,7 @@ class Report:
         self.warnings: list[str] = []
 
     def expect(self, entries: Iterable[Entry]) -> None:
-        """The tests that are to come."""
+        """Take the tests that are to come."""
         self.entries = {entry.id: entry for entry in entries}
         self._write()
 
@@ -68,7 +68,7 @@ class Report:
                 self.flags.setdefault(flag, test)
 
     def add(self, entry: Entry, run: Result | None) -> None:
-        """A test that has run, and the last run of ranks it looked at."""
+        """Take a test that has run, and the last run of ranks it looked at."""
         self.entries[entry.id] = entry
         if run and entry.status != "passed":
             self.output[entry.id] = output_of(run)
@@ -78,7 +78,7 @@ class Report:
         self._write()
 
     def warn(self, words: str) -> None:
-        """Something that costs no points by itself."""
+        """Note something that costs no points by itself."""
         self.warnings.append(words)
         self._write()
 
@@ -92,7 +92,7 @@ class Report:
 
 
 def output_of(run: Result) -> list[dict]:
-    """How each rank of a run ended and the last of what it printed."""
+    """Say how each rank of a run ended, with the last of what it printed."""
     return [
         {
             "rank": rank.rank,
@@ -105,7 +105,7 @@ def output_of(run: Result) -> list[dict]:
 
 
 def render(entries: list[Entry], course: Course) -> list[str]:
-    """A table: a line for each region that was graded, a sum for each task; bonus points have a sum of their own."""
+    """Return a table: a line for each graded region, a sum for each task, and a separate sum of bonus points."""
     lines = []
     for task in course.tasks.values():
         of_task = [entry for entry in entries if entry.task == task.id]
@@ -129,7 +129,7 @@ def render(entries: list[Entry], course: Course) -> list[str]:
 
 
 def points_elsewhere(entries: Iterable[Entry], course: Course) -> dict[str, int]:
-    """Region -> points of its tests that are in files which this run has not opened."""
+    """Return region -> points of its tests that are in files which this run has not opened."""
     shown: dict[str, int] = {}
     for entry in entries:
         shown[entry.region] = shown.get(entry.region, 0) + entry.max_points

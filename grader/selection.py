@@ -1,7 +1,7 @@
-"""Which test files pytest opens: with --region, or with -m and the course's markers, only those that can hold a match.
+"""Decides which test files pytest opens: with --region, or with -m and the course's markers, only those that can match.
 
 The table in course.toml says which files these are. Files of other folders, and files named on the command line, are
-opened in any case; the selection of single tests is not made here.
+opened in any case. plugin.py selects the tests inside the files.
 """
 
 import re
@@ -17,7 +17,7 @@ WANTED = pytest.StashKey[set[str] | None]()
 
 
 def files_to_open(course: Course, region: str | None, markers: str) -> set[str] | None:
-    """Test files of the table that hold what is asked for; None where the table cannot tell, so that all are opened."""
+    """Return the test files of the table that hold what is asked for; None, for all files, if the table cannot tell."""
     rows = list(course.regions.values())
     if region:
         rows = [row for row in rows if row.id == region]
@@ -35,18 +35,20 @@ def files_to_open(course: Course, region: str | None, markers: str) -> set[str] 
 
 @pytest.hookimpl
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a test file that is beside wanted ones, but is not wanted itself. None lets pytest decide."""
     if WANTED not in config.stash:
         config.stash[WANTED] = _wanted(config)
     wanted = config.stash[WANTED]
     if wanted is None or collection_path.suffix != ".py" or collection_path.name == "conftest.py":
         return None
     folders = {ROOT / Path(file).parts[0] for file in wanted}
-    other = not folders.isdisjoint(collection_path.parents) and collection_path not in {ROOT / file for file in wanted}
-    return True if other else None
+    in_their_folders = not folders.isdisjoint(collection_path.parents)
+    is_wanted = collection_path in {ROOT / file for file in wanted}
+    return True if in_their_folders and not is_wanted else None
 
 
 def _wanted(config: pytest.Config) -> set[str] | None:
     try:
         return files_to_open(load_course(), config.getoption("--region"), config.getoption("-m"))
-    except InputError:  # grader/plugin.py has said so
+    except InputError:  # grader/plugin.py reports it
         return None

@@ -1,4 +1,4 @@
-"""What the graded tests of one pytest run share: the student's tree, one seed, and every run made so far."""
+"""Holds what the graded tests of one pytest run share: the student's tree, one seed, and every run made so far."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ from course.table import Course
 from course.todo import find_blocks
 from grader import ranks
 from grader.given_files import GivenCommon
-from grader.ranks.one_run import OURS
+from grader.ranks.one_run import REFEREE
 from grader.ranks.outcome import Result
 from grader.tampering import Flag
 
@@ -40,7 +40,9 @@ class Session:
     def run(
         self, probe: str, world_size: int, arguments: dict, deadline: float = DEADLINE, payloads: bool = False
     ) -> Result:
-        key = fingerprint([probe, world_size, payloads, {name: arguments[name] for name in arguments if name != OURS}])
+        """Return the result of a run; make it only if it was not made before."""
+        sent = {name: value for name, value in arguments.items() if name != REFEREE}
+        key = fingerprint([probe, world_size, payloads, sent])
         if key not in self.runs:
             result = ranks.run(
                 probe,
@@ -55,7 +57,7 @@ class Session:
         return self.runs[key]
 
     def _remember(self, key: str, result: Result) -> None:
-        """Keep a result, and let the oldest go where all together take too much memory."""
+        """Keep a result, and drop the oldest ones if all together take too much memory."""
         self.runs[key] = result
         while len(self.runs) > 1 and sum(run.size for run in self.runs.values()) > MAX_KEPT:
             self.runs.pop(next(iter(self.runs)))
@@ -64,13 +66,13 @@ class Session:
             self.timeouts.update({self.region, *(self._region_at(rank.where) for rank in result.ranks)} - {""})
 
     def _limit(self, deadline: float) -> float:
-        """Seconds for a run: few where this region, or one that it needs, has timed out before."""
+        """Return the seconds for a run: few if this region, or one that it needs, has timed out before."""
         built_on = {self.region, *self.course.all_needs(self.region)} if self.region else set()
         before = max((self.timeouts[region] for region in built_on), default=0)
         return min(deadline, AFTER_TIMEOUTS[min(before, len(AFTER_TIMEOUTS)) - 1]) if before else deadline
 
     def _region_at(self, where: str) -> str:
-        """The region that file:line is in."""
+        """Return the region that holds file:line; "" if none does."""
         file, _, line = where.rpartition(":")
         try:
             blocks = find_blocks((self.tree / file).read_text(encoding="utf-8"), file) if file else []

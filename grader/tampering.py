@@ -2,7 +2,7 @@
 
     look_at(tree, ["lesson.py"])    # reads the files, runs nothing: [Flag("lesson.py", 12, "_getframe")]
 
-A flag takes no points and proves nothing: whoever wants to hide a word can. It says which hand-in to open first.
+A flag takes no points and proves nothing: a word is easily hidden. It says which hand-in to open first.
 """
 
 import ast
@@ -46,20 +46,21 @@ class Flag(NamedTuple):
     what: str
 
 
-def look_at(tree: Path, files: Iterable[str], ours: Path | None = None) -> list[Flag]:
-    """Return one flag for each file and word. A file that is, byte for byte, the one in `ours` has none, and what
-    cannot be read as Python has none either: running it will say what is wrong."""
-    return [flag for file in files if not _same(tree, ours, file) for flag in _look_at_file(tree, file)]
+def look_at(tree: Path, files: Iterable[str], course_copy: Path | None = None) -> list[Flag]:
+    """Return one flag for each file and word. A file that equals the one in `course_copy` byte for byte has none, and
+    one that is no Python has none either: running it will say what is wrong."""
+    return [flag for file in files if not _same(tree, course_copy, file) for flag in _look_at_file(tree, file)]
 
 
-def _same(tree: Path, ours: Path | None, file: str) -> bool:
+def _same(tree: Path, other: Path | None, file: str) -> bool:
     try:
-        return ours is not None and (tree / file).read_bytes() == (ours / file).read_bytes()
+        return other is not None and (tree / file).read_bytes() == (other / file).read_bytes()
     except OSError:
         return False
 
 
 def _look_at_file(tree: Path, file: str) -> list[Flag]:
+    """Return one flag for each suspicious word of a file, with the lines where it is."""
     if Path(file).suffix in COMPILED:
         return [] if "__pycache__" in Path(file).parts else [Flag(file, 0, "is compiled code")]
     if not file.endswith(".py"):
@@ -78,7 +79,7 @@ def _others(lines: list[int]) -> str:
     if not lines:
         return ""
     more = f" and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
-    return f" (also line{'s' * (len(lines) > 1)} {', '.join(map(str, lines[:MOST_LINES]))}{more})"
+    return f" (also line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines[:MOST_LINES]))}{more})"
 
 
 def _suspects(module: ast.Module) -> Iterator[tuple[int, str]]:
@@ -106,9 +107,8 @@ def _suspects(module: ast.Module) -> Iterator[tuple[int, str]]:
             case ast.Constant(value=str(text)) if id(node) not in docstrings:
                 names = "".join(c if c.isalnum() or c == "_" else " " for c in text).split()
             case ast.Call(func=ast.Name(id="getattr" | "setattr" | "delattr" as called)) if len(node.args) > 1:
-                if not isinstance(node.args[1], ast.Constant | ast.JoinedStr) and _root(node.args[0]) in imported - {
-                    "torch"
-                }:
+                is_computed = not isinstance(node.args[1], ast.Constant | ast.JoinedStr)
+                if is_computed and _root(node.args[0]) in imported - {"torch"}:
                     yield line, f"{called} with a computed name"
             case ast.Assign():
                 for target in node.targets:

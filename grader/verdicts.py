@@ -1,4 +1,4 @@
-"""What a graded test comes to, besides passed: seven outcomes, each an exception with the words a student reads."""
+"""The outcomes of a graded test, besides passed: seven exceptions, each with the message that a student reads."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ STATUSES = ("passed", *(kind.status for kind in Verdict.__subclasses__()))
 
 
 def verdict_of(result: Result, region: str, known: Mapping[str, str] | None = None) -> Verdict | None:
-    """Why a run did not return on every rank, or left a message behind; None if neither. `known`: see crashes.py."""
+    """Judge a run that did not return on every rank, or left a message; None if neither. `known`: see crashes.py."""
     if result.outcome == "returned":
         lost = lost_message(result)
         return Wrong(lost) if lost else None
@@ -105,7 +105,7 @@ def builds_on(region: str) -> Skipped:
 
 
 def missing_region(result: Result) -> str:
-    """The region whose placeholder was met on any rank; ANY_REGION where it names none; "" if none was met."""
+    """Return the region whose placeholder a rank has reached; ANY_REGION if it names none; "" if no rank has."""
     for rank in result.ranks:
         if rank.error and rank.error.type == "NotImplementedError" and (match := _TODO.search(rank.error.message)):
             return match[1] or ANY_REGION
@@ -113,7 +113,7 @@ def missing_region(result: Result) -> str:
 
 
 def conclusion(result: Result) -> str:
-    """What the facts of a deadlock in collectives mean, before the facts; "" if they say it themselves."""
+    """Say what the facts of a deadlock in collectives mean; "" if the facts are clear enough."""
     stuck = dict(sorted(result.fault.stuck.items())) if result.fault else {}
     returned = [rank.rank for rank in result.ranks if rank.outcome == "returned"]
     for call in (call for call in stuck.values() if not call.point_to_point):
@@ -121,14 +121,12 @@ def conclusion(result: Result) -> str:
         for rank, other in stuck.items():
             if (other.group, other.number) == (call.group, call.number) and not other.point_to_point:
                 names.setdefault(other.name, []).append(rank)
-        calls = [f"{rank_names(ranks)} call{'s' * (len(ranks) == 1)} {name}" for name, ranks in names.items()]
+        calls = [f"{rank_names(ranks)} call{'s' if len(ranks) == 1 else ''} {name}" for name, ranks in names.items()]
         if len(calls) > 1:
             return f"{calls[0]} where {calls[1]}: all ranks must make the same calls in the same order"
         if missing := [rank for rank in returned if rank in call.members]:
-            return (
-                f"{calls[0]}, but {rank_names(missing)} never call{'s' * (len(missing) == 1)} it: all ranks must make "
-                "the same calls"
-            )
+            never_call = "never calls" if len(missing) == 1 else "never call"
+            return f"{calls[0]}, but {rank_names(missing)} {never_call} it: all ranks must make the same calls"
     return ""
 
 
@@ -145,10 +143,11 @@ def lost_message(result: Result) -> str:
 
 
 def _details(result: Result) -> str:
-    """The student's lines of a crash, and the last it printed."""
+    """Return the student's lines of a crash; if there are none, the last that a rank printed before it died."""
     for rank in result.ranks:
-        if rank.error and (own := [frame for frame in rank.error.trace if frame.text]):  # ours have no text
-            return "\n" + "\n".join(_line(frame) for frame in own[-3:])
+        frames = [frame for frame in rank.error.trace if frame.text] if rank.error else []  # the grader's have no text
+        if frames:
+            return "\n" + "\n".join(_line(frame) for frame in frames[-3:])
     for rank in result.ranks:
         if rank.outcome in ("killed", "exited") and rank.stderr.strip():
             return "\n" + last_words(rank.stderr)
@@ -156,7 +155,7 @@ def _details(result: Result) -> str:
 
 
 def last_words(stderr: str) -> str:
-    """What a script said at last, without progress bars and warnings, which are of another time in every run."""
+    """Return the end of a script's stderr, without progress bars and warnings, which differ from run to run."""
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", stderr)]
     return "\n".join(line for line in lines if line and not re.search(r"it/s|s/it|\x1b|^\[W\d", line))[-MAX_STDERR:]
 

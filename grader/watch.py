@@ -65,12 +65,12 @@ class OneGrading:
 
     @property
     def failed(self) -> list[str]:
-        """The regions that have not passed, in the order of the course."""
+        """Return the regions that have not passed, in the order of the course."""
         return [*dict.fromkeys(entry.region for entry in self.entries if entry.status != "passed")]
 
     @property
     def points(self) -> str:
-        """`5/6 points`"""
+        """Return `5/6 points`."""
         return f"{sum(one.points for one in self.entries)}/{sum(one.max_points for one in self.entries)} points"
 
 
@@ -80,20 +80,20 @@ class Watch:
     def __init__(self, course: Course, tree: Path, region: str) -> None:
         self.course, self.tree, self.region = course, tree, region
         self.complete: set[str] = set()  # tasks that have passed as a whole
-        self.seen = written(course, tree)
+        self.graded = written(course, tree)
         self.stamps = self.stamps_now()
 
     def stamps_now(self) -> dict[str, tuple[int, int]]:
-        """File with regions -> its time and size. A save in the moment before the watching begins shows here alone."""
-        found = {}
+        """Return file with regions -> its time and size: only these show a save just before the watching begins."""
+        stamps = {}
         for file in dict.fromkeys(row.file for row in self.course.regions.values()):
             with contextlib.suppress(OSError):  # an editor may take it away for a moment
                 stat = (self.tree / file).stat()
-                found[file] = (stat.st_mtime_ns, stat.st_size)
-        return found
+                stamps[file] = (stat.st_mtime_ns, stat.st_size)
+        return stamps
 
     def grade(self, *selection: str) -> OneGrading:
-        """Run graders in this process; return what they found."""
+        """Run graders in this process; return their verdicts."""
         run = OneGrading()
         try:
             here = [f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests")]
@@ -105,12 +105,12 @@ class Watch:
         return run
 
     def grade_region(self) -> None:
-        """Grade the watched region; when it passes, the next open one is watched, after the last one of a task the
-        whole task is graded."""
+        """Grade the watched region. When it passes, watch the next open one; when it was the last open one of its task,
+        grade the whole task."""
         row = self.course.regions[self.region]
         show([f"grading {self.region} {row.title} ..."])
         run = self.grade("--region", self.region)
-        show(self.said(run, f"{self.region} {row.title}"))
+        show(self.lines_of(run, f"{self.region} {row.title}"))
         if not run.entries or run.failed:
             return
         of_task = {id for id, other in self.course.regions.items() if other.task == row.task}
@@ -119,8 +119,8 @@ class Watch:
         elif failed := self.grade_task(row.task):
             self.move_on(failed[0])
 
-    def said(self, run: OneGrading, what: str) -> list[str]:
-        """What a student reads of a grading: the causes, what is not written yet, or that all has passed."""
+    def lines_of(self, run: OneGrading, what: str) -> list[str]:
+        """Return what a student reads of a grading: the causes, what is not written yet, or that all has passed."""
         if not run.entries:
             return [f"{what}: no test was run"]
         still_open = open_regions(self.course, self.tree)
@@ -138,10 +138,10 @@ class Watch:
             print(f"now watching {region} {self.course.regions[region].title}", flush=True)
 
     def saved(self) -> None:
-        """Grade the region whose lines have changed; the watched one where that cannot be seen."""
+        """Grade the region whose lines have changed; if none have, the watched one."""
         now = written(self.course, self.tree)
-        changed = [id for id in now if now[id] != self.seen.get(id)]
-        self.seen |= now
+        changed = [id for id in now if now[id] != self.graded.get(id)]
+        self.graded |= now
         if changed and self.region not in changed:
             self.region = changed[0]
         self.grade_region()
@@ -151,7 +151,7 @@ class Watch:
         show([f"grading the whole task {task} ..."])
         run = self.grade("-m", self.course.tasks[task].marker)
         failed = [region for region in self.course.in_order_of_needs() if region in run.failed]
-        show(self.said(run, f"task {task}"))
+        show(self.lines_of(run, f"task {task}"))
         if run.entries and not failed:
             self.complete.add(task)
             print(f"task {task} is complete", flush=True)
@@ -175,7 +175,7 @@ class Watch:
             self.grade_task(self.course.regions[self.region].task)
 
     def run(self, task: str = "") -> None:
-        """Until q, Ctrl-C or the end of the terminal. task: the one to begin with."""
+        """Watch until q, Ctrl-C or the end of the terminal. task: the one to begin with."""
         folders = sorted({self.tree / row.file.partition("/")[0] for row in self.course.regions.values()})
         there = [folder for folder in folders if folder.is_dir()]
         with keys() as pressed:
@@ -193,7 +193,7 @@ class Watch:
 
 
 def fit(lines: Sequence[str]) -> list[str]:
-    """Lines as a terminal shows them: broken between words, and no more than its rows, the first ones."""
+    """Wrap lines for the terminal, and keep the first ones that fit on it."""
     if not sys.stdout.isatty():
         return list(lines)
     columns, rows = shutil.get_terminal_size()
@@ -206,14 +206,16 @@ def fit(lines: Sequence[str]) -> list[str]:
 
 
 def show(lines: Sequence[str]) -> None:
-    """Print lines: on a terminal on an empty screen, with the keys below."""
-    is_terminal = sys.stdout.isatty()
-    print(CLEAR * is_terminal + "\n".join([*fit(lines), *([KEYS] if is_terminal else [])]), flush=True)
+    """Print lines. A terminal is cleared first, and the keys are below the lines."""
+    if sys.stdout.isatty():
+        print(CLEAR + "\n".join([*fit(lines), KEYS]), flush=True)
+    else:
+        print("\n".join(lines), flush=True)
 
 
 @contextlib.contextmanager
 def keys() -> Iterator[Callable[[], str]]:
-    """A function that returns the next key that was pressed, or "". The terminal is as before when this ends.
+    """Give a function that returns the next key that was pressed, or "". Afterwards the terminal is as before.
 
     A thread reads the keys, so that q ends a grading that takes long: it is the same as Ctrl-C.
     """
@@ -246,7 +248,7 @@ def keys() -> Iterator[Callable[[], str]]:
 
 
 def first_region(course: Course, tree: Path, wanted: str) -> tuple[str, str]:
-    """The region to begin with, and the task that was asked for, "" if none was.
+    """Return the region to begin with, and the task that was asked for, "" if none was.
 
     Raises:
         InputError: the name is neither a region's nor a task's.

@@ -45,4 +45,4 @@ class Weights:
                 left -= entry.points
             last = next((entry for entry in reversed(tests) if entry.status == "passed"), None)
             if last:
-                last.points += left  # which others, of weights that do not divide the points, could not take
+                last.points += left  # the others could not take it, since their weights do not divide the points

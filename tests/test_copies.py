@@ -14,8 +14,8 @@ CRASHES = loop_shared.CRASHES
 
 
 def check_glue(grade: Grade) -> None:
-    """load_model(), join() and train() of a run_glue.py: who trains on what, then each step and evaluation of one
-    worker."""
+    """Check load_model(), join() and train() of a run_glue.py: the examples of two workers, then each step and
+    evaluation of one."""
     test_bert.check_weights(grade)
     test_joining.check_join(grade)
     seed = 1000 + grade.number("script", 1000)
@@ -30,14 +30,14 @@ def check_glue(grade: Grade) -> None:
 
 
 def check_pipeline(grade: Grade) -> None:
-    """train() of pipeline/run_gpt2.py, with the whole model on one device."""
+    """Check train() of pipeline/run_gpt2.py, with the whole model on one device."""
     setting = {"train": 6, "batch": 2, "n_epochs": 2, "loaded": False}
     test_loop.check_steps(loop_shared.gpt2(grade, 1, **setting), 6)
     test_loop.check_clipping(loop_shared.gpt2(grade, 1, max_grad_norm=loop_shared.CLIP, **setting), 6)
 
 
 def check_beyond(grade: Grade) -> None:
-    """join() and train() of beyond/run_gpt2.py for one worker; what the bonus lessons average is judged there."""
+    """Check join() and train() of beyond/run_gpt2.py for one worker; the bonus lessons judge their averaging."""
     test_joining.check_join(grade)
     test_loop.check_steps(loop_shared.gpt2(grade, 1, train=6, batch=2, n_epochs=2), 6)
 

@@ -1,9 +1,9 @@
-"""The near end of the broker: a torch.distributed backend, so that a student's code uses plain torch.distributed.
+"""The rank's end of the broker: a torch.distributed backend, so that a student's code uses plain torch.distributed.
 
 Every call posts its tensor to the grader and returns a handle at once; the result is written into the student's tensor
-only when somebody waits for the handle (torch itself does so for a call without async_op, a barrier does so for all
-earlier ones). A forgotten wait() therefore shows in every run, and not by luck. So does a message whose tensor is used
-while it travels: gloo reads what it sends at any time before wait() returns.
+only when somebody waits for the handle: torch itself for a call without async_op, a barrier for all earlier calls. So a
+forgotten wait() shows in every run, and not by luck. So does a tensor that is changed while it is being sent: gloo may
+read it at any time before wait() returns.
 """
 
 import datetime
@@ -18,11 +18,13 @@ from grader.wire.connection import Wire
 from grader.wire.reductions import REDUCTIONS
 from grader.wire.values import plain_tensor, tensor_bytes
 
-WATCHED = 1 << 16  # bytes of an input that is looked at again in wait(); larger ones would show in measured memory
-SERVED = (
+WATCHED = (
+    1 << 16
+)  # bytes of the largest input whose content wait() checks again; a copy of more would show in measured memory
+SUPPORTED = (
     "all_reduce, reduce, broadcast, gather, scatter, all_gather, reduce_scatter, all_to_all, barrier, send and recv"
 )
-NOT_SERVED = {
+NOT_SUPPORTED = {
     "all_reduce_coalesced": ("allreduce_coalesced",),
     "all_gather_coalesced": ("allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
     "reduce_scatter_coalesced": ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
@@ -33,7 +35,7 @@ NOT_SERVED = {
 
 
 class NotServedError(RuntimeError):
-    """A call that torch.distributed knows and the grader does not serve."""
+    """A call that torch.distributed knows and the graders do not support."""
 
 
 class SilentlyWrongError(ValueError):
@@ -41,11 +43,11 @@ class SilentlyWrongError(ValueError):
 
 
 class FreedError(RuntimeError):
-    """A result that has nowhere to go; gloo would write into memory that is no longer the tensor's."""
+    """A result whose tensor has no memory any more; gloo would write into memory that is no longer the tensor's."""
 
 
 class Handle(c10d.Work):
-    """What a call returns. The outputs are written when the call has completed and somebody asks."""
+    """What a call returns. Its outputs are written when the call has completed and somebody waits for it."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Handle(c10d.Work):
         wire.pending[number] = self
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Wait for the answer and write it into the outputs. Fail if an input has changed since the call."""
         if not self._done:
             self._wire.pending.pop(self._number, None)
             for tensor, content in zip(self._inputs, self._contents, strict=True):
@@ -87,7 +90,7 @@ class Handle(c10d.Work):
         return self._done or (self._wire.answered(self._number) and self.wait())
 
     def get_future(self) -> torch.futures.Future:
-        """A completed future: DDP asks for it in its backward hook, and waits right here for the other ranks."""
+        """Return a completed future: DDP asks for it in its backward hook, and waits here for the other ranks."""
         self.wait()
         future: torch.futures.Future = torch.futures.Future()
         future.set_result(list(self.outputs))
@@ -98,7 +101,7 @@ class Handle(c10d.Work):
 
 
 def _overlap(these: Sequence[torch.Tensor], those: Sequence[torch.Tensor]) -> bool:
-    """Whether two of the tensors share memory, judged by their first and last elements."""
+    """Return whether one of these tensors shares memory with one of those, by their first and last elements."""
     return any(low < end and begin < high for low, high in map(_span, these) for begin, end in map(_span, those))
 
 
@@ -113,6 +116,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _write(payload: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+    """Copy the bytes of an answer into the student's tensors."""
     offset = 0
     for output in outputs:
         length = output.numel() * output.element_size()
@@ -125,14 +129,14 @@ def _write(payload: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
         offset += length
 
 
-ProcessGroup: Any = dist.ProcessGroup  # its signatures are overloads that no caller of ours uses
+ProcessGroup: Any = dist.ProcessGroup  # its signatures are overloads that nobody here uses
 
 
 class BrokeredGroup(ProcessGroup):
     """A process group whose other ranks are reached through the grader. Roots and peers are ranks of the group.
 
-    torch asks a group for the backend of a device, and that backend what it can do: this group is its own backend. Its
-    name is kept here, since ProcessGroup asks its backends for it.
+    torch asks a group for the backend of a device, and then asks the backend what it can do: this group is its own
+    backend. It keeps its name itself, since ProcessGroup would ask a backend for it.
     """
 
     supports_splitting = supports_coalescing = False
@@ -161,8 +165,11 @@ class BrokeredGroup(ProcessGroup):
         whole: Sequence[torch.Tensor] | None = None,
         **fields: object,
     ) -> Handle:
-        """Send a call; `unit` is the tensor whose shape and dtype all ranks must agree on, and that all tensors of the
-        call are like (unless they are `checked` already). `whole`: the student's tensors, where inputs are copies."""
+        """Send a call to the broker, and return its handle.
+
+        All ranks must agree on shape and dtype of `unit`. So must all tensors of this call, unless they are `checked`
+        already. `whole`: the student's tensors, where inputs are copies.
+        """
         shape, dtype, payload = [], "", []
         if unit is not None:
             plain = plain_tensor(unit)
@@ -239,7 +246,7 @@ class BrokeredGroup(ProcessGroup):
         operation = _reduce_op(opts, outputs[0])
         if len({tensor.shape for tensor in inputs[0]}) == 1:
             return self._post("reduce_scatter", outputs[0], inputs[0], outputs, opts, reduce=operation)
-        own = inputs[0][self._rank]  # gloo serves parts of unequal sizes, too
+        own = inputs[0][self._rank]  # gloo allows parts of unequal sizes, too
         if own.numel() != outputs[0].numel():
             raise ValueError(
                 f"reduce_scatter: rank {self._rank} receives a part of {own.numel()} elements, but its output has "
@@ -296,14 +303,15 @@ class BrokeredGroup(ProcessGroup):
         return "grader"
 
     def shutdown(self) -> None:
-        """Nothing to close: the line to the grader outlives the group."""
+        """Close nothing: the connection to the grader outlives the group."""
 
-    # Their names before torch 2.13
+    # the names of these methods before torch 2.13
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
 
     def _check_list(self, name: str, argument: str, tensors: Sequence[torch.Tensor], outputs: bool = True) -> None:
+        """Fail unless a list has one tensor for each rank, and outputs are different tensors."""
         if len(tensors) != self.size():
             raise ValueError(f"{name}: {argument} needs one tensor per rank, {self.size()} in all, got {len(tensors)}")
         places = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
@@ -317,17 +325,18 @@ class BrokeredGroup(ProcessGroup):
 
 def _not_served(name: str) -> Callable:
     def refuse(self: BrokeredGroup, *arguments: object, **keywords: object) -> None:
-        raise NotServedError(f"{name} is not supported by the graders; supported: {SERVED}")
+        raise NotServedError(f"{name} is not supported by the graders; supported: {SUPPORTED}")
 
     return refuse
 
 
-for _name, _methods in NOT_SERVED.items():
+for _name, _methods in NOT_SUPPORTED.items():
     for _method in _methods:
         setattr(BrokeredGroup, _method, _not_served(_name))
 
 
 def _check(name: str, unit: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Fail unless all tensors of a call have one shape and dtype, and no holes."""
     for tensor in tensors:
         if tensor.shape != unit.shape or tensor.dtype != unit.dtype:
             raise ValueError(

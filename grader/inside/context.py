@@ -1,4 +1,4 @@
-"""What runs inside a rank: a probe, which calls a student's code and returns values, and the context it is given.
+"""Runs a probe inside a rank. The probe calls a student's code and returns values; its context is its view of the run.
 
 A probe is a function in a module of the grader's, named "package.module:function". It says nothing about right and
 wrong, and holds no expected value: a rank can read all that is in it. Its module imports nothing of the student's tree
@@ -44,7 +44,7 @@ Note = Callable[..., dict]
 class Context:
     """A probe's view of the run: `rank`, `world_size`, `arguments` (arrays are torch tensors here) and `tree`.
 
-    `arguments["mine"]` is what only this rank starts with.
+    `arguments["own_inputs"]` is what only this rank starts with.
     """
 
     def __init__(self, wire: Wire, job: dict) -> None:
@@ -58,8 +58,8 @@ class Context:
         self._scattered: list[Any] = []
 
     def load(self, path: str) -> ModuleType:
-        """Run a file of the student's tree as a fresh module. What it raises, a SystemExit included, ends the probe
-        and is reported as happening while loading this file."""
+        """Run a file of the student's tree as a fresh module. What it raises, a SystemExit included, ends the probe;
+        the report says that it happened while loading this file."""
         file = self.tree / path
         before, self.during = self.during, f"loading {path}"
         if not file.is_file():
@@ -79,8 +79,8 @@ class Context:
         return module
 
     def scatter(self) -> None:
-        """Let the next parameters lie anywhere, see below. A probe that makes parameters does this just before: what
-        has been freed since the file was loaded would be taken first, alike on every rank."""
+        """Let the next parameters lie anywhere, see the function below. A probe calls this just before it makes
+        parameters: they would first take memory that was freed since the file was loaded, alike on every rank."""
         self._scattered += scatter()
 
     def join(self, backend: str = "gloo") -> None:
@@ -89,21 +89,21 @@ class Context:
         dist.init_process_group(backend, init_method=method, rank=self.rank, world_size=self.world_size)
 
     def event(self, name: str, **data: object) -> None:
-        """Write an event into the rank's list, between the collectives before and after it."""
+        """Note an event in the rank's list, between the collectives before and after it."""
         self._wire.event(name, data)
 
     def ask(self, what: str, **data: object) -> Any:
-        """What the run's referee, in the grader's process, answers; see referee."""
+        """Return the reply of the run's referee, in the grader's process; see grader/ranks/referee.py."""
         return self._wire.ask(what, data)
 
     def later(self, key: str) -> Any:
-        """One piece of the argument `later`, from the grader, which puts down when it was given."""
+        """Return one piece of the argument `later`. The grader sends it now, and notes when it did."""
         return self._wire.later(key)
 
     def measure(self, point: str) -> None:
-        """All ranks stand here until the zygote has looked at their memory, see Result.memory.
+        """Wait until all ranks are here and the zygote has measured their memory, see Result.memory.
 
-        Before that they meet once without a point: a rank that has met has read all answers that were on their way.
+        Before that all ranks meet once without a point: then each has read all answers that were still in transit.
         """
         fields = {"group": "measurement/0", "members": list(range(self.world_size))}
         gc.collect()
@@ -132,17 +132,17 @@ def spy(tell: Tell, owner: object, attribute: str, name: str = "", note: Note | 
 
 
 def call(context: Context) -> Any:
-    """The plainest probe: `function(context)` of `file` in the tree, both from the arguments."""
+    """Call `function(context)` of `file` in the tree; both names are arguments. It is the plainest probe."""
     return getattr(context.load(context.arguments["file"]), context.arguments["function"])(context)
 
 
 def load(context: Context) -> None:
-    """Does the file of the tree load at all? Argument: file. It stands here because it needs torch alone."""
+    """Load the file of the tree, to see whether it loads at all. Argument: file. Here, this needs only torch."""
     context.load(context.arguments["file"])
 
 
 def run_probe(connection: socket.socket) -> None:
-    """The whole life of a rank: take the job from the grader, run the probe, send back its value or its failure."""
+    """Do all that a rank does: take the job from the grader, run the probe, send back its value or its failure."""
     job = values.receive(connection, values.to_tensor)
     probe = find_function(job["probe"])
     _unlike_other_ranks()
@@ -173,8 +173,8 @@ def run_probe(connection: socket.socket) -> None:
 def _unlike_other_ranks() -> None:
     """Make a forked rank differ where separately started processes do, or the fork would hide mistakes.
 
-    Python's and numpy's generators start anywhere (torch's starts alike in every process, so it stays), and new objects
-    lie at other addresses, see `scatter`. What remains alike is the order of a set of strings.
+    Python's and numpy's generators get a new seed (torch's starts alike in every process, so it stays), and new objects
+    get other addresses, see `scatter`. What remains alike is the order of a set of strings.
     """
     random.seed()
     np.random.seed()
@@ -183,8 +183,9 @@ def _unlike_other_ranks() -> None:
 def scatter() -> list[Any]:
     """Let the next parameters lie anywhere, so that `for parameter in set(parameters)` has another order on every rank.
 
-    Parameters are made, and half of them given back, in a random order that new ones will follow. Returns the others,
-    to be kept. After a file has been loaded: loading takes what is free. Each costs 5 us, for a copied page.
+    Makes parameters and frees half of them in a random order: new parameters take their places in this order. Returns
+    the others, which must be kept. Call it after a file was loaded, since loading takes free places. A parameter costs
+    5 us, for a copied page.
     """
     dice = random.SystemRandom()
     objects: list[Any] = [torch.nn.Parameter(torch.empty(1)) for _ in range(PARAMETERS)]
@@ -196,22 +197,21 @@ def scatter() -> list[Any]:
 
 
 def describe_error(error: BaseException, sites: Sites, during: str) -> dict:
-    """An exception as values: type, message, the student's lines of its traceback, and the code of a SystemExit."""
+    """Return an exception as values: type, message, the student's lines of its traceback, the code of a SystemExit."""
     frames = traceback.extract_tb(error.__traceback__)
     trace = [(sites.students(f.filename), f.lineno or 0, f.name, f.line or "") for f in frames]
     trace = [frame for frame in trace if frame[0]]
     if isinstance(error, SyntaxError) and sites.students(error.filename or ""):
         trace.append((sites.students(error.filename or ""), error.lineno or 0, "", (error.text or "").strip()))
-    if not trace:  # our line met what the student's code left: named so that it is not taken for the student's
+    if not trace:  # a line of the grader failed on what the student's code left: its path shows whose line it is
         trace = [(f.filename.removeprefix(find.ROOT + "/"), f.lineno or 0, f.name, "") for f in frames]
     code = None
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     name = type(error).__name__
     try:
-        text = (
-            refusals.NO_DEBUGGER if name == "BdbQuit" else str(error)
-        )  # pdb.set_trace() has read the end of its input
+        # BdbQuit: pdb.set_trace() has read the end of its input
+        text = refusals.NO_DEBUGGER if name == "BdbQuit" else str(error)
     except Exception:
         text = "(its message cannot be printed)"
     return {"type": name, "message": text, "during": during, "trace": trace, "code": code}

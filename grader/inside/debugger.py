@@ -1,4 +1,4 @@
-"""pdb inside one rank, in the terminal of `python -m grader.debug`. The other ranks run as always."""
+"""Runs pdb inside one rank, in the terminal of `python -m grader.debug`. The other ranks run as always."""
 
 import pdb
 import sys
@@ -9,7 +9,7 @@ STOPPED = "stopped in the debugger"
 
 
 def prepare(rank: int, stops: Iterable[tuple[str, int]] | None, tell: Callable[[str], None]) -> None:
-    """Let breakpoint() and pdb.set_trace() stop in the debugged rank, and do nothing in the others: no `stops`."""
+    """Let breakpoint() and pdb.set_trace() stop in the debugged rank, and do nothing in the others, which get None."""
     if stops is None:
         sys.breakpointhook = pdb.set_trace = _run_on
     else:
@@ -19,7 +19,7 @@ def prepare(rank: int, stops: Iterable[tuple[str, int]] | None, tell: Callable[[
 
 
 def _run_on(*_arguments: object, **_keywords: object) -> None:
-    """Stands for breakpoint() in the ranks that nobody debugs."""
+    """Do nothing: the breakpoint() of ranks that nobody debugs."""
 
 
 class Debugger(pdb.Pdb):
@@ -41,7 +41,7 @@ class Debugger(pdb.Pdb):
             sys.settrace(self.trace_dispatch)
 
     def hook(self, *_arguments: object, **_keywords: object) -> None:
-        """Stands for breakpoint() in the debugged rank."""
+        """Stop in the caller: the breakpoint() of the debugged rank."""
         self.set_trace(sys._getframe(1))
 
     def interaction(self, *arguments: Any, **keywords: Any) -> None:
@@ -50,13 +50,13 @@ class Debugger(pdb.Pdb):
         self.curframe_locals = {}  # pdb keeps them, and with them the objects whose end a test may wait for
 
     def do_quit(self, arg: str) -> bool:
-        """q(uit): end this rank, and with it the run."""
+        """End this rank, and with it the run: q(uit)."""
         self.set_quit()
         return True
 
     do_q = do_exit = do_quit
 
     def do_EOF(self, arg: str) -> bool:  # noqa: N802 (pdb's name)
-        """Ctrl-D: the same as q."""
+        """Do the same as q: Ctrl-D."""
         self.message("")
         return self.do_quit(arg)

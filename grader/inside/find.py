@@ -9,7 +9,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def find_function(name: str) -> Callable:
-    """The function "package.module:function" of the grader's own checkout, which is not always the student's tree."""
+    """Return "package.module:function" of the grader's own checkout, which is not always the student's tree."""
     module, _, function = name.partition(":")
     sys.path.insert(0, ROOT)
     try:

@@ -1,9 +1,9 @@
-"""Imports what scripts import of common/ once, in the zygote: grading a solved hand-in takes a seventh less
-time than with an import in each rank (57 s instead of 66 s).
+"""Imports once, in the zygote, what scripts import of common/: grading a solved hand-in takes a seventh less time than
+with an import in each rank (57 s instead of 66 s).
 
-Only for a tree whose files are as they were given out, see grader/given_files.py, and only for one: the first. What
-runs here is the grader's own copy under the name that the file has in the tree. No line of a student's runs in the
-zygote.
+This is done only for the first tree, and only if its files are as they were given out, see grader/given_files.py. The
+code that runs here is the grader's own copy, under the name that the file has in the tree. No line of a student runs in
+the zygote.
 """
 
 import importlib
@@ -39,8 +39,8 @@ class GivenModules:
         self.names: list[str] = []
 
     def load(self, given: Fields | None) -> None:
-        """Import the modules for this tree, unless another one came first. Nothing is kept if one cannot be imported:
-        the ranks will say why."""
+        """Import the modules for this tree, unless another one came first. If one cannot be imported, keep none of
+        them: the ranks will say why."""
         if self.tried is not None or given is None:
             return
         self.tried = given
@@ -65,7 +65,7 @@ class GivenModules:
         return bool(self.names) and given == self.tried
 
     def forget(self) -> None:
-        """In a rank of another tree: let it import its own."""
+        """Remove the modules, in a rank of another tree: it imports its own."""
         for name in self.names:
             sys.modules.pop(name, None)
         self.names = []
@@ -96,14 +96,14 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Executes our copy of a file, which seems to lie in the tree."""
+    """Executes the grader's copy of a file under a path in the tree."""
 
     def __init__(self, name: str, path: str, file: str) -> None:
         super().__init__(name, path)
         self.file = file
 
     def get_data(self, path: str) -> bytes:
-        """Return our source for the tree's; there is no bytecode."""
+        """Return the source of the grader's copy; there is no bytecode."""
         if path != self.path:
             raise FileNotFoundError(path)
         return Path(ROOT, self.file).read_bytes()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 MADV_COLLAPSE = 25  # Linux 6.1; needs no setting of the system's, and changes nothing for memory taken later
-WORTH_FROM = 24  # ranks: whoever has forked so many will probably fork as many again
+WORTH_FROM = 24  # ranks: after so many, as many again will probably follow
 SIZE = 2 << 20  # bytes of a huge page: one takes some milliseconds
 
 
@@ -26,7 +26,7 @@ class HugePages:
             self.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
     def look(self) -> None:
-        """List what has been taken since the last look: the heap, and memory that belongs to no file."""
+        """List the memory that was taken since the last look: the heap, and memory that belongs to no file."""
         if self.madvise:
             self.left = [address for address in _addresses() if address not in self.tried]
 
@@ -39,11 +39,11 @@ class HugePages:
 
 
 def _addresses() -> list[int]:
-    """Where huge pages would lie in this process's private memory that belongs to no file."""
-    found: list[int] = []
+    """Return the addresses of possible huge pages: private memory of this process that belongs to no file."""
+    addresses: list[int] = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, rights, *_, name = (line.split(maxsplit=5) + [""])[:6]
         if rights == "rw-p" and name in ("", "[heap]"):
-            first, end = (int(address, 16) for address in span.split("-"))
-            found += range(-(-first // SIZE) * SIZE, end - SIZE + 1, SIZE)
-    return found
+            begin, end = (int(address, 16) for address in span.split("-"))
+            addresses += range((begin + SIZE - 1) // SIZE * SIZE, end - SIZE + 1, SIZE)
+    return addresses

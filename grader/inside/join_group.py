@@ -1,4 +1,4 @@
-"""What init_process_group does in a rank: its arguments go to the grader as values, then the broker's group is joined.
+"""Replaces init_process_group in a rank: sends its arguments to the grader, then joins the broker's group.
 
 No port and no file is opened, so tcp://10.10.1.1:23456 of a handout can be joined on any machine. What torch checks
 first (a missing port, rank or environment variable) is checked here too.
@@ -19,7 +19,7 @@ from grader.wire.values import Fields
 
 
 def install(wire: Wire, rank: int, world_size: int) -> None:
-    """From now on init_process_group and new_group in this process make the grader's groups, for every backend."""
+    """Let init_process_group and new_group of this process make the grader's groups, for every backend."""
     real_init = dist.init_process_group
     signature = inspect.signature(real_init)
     joined = 0
@@ -30,6 +30,7 @@ def install(wire: Wire, rank: int, world_size: int) -> None:
 
     @functools.wraps(real_init)
     def init_process_group(*arguments: Any, **keywords: Any) -> None:
+        """Report the arguments to the grader, wait for all ranks, and make the broker's group."""
         nonlocal joined
         given = signature.bind(*arguments, **keywords).arguments
         if os.getpid() != wire.pid or dist.is_initialized():
@@ -45,7 +46,7 @@ def install(wire: Wire, rank: int, world_size: int) -> None:
 
     @functools.wraps(real_new_group)
     def new_group(*arguments: object, **keywords: object) -> Any:
-        """Whatever backend is asked for, as in init_process_group."""
+        """Make the grader's group whatever backend is asked for, as init_process_group does."""
         given = of_new_group.bind(*arguments, **keywords).arguments
         if given.get("backend") is not None and os.getpid() == wire.pid:
             given["backend"] = "grader"
@@ -59,7 +60,7 @@ def install(wire: Wire, rank: int, world_size: int) -> None:
 
 
 def rendezvous(given: Fields) -> Fields:
-    """Where the student wants to meet: {"init_method", "address", "rank", "world_size"}, -1 where nothing was given.
+    """Return where the student wants to meet: init_method, address, rank and world_size. A missing number is -1.
 
     Raises ValueError where torch does: for a missing environment variable, a port, a rank or a size.
     """

@@ -1,6 +1,6 @@
-"""What the zygote loads before it forks ranks: at first what each of them needs, the rest before the first run with it.
+"""Loads modules in the zygote before it forks ranks: first what all ranks need, the rest before the first run with it.
 
-A rank whose probe needs more imports it itself, in its own time: what is missing here costs seconds.
+A rank whose probe needs more imports it itself, which costs seconds in each rank.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ MODELS = ("scripts", "steps", "models")
 
 
 def needs(stated: Sequence[str] | None) -> Iterable[str]:
-    """The groups that a run needs, the first one aside; one that states none needs all.
+    """Return the groups that a run needs beside the first one: the stated ones, or all of them.
 
     `stated`: of a function in a rank, see grader/in_rank.py; of a file to be loaded, see `libraries` in
     grader/imports.py.
@@ -50,13 +50,13 @@ def needs(stated: Sequence[str] | None) -> Iterable[str]:
 
 
 def _compile_patterns() -> None:
-    """The first model that is read or written in a process compiles 900 patterns, 0.1 s: once here for all ranks."""
+    """Compile the 900 patterns that every process needs for its first model: 0.1 s, once here for all ranks."""
     with contextlib.suppress(ImportError, AttributeError):  # a version that has them elsewhere: each rank compiles them
         importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("bert")
 
 
 def _record_something() -> None:
-    """The first record_function of a process imports a module, and every optimizer's step is one: once here for all
+    """Import what the first record_function of a process imports, which every optimizer step calls: once here for all
     ranks. Where Python's compiled files are missing, it would also take 4 MB in each."""
     with importlib.import_module("torch.profiler").record_function("preload"):
         pass
@@ -77,7 +77,7 @@ def without_collections() -> Iterator[None]:
 
 
 def load(group: str) -> None:
-    """Import what a group names."""
+    """Import the modules of a group."""
     with without_collections():
         for name in GROUPS[group]:
             importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""A rank's stdout and stderr: what is printed is there at once, until it is too much; then printing costs nothing."""
+"""A rank's stdout and stderr: each line is written at once, until it is too much; then printing costs nothing."""
 
 import io
 import os
@@ -9,7 +9,7 @@ LIMIT = 200_000  # characters, twice what the grader keeps: so it sees that some
 
 
 class Stream(io.TextIOWrapper):
-    """Line by line, so that a crash loses nothing. A million lines would be a million system calls, for nobody."""
+    """Writes line by line, so a crash loses nothing, and drops all beyond LIMIT: a million lines help nobody."""
 
     def __init__(self, descriptor: int, name: str, endless: bool = False) -> None:
         file = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))

@@ -1,7 +1,7 @@
-"""What a rank refuses to a student's code, with words that help: importing the graders, and a debugger.
+"""Refuses some things to a student's code, with helpful messages: importing the graders, and a debugger.
 
-No wall: student code shares this process and can take all of it apart. Walls are the kernel's (staff/sandbox), and
-judges believe nothing that a rank says about itself; see docs/grading_limits.md.
+This is no protection: student code shares this process and can change all of it. The kernel protects (staff/sandbox),
+and judges believe nothing that a rank says about itself; see docs/grading_limits.md.
 """
 
 import functools
@@ -37,14 +37,14 @@ class NoGraders(importlib.abc.MetaPathFinder):
 
 
 def forget_graders() -> None:
-    """From now on `import grader` fails; modules that are loaded keep what they have imported."""
+    """Let `import grader` fail from now on; modules that are loaded keep what they have imported."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "grader"]:
         del sys.modules[name]
     sys.meta_path.insert(0, NoGraders())
 
 
 def load_in_one_process() -> None:
-    """From now on a DataLoader has num_workers=0 whatever is asked for: in the sandbox no rank may start a process."""
+    """Let every DataLoader have num_workers=0 from now on: in the sandbox no rank may start a process."""
     init = DataLoader.__init__
 
     @functools.wraps(init)
@@ -60,5 +60,5 @@ def load_in_one_process() -> None:
 
 
 def refuse_debugger(*_arguments: object, **_keywords: object) -> None:
-    """Stands for breakpoint(): a rank has no terminal, so pdb would quit without a word."""
+    """Raise instead of breakpoint(): a rank has no terminal, so pdb would quit without a word."""
     raise RuntimeError(NO_DEBUGGER)

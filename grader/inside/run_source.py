@@ -1,4 +1,4 @@
-"""The probe that runs a function of a lesson's test file, of which a rank is sent the source; see grader/in_rank.py."""
+"""The probe that runs a function of a lesson's test file, whose source the rank gets; see grader/in_rank.py."""
 
 import __future__
 
@@ -12,7 +12,7 @@ from grader.inside.find import ROOT
 
 
 def run_source(context: Context) -> Any:
-    """Return what the function returns; of a generator, the list of its values.
+    """Return what the function returns; for a generator, the list of its values.
 
     The sources share one namespace, which is no module: no name in it can be taken for one of the student's file.
     """
@@ -25,7 +25,7 @@ def run_source(context: Context) -> Any:
     if arguments["first"]:
         names[arguments["first"]](context)
     lesson = context.load(arguments["file"]) if arguments["file"] else None
-    inputs = arguments["mine"]
+    inputs = arguments["own_inputs"]
     if arguments["join"]:
         context.join()
     value = names[arguments["function"]](context, lesson, inputs)

@@ -1,4 +1,4 @@
-"""Processes that a student's code starts in a rank: they begin as forkserver starts them, and can be counted.
+"""Starts the processes of a student's code in a rank: they begin as with forkserver, and can be counted.
 
 A process of forkserver begins without the memory of its parent: target and arguments are pickled, the file is imported
 again, and the environment is that of the first start. Here children are forked, which is quicker, and then made to
@@ -17,15 +17,15 @@ from types import ModuleType
 from typing import Any
 
 COUNTED = signal.SIGUSR2  # from the zygote, once it has counted as many processes as the run asks for
-_known: dict[int, int] = {}  # number by process: a forked one has what its parent had
+_known: dict[int, int] = {}  # process -> its number; a forked process has a copy of its parent's
 
 
 class NotPicklableError(TypeError):
-    """What fork would pass on and forkserver cannot."""
+    """An object that fork would pass on and forkserver cannot."""
 
 
 class _Fresh:
-    """A process that begins with its pickle alone. Stands for a multiprocessing.Process when this is started."""
+    """A process that begins with its pickle alone; it is started in place of a multiprocessing.Process."""
 
     def __init__(self, process: Any, environment: dict[str, str], prepare: Callable[[], None]) -> None:
         self._environment, self._prepare = environment, prepare
@@ -51,7 +51,7 @@ class _Fresh:
 
 
 def start_afresh(lesson: ModuleType, prepare: Callable[[], None]) -> None:
-    """From now on let forkserver and spawn fork children that run the file `lesson` again, and then `prepare`."""
+    """Let forkserver and spawn fork children from now on. A child runs the file `lesson` again, and then `prepare`."""
 
     def begin_again() -> None:
         kept = {name: value for name, value in vars(lesson).items() if name.startswith("__")}
@@ -76,9 +76,9 @@ def expect_numbers() -> None:
 
 
 def own_number(patience: float) -> int:
-    """Return the number of this process, which the zygote gives it when it has counted all `children` of a run at once.
+    """Return the number that the zygote gives this process when it has counted all `children` of a run at once.
 
-    0 if that takes longer than `patience` seconds, or where processes cannot be counted.
+    Returns 0 if that takes longer than `patience` seconds, or where processes cannot be counted.
     """
     if hasattr(signal, "sigtimedwait") and os.getpid() not in _known:
         received = signal.sigtimedwait({COUNTED}, max(patience, 0.0))

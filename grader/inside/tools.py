@@ -1,4 +1,4 @@
-"""What a function of a lesson's test file finds by name where it runs in a rank; see grader/in_rank.py."""
+"""The names that a function of a lesson's test file finds where it runs in a rank; see grader/in_rank.py."""
 
 import contextlib
 import random
@@ -38,14 +38,14 @@ def tensors_of(value: object) -> Any:
 
 
 def own_group(context: Context) -> dist.ProcessGroup | None:
-    """Make the groups of the argument `groups`. Return the one of this rank, None where there are none: all ranks."""
+    """Make the groups of the argument `groups`, and return this rank's own; None, for all ranks, if it has none."""
     groups = context.arguments["groups"]
     made = [dist.new_group(ranks) for ranks in groups]
     return next((group for group, ranks in zip(made, groups, strict=True) if context.rank in ranks), None)
 
 
 def surroundings(model: nn.Module, modules: Any = None) -> dict[str, Any]:
-    """Return what a function leaves as it is that averages gradients, joins a group, or wraps a model."""
+    """Return what must not change when a function averages gradients, joins a group, or wraps a model."""
     return {
         "the state of torch's random generator": torch.get_rng_state().tolist(),
         "the state of Python's random generator": random.getstate(),
@@ -60,7 +60,7 @@ def surroundings(model: nn.Module, modules: Any = None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module) -> Iterator[list[str]]:
-    """Yield a list that holds, after the block, the names of what the block has changed beside its work."""
+    """Yield a list. After the block, it names each item of `surroundings` that the block has changed."""
     changed: list[str] = []
     before = surroundings(model)
     yield changed
@@ -70,9 +70,9 @@ def unchanged(model: nn.Module) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def held_back(context: Context, rank: int | None) -> Iterator[None]:
-    """Hold one rank back: its block begins when those of all others have ended. None: no rank.
+    """Hold one rank back: its block begins when the blocks of all others have ended. None: no rank.
 
-    A program that waits in its block for the rank that is held back is a deadlock, which the broker sees.
+    If a program waits in its block for the rank that is held back, the broker reports a deadlock.
     """
     hold(context, rank)
     yield
@@ -80,13 +80,13 @@ def held_back(context: Context, rank: int | None) -> Iterator[None]:
 
 
 def hold(context: Context, rank: int | None) -> None:
-    """On the rank that is held back, wait until all others call `release` once more."""
+    """Wait until all other ranks have called `release`, if this rank is the one that is held back."""
     if context.rank == rank:
         for other in (other for other in range(context.world_size) if other != rank):
-            dist.recv(torch.zeros(1), other, tag=tags.OURS)
+            dist.recv(torch.zeros(1), other, tag=tags.GRADER_TAG)
 
 
 def release(context: Context, rank: int | None) -> None:
-    """On all other ranks, let the one that is held back continue."""
+    """Let the rank that is held back continue; all other ranks must call this."""
     if rank is not None and context.rank != rank:
-        dist.send(torch.zeros(1), rank, tag=tags.OURS)
+        dist.send(torch.zeros(1), rank, tag=tags.GRADER_TAG)

@@ -1,8 +1,8 @@
-"""A process with torch loaded and one thread, which forks each rank in milliseconds.
+"""The zygote: a process with torch loaded and one thread, which forks each rank in milliseconds.
 
-One zygote serves one grader process, over one socket; when that socket closes, for whatever reason, all that the
-zygote ever started is killed and it exits. Its requests: "run" (with the ranks' descriptors) forks the ranks, "stacks"
-lets them write where they are, "measure" asks for their memory, "end" kills what is left of them. It reports "ready",
+One zygote serves one grader process, over one socket. When that socket closes, for whatever reason, the zygote kills
+all that it ever started, and exits. Its requests: "run" (with the ranks' descriptors) forks the ranks, "stacks" lets
+them write where they are, "measure" asks for their memory, "end" kills what is left of them. It reports "ready",
 "started", "exit", "memory" and "gone".
 """
 
@@ -33,19 +33,19 @@ from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kil
 from grader.wire.values import Fields
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
-UNKNOWN = -1  # number of processes
+UNKNOWN = -1  # as a count of processes
 COUNT_PAUSE = 0.02  # seconds between two looks at the processes that ranks have started
 LATER_PAUSE = 0.2  # the same once there are as many as wanted: there may be more
 MOST_MEMORY = 1 << 30  # bytes that a rank may take for itself; a right solution needs a tenth
-NUMBERS = 1 << 31  # what a process is told fits into a C int
+MAX_NUMBER = 1 << 31  # the number of a process fits into a C int
 
 
 def confine(rank: int, folder: str, probe: str, allows: Sequence[str]) -> None:
-    """The walls of a freshly forked rank, before any student code runs in it.
+    """Confine a freshly forked rank, before any student code runs in it.
 
-    Here: a session of its own, death together with the zygote, no core files, a folder of its own. Harder walls
-    (another user, limits, seccomp) belong to the function named by COS598D_CONFINE, called last, with the same
-    arguments and the policy that follows its name; if it raises, the rank does not start.
+    Here: a session of its own, death together with the zygote, no core files, a folder of its own. COS598D_CONFINE
+    names a function for more (another user, limits, seccomp). It is called last, with the same arguments and the
+    policy that follows its name; if it raises, the rank does not start.
 
     `allows`: what this rank alone may do, see grader/in_rank.py.
     """
@@ -64,14 +64,14 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _tell(pid: int, number: int) -> None:
-    """SIGUSR2 with a number, which Linux gives to sigtimedwait as `si_status`. Nothing where the process is gone."""
+def _send_number(pid: int, number: int) -> None:
+    """Send SIGUSR2 with a number, which Linux gives to sigtimedwait as `si_status`. A process may be gone already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).sigqueue(pid, signal.SIGUSR2, ctypes.c_void_p(number))
 
 
-def _give_back() -> None:
-    """Return what malloc keeps for later to the system: a rank that used it would not seem to take any memory."""
+def _free_spare_memory() -> None:
+    """Give the memory that malloc keeps for later back to the system: a rank that uses it must seem to take memory."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # a libc that has no such function
             ctypes.CDLL(None).malloc_trim(0)
@@ -86,8 +86,8 @@ class Zygote:
         self.forked = 0  # ranks, so far
         self.folder = ""
         self.forked_with = 0  # bytes of memory that a rank has when it is forked
-        self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once, and how many were seen
-        self.numbers: dict[int, int] = {}  # pid of such a process -> what it was told
+        self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once; the most that were counted
+        self.numbers: dict[int, int] = {}  # pid of such a process -> the number that it got
         self.loaded = {preload.FIRST}
         self.given = GivenModules()
         self.huge_pages = HugePages()
@@ -100,7 +100,7 @@ class Zygote:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a rank may be asked for its stack before it is ready
 
     def serve(self) -> None:
-        """Until the grader closes its end."""
+        """Serve requests until the grader closes its end."""
         self.report(kind="ready")
         self.huge_pages.look()
         try:
@@ -138,21 +138,21 @@ class Zygote:
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
         if request["measures"]:
-            _give_back()
+            _free_spare_memory()
         self.forked_with = memory(os.getpid())
         for rank in range(size):
             folder = os.path.join(self.folder, f"rank{rank}-{secrets.token_hex(8)}")
             os.mkdir(folder)
             pid = os.fork()
             if pid == 0:
-                own = fds[PER_RANK * rank : PER_RANK * (rank + 1)]
+                own_fds = fds[PER_RANK * rank : PER_RANK * (rank + 1)]
                 if request["measures"]:
                     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # nothing is hidden in files: they hold no byte
                 limit_memory()
                 if not self.given.fit(request["given"]):
                     self.given.forget()
                 terminal = request["terminals"].get(str(rank), "")
-                become_rank(rank, folder, request["probe"], request["allows"], terminal, *own)
+                become_rank(rank, folder, request["probe"], request["allows"], terminal, *own_fds)
             self.ranks[pid] = rank
         self.forked += size
         for fd in fds:
@@ -163,17 +163,21 @@ class Zygote:
         self.report(kind="started", folder=self.folder, pids=[*self.ranks])
 
     def count(self) -> None:
-        """Count the processes that the ranks have started, here, where no rank can answer for them. Once there are as
-        many as wanted, each gets a signal: they wait for it, so that a slow machine misses none. With it comes a number
-        that this process alone is told, and the grader at the end."""
-        found = descendants(os.getpid(), set())
-        if found.isdisjoint(self.ranks):
+        """Count the processes that the ranks have started. Once there are as many as wanted, send each a number.
+
+        This is done here, where no rank can give a false count. The processes wait for their number, so a slow machine
+        misses none of them. Only the process itself and, at the end, the grader learn a number.
+        """
+        processes = descendants(os.getpid(), set())
+        if processes.isdisjoint(self.ranks):
             return  # no /proc, or one that shows nothing
-        found -= set(self.ranks)
-        self.most = max(self.most, len(found))
-        for pid in found - set(self.numbers) if self.most >= self.wanted else ():
-            self.numbers[pid] = 1 + secrets.randbelow(NUMBERS - 1)
-            _tell(pid, self.numbers[pid])
+        processes -= set(self.ranks)
+        self.most = max(self.most, len(processes))
+        if self.most < self.wanted:
+            return
+        for pid in processes - set(self.numbers):
+            self.numbers[pid] = 1 + secrets.randbelow(MAX_NUMBER - 1)
+            _send_number(pid, self.numbers[pid])
 
     def _load(self, needed: Iterable[str], probe: str, given: Fields | None) -> None:
         """Load the groups that a run needs, if they are not loaded, and its probe."""
@@ -190,14 +194,14 @@ class Zygote:
             self.huge_pages.look()
 
     def stacks(self, _request: dict) -> None:
-        """Each rank that lives writes its Python stack to its stack descriptor, even in an endless loop or a sleep."""
+        """Let each live rank write its Python stack to its stack descriptor, even in an endless loop or a sleep."""
         for pid in self.ranks:
             os.kill(pid, signal.SIGUSR1)
 
     def measure(self, _request: dict) -> None:
-        """Report how much memory each rank has taken since it was forked, the processes that it has started included.
+        """Report how much memory each rank, with the processes that it has started, has taken since it was forked.
 
-        A process whose parent is gone hangs on the zygote: it counts for every rank.
+        A process whose parent is gone becomes a child of the zygote: it counts for every rank.
         """
         families = {pid: {pid, *descendants(pid, set())} for pid in self.ranks}
         orphans = descendants(os.getpid(), set()).difference(*families.values())
@@ -211,7 +215,7 @@ class Zygote:
         self.report(kind="gone", left=self.sweep(), children=self.most, numbers=[*self.numbers.values()])
 
     def reap(self) -> bool:
-        """Report every rank that has ended, and bury orphans. False once there are no children at all."""
+        """Report every rank that has ended, and wait for dead orphans. Return False once there are no children."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -223,9 +227,9 @@ class Zygote:
         return False
 
     def sweep(self) -> int:
-        """Kill everything the ranks have started, and remove their folder. Returns how many were no ranks.
+        """Kill everything the ranks have started, and remove their folder. Return how many of them were no ranks.
 
-        As the subreaper the zygote is the ancestor of them all, double forks and new sessions included.
+        The zygote is the ancestor of them all, double forks and new sessions included, because it is a subreaper.
         """
         ranks, killed = set(self.ranks), set[int]()
         limit = time.monotonic() + KILL_TIME
@@ -253,9 +257,9 @@ def become_rank(
     rank: int, folder: str, probe: str, allows: Sequence[str], terminal: str, line: int, stdout: int, stderr: int,
     stack: int,
 ) -> NoReturn:  # fmt: skip
-    """The forked child: nothing of the zygote's is left open, and it never returns into the zygote's loop.
+    """Run a rank in the forked child: close all that belongs to the zygote, and never return into its loop.
 
-    In a `terminal` it reads and writes there: somebody debugs it, see grader/debug.py.
+    With a `terminal`, the rank reads and writes there: somebody debugs it, see grader/debug.py.
     """
     code = 70
     sys.dont_write_bytecode = True  # a student's tree stays as it is
@@ -293,10 +297,10 @@ def main(descriptor: int) -> None:
     """Load what every rank needs, then serve the grader on an inherited descriptor."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # a limit that the grader has for its own memory
-    sys.path.remove(ROOT)  # from here on a student's `common` must not be found beside ours
+    sys.path.remove(ROOT)  # from here on a student's `common` must not be found beside the grader's
     preload.load(preload.FIRST)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     if CONFINE in os.environ:
-        _prctl(PR_SET_DUMPABLE, 0)  # ranks are not to look into this memory, in which graders' secrets may be
+        _prctl(PR_SET_DUMPABLE, 0)  # ranks must not read this memory, which may hold the graders' secrets
     Zygote(socket.socket(fileno=descriptor)).serve()
-    os._exit(0)  # without taking apart what torch and transformers have made, which takes half a second
+    os._exit(0)  # skips the cleanup of torch and transformers, which takes half a second

@@ -1,11 +1,11 @@
-"""The far end of every collective: matches the ranks' calls, answers them, and sees when nobody can go on.
+"""The broker: matches the ranks' calls of collectives, answers them, and notices when no rank can continue.
 
 A collective is the n-th call of each member in its group. It completes when all members have called, if they agree on
 root, reduction, shape and dtype; if not, that mismatch is the fault. A send completes with its recv and not before, as
-gloo's does. The moment a rank starts to wait or ends, the broker asks whether any call can still complete; if none
-can, that is a deadlock, known without any time-out.
+gloo's does. Whenever a rank starts to wait or ends, the broker checks whether any call can still complete. If none can,
+that is a deadlock, which needs no time-out.
 
-This runs in the grader's process, on numpy alone, and believes nothing about a message but its bytes.
+The broker runs in the grader's process, needs only numpy, and believes nothing about a message but its bytes.
 """
 
 from collections import Counter, defaultdict
@@ -21,7 +21,7 @@ MAX_EVENTS = 20_000  # per rank and run: about 20 MB; a right solution needs a h
 
 @dataclass
 class Fault:
-    """Why a run cannot go on. `stuck` holds the call each rank waited in; `text` says what a mismatch is about."""
+    """Why a run cannot continue. `stuck`: the call that each rank waited in; `text`: what a mismatch is about."""
 
     kind: str  # "deadlock" or "mismatch"
     text: str
@@ -37,7 +37,7 @@ class Broker:
         self.completed: list[dict[int, Call]] = []  # every completed collective, rank -> call
         self.replies: list[tuple[int, dict]] = []
         self.fault: Fault | None = None
-        self.standing: list[Call] = []  # of all ranks, at a measurement: they wait for `measured`
+        self.at_measurement: list[Call] = []  # the calls of all ranks at a measurement: they wait for `measured`
         self.forgotten = 0  # bytes of payloads that are no longer kept
         self._keep = keep_payloads
         self._posted: Counter[tuple] = Counter()  # calls so far in each sequence, see Call.sequence
@@ -48,19 +48,19 @@ class Broker:
         self._threads: list[set[int]] = [{0} for _ in range(world_size)]  # threads that call; 0 is the main one
 
     def note(self, rank: int, message: dict) -> None:
-        """A spy's event."""
+        """Record an event of a spy."""
         name, where, inside = (message[key][:200] for key in ("name", "where", "inside"))
         self._record(rank, Event(name, where, inside, dict(message["data"])))
 
     def _check_measurement(self, rank: int, call: Call) -> None:
-        """Raises MessageError for a measurement that no probe asks for: all ranks meet at a point, and only once."""
+        """Raise MessageError for a measurement that no probe asks for: all ranks meet at a point, and only once."""
         point = call.data["point"]
         before = [event.data["point"] for event in self.events[rank] if event.name == MEASUREMENT]
         if len(call.members) < len(self.events) or (point and point in before):
             raise MessageError("a measurement that no probe asks for")
 
     def post(self, rank: int, message: dict) -> None:
-        """A call has arrived. Raises MessageError for one that the backend in the rank cannot have sent."""
+        """Take a call that has arrived. Raises MessageError for one that the backend in the rank cannot have sent."""
         call = parse_call(rank, message)
         if call.name == MEASUREMENT:
             self._check_measurement(rank, call)
@@ -79,7 +79,7 @@ class Broker:
             self.wait(rank, message)
 
     def wait(self, rank: int, message: dict) -> None:
-        """A thread of a rank does nothing more until this call is answered."""
+        """Note that a thread of a rank does nothing more until this call is answered."""
         call = self._calls[rank, message["id"]]
         if call.waited_at is None:
             call.waited_at = len(self.events[rank])
@@ -92,19 +92,19 @@ class Broker:
         self._look_for_deadlock()
 
     def measured(self) -> None:
-        """The memory of all ranks at a measurement is known: they go on."""
-        standing, self.standing = self.standing, []
-        for call in standing:
+        """Let all ranks continue after a measurement: their memory is known."""
+        calls, self.at_measurement = self.at_measurement, []
+        for call in calls:
             self._complete(call, b"")
 
     def finish(self, rank: int) -> None:
-        """A rank makes no more calls: it has returned, raised, exited or died."""
+        """Note that a rank makes no more calls: it has returned, raised, exited or died."""
         self.live.discard(rank)
         self._waiting[rank].clear()
         self._look_for_deadlock()
 
     def stuck_call(self, rank: int) -> Call | None:
-        """The call that a rank waits in, its main thread first."""
+        """Return the call that a rank waits in, its main thread first; None if it does not wait."""
         waiting = self._waiting[rank]
         return waiting.get(0) or next(iter(waiting.values()), None)
 
@@ -114,6 +114,7 @@ class Broker:
         self.events[rank].append(event)
 
     def _post_collective(self, call: Call) -> None:
+        """Complete a collective once all members have called it, or find out why it never can."""
         calls = self._collectives[call.group, call.number]
         calls[call.rank] = call
         if len(calls) < len(call.members):
@@ -121,17 +122,18 @@ class Broker:
         del self._collectives[call.group, call.number]
         ordered = [calls[member] for member in call.members]
         if len({part.name for part in ordered}) > 1:
-            self._fail("deadlock", "")  # each waits for the others to come to its own operation
+            self._fail("deadlock", "")  # each waits for the others to call its own operation
         elif text := disagreement(ordered):
             self._fail("mismatch", text)
         elif call.name == MEASUREMENT and call.data["point"]:
-            self.standing = ordered
+            self.at_measurement = ordered
         else:
             self.completed.append(calls)
             for part, payload in zip(ordered, compute(ordered), strict=True):
                 self._complete(part, payload)
 
     def _post_pair(self, call: Call) -> None:
+        """Complete a send and its recv once both are here."""
         partners = self._pairs[call.partner_sequence]
         if not partners:
             self._pairs[call.sequence].append(call)
@@ -163,15 +165,15 @@ class Broker:
         self.replies.append((call.rank, {"id": call.identity} | content))
 
     def _look_for_deadlock(self) -> None:
-        if self.fault or not self.live or self.standing:
+        if self.fault or not self.live or self.at_measurement:
             return
         waiting = [call for rank in self.live for call in self._waiting[rank].values()]
         blocked = all(self._waiting[rank].keys() == self._threads[rank] for rank in self.live)
-        if blocked or any(self._hopeless(call) for call in waiting):
+        if blocked or any(self._can_never_complete(call) for call in waiting):
             self._fail("deadlock", "")
 
-    def _hopeless(self, call: Call) -> bool:
-        """Whether a call needs somebody who is gone."""
+    def _can_never_complete(self, call: Call) -> bool:
+        """Return whether a call needs a rank that has ended without its own part in it."""
         if call.point_to_point:
             return call.root not in self.live
         return any(
@@ -179,7 +181,7 @@ class Broker:
         )
 
     def _fail(self, kind: str, text: str) -> None:
-        """Release every rank that waits with an error; the others get theirs at their next call."""
+        """Answer every waiting rank with an error; the other ranks get the error at their next call."""
         self.fault = Fault(kind, text, {})
         self.fault.stuck |= {rank: call for rank in self.live if (call := self.stuck_call(rank))}
         for call in [call for threads in self._waiting for call in threads.values()]:

@@ -1,4 +1,4 @@
-"""What a collective is: one rank's call in it, what each rank hands in, what each gets back, when calls disagree.
+"""Collectives: one rank's call, what each rank passes to it, what each gets back, and when calls disagree.
 
 Nothing here waits or sends. All arithmetic is numpy's, in the order of the ranks: every rank gets the same bits.
 """
@@ -16,12 +16,12 @@ from grader.ranks.phrases import Phrase, sentence
 from grader.wire.reductions import REDUCTIONS
 from grader.wire.values import WIRE_DTYPES, Fields, MessageError, to_array, to_bytes
 
-SILENTLY_WRONG = "SilentlyWrongError"  # the type of error that a rank raises for such a call, see backend
+SILENTLY_WRONG = "SilentlyWrongError"  # the type of a rank's error, see grader/inside/backend.py
 
 
 @dataclass
 class Event:
-    """Something a rank did: a spy's note, or a call (below). A rank's events are in the order they happened."""
+    """Something a rank did: what a spy noted, or a call (below). A rank's events are in the order they happened."""
 
     name: str
     where: str  # file:line of the innermost frame in the student's tree
@@ -43,8 +43,8 @@ class Call(Event):
     shape: tuple[int, ...]  # of one rank's tensor, also where a list of them is given
     dtype: str
     asynchronous: bool
-    payload: bytes | None  # what the rank handed in; dropped on completion unless the run keeps payloads
-    sent: int  # bytes handed in: of gather the tensor, of scatter the whole list at the root, else nothing
+    payload: bytes | None  # what the rank passed to it; dropped on completion unless the run keeps payloads
+    sent: int  # bytes that the rank passed to it: the tensor for gather, the whole list for scatter at the root
     received: int = 0  # bytes given back, a rank's own share included
     number: int = 0  # position in the group's order of calls, from 1; of a send or recv: among its pair
     complete: bool = False
@@ -58,44 +58,45 @@ class Call(Event):
         return self.name in ("send", "recv")
 
     def in_transit(self, later: "Call") -> bool:
-        """Whether this call was posted and not waited for when its rank posted a later one (or this one)."""
-        return self.posted_at <= later.posted_at and (self.waited_at is None or self.waited_at >= later.posted_at)
+        """Return whether nobody had waited for this call yet when its rank posted `later`, or this call itself."""
+        waited_before = self.waited_at is not None and self.waited_at < later.posted_at
+        return self.posted_at <= later.posted_at and not waited_before
 
     @property
     def sequence(self) -> tuple:
-        """What `number` counts: a rank's collectives in a group, or the sends (or recvs) of a pair of ranks."""
-        return (
-            (self.group, self.name, self.rank, self.root, self.tag) if self.point_to_point else (self.group, self.rank)
-        )
+        """Return the key of what `number` counts: a rank's collectives in a group, or a pair's sends (or recvs)."""
+        if self.point_to_point:
+            return (self.group, self.name, self.rank, self.root, self.tag)
+        return (self.group, self.rank)
 
     @property
     def partner_sequence(self) -> tuple:
-        """The recvs that a send waits for, or the other way round."""
+        """Return the key of the recvs that a send waits for, or the other way round."""
         return (self.group, "recv" if self.name == "send" else "send", self.root, self.rank, self.tag)
 
     @property
     def in_group(self) -> str:
-        """` of the group of ranks 0, 2` for a call in a group that new_group made."""
+        """Return ` in the group of ranks 0, 2` for a call in a group that new_group made, else ""."""
         name = self.group.partition(" ")[0].partition("/")[2]
         return "" if name in ("0", "join") else f" in the group of ranks {', '.join(map(str, self.members))}"
 
     @property
     def price(self) -> float:
-        """The fewest bytes that such a call needs to send from a rank: what an algorithm really moves is no matter."""
+        """Return the fewest bytes that a rank must send for such a call, whatever the algorithm."""
         if "sends" in self.data:  # all but what it sends to itself
             return self.sent - _item(self.dtype) * self.data["sends"][self.members.index(self.rank)]
         tensor = math.prod(self.shape) * _item(self.dtype) if self.dtype else 0
         return tensor * PRICES.get(self.name, lambda n: 0.0)(len(self.members))
 
     def sent_arrays(self) -> np.ndarray:
-        """The payload as numbers, (tensors, *shape); only if the run keeps payloads."""
+        """Return the payload as numbers, (tensors, *shape); only if the run keeps payloads."""
         assert self.payload is not None, "ask for it with run(..., keep_payloads=True)"
         return to_array(self.dtype, [-1, *self.shape], self.payload)
 
 
-MEASUREMENT = "measurement"  # a barrier of the grader's, at which the memory of all ranks is looked at
+MEASUREMENT = "measurement"  # the grader's own barrier, at which the zygote measures the memory of all ranks
 
-# What each rank hands in, in units of its tensor: (at the root, elsewhere). n is the number of ranks.
+# What each rank passes to a call, in units of its tensor: (at the root, elsewhere). n is the number of ranks.
 INPUTS: dict[str, Callable[[int], tuple[int, int]]] = {
     "all_reduce": lambda n: (1, 1),
     "reduce": lambda n: (1, 1),
@@ -114,7 +115,7 @@ INPUTS: dict[str, Callable[[int], tuple[int, int]]] = {
 # The fewest bytes that a rank sends, in units of its tensor: the mean over n ranks.
 PRICES: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter": lambda n: n - 1,  # its tensor is the n-th part of what it hands in
+    "reduce_scatter": lambda n: n - 1,  # its tensor is the n-th part of what it passes to the call
     "all_gather": lambda n: n - 1,
     **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), lambda n: (n - 1) / n),
     "send": lambda n: 1,
@@ -131,7 +132,7 @@ ARITHMETIC: dict[str, Callable] = {
 
 
 def parse_call(rank: int, message: dict) -> Call:
-    """A call from a rank's message, every field checked. Raises MessageError."""
+    """Make a call of a rank's message, and check every field. Raises MessageError."""
     try:
         name, shape, dtype = message["name"], tuple(message.get("shape", ())), str(message.get("dtype", ""))
         members, payload = tuple(message["members"]), message.get("payload")
@@ -165,12 +166,12 @@ def parse_call(rank: int, message: dict) -> Call:
 
 
 def _item(dtype: str) -> int:
-    """Bytes of one element."""
+    """Return the bytes of one element."""
     return np.dtype(WIRE_DTYPES[dtype]).itemsize
 
 
 def compute(calls: list[Call]) -> list[bytes]:
-    """What each member of a collective gets back, in the order of the group."""
+    """Return what each member of a collective gets back, in the order of the group."""
     n, name = len(calls), calls[0].name
     payloads = [call.payload or b"" for call in calls]
     at_root = [call.rank == call.root for call in calls]
@@ -193,18 +194,18 @@ def compute(calls: list[Call]) -> list[bytes]:
 
 
 def _parts(call: Call) -> list[bytes]:
-    """What a rank sends to each member in an all_to_all."""
+    """Return what a rank sends to each member in an all_to_all."""
     return _cut(call.payload or b"", call.dtype, call.data["sends"])
 
 
 def _cut(whole: bytes, dtype: str, sizes: list[int]) -> list[bytes]:
-    """Parts of so many elements."""
+    """Cut bytes into parts of these sizes, in elements."""
     ends = [_item(dtype) * end for end in accumulate(sizes, initial=0)]
     return [whole[begin:end] for begin, end in pairwise(ends)]
 
 
 def _reduced(calls: list[Call]) -> bytes:
-    """The reduction of all payloads; bfloat16 is added up in float32 and rounded once, at the end."""
+    """Reduce all payloads to one; bfloat16 is added up in float32 and rounded once, at the end."""
     dtype = calls[0].dtype
     arrays = [to_array(dtype, [-1], call.payload or b"") for call in calls]
     with np.errstate(all="ignore"):
@@ -215,7 +216,7 @@ def _reduced(calls: list[Call]) -> bytes:
 
 
 def disagreement(calls: list[Call]) -> str:
-    """What the members of a collective, or a send and its recv, do not agree on, as a line; "" if they do agree."""
+    """Say in a line what the members of a collective, or a send and its recv, disagree on; "" if they agree."""
     pair = calls[0].point_to_point  # a send's root is its receiver and the other way round
     aspects: dict[str, Callable[[Call], Any]] = {
         "roots": lambda call: None if pair else call.root,
@@ -245,7 +246,7 @@ def disagreement(calls: list[Call]) -> str:
 
 
 def _unequal_parts(calls: list[Call]) -> str:
-    """The first two members of an all_to_all of which one expects another number of elements than the other sends."""
+    """Say which member of an all_to_all expects more or fewer elements than another sends to it; "" if none does."""
     for i, sender in enumerate(calls):
         for j, receiver in enumerate(calls):
             sends, expects = sender.data["sends"][j], receiver.data["expects"][i]
@@ -258,7 +259,7 @@ def _unequal_parts(calls: list[Call]) -> str:
 
 
 def describe(call: Call) -> str:
-    """`scatter #2 from rank 0 of float32 (2, 3)`"""
+    """Return a call in words: `scatter #2 from rank 0 of float32 (2, 3)`."""
     words = [call.name, f"#{call.number}"]
     if call.reduce:
         words.append(call.reduce)

@@ -1,4 +1,4 @@
-"""How a rank has ended, from its last word and its exit code."""
+"""Says how a rank has ended, from its last message and its exit code."""
 
 import re
 
@@ -8,15 +8,15 @@ from grader.ranks.peer import Peer
 from grader.tampering import Flag
 from grader.wire.call_sites import student_file
 
-LEFT_EARLY = "exits with code {} before its run has ended"
-NOT_OURS = 70  # the exit code of a rank that could not even start
+LEFT_EARLY = "exits with code {} before its run has ended"  # for the instructor; the student reads RankResult.phrase
+CANNOT_START = 70  # the exit code of a rank that could not even start
 FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')  # a name ends at its quote: no text takes more than linear time
 MAX_MESSAGE = 4000  # characters of an exception's message
 MAX_TRACE = 20  # frames of a traceback, the innermost ones
 
 
 def rank_result(peer: Peer, broker: Broker, tree: str, unfinished: bool, in_time: bool) -> RankResult:
-    """What a rank came to. Stuck comes first: what a released rank did with its error is of no interest."""
+    """Return how a rank ended. "stuck" comes first: what it does with the error that ends its wait does not matter."""
     fault = broker.fault
     result = RankResult(peer.rank, "stopped", stdout=peer.stdout.text(), stderr=peer.stderr.text())
     result.dropped = peer.stdout.dropped + peer.stderr.dropped
@@ -35,7 +35,7 @@ def rank_result(peer: Peer, broker: Broker, tree: str, unfinished: bool, in_time
         result.where = innermost(peer.stack.text(), tree)
         if not unfinished and peer.code is not None:
             result.outcome, result.code = "killed" if peer.code < 0 else "exited", abs(peer.code)
-            if result.outcome == "exited" and result.code != NOT_OURS:
+            if result.outcome == "exited" and result.code != CANNOT_START:
                 result.flags.append(Flag("", 0, LEFT_EARLY.format(result.code)))
         elif not in_time:
             result.outcome, result.call = "deadline", broker.stuck_call(peer.rank)
@@ -45,7 +45,7 @@ def rank_result(peer: Peer, broker: Broker, tree: str, unfinished: bool, in_time
 
 
 def failure(error: dict | None) -> Failure | None:
-    """A rank's exception from its message; what is none raises some error."""
+    """Return a rank's exception from its message; raise some error if the message is malformed."""
     if error is None:
         return None
     frames = error["trace"][-MAX_TRACE:]
@@ -55,7 +55,7 @@ def failure(error: dict | None) -> Failure | None:
 
 
 def innermost(stack: str, tree: str) -> str:
-    """file:line of the innermost of the student's frames in a stack that faulthandler has written."""
+    """Return file:line of the innermost of the student's frames in a stack that faulthandler has written."""
     for filename, line in FRAME.findall(stack):
         if name := student_file(tree, filename):
             return f"{name}:{line}"

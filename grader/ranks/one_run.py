@@ -1,7 +1,7 @@
-"""One run of ranks as its grader sees it, from the fork to the result.
+"""Makes one run of ranks for the grader, from the fork to the result.
 
-One thread does it all: it feeds the broker with what the ranks send, keeps what they print, and watches the deadline.
-It waits for whoever speaks first, never for one rank in particular.
+One thread does it all: it passes what the ranks send to the broker, keeps what they print, and watches the deadline. It
+waits for the first message of any rank, never for one rank in particular.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ STACK_TIME = 3  # seconds in which a rank may say where it is once the deadline 
 END_TIME = 30  # seconds for the zygote to kill what is left
 FLOOD_PAUSE = 0.005  # seconds
 GIVEN = "given"  # the event of a piece that a rank was given
-OURS = "referee"  # the argument that no rank is sent, see referee
-PRIVATE = {"each": "mine", "later": "later"}  # arguments that are lists by rank, and what a rank's own item is called
+REFEREE = "referee"  # the argument that no rank gets, see referee.py
+PRIVATE = {"each": "own_inputs", "later": "later"}  # argument with a list by rank -> what a rank's own item is called
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,20 @@ class RankRun:
         self.peers = [Peer(rank) for rank in range(world_size)]
         self.selector = selectors.DefaultSelector()
         self.flooding: list[Output] = []  # beyond their limit: emptied now and then, and not at every line
-        self.over = False  # what ranks say now, dying, counts no more
+        self.over = False  # then what dying ranks send counts no more
         self.kept = 0  # bytes, about
-        self.left: int | None = None  # processes that were left over, known when all are gone
+        self.left: int | None = None  # number of processes that were left over, known when all are gone
         self.children, self.numbers = -1, frozenset[int]()  # see Result
         self.memory: dict[str, list[int]] = {}  # see Result
-        self.measuring = ""  # the point at which all ranks stand
+        self.measuring = ""  # the point at which all ranks wait
         arguments = job["arguments"]
-        self.referee = arguments.get(OURS)
+        self.referee = arguments.get(REFEREE)
         request = {"probe": job["probe"], "children": arguments.get("children", 0)}
         request |= {"preload": arguments.get("preload"), "allows": arguments.get("allows", [])}
         request["measures"] = bool(arguments.get("measures"))  # its ranks write no files, see measure in the zygote
         terminals = {str(debug.rank): debug.terminal} if debug else {}
         zygote.request(kind="run", world_size=world_size, terminals=terminals, given=given, **request)
-        socket.send_fds(zygote.control, [b"."], [fd for peer in self.peers for fd in peer.their_fds])
+        socket.send_fds(zygote.control, [b"."], [fd for peer in self.peers for fd in peer.rank_fds])
         started = zygote.receive()
         self.folder = started["folder"]
         if self.referee:
@@ -104,6 +104,7 @@ class RankRun:
             peer.close()
 
     def result(self) -> Result:
+        """Serve the ranks until all have ended, failed or met the deadline; then end them, and say how each ended."""
         limit = time.monotonic() + self.deadline
         self._serve(limit, lambda: self._all_ended() or self.broker.fault is not None)
         in_time = self._all_ended() or self.broker.fault is not None
@@ -114,7 +115,7 @@ class RankRun:
             self._serve(min(limit, time.monotonic() + GRACE), self._all_ended)
         if not self._all_ended():
             self.zygote.request(kind="stacks")
-            self._serve(time.monotonic() + STACK_TIME, self._all_told_their_stack)
+            self._serve(time.monotonic() + STACK_TIME, self._all_wrote_their_stack)
         unfinished = {peer.rank for peer in self.peers if peer.code is None}
         self.over = True
         self.zygote.request(kind="end")
@@ -128,15 +129,15 @@ class RankRun:
         return Result(ranks, self.broker.fault, self.broker.completed, *rest, self.memory)
 
     def _serve(self, until: float, enough: Callable[[], bool]) -> None:
-        """Answer whoever speaks, until that is enough or the time is up."""
+        """Handle messages of ranks and zygote until `enough` returns True or the time is up."""
         while not enough() and (rest := until - time.monotonic()) > 0:
             for key, mask in self.selector.select(min(rest, FLOOD_PAUSE) if self.flooding else rest):
                 if mask & selectors.EVENT_READ:
                     key.data()
             for output in self.flooding:
                 output.read()
-            if self.broker.standing and not self.measuring:
-                self.measuring = self.broker.standing[0].data["point"]
+            if self.broker.at_measurement and not self.measuring:
+                self.measuring = self.broker.at_measurement[0].data["point"]
                 self.zygote.request(kind="measure")
             for rank, message in self.broker.replies:
                 self.peers[rank].outgoing += values.pack(message)
@@ -147,11 +148,11 @@ class RankRun:
     def _all_ended(self) -> bool:
         return all(peer.code is not None for peer in self.peers)
 
-    def _all_told_their_stack(self) -> bool:
+    def _all_wrote_their_stack(self) -> bool:
         return all(peer.code is not None or b"<module>" in peer.stack.kept for peer in self.peers)
 
     def _flush(self, peer: Peer) -> None:
-        """Write what fits: a rank that does not read must not keep us from hearing the others."""
+        """Write what fits: the other ranks must not wait for a rank that does not read."""
         if not peer.outgoing or not peer.listening:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
@@ -168,6 +169,7 @@ class RankRun:
             self.flooding.append(output)
 
     def _hear_zygote(self) -> None:
+        """Take a message of the zygote: a rank has exited, memory was measured, or all processes are gone."""
         try:
             message = self.zygote.receive()
         except RuntimeError:  # a rank has killed it, and with it died all the others
@@ -196,7 +198,7 @@ class RankRun:
             self.broker.finish(peer.rank)
 
     def _hear_rank(self, peer: Peer) -> bool:
-        """Take what a rank has sent; False when there is nothing, now or for good."""
+        """Take what a rank has sent. Return False if there is nothing, now or for good."""
         if not peer.listening or self.over:
             return False
         try:
@@ -205,7 +207,7 @@ class RankRun:
                 self._take(peer, message)
         except BlockingIOError:
             return False
-        except ConnectionError:  # it has ended without reading all we sent
+        except ConnectionError:  # it has ended without reading all that was sent to it
             data = b""
         except TooMuchError as error:
             self._end_endless(peer, error)
@@ -219,7 +221,7 @@ class RankRun:
         return bool(data)
 
     def _end_endless(self, peer: Peer, error: TooMuchError) -> None:
-        """Nobody's tampering: a loop that never ends, at the line of its last call."""
+        """End a rank whose loop never ends, at the line of its last call. This is no tampering."""
         events = self.broker.events[peer.rank]
         peer.ending, peer.value, peer.code = "raised", None, 1
         peer.error = Failure(
@@ -228,20 +230,21 @@ class RankRun:
         self.broker.finish(peer.rank)
 
     def _disbelieve(self, peer: Peer, error: MessageError) -> None:
-        """Not what our own code in the rank sends: somebody else has written to the line. Believe nothing more."""
+        """End a rank that has sent what the grader's code never sends: other code writes to its connection."""
         peer.ending, peer.value, peer.code = "raised", None, 1
         peer.error = Failure("MessageError", str(error))
         peer.flags.append(Flag("", 0, f"sent a message that the grader's code in a rank never sends: {error}"))
         self.broker.finish(peer.rank)
 
     def _keep(self, peer: Peer) -> None:
-        """Count what a message leaves in memory; payloads of collectives go when they have arrived."""
+        """Count the memory that a message takes; payloads of collectives are freed when they have arrived."""
         header, body = peer.frames.sizes
         self.kept += OBJECTS * header + body
         if self.kept - self.broker.forgotten > MAX_KEPT or len(peer.outgoing) > MAX_UNREAD:
             raise TooMuchError(f"sent more than {MAX_KEPT >> 20} MiB, the limit of a run")
 
     def _take(self, peer: Peer, message: Any) -> None:
+        """Handle one message of a rank. Raises MessageError for what the grader's code in a rank never sends."""
         try:
             self._keep(peer)
             match message["kind"]:
@@ -254,11 +257,11 @@ class RankRun:
                 case "wait":
                     self.broker.wait(peer.rank, message)
                 case "ask" if self.referee:
-                    answers = self.referee.ask(message)
-                    peer.outgoing += b"".join(values.pack({"id": number, "payload": said}) for number, said in answers)
+                    for number, reply in self.referee.ask(message):
+                        peer.outgoing += values.pack({"id": number, "payload": reply})
                 case "later":
                     peer.outgoing += values.pack({"id": int(message["id"]), "payload": self._given(peer, message)})
-                case "event" if message["name"] != GIVEN:  # which the grader alone puts down
+                case "event" if message["name"] != GIVEN:  # only the grader notes GIVEN
                     self.broker.note(peer.rank, message)
                 case "returned" | "raised" as ending:
                     peer.never_waited = list(message["never_waited"])
@@ -273,15 +276,15 @@ class RankRun:
             raise MessageError(f"{type(error).__name__}: {error}") from error
 
     def _given(self, peer: Peer, message: dict) -> Any:
-        """One piece of what a rank is given `later`; the event "given" is put down by us."""
+        """Return one piece of what a rank is given `later`, and note the event GIVEN."""
         key = message["key"]
         self.broker.note(peer.rank, {"name": GIVEN, "where": "", "inside": "", "data": {"key": str(key)}})
         return peer.later[key]
 
 
 def rank_job(job: dict, rank: int) -> dict:
-    """What one rank is told. Of the arguments in PRIVATE, lists by rank, it gets its own item and no other: who knew
-    what the others start with could compute their mean alone."""
-    arguments = {name: value for name, value in job["arguments"].items() if name not in (*PRIVATE, OURS)}
+    """Return the job as one rank gets it. Of each list in PRIVATE it gets only its own item: a rank that knew the
+    inputs of the others could compute their mean alone."""
+    arguments = {name: value for name, value in job["arguments"].items() if name not in (*PRIVATE, REFEREE)}
     arguments |= {PRIVATE[name]: value[rank] for name, value in job["arguments"].items() if name in PRIVATE}
     return job | {"arguments": arguments, "rank": rank}

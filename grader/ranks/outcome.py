@@ -1,6 +1,6 @@
-"""What a run of ranks came to: for each rank how it ended and with which value, for all of them one line that says why.
+"""The result of a run: how each rank ended and with which value, and one line that says why.
 
-The value of a rank that did not return is never given out, so a dead or stuck rank cannot pass for a right one.
+A rank that did not return has no value here, so a dead or stuck rank cannot pass for a right one.
 """
 
 import signal
@@ -13,7 +13,7 @@ from grader.ranks.phrases import Phrase, sentence
 from grader.tampering import Flag
 
 ENDLESS = "EndlessLoop"  # the type of a failure that is no exception: a rank that has sent too much
-CAUSES = ("raised", "killed", "exited")  # the ends of a rank that can bring the others to a halt
+CAUSES = ("raised", "killed", "exited")  # the ends of a rank that can stop the others
 
 
 class Frame(NamedTuple):
@@ -49,7 +49,7 @@ class Failure:
 
 @dataclass
 class RankResult:
-    """How one rank ended, what it printed, and everything it did on the way that a spy or the broker saw.
+    """How one rank ended, what it printed, and everything it did that a spy or the broker noted.
 
     `outcome` is returned, raised, exited, killed (by a signal), stuck (in `call`, which can never complete), deadline
     (still running or waiting when the time was up) or stopped (still running when the others had failed).
@@ -64,17 +64,17 @@ class RankResult:
     where: str = ""  # file:line in the student's tree where it ended, waits or still ran
     stdout: str = ""
     stderr: str = ""
-    dropped: int = 0  # bytes printed beyond the limit of both, at least; see printing.Stream
+    dropped: int = 0  # bytes of both that are not kept, at least; see printing.Stream
     events: list[Event] = field(default_factory=list)
-    flags: list[Flag] = field(default_factory=list)  # what looks like tampering, see audit and tampering
+    flags: list[Flag] = field(default_factory=list)  # what looks like tampering, see grader/tampering.py
 
     @property
     def calls(self) -> list[Call]:
-        """The rank's collectives, sends and recvs, in order."""
+        """Return the rank's collectives, sends and recvs, in order."""
         return [event for event in self.events if isinstance(event, Call)]
 
     def phrase(self) -> Phrase:
-        """`rank 1 raised ValueError: ... (lesson.py:12)`"""
+        """Say to the student how the rank ended: `rank 1 raised ValueError: ... (lesson.py:12)`."""
         verb, rest = "was", "still running"
         if self.call:
             peer = {"send": f" to rank {self.call.root}", "recv": f" from rank {self.call.root}"}.get(
@@ -91,12 +91,13 @@ class RankResult:
             known = self.code in list(signal.Signals)
             verb, rest = "was", f"killed by {signal.Signals(self.code).name if known else f'signal {self.code}'}"
         elif self.outcome == "exited":
+            # The student reads this. If it exits early, the instructor also reads the flag LEFT_EARLY of endings.py.
             verb, rest = "exited", f"with code {self.code}" + (f" by {self.error}" if self.error else "")
         return Phrase(self.rank, verb, rest, self.where)
 
 
 class RunError(Exception):
-    """Not every rank returned. The message is `result.explain()`; the whole story is in `.result`."""
+    """Not every rank returned. The message is `result.explain()`; all else is in `.result`."""
 
     def __init__(self, result: "Result") -> None:
         super().__init__(result.explain())
@@ -113,17 +114,15 @@ class Result:
     deadline: float
     left_running: int = 0  # processes the ranks had started and that still ran at the end; they are gone now
     size: int = 0  # bytes of memory that its values and events take, about
-    children: int = (
-        0  # processes that the ranks had at once, as the zygote saw it; it looks if `children` are asked for
-    )
-    numbers: frozenset[int] = frozenset()  # what the zygote has given these processes, to each a number of its own
-    referee: Any = None  # the argument `referee` with what it has seen
-    # point of a measurement -> bytes that each rank had taken since the fork, as the zygote saw it; 0: cannot be seen
+    children: int = 0  # processes that the ranks had at once; the zygote counts them if `children` are asked for
+    numbers: frozenset[int] = frozenset()  # the zygote has given each of these processes one of them
+    referee: Any = None  # the argument `referee`, with what it has noted
+    # point of a measurement -> bytes that each rank has taken since the fork; 0 if the zygote cannot measure
     memory: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def outcome(self) -> str:
-        """returned, raised, killed, exited, mismatch, deadlock or deadline: the cause, not what followed from it."""
+        """Return the cause, not its effects: returned, raised, killed, exited, mismatch, deadlock or deadline."""
         outcomes = {rank.outcome for rank in self.ranks}
         for cause in CAUSES:
             if cause in outcomes:
@@ -134,18 +133,18 @@ class Result:
 
     @property
     def took_too_long(self) -> bool:
-        """Whether a rank was still running when the time was up, or would have run for ever."""
+        """Return whether a rank was still running when the time was up, or would have run for ever."""
         return self.outcome == "deadline" or any(rank.error and rank.error.type == ENDLESS for rank in self.ranks)
 
     @property
     def values(self) -> list[Any]:
-        """What the probe returned on each rank. Raises RunError unless every rank returned."""
+        """Return what the probe returned on each rank. Raises RunError unless every rank returned."""
         if self.outcome != "returned":
             raise RunError(self)
         return [rank.value for rank in self.ranks]
 
     def explain(self) -> str:
-        """What happened, in one line, the cause first; "" if every rank returned."""
+        """Say in one line what happened, the cause first; "" if every rank returned."""
         outcome = self.outcome
         if outcome == "returned":
             return ""

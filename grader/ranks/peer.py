@@ -1,4 +1,4 @@
-"""One rank as the grader sees it: its connection, what it prints, and what is known of its end."""
+"""The grader's end of one rank: its connection, what it prints, and what is known of its end."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ class Output:
         os.set_blocking(fd, False)
 
     def read(self) -> bool:
-        """Take what is there; False when there is nothing, now or for good."""
+        """Take what is there. Return False if there is nothing, now or for good."""
         try:
             data = os.read(self.fd, 1 << 16)
         except BlockingIOError:
@@ -36,20 +36,20 @@ class Output:
 
 
 class Peer:
-    """One rank, seen from here: its line, its output, and what is known of its end."""
+    """One rank: the connection to it, its output, and what is known of its end."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.line, self.theirs = socket.socketpair()
+        self.line, self.rank_line = socket.socketpair()
         self.line.setblocking(False)
         pipes = [os.pipe() for _ in range(PER_RANK - 1)]
         self.stdout, self.stderr, self.stack = (Output(read) for read, _ in pipes)
-        self.their_fds = [self.theirs.fileno(), *(write for _, write in pipes)]
+        self.rank_fds = [self.rank_line.fileno(), *(write for _, write in pipes)]
         self.frames = values.Frames()
-        self.later: Fields = {}  # what it is given one by one; when it asked is noted among its events
+        self.later: Fields = {}  # what it is given one by one; its events say when
         self.outgoing = bytearray()
         self.listening = True
-        self.ending = ""  # its last word: "returned" or "raised"
+        self.ending = ""  # the kind of its last message: "returned" or "raised"
         self.value: Any = None
         self.error: Failure | None = None
         self.never_waited: list[int] = []
@@ -61,14 +61,14 @@ class Peer:
         return self.stdout, self.stderr, self.stack
 
     def give_away(self) -> None:
-        """Their ends now belong to the zygote."""
-        self.theirs.close()
-        for fd in self.their_fds[1:]:
+        """Close the rank's ends of all pipes: they now belong to the zygote."""
+        self.rank_line.close()
+        for fd in self.rank_fds[1:]:
             os.close(fd)
-        self.their_fds = []
+        self.rank_fds = []
 
     def close(self) -> None:
-        if self.their_fds:
+        if self.rank_fds:
             self.give_away()
         self.line.close()
         for output in self.outputs:

@@ -1,4 +1,4 @@
-"""Sentences about ranks: `rank 0 waits in scatter #2 (lesson.py:88); ranks 1-3 wait in gather #2 (:85)`."""
+"""Makes sentences about ranks: `rank 0 waits in scatter #2 (lesson.py:88); ranks 1-3 wait in gather #2 (:85)`."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class Phrase(NamedTuple):
 
 
 def rank_names(ranks: Iterable[int]) -> str:
-    """`rank 2`, `ranks 0, 2-4`"""
+    """Return `rank 2` or `ranks 0, 2-4`."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][-1] == rank - 1:
@@ -29,7 +29,7 @@ def rank_names(ranks: Iterable[int]) -> str:
 
 
 def sentence(phrases: Iterable[Phrase]) -> str:
-    """One clause for all ranks that do the same, in the order given; a file is named in full the first time only."""
+    """Join the phrases, with one clause for all ranks that do the same; a file is named in full only the first time."""
     ranks: dict[tuple[str, str, str], list[int]] = {}
     for phrase in phrases:
         ranks.setdefault((phrase.verb, phrase.rest, phrase.where), []).append(phrase.rank)
@@ -44,6 +44,6 @@ def sentence(phrases: Iterable[Phrase]) -> str:
 
 
 def short(text: object, limit: int = 300) -> str:
-    """The text of something that a student's code returned, cut to `limit` characters before it enters a message."""
+    """Return something that a student's code returned as text, cut to `limit` characters for a message."""
     whole = text if isinstance(text, str) else repr(text)
     return whole if len(whole) <= limit else f"{whole[:limit]}... ({len(whole)} characters)"

@@ -1,4 +1,4 @@
-"""Run a probe on several ranks, in processes of their own, and hear how each of them ended.
+"""Runs a probe on several ranks, in processes of their own, and returns how each of them ended.
 
     # a probe, much shortened; runs in each rank
     def average(context):
@@ -64,7 +64,7 @@ class Starter:
         return zygote
 
     def put(self, zygote: ZygoteProcess | None) -> None:
-        """Put back what `take` has taken."""
+        """Put back the zygote that `take` returned."""
         self.zygote = zygote or self.zygote
 
     def run(
@@ -82,9 +82,9 @@ class Starter:
         """Run `probe` ("module:function", see grader/inside/context.py) on ranks 0 to world_size - 1, and wait for all.
 
         `arguments` are numbers, strings, lists, dicts and arrays; `tree` holds the student's files; `deadline` is in
-        seconds from the fork. With `given` the tree's common/ is as it was given out, and ranks start with it, see
+        seconds from the fork. `given`: the tree's common/, if it is as it was given out, and ranks start with it, see
         grader/given_files.py. When this returns, every process of the ranks is gone. Whatever the student's code does
-        is in the result; an exception from here is a mistake of the grader's.
+        is in the result; an exception from here is a mistake of the grader.
         """
         if not 1 <= world_size <= MAX_RANKS:
             raise ValueError(f"world_size must be from 1 to {MAX_RANKS}, got {world_size}")

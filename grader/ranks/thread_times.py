@@ -1,4 +1,4 @@
-"""Evidence from the kernel that every worker of a rank works in a thread of its own.
+"""Checks with the kernel's CPU times that every worker of a rank works in a thread of its own.
 
     rank, a worker                ── begins ─────────────────────────────────────────────>   referee
                                   <── a token, to one worker at a time, once all of its group have begun ──
@@ -20,11 +20,10 @@ from pathlib import Path
 import numpy as np
 
 ROUNDS = 75_000  # of PBKDF2, about 20 ms; a thread in a rank must run as many
-LEAST = (
-    0.4  # of the digest's cost: CPU time of the thread that computes it (measured for right programs: 0.68 and more)
-)
-MOST_BESIDE = 0.35  # of that thread's time: what all other threads may use meanwhile (measured: up to 0.26)
-MOST_IN_ALL = 3.0  # of the digest's cost: what all threads together may use (measured: up to 2.16)
+# Limits of CPU time, with what was measured for right programs:
+LEAST = 0.4  # times the digest's cost: what the thread that computes it must use (0.68 and more)
+MOST_BESIDE = 0.35  # times that thread's time: what all other threads may use meanwhile (up to 0.26)
+MOST_IN_ALL = 3.0  # times the digest's cost: what all threads together may use (up to 2.16)
 CLOCK_DELAY = 0.3  # seconds until the kernel has counted a thread that still runs
 
 
@@ -36,7 +35,7 @@ def digest(token: str, content: np.ndarray) -> str:
 class ThreadTimes:
     """The threads that have computed the digests of one rank, by the kernel's count.
 
-    `problem` is the first sign that no thread of its own was at work for each worker, "" if there is none.
+    `problem` is the first sign that a worker has no thread of its own, "" if there is none.
     """
 
     pid: int = 0  # of the rank
@@ -62,6 +61,7 @@ class ThreadTimes:
         self.problem = self.problem or problem
 
     def _judge_threads(self, worker: str, task: str, cost: float) -> str:
+        """Say what is wrong with the CPU times since the turn began; "" if one thread of its own has worked."""
         limit = time.monotonic() + CLOCK_DELAY
         while True:
             spent = {thread: now - self._before.get(thread, 0.0) for thread, now in cpu_times(self.pid).items()}
@@ -83,7 +83,7 @@ class ThreadTimes:
 
 
 def cpu_times(pid: int) -> dict[int, float]:
-    """Seconds of CPU time of each thread of a process, as the kernel counts them; {} where it does not tell."""
+    """Return the seconds of CPU time of each thread of a process, as the kernel counts them; {} if it does not."""
     times = {}
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():

@@ -30,20 +30,20 @@ class ZygoteProcess:
     """The grader's end of its zygote."""
 
     def __init__(self) -> None:
-        self.control, theirs = socket.socketpair()
+        self.control, zygote_end = socket.socketpair()
         code = "import sys; sys.path.append(sys.argv[1]); from grader.inside.zygote import main; main(int(sys.argv[2]))"
         environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         self.mark = secrets.token_hex(16)
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        with theirs:
+        with zygote_end:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code, str(ROOT), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-c", code, str(ROOT), str(zygote_end.fileno())],
+                pass_fds=[zygote_end.fileno()],
                 env=environment | ENVIRONMENT | {"COS598D_RANKS": self.mark},
                 stdin=subprocess.DEVNULL,
                 stdout=self.errors,
                 stderr=self.errors,
-                start_new_session=True,  # Ctrl-C is ours to handle
+                start_new_session=True,  # only the grader handles Ctrl-C
             )
         self.ready = False
 
@@ -74,11 +74,11 @@ class ZygoteProcess:
         self.errors.close()
 
     def kill_marked(self) -> int:
-        """Kill what outlives a killed zygote. Returns how many there were."""
+        """Kill what outlives a killed zygote. Return how many there were."""
         return len(set().union(*(kill_all(self._marked) for _ in range(10))))  # see kill_all: one look can miss one
 
     def _marked(self) -> Iterator[int]:
-        """The processes that carry our mark in the environment they, or who they were forked from, started with."""
+        """Yield the processes with this zygote's mark in the environment that they or their ancestors started with."""
         for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True):
             with contextlib.suppress(OSError):
                 if self.mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():

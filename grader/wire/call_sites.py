@@ -1,4 +1,4 @@
-"""Where a collective or an event comes from: the student's line, and the library between that line and the grader."""
+"""Finds where a collective or an event comes from: the student's line, and the library that it goes through."""
 
 import os
 import sysconfig
@@ -6,20 +6,20 @@ from pathlib import Path, PurePath
 from types import FrameType
 
 GRADER = str(Path(__file__).resolve().parents[1]) + os.sep
-OWN_METHOD = "a process group's own method"  # where torch.distributed's functions were not called
+OWN_METHOD = "a process group's own method"  # the function of torch.distributed was not called
 
-# Between a student's dist.all_reduce(...) and the backend stand only these files: such a call is the student's own.
+# Between a student's dist.all_reduce(...) and the backend are only these files: such a call is the student's own.
 PLUMBING = ("distributed_c10d", "c10d_logger")
 COLLECTIVES = frozenset({  # the functions of distributed_c10d that call a process group
     "all_reduce", "reduce", "broadcast", "gather", "scatter", "all_gather", "all_gather_into_tensor",
     "all_gather_single", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all",
     "all_to_all_single", "barrier", "send", "recv", "isend", "irecv",
 })  # fmt: skip
-OURS = {"grader", "tests", "staff"}
+COURSE_FOLDERS = {"grader", "tests", "staff"}  # no student's code
 
 
 class Sites:
-    """Where a call comes from, read off the stack. Files tell: a module's __name__ can be set."""
+    """Reads from the stack where a call comes from. It goes by file names, since code can set a module's __name__."""
 
     def __init__(self, tree: str, torch: str) -> None:
         """`torch` is the folder that torch is installed in."""
@@ -28,13 +28,14 @@ class Sites:
         self._plumbing = tuple(os.path.join(torch, "distributed", f"{name}.py") for name in PLUMBING)
         self._parallel = os.path.join(torch, "nn", "parallel", "")
         self._autograd = os.path.join(torch, "autograd", "")
-        self._ours = tuple(os.path.join(os.path.dirname(GRADER.rstrip(os.sep)), name, "") for name in sorted(OURS))
+        root = os.path.dirname(GRADER.rstrip(os.sep))
+        self._course = tuple(os.path.join(root, name, "") for name in sorted(COURSE_FOLDERS))
         self._libraries = (os.path.join(os.path.dirname(torch), ""), sysconfig.get_path("stdlib") + os.sep)
 
     def __call__(self, frame: FrameType | None) -> tuple[str, str]:
-        """(file:line of the innermost frame in the student's tree, what stands between it and us).
+        """Return file:line of the innermost frame in the student's tree, and the library between it and the grader.
 
-        The second is "" for a call that the student's own line makes, "DistributedDataParallel" inside of it,
+        The library is "" for a call that the student's own line makes, "DistributedDataParallel" inside of it,
         "backward" for what autograd calls, else the name of the library's module.
         """
         inside = ""
@@ -45,19 +46,19 @@ class Sites:
                 return f"{name}:{frame.f_lineno}", inside
             if file.startswith(self._parallel):
                 inside = "DistributedDataParallel"
-            elif not inside and file not in self._plumbing and not file.startswith(self._ours):
+            elif not inside and file not in self._plumbing and not file.startswith(self._course):
                 inside = "backward" if file.startswith(self._autograd) else self._module(file)
             frame = frame.f_back
         return "", inside
 
     def _module(self, file: str) -> str:
-        """The name under which a library's file is imported; other files, and code made from strings, as they are."""
+        """Return the name under which a library's file is imported; for all other code, the file name itself."""
         folder = next((folder for folder in self._libraries if file.startswith(folder)), "")
         return file.removeprefix(folder).removesuffix(".py").replace(os.sep, ".") if folder else file
 
     def of_call(self, frame: FrameType | None) -> tuple[str, str]:
-        """The same of a call of a process group; OWN_METHOD where no function of torch.distributed made it: a call by
-        hand, or through C++ code, which leaves no frame, such as the reducer of DistributedDataParallel."""
+        """Return the same for a call of a process group; its library is OWN_METHOD if no function of torch.distributed
+        made the call. Then it is made by hand, or by C++ code without frames, such as DistributedDataParallel's."""
         where, inside = self(frame)
         while frame and frame.f_code.co_filename.startswith(GRADER):
             frame = frame.f_back
@@ -66,14 +67,14 @@ class Sites:
         return where, inside if inside or public else OWN_METHOD
 
     def students(self, filename: str) -> str:
-        """As the function below, remembered: it is asked for every frame of every call."""
+        """Return student_file(filename), and remember it: every frame of every call needs it."""
         if filename not in self._names:
             self._names[filename] = student_file(self.tree, filename)
         return self._names[filename]
 
 
 def student_file(tree: str, filename: str) -> str:
-    """The path of a file inside the student's tree, or "" for everything that is not a student's."""
+    """Return the path of a file inside the student's tree, "" for everything that is not a student's."""
     parts = PurePath(filename).relative_to(tree).parts if filename.startswith(tree.rstrip("/") + "/") else ()
     hidden = any(part.startswith(".") or part == "site-packages" for part in parts)
-    return "" if not parts or hidden or parts[0] in OURS else "/".join(parts)
+    return "" if not parts or hidden or parts[0] in COURSE_FOLDERS else "/".join(parts)

@@ -1,4 +1,4 @@
-"""A rank's one line to the grader: events and calls go out in the order they happen, answers come back by number."""
+"""A rank's connection to the grader: events and calls go out in their order, answers come back by number."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ class Wire:
         self.pending: dict[int, Any] = {}  # handles of calls nobody has waited for, oldest first
 
     def send(self, message: dict) -> None:
-        """Raises MessageError for a value that cannot be sent."""
+        """Send a message. Raises MessageError for a value that cannot be sent."""
         data = values.pack(message)
         with self._writing:
             self._connection.sendall(data)
@@ -38,22 +38,22 @@ class Wire:
         self.send({"kind": "event", "name": name, "data": data, "where": where, "inside": inside})
 
     def post(self, name: str, fields: dict, waits: bool) -> int:
-        """Tell the grader of a call, return its number. `waits` says that this thread does nothing before `answer`."""
+        """Send a call to the grader, return its number. `waits`: this thread does nothing before it has the answer."""
         number = self._next()
-        joins = name == "init_process_group"  # called by the grader's double of it, and not by torch
+        joins = name == "init_process_group"  # called by join_group.py, and not by torch
         where, inside = (self._sites if joins else self._sites.of_call)(sys._getframe(1))
         message = {"kind": "call", "id": number, "name": name, "where": where, "inside": inside}
         self.send(message | fields | self._waiter(waits))
         return number
 
     def later(self, key: str) -> Any:
-        """One piece of what this rank is given later; the grader notes when that was."""
+        """Return one piece of what this rank is given later; the grader notes when that was."""
         number = self._next()
         self.send({"kind": "later", "id": number, "key": key})
         return self.answer(number, announced=True)
 
     def ask(self, what: str, data: dict) -> Any:
-        """What the run's referee answers; this thread does nothing before. See referee."""
+        """Return the reply of the run's referee; this thread waits for it. See grader/ranks/referee.py."""
         number = self._next()
         thread = threading.current_thread()
         name = 0 if thread is threading.main_thread() else thread.native_id  # no later thread has this number
@@ -66,13 +66,13 @@ class Wire:
             return self._calls
 
     def _waiter(self, waits: bool) -> dict:
-        """Which thread waits, and which others might still call: those that have, and those that are no daemons."""
+        """Return whether this thread waits, and all threads that may call: that have called, or that are no daemons."""
         self._callers.add(threading.current_thread())
         others = [thread for thread in threading.enumerate() if thread in self._callers or not thread.daemon]
         return {"waits": waits, "thread": _name(threading.current_thread()), "threads": [*map(_name, others)]}
 
     def answered(self, number: int) -> bool:
-        """Whether the answer is here already; never blocks."""
+        """Return whether the answer is here already; never blocks."""
         with self._arrived:
             while number not in self._answers and not self._reader and self._readable():
                 self._read_one()
@@ -80,12 +80,12 @@ class Wire:
 
     def answer(self, number: int, announced: bool) -> Any:
         """Block until the answer to a call is here; return its bytes as a tensor. Raises CollectiveError."""
-        if not announced:  # told also if the answer is here: the grader counts the messages in transit
+        if not announced:  # sent even if the answer is here: the grader counts the messages in transit
             self.send({"kind": "wait", "id": number} | self._waiter(True))
         with self._arrived:
             while number not in self._answers:
                 if self._reader:
-                    self._arrived.wait()  # another thread reads, and wakes us at each message
+                    self._arrived.wait()  # another thread reads, and wakes this one at each message
                 else:
                     self._read_one()
             message = self._answers.pop(number)
@@ -94,7 +94,7 @@ class Wire:
         return message["payload"]
 
     def _read_one(self) -> None:
-        """Block for one message, without the lock, so that other threads can find theirs."""
+        """Block for one message, without the lock, so that other threads can take their answers."""
         self._reader = True
         self._arrived.release()
         try:

@@ -1,4 +1,4 @@
-"""What both ends know of the ranks' processes: the descriptors each gets, and how to end what they have started."""
+"""What both ends need for the ranks' processes: how many descriptors each gets, its memory, its end."""
 
 import contextlib
 import os
@@ -8,33 +8,33 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 CONFINE = "COS598D_CONFINE"  # "package.module:function policy": builds the walls of every rank, see inside/zygote.py
-KILL_TIME = 5  # seconds a killed process may take to be gone: one that the kernel holds must not hold us
+KILL_TIME = 5  # seconds a killed process may take to be gone: one that the kernel holds must not hold the grader
 PER_RANK = 4  # descriptors: the connection to the grader, stdout, stderr, stack
 
 
 def kill_all(find: Callable[[], Iterable[int]]) -> set[int]:
-    """Kill the processes that `find` finds, until it finds none. Returns those that were killed.
+    """Kill the processes that `find` finds, until it finds none. Return those that were killed.
 
-    Each is stopped when it is first seen and killed at the second look: a stopped process cannot fork behind our back.
-    One that forks and exits while /proc is read can be missed: ask again as long as there may be one.
+    Each process is stopped at the first look and killed at the second: a stopped process cannot fork in between. One
+    that forks and exits while /proc is read can be missed: call this again as long as there may be one.
     """
-    seen: set[int] = set()
+    stopped: set[int] = set()
     limit = time.monotonic() + KILL_TIME
-    found = True
-    while found and time.monotonic() < limit:
-        found = False
-        for pid in find():
-            found = True
+    any_left = True
+    while any_left and time.monotonic() < limit:
+        any_left = False
+        for pid in find():  # one by one: it may look at /proc anew for each
+            any_left = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL if pid in seen else signal.SIGSTOP)
-            seen.add(pid)
-    return seen
+                os.kill(pid, signal.SIGKILL if pid in stopped else signal.SIGSTOP)
+            stopped.add(pid)
+    return stopped
 
 
 def memory(pid: int) -> int:
-    """Bytes of memory that belong to a process: anonymous, shared or swapped out, and not what it reads from files.
+    """Return the bytes of memory of a process: anonymous, shared or swapped out, and not what it reads from files.
 
-    0 for a process that is gone, and where there is no /proc. Everybody may read it, also beyond the walls of a rank.
+    Returns 0 for a process that is gone, and where there is no /proc. Every user may read it, of a confined rank too.
     """
     with contextlib.suppress(OSError):
         rows = (row.partition(":") for row in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -43,7 +43,7 @@ def memory(pid: int) -> int:
 
 
 def descendants(ancestor: int, without_proc: set[int]) -> set[int]:
-    """The living processes below `ancestor`; where there is no /proc, only those that are given."""
+    """Return all live descendants of `ancestor`; where there is no /proc, the processes `without_proc`."""
     if not os.path.isdir("/proc/self"):
         return without_proc
     children: dict[int, list[int]] = {}
@@ -53,10 +53,10 @@ def descendants(ancestor: int, without_proc: set[int]) -> set[int]:
                 state, parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:2]
                 if state != "Z":
                     children.setdefault(int(parent), []).append(int(name))
-    found: set[int] = set()
+    processes: set[int] = set()
     stack = [ancestor]
     while stack:
         below = children.get(stack.pop(), [])
-        found.update(below)
+        processes.update(below)
         stack.extend(below)
-    return found
+    return processes

@@ -1,3 +1,3 @@
 """Names of reductions that both ends use."""
 
-REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")  # the ReduceOps that are served
+REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")  # the ReduceOps that are supported

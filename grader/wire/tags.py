@@ -1,3 +1,3 @@
-"""The tag of the messages that probes themselves send between ranks: a student's code may send some as well."""
+"""The tag of the messages that the grader's own code sends between ranks: a student's code may send some as well."""
 
-OURS = 1000
+GRADER_TAG = 1000

@@ -5,8 +5,8 @@ as you like. On the wire a message is two lengths, a JSON header and a body of r
 
     {"loss": 0.5, "grad": tensor}  ->  {"dict": {"loss": 0.5, "grad": {"array": ["float32", [2, 3], 0]}}} + 24 bytes
 
-A dict is tagged, so no key of a student's can pass for an array. Tuples arrive as lists. Whoever reads a student's
-message must expect anything in it: what does not parse raises MessageError, and nothing in it is ever executed.
+A dict is tagged, so no key of a student can pass for an array. Tuples arrive as lists. A student's message may hold
+anything: what does not parse raises MessageError, and nothing in it is ever executed.
 """
 
 import json
@@ -26,7 +26,7 @@ MAX_STREAM = 1 << 30  # bytes of all messages that one rank may send in a run
 ALIGNMENT = 16  # torch.frombuffer wants its offset to be a multiple of the item size
 LENGTHS = struct.Struct("!II")
 
-Fields = dict[str, Any]  # names and values that cross the boundary: what a probe is given, and what it tells
+Fields = dict[str, Any]  # names and values that cross the boundary: arguments of a probe, and what it reports
 
 # bfloat16 has no numpy type: it is widened to float32, which holds each of its values exactly.
 DTYPES = (
@@ -55,7 +55,7 @@ class TooMuchError(MessageError):
 
 
 def pack(value: object) -> bytes:
-    """The bytes of one message. Raises MessageError for a type that is not listed above, or for too many bytes."""
+    """Return the bytes of one message. Raises MessageError for a type not listed above, or for too many bytes."""
     body = bytearray()
     try:
         header = json.dumps(_encode(value, body)).encode()
@@ -67,6 +67,7 @@ def pack(value: object) -> bytes:
 
 
 def _encode(value: Any, body: bytearray) -> Any:
+    """Return a value as JSON, and append the bytes of its tensors to `body`."""
     torch = sys.modules.get("torch")  # where torch is not imported, nothing can be a tensor
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -96,7 +97,7 @@ def _encode(value: Any, body: bytearray) -> Any:
 
 
 def plain_tensor(tensor: Any) -> Any:
-    """The tensor without its subclass: a student's __torch_function__ has no say in what its bytes are."""
+    """Return the tensor without its subclass: a student's __torch_function__ must not decide on its bytes."""
     import torch
 
     try:
@@ -110,7 +111,7 @@ def plain_tensor(tensor: Any) -> Any:
 
 
 def tensor_bytes(plain: Any) -> bytes:
-    """The elements of a plain tensor in the order of its indices, whatever its strides are."""
+    """Return the elements of a plain tensor in the order of its indices, whatever its strides are."""
     import torch
 
     # A copy, since numpy() keeps the storage that it looks at from being resized for good.
@@ -118,17 +119,17 @@ def tensor_bytes(plain: Any) -> bytes:
 
 
 def to_array(dtype: str, shape: list[int], raw: bytes | memoryview) -> np.ndarray:
-    """Raw bytes as a read-only numpy array; bfloat16 is widened to float32."""
+    """Return raw bytes as a read-only numpy array; bfloat16 is widened to float32."""
     array = np.frombuffer(raw, WIRE_DTYPES[dtype]).reshape(shape)
     if dtype == "bool":
-        return array.view(np.uint8) != 0  # a liar's bool of 2 would be neither True nor False
+        return array.view(np.uint8) != 0  # a forged bool of 2 would be neither True nor False
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array
 
 
 def to_bytes(array: np.ndarray, dtype: str) -> bytes:
-    """The inverse of to_array; float32 is rounded to the nearest bfloat16, ties to even."""
+    """Return an array as raw bytes, the inverse of to_array; bfloat16 is rounded to nearest, ties to even."""
     if dtype != "bfloat16":
         return array.astype(WIRE_DTYPES[dtype]).tobytes()
     bits = array.astype(np.float32).view(np.uint32)
@@ -137,7 +138,7 @@ def to_bytes(array: np.ndarray, dtype: str) -> bytes:
 
 
 def to_tensor(dtype: str, shape: list[int], raw: bytes | memoryview) -> Any:
-    """Raw bytes as a torch tensor of its own memory."""
+    """Return raw bytes as a torch tensor with its own memory."""
     import torch
 
     if not len(raw):
@@ -149,7 +150,7 @@ MakeArray = Callable[[str, list[int], memoryview], Any]
 
 
 def unpack(header: bytes, body: bytes | memoryview, make: MakeArray) -> Any:
-    """One message back. Every length, type and offset is checked before it is used: the sender may be lying."""
+    """Return the value of a message. Every length, type and offset is checked before use: the sender may be lying."""
     try:
         return _decode(json.loads(header), memoryview(body), make)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
@@ -157,6 +158,7 @@ def unpack(header: bytes, body: bytes | memoryview, make: MakeArray) -> Any:
 
 
 def _decode(node: object, body: memoryview, make: MakeArray) -> Any:
+    """Return the value of a JSON node. The inverse of _encode; raises for what _encode never makes."""
     if isinstance(node, list):
         return [_decode(item, body, make) for item in node]
     if isinstance(node, str):
@@ -176,14 +178,14 @@ def _decode(node: object, body: memoryview, make: MakeArray) -> Any:
 
 
 def clip(text: str) -> str:
-    """A text that can be shown: not too long, and valid as UTF-8, which JSON's lone surrogates are not."""
+    """Make a text fit to be shown: not too long, and valid as UTF-8, which JSON's lone surrogates are not."""
     if len(text) > MAX_TEXT:
         text = f"{text[:MAX_TEXT]}... ({len(text)} characters)"
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 class Frames:
-    """Cuts a stream of bytes into messages, whatever the pieces are in which it comes."""
+    """Cuts a stream of bytes, which arrives in any pieces, into messages."""
 
     def __init__(self, make: MakeArray = to_array) -> None:
         self._make = make
@@ -193,7 +195,7 @@ class Frames:
 
     @property
     def incomplete(self) -> int:
-        """Bytes that are no whole message yet."""
+        """Return the number of bytes that are no whole message yet."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Any]:
@@ -217,7 +219,7 @@ class Frames:
 
 
 def receive(connection: socket.socket, make: MakeArray = to_array) -> Any:
-    """Block until one message is there and return it; EOFError when the other side has gone."""
+    """Block until one message is there and return it. Raises EOFError when the other side has gone."""
     header, body = LENGTHS.unpack(_read(connection, LENGTHS.size))
     return unpack(_read(connection, header), _read(connection, body), make)
 

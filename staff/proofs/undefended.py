@@ -199,7 +199,7 @@ def _no_referee() -> None:
 def _no_workers() -> None:
     """The referee gives a permit at once, whoever asks."""
 
-    def ask(self: pipe_shared.PermitReferee, message: dict) -> pipe_shared.Answers:
+    def ask(self: pipe_shared.PermitReferee, message: dict) -> pipe_shared.Replies:
         place = tuple(message["place"])
         if message["what"] == "begin":
             return [(message["id"], "")]

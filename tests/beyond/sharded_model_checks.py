@@ -1,6 +1,6 @@
-"""What b.9 and b.10 check: when a rank gathers and sends, what blocks compute with, and what is freed.
+"""Checks of b.9 and b.10: when a rank gathers and sends, the values that blocks compute with, and what is freed.
 
-Messages, their content and their order are what the broker has seen.
+Messages, their content and their order are from the broker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.beyond.toy_shared import BYTES, check_in_transit
 EACH_ONCE = (
     "gather each block once in forward and once in backward, just before it is needed: each one more needs memory"
 )
-ADVICE = {  # of a message that is missing
+ADVICE = {  # for a message that is missing
     "gathers in forward": "before_forward must start the gather of the next block: it travels while this one computes",
     "gathers in backward": "before_backward must start the gather of the block that backward needs next",
     "sends in backward": "gradient_ready must send a block as soon as none of its gradients is missing",
@@ -27,25 +27,27 @@ ADVICE = {  # of a message that is missing
 
 
 def due(run: ModelRun, evaluation: bool) -> list[list[Subject]]:
-    """Return the messages that are due after each number of permits; the last ones when backward has ended."""
+    """Return the messages that are due after each number of permits; the last list: when backward has ended."""
     keys, depth = run.keys(evaluation), run.depth
-    found: list[list[Subject]] = [[] for _ in range(len(keys) + 2)]
-    found[0] = [("gathers", run.root), ("gathers", run.piece(0))]
-    for block in range(1, depth):  # while the block before computes: the permits of the root and of `block - 1` blocks
-        found[block].append(("gathers", run.piece(block)))
+    moments: list[list[Subject]] = [[] for _ in range(len(keys) + 2)]
+    moments[0] = [("gathers", run.root), ("gathers", run.piece(0))]
+    for block in range(
+        1, depth
+    ):  # while the block before computes: after the permits of the root and `block - 1` blocks
+        moments[block].append(("gathers", run.piece(block)))
     if evaluation:
-        return found
-    for block in range(depth - 1):  # while the block behind it computes in backward
+        return moments
+    for block in range(depth - 1):  # while the next block computes in backward
         begins = (n for n, key in enumerate(keys) if key.direction == "backward" and key.place <= block + 1)
-        found[next(begins, len(keys))].append(("gathers", run.piece(block)))
+        moments[next(begins, len(keys))].append(("gathers", run.piece(block)))
     for i, bucket in enumerate(run.buckets if run.setting.exchanges else []):
         given = {key.parameter: n for n, key in enumerate(keys, 1) if key.parameter in bucket}
-        found[max(given.values()) if len(given) == len(bucket) else -1].append(("sends", i))
-    return found
+        moments[max(given.values()) if len(given) == len(bucket) else -1].append(("sends", i))
+    return moments
 
 
 def check_messages(run: ModelRun) -> None:
-    """A block is gathered while the one before it computes; its gradients are sent as soon as they are complete."""
+    """Check that a block is gathered while the one before it computes, and its gradients are sent once complete."""
     sizes = [sum(run.initial[k].size for k in bucket) for bucket in run.buckets]
     for rank in range(run.ranks):
         for one in run.passes(rank):
@@ -60,7 +62,7 @@ def check_messages(run: ModelRun) -> None:
 def fail_at(
     run: ModelRun, where: str, one: Pass, n: int, expected: list[Subject], messages: list[list[Message]]
 ) -> None:
-    """Fail since the messages after n permits are not those that are due."""
+    """Fail: the messages after n permits are not those that are due. Name the likely cause."""
     got = [message.subject for message in messages[n]]
     missing = next((subject for subject in expected if subject not in got), None)
     keys, advice = run.keys(one.number is None), EACH_ONCE
@@ -90,9 +92,9 @@ def when(run: ModelRun, one: Pass, n: int) -> str:
 
 
 def check_costs(run: ModelRun) -> None:
-    """A pass moves the shards that it gathers, in the parameters' dtype, and the gradients of each rank's shard.
+    """Check that a pass sends only the shards that it gathers, in the parameters' dtype, and each shard's gradients.
 
-    The gradients of bfloat16 parameters may travel as float32.
+    The gradients of bfloat16 parameters may be sent in float32.
     """
     passes = [run.passes(rank) for rank in range(run.ranks)]
     for ranks in zip(*passes, strict=True):
@@ -109,16 +111,17 @@ def check_costs(run: ModelRun) -> None:
 
 
 def check_values(run: ModelRun) -> None:
-    """Every block computes with the values that the shards of all ranks hold together, in both directions."""
+    """Check that every block computes with the values of all ranks' shards, in forward and in backward."""
     uses = run.setting.uses[0][0][0]
     message = "the block does not compute with the parameters that the shards of all ranks hold together"
     for rank, value in enumerate(run.result.values):
         for one in (*value["finishes"], *value["evaluations"]):
-            right = run.parameters(one["step"] + ("number" not in one))
+            trains = "number" in one
+            right = run.parameters(one["step"] if trains else one["step"] + 1)  # an evaluation runs after the step
             for use, (place, k) in enumerate(zip(run.setting.places, uses, strict=True)):
                 if k not in right:  # it is frozen
                     continue
-                for direction in ("forward", "backward") if "number" in one else ("forward",):
+                for direction in ("forward", "backward") if trains else ("forward",):
                     limit = 2.0**-7 * np.abs(right[k]) + 1e-5 if run.setting.dtype(k) == "bfloat16" else None
                     tolerance = Tolerance(norm([right[k]]), limit=limit)
                     name = f"{direction} of {run.place_name(place)}, parameter {k}"
@@ -128,7 +131,7 @@ def check_values(run: ModelRun) -> None:
 
 
 def check_in_memory(run: ModelRun) -> None:
-    """While a block computes, only it and the next one are in memory, and the root; between steps nothing is."""
+    """Check that a block computes with only itself, the next one and the root in memory, and that steps leave none."""
     for rank, value in enumerate(run.result.values):
         for one in (*value["evaluations"], *value["finishes"]):
             for at, got in one["notes"].items():
@@ -143,7 +146,7 @@ def check_in_memory(run: ModelRun) -> None:
 
 
 def check_blocks(run: ModelRun, where: str, direction: str, place: int, trains: bool, got: str) -> None:
-    """What is in memory when a place begins to compute."""
+    """Check which blocks are in memory when a place begins to compute."""
     last = run.depth - 1
     blocks = {place, place + 1} if direction == "forward" else {place, place - 1}
     if place == run.depth:

@@ -1,4 +1,4 @@
-"""What a rank does with a student's sharded blocks and model; sent to ranks as source, see grader/in_rank.py."""
+"""Models for a student's sharded blocks; sent to ranks as source, see grader/in_rank.py."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ BEGIN = -1  # the place of the root before the blocks; after them it is their nu
 
 
 def is_in_memory(tensor: Tensor) -> bool:
-    """Return whether the storage is as large as the tensor: to read one that is freed would end the process."""
-    return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    """Return whether the storage is as large as the tensor: reading a freed one would end the process."""
+    needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= needed
 
 
 def copy_in_memory(value: object) -> Any:
-    """Return a copy of a tensor; None of one without memory, and of anything else."""
+    """Return a copy of a tensor; None for a tensor without memory, and for anything else."""
     return copy_of(value) if isinstance(value, Tensor) and is_in_memory(value) else None
 
 
@@ -31,7 +32,7 @@ def piece_of(sharded: Any, parameter: Tensor) -> Any:
 
 
 def bytes_of(parameters: Sequence[Tensor]) -> int:
-    """Return the bytes of memory behind some parameters; what several share counts once."""
+    """Return the bytes of memory of some parameters; shared memory counts once."""
     storages = [parameter.untyped_storage() for parameter in parameters]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
@@ -48,10 +49,10 @@ class Block(nn.Module):
 
 
 class BlocksToy(nn.Module):
-    """A toy that computes block by block, and notes with which values, and whose parameters are in memory then.
+    """A toy that computes block by block. It notes the values of parameters, and which blocks are in memory.
 
     A block needs a permit when it has computed, and each of its uses needs one in backward. Arguments: those of the
-    toy, blocks (lists of parameters), places (of each use: a block, or the root before (-1) or after the blocks), late
+    toy, blocks (lists of parameters), places (for each use: a block, or the root before (-1) or after the blocks), late
     (the rank that is one permit behind, or None); inputs: values (of each parameter), uses.
     """
 
@@ -64,14 +65,14 @@ class BlocksToy(nn.Module):
         for parameter, value in zip(self.toy.numbered, inputs["values"], strict=True):
             parameter.data.copy_(value)
         self.blocks = [self._block(place, members) for place, members in enumerate(arguments["blocks"])]
-        self.sharded: Any = None  # the student's model, when it is made
+        self.sharded: Any = None  # the student's model, once it is built
         self.notes: dict[str, Any] = {}
 
     def _block(self, place: int, members: Sequence[int]) -> Block:
         return Block([self.toy.layers[k] for k in members], lambda h: self.compute(place, h))
 
     def ask(self, key: str) -> Any:
-        """Return a permit. Rank `late` gets it when all others have come to the next one, or have ended backward."""
+        """Return a permit. Rank `late` gets it when all others have reached the next one, or have ended backward."""
         if torch.is_grad_enabled() or "forward" not in key:  # not in an evaluation
             if not key.endswith(f"forward {BEGIN}"):
                 release(self.context, self.late)
@@ -79,7 +80,7 @@ class BlocksToy(nn.Module):
         return self.context.later(key)
 
     def forward(self, name: str, gradients: Sequence[Tensor]) -> Tensor:
-        """Return a loss as the toy does."""
+        """Return a loss, as the toy does."""
         self.name, self.gradients, self.notes = name, gradients, {}
         h = self.compute(BEGIN, torch.zeros((), dtype=torch.float64))
         for block in self.blocks:
@@ -87,7 +88,7 @@ class BlocksToy(nn.Module):
         return self.compute(len(self.blocks), h)
 
     def compute(self, place: int, h: Tensor) -> Tensor:
-        """Return h and what the uses of one place add to it."""
+        """Return h plus what the uses of one place add to it."""
         self.note_memory("forward", place)
         for use in (use for use, at in enumerate(self.places) if at == place):
             self.note_values("forward", use)
@@ -109,7 +110,7 @@ class BlocksToy(nn.Module):
         return f"block {place}" if 0 <= place < len(self.blocks) else "the root"
 
     def note_values(self, direction: str, use: int) -> None:
-        """Note the values of a parameter that is sharded."""
+        """Note the values of a parameter, if it is sharded."""
         parameter, where = self.toy.numbered[self.uses[use]], self.place_name(self.places[use])
         if not parameter.requires_grad:
             return
@@ -120,7 +121,7 @@ class BlocksToy(nn.Module):
         self.notes[f"{direction} {use}"] = copy_of(parameter)
 
     def note_memory(self, direction: str, place: int) -> None:
-        """Note whose parameters are in memory when a place begins to compute."""
+        """Note which blocks are in memory when a place begins to compute."""
         self.notes.setdefault(f"{direction} at {place}", self.in_memory())
 
     def in_memory(self) -> str:
@@ -132,7 +133,7 @@ class BlocksToy(nn.Module):
 def take_gradients_here(lesson: Any, used: Callable[[Any], int]) -> None:
     """Replace the student's hook: drop each gradient, and free a block whose gradients are complete.
 
-    used: how many parameters of a block get a gradient in a backward.
+    used: a function that returns how many parameters of a block get a gradient in backward.
     """
     left: dict[Any, int] = {}
 
@@ -147,7 +148,7 @@ def take_gradients_here(lesson: Any, used: Callable[[Any], int]) -> None:
 
 
 class MeasuredModel(nn.Module):
-    """Blocks of one matrix, and a root. A block measures when it begins to compute, in forward and in backward."""
+    """Blocks of one matrix, and a root. Memory is measured when a block begins to compute, in both directions."""
 
     def __init__(self, shape: Sequence[int], depth: int, measure: Callable[[str], None]) -> None:
         super().__init__()

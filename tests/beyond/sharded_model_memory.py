@@ -1,4 +1,4 @@
-"""The memory of a sharded model, b.9 and b.10: its shards, and while blocks compute two of them and their gradients."""
+"""The memory of a sharded model, b.9 and b.10: its shards, two blocks while they compute, and gradients in transit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RELEASE += "that is a view of `received` keeps all of it"
 
 @in_rank(uses=[measure_start, TOY, BLOCKS], preload=("steps",), first="measure_start")
 def measured_steps(context: Context, lesson: Any, inputs: Any) -> None:
-    """Take some steps with momentum, with or without the student's exchange of gradients; then use the model once."""
+    """Take some steps with momentum, with or without the student's exchange of gradients; then evaluate once."""
     arguments = context.arguments
     model = MeasuredModel(arguments["shape"], arguments["depth"], context.measure)
     if not arguments["exchanges"]:
@@ -63,15 +63,16 @@ def measured_steps(context: Context, lesson: Any, inputs: Any) -> None:
 
 
 class Point(NamedTuple):
-    """A point at which the ranks measure: how much they may have, and how many messages they have sent by then."""
+    """A point of measurement: how much ranks may have in memory, and how many messages they have sent before."""
 
     limit: Limit
     messages: int
 
 
 def points(exchanges: bool) -> list[Point]:
-    """Return all points: those between steps first, since what is kept there is in memory while blocks compute, too."""
-    between, sent = [point("made", "after ShardedModel is made", {}, 0, "free every block when its shard is copied")], 0
+    """Return all points, first those between steps: what is kept there is also in memory while blocks compute."""
+    between = [point("made", "after ShardedModel is made", {}, 0, "free every block when its shard is copied")]
+    sent = 0  # messages before this point
     blocks = list[Point]()
     state = dict[str, int]()
     for step in range(STEPS):
@@ -101,7 +102,7 @@ def point(name: str, when: str, parts: dict[str, int], messages: int, advice: st
 
 
 def check_model(grade: Grade, exchanges: bool) -> None:
-    """At no point a rank has more than the lesson needs, and it has sent just what is needed until then."""
+    """Check at every point that a rank has no more in memory than it needs, and has sent what it had to send."""
     expected = points(exchanges)
 
     def measure(attempt: int) -> Result:
@@ -115,7 +116,7 @@ def check_model(grade: Grade, exchanges: bool) -> None:
 
 
 def check_sent_before(grade: Grade, result: Result, expected: list[Point]) -> None:
-    """Ranks measure where they say, and nothing is dropped for a measurement and gathered again."""
+    """Check that ranks measure where they say, and do not free blocks for a measurement and gather them again."""
     for rank in result.ranks:
         sent, at = 0.0, dict[str, float]()
         for event in rank.events:

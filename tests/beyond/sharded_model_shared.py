@@ -1,7 +1,7 @@
-"""What b.9 and b.10 share: models of blocks, and one run of a model.
+"""Shared by b.9 and b.10: models of blocks, and one run of a model.
 
-Gradients, permits and updates are drawn for each rank alone, so after the first step no rank can know what the others'
-shards hold: it has to gather them, and the broker sees when.
+Gradients, permits and updates are drawn for each rank alone. So after the first step no rank knows the shards of the
+others: it must gather them, and the broker sees when.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.beyond.sharded_optimizer_in_rank import described
 
 BLOCKS = "tests/beyond/sharded_model_in_rank.py"
-Subject = tuple[str, int]  # "gathers" or "sends", and which piece
+Subject = tuple[str, int]  # "gathers" or "sends", and the number of the piece
 BEGIN = -1  # the place of the root before the blocks; after them it is their number
 RATE = 0.125  # of the optimizer, which is plain SGD
 HINTS = shared.HINTS | {
@@ -51,8 +51,8 @@ SENT_EARLY = {"computes in backward while": "a block is sent and freed only when
 def train(context: Context, lesson: Any, inputs: Any) -> Any:
     """Take steps; return what each micro-batch and each evaluation leaves, and the shards after each step.
 
-    Arguments: those of the toy, exchanges (whether the student's b.10 is used; otherwise the shards get the gradients
-    `updates`), evaluate (the steps after which the model is used without gradients), rate.
+    Arguments: those of the toy, exchanges (whether the student's b.10 sends gradients; otherwise the shards get the
+    gradients `updates`), evaluate (the steps after which the model is evaluated without gradients), rate.
     """
     arguments = context.arguments
     model = BlocksToy(context, inputs)
@@ -64,7 +64,7 @@ def train(context: Context, lesson: Any, inputs: Any) -> Any:
         return torch.optim.SGD(groups, lr=arguments["rate"])
 
     model.sharded = sharded = lesson.ShardedModel(model, model.blocks, make_optimizer)
-    found: dict[str, list[Any]] = {"finishes": [], "steps": [], "evaluations": []}
+    report: dict[str, list[Any]] = {"finishes": [], "steps": [], "evaluations": []}
     for step, micros in enumerate(inputs["gradients"]):
         for number, gradients in enumerate(micros):
             context.event("backward", step=step, micro=number)
@@ -75,25 +75,25 @@ def train(context: Context, lesson: Any, inputs: Any) -> Any:
                 sharded.finish()
             else:
                 for piece, update in zip(sharded.pieces, inputs["updates"][step], strict=True):
-                    if piece.gathering is not None:  # of a block that is not needed
+                    if piece.gathering is not None:  # a block that no place has waited for
                         piece.wait()
                     piece.free()
                     piece.shard.gradient = update.clone()
             context.event("finished")
             left = [k for k, parameter in enumerate(model.toy.numbered) if parameter.grad is not None]
             means = described("mean", [piece.shard.gradient for piece in sharded.pieces])
-            found["finishes"].append({"step": step, "number": number, "left": left, "notes": model.notes} | means)
+            report["finishes"].append({"step": step, "number": number, "left": left, "notes": model.notes} | means)
         sharded.step()
         sharded.zero_grad()
         shards = described("shard", [piece.shard.values for piece in sharded.pieces])
-        found["steps"].append(shards | {"in memory": model.in_memory()})
+        report["steps"].append(shards | {"in memory": model.in_memory()})
         if step in arguments["evaluate"]:
             context.event("evaluation", step=step)
             with torch.no_grad():
                 model(f"{step} evaluation", inputs["gradients"][step][0])
             context.event("evaluation ended")
-            found["evaluations"].append({"step": step, "notes": model.notes, "in memory": model.in_memory()})
-    return found
+            report["evaluations"].append({"step": step, "notes": model.notes, "in memory": model.in_memory()})
+    return report
 
 
 # --- models ---
@@ -103,8 +103,8 @@ def train(context: Context, lesson: Any, inputs: Any) -> Any:
 class ModelSetting(Setting):
     """A model of blocks, and its steps; every micro-batch uses the same parameters.
 
-    places: of each use, a block, or the root before (-1) and after the blocks; evaluate: the steps after which the
-    model is used without gradients; exchanges: whether the student's b.10 sends gradients.
+    places: for each use, a block, or the root before (-1) or after the blocks; evaluate: the steps after which the
+    model is evaluated without gradients; exchanges: whether the student's b.10 sends gradients.
     """
 
     places: list[int]
@@ -121,7 +121,7 @@ def model_of(
     blocks: list[list[int]], begin: list[int], end: tuple[int, ...] = (), unused: tuple[int, ...] = (),
     micros: tuple[int, ...] = (1, 1), **others: Any,
 ) -> ModelSetting:  # fmt: skip
-    """Return a setting whose root uses `begin` before and `end` after the blocks. micros: of each step."""
+    """Return a setting whose root uses `begin` before and `end` after the blocks. micros: how many, in each step."""
     inside = [(place, k) for place, block in enumerate(blocks) for k in block]
     every = [*((BEGIN, k) for k in begin), *inside, *((len(blocks), k) for k in end)]
     places, used = zip(*((place, k) for place, k in every if k not in unused), strict=True)
@@ -137,7 +137,7 @@ THREE: dict[str, Any] = {
     "end": (8,),
 }
 PLAIN = model_of(**THREE)
-LATE = replace(PLAIN, late=1)  # one rank is behind: a rank that waits for it without need waits forever
+LATE = replace(PLAIN, late=1)  # one rank is behind: a rank that waits for it too early waits forever
 # No rank uses a parameter of block 1, so none of its hooks is called, nor the last one of the root.
 UNUSED = model_of(**THREE, unused=(2, 3, 8))
 # 1 is in two blocks (so it is the root's), 4 is frozen, 6 is never used.
@@ -145,7 +145,7 @@ ODD = model_of(
     shapes=[[4, 3], [5], [2, 3], [3, 3], [7], [6, 2], [3], [4, 2], [9]],
     blocks=[[0, 1], [2, 3, 4], [1, 5, 6], [7]], begin=[8], frozen=[4], unused=(6,), micros=(2, 1, 3), evaluate=(0, 1),
 )  # fmt: skip
-# Block 1 is in bfloat16, with enough elements that their bytes tell.
+# Block 1 is in bfloat16, and so large that a wrong dtype shows in the bytes.
 HALF = model_of(
     shapes=[[3, 4], [60, 40], [9], [5, 3], [6]], dtypes=["float32", "bfloat16", "bfloat16", "float32", "float32"],
     blocks=[[0], [1, 2], [3]], begin=[4], micros=(1, 2, 1),
@@ -168,7 +168,7 @@ def why_stuck(result: Result) -> str:
 
 
 class Key(NamedTuple):
-    """A permit that a rank needs: of a block that has computed in forward, or of a parameter's gradient."""
+    """A permit that a rank needs: for a block that has computed in forward, or for a parameter's gradient."""
 
     text: str
     direction: str
@@ -207,7 +207,7 @@ class ModelRun(OptimizerRun):
         self.hints = HINTS | SENT_EARLY if setting.exchanges else HINTS
         self.depth, self.root = len(setting.blocks), len(setting.blocks)
         super().__init__(grade, ranks, setting, train)
-        # Of each piece before every step and after the last one, a row for each rank.
+        # [step][piece] -> a row for each rank; before every step, and after the last one.
         self.shards = [[setting.flat(bucket, self.initial, ranks) for bucket in self.buckets]]
         for step, micros in enumerate(setting.uses):
             updates = [self.mean(step, len(micros) - 1, i) for i in range(len(self.buckets))]
@@ -225,7 +225,7 @@ class ModelRun(OptimizerRun):
         return {"updates": self.updates[-1]}
 
     def more_permits(self) -> dict[str, np.ndarray]:
-        """Return those of the blocks in forward."""
+        """Return the permits of the blocks in forward."""
         names = [
             f"{step} {i}" for step, micros in enumerate(self.setting.uses) for i in [*range(len(micros)), "evaluation"]
         ]
@@ -247,7 +247,7 @@ class ModelRun(OptimizerRun):
         pairs = zip(self.buckets, self.shards[step], strict=True)
         return {k: value for pair in pairs for k, value in self.setting.parameters_of(*pair).items()}
 
-    # --- what a rank has done ---
+    # --- what a rank did ---
 
     def keys(self, evaluation: bool) -> list[Key]:
         """Return the permits of a pass in the order in which the model asks for them."""
@@ -259,37 +259,37 @@ class ModelRun(OptimizerRun):
         return forward if evaluation else [*forward, *backward]
 
     def passes(self, rank: int) -> list[Pass]:
-        """Return the passes of a rank; fails if it does not compute them as the model does."""
-        found, asked = list[Pass](), list[list[str]]()
+        """Return the passes of a rank. Fail if it does not compute them as the model does."""
+        passes, asked = list[Pass](), list[list[str]]()
         for event in self.result.ranks[rank].events:
             if event.name in ("backward", "evaluation"):
                 step, number = event.data["step"], event.data.get("micro")
                 name = f"the evaluation after step {step}" if number is None else f"step {step}, micro-batch {number}"
-                found.append(Pass(name, step, number, [[]]))
+                passes.append(Pass(name, step, number, [[]]))
                 asked.append([])
             elif event.name in ("given", "backward ended", "evaluation ended"):
                 asked[-1].append(event.data.get("key", "ended"))
-                found[-1].calls.append([])
-            elif found and isinstance(event, Call) and is_message(event):
-                found[-1].calls[-1].append(event)
-        for one, keys in zip(found, asked, strict=True):
+                passes[-1].calls.append([])
+            elif passes and isinstance(event, Call) and is_message(event):
+                passes[-1].calls[-1].append(event)
+        for one, keys in zip(passes, asked, strict=True):
             number = "evaluation" if one.number is None else one.number
             if keys != [*(f"{one.step} {number} {key.text}" for key in self.keys(one.number is None)), "ended"]:
                 self.grade.fail(f"{one.name}: rank {rank} does not compute block after block, as the model does")
-        return found
+        return passes
 
     def messages(self, rank: int, one: Pass) -> list[list[Message]]:
-        """Return what each call of a pass does. Fails for one that neither gathers nor sends."""
+        """Return what each call of a pass does. Fail for one that neither gathers nor sends."""
         return [[Message(self._subject(rank, one, call), call) for call in calls] for calls in one.calls]
 
     def _subject(self, rank: int, one: Pass, call: Call) -> Subject:
+        """Return whether a call gathers or sends, and which piece; fail if it does neither."""
         where, pieces = f"{one.name}: rank {rank}", range(len(self.buckets))
         if call.name == "all_gather":
-            shards = self.shards[one.step + (one.number is None)]
-            rows, what = (
-                [shard[rank][None] for shard in shards],
-                "its shard of one block, as the step before has left it",
-            )
+            is_evaluation = one.number is None
+            shards = self.shards[one.step + 1 if is_evaluation else one.step]
+            rows = [shard[rank][None] for shard in shards]
+            what = "its shard of one block, as the step before has left it"
             return "gathers", bucket_of(self, where, call, rows, what)
         if call.name not in ("reduce_scatter", "all_to_all") or one.number is None:
             self.grade.fail(

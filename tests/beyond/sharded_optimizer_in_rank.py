@@ -1,4 +1,4 @@
-"""What a rank does with a student's sharded optimizer; sent to ranks as source, see grader/in_rank.py."""
+"""A toy with a student's sharded optimizer; sent to ranks as source, see grader/in_rank.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
 
 
 class Sharded:
-    """A toy and the student's ShardedOptimizer of it.
+    """A toy and the student's ShardedOptimizer for it.
 
     Arguments: those of the toy, blocks (lists of parameters), stage, optimizer (a name of torch.optim), its options,
     weight_decay, late (the rank that is one gradient behind, or None); inputs: values (of each parameter).
@@ -23,7 +23,7 @@ class Sharded:
     def __init__(self, context: Context, lesson: Any, inputs: Any) -> None:
         arguments = context.arguments
         self.context, self.inputs, self.late = context, inputs, arguments["late"]
-        self.toy = Toy(arguments, self.later)
+        self.toy = Toy(arguments, self.ask_permit)
         for parameter, value in zip(self.toy.numbered, inputs["values"], strict=True):
             parameter.data.copy_(value)
         blocks = [nn.ModuleList([self.toy.layers[k] for k in block]) for block in arguments["blocks"]]
@@ -34,14 +34,14 @@ class Sharded:
         options = {"weight_decay": arguments["weight_decay"], "stage": arguments["stage"]}
         self.optimizer = lesson.ShardedOptimizer(self.toy, blocks, make_optimizer, **options)
 
-    def later(self, key: str) -> Any:
+    def ask_permit(self, key: str) -> Any:
         """Return a permit. Rank `late` gets it when all others have asked for the next one, or have ended backward."""
         hold(self.context, self.late)
         release(self.context, self.late)
         return self.context.later(key)
 
     def run_step(self, step: int) -> Any:
-        """Run backward of all micro-batches; yield after each finish(), which stage 1 calls once."""
+        """Run backward of all micro-batches; yield its number after each finish(), which stage 1 calls once a step."""
         micros = len(self.inputs["uses"][step])
         for number in range(micros):
             run_backward(self.context, self.toy, self.inputs, step, number, self.late)
@@ -59,5 +59,5 @@ class Sharded:
 
 def described(name: str, values: list[Any]) -> dict[str, Any]:
     """Return the tensor of each bucket, and its dtype."""
-    found = {f"{name} {i}": copy_of(value) for i, value in enumerate(values)}
-    return found | {f"{name} {i}'s dtype": dtype_of(value) for i, value in enumerate(values)}
+    tensors = {f"{name} {i}": copy_of(value) for i, value in enumerate(values)}
+    return tensors | {f"{name} {i}'s dtype": dtype_of(value) for i, value in enumerate(values)}

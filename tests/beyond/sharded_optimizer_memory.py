@@ -21,7 +21,7 @@ SHAPE, BLOCKS = [320, 1024], 6
 BLOCK = 4 * math.prod(SHAPE)  # 1.3 MB
 WHOLE = BLOCK * BLOCKS
 SHARD = WHOLE // RANKS
-POOL = 2 * BLOCK * MOST  # buffers that may be kept for the next messages; what is kept by mistake is larger
+POOL = 2 * BLOCK * MOST  # buffers that may be kept for the next messages; a mistake keeps more
 RELEASE = "receive() must release the tensors of a message and its handle: set the attributes that hold them to None"
 
 
@@ -31,7 +31,7 @@ def measure_start(context: Context) -> None:
 
 @in_rank(uses=[measure_start], preload=("steps",), first="measure_start")
 def measured_steps(context: Context, lesson: Any, inputs: Any) -> None:
-    """Take some steps with Adam, one block after the other; with stage 2 without the optimizer's step."""
+    """Run some steps with Adam, one block after the other; with stage 2, only the exchange of gradients."""
     arguments = context.arguments
     shapes = [arguments["shape"]] * arguments["blocks"]
     model = nn.ModuleList([nn.ParameterList([nn.Parameter(torch.ones(shape))]) for shape in [*shapes, [3]]])
@@ -54,7 +54,7 @@ def measured_steps(context: Context, lesson: Any, inputs: Any) -> None:
 
 
 def check_divided(grade: Grade) -> None:
-    """ZeRO-1: the optimizer's state and the gradients are those of the rank's shard alone."""
+    """Check for ZeRO-1 that a rank has optimizer state and gradients only of its own shard."""
     advice = "keep optimizer state only for this rank's shards; is there still a reference to the gradients?"
     limits = list[Limit]()
     for step in range(STEPS):
@@ -66,7 +66,7 @@ def check_divided(grade: Grade) -> None:
 
 
 def check_messages(grade: Grade) -> None:
-    """ZeRO-2: a message's memory is released before many others are sent, and after finish() all but a pool."""
+    """Check for ZeRO-2 that a message's memory is soon released, and after finish() all but a pool of buffers."""
     limits = list[Limit]()
     for step in range(STEPS):
         parts = {"parameters": WHOLE, "gradients of its shards": SHARD}

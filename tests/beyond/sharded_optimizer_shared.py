@@ -1,4 +1,4 @@
-"""What b.6 to b.10 share: toys whose parameters are cut into shards, and what every rank's shards must hold."""
+"""Shared by b.6 to b.10: toys whose parameters are cut into shards, and what every rank's shards must hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.beyond.toy_shared import (
 )  # fmt: skip
 
 TOY, SHARDED = "tests/beyond/toy_in_rank.py", "tests/beyond/sharded_optimizer_in_rank.py"
-SMALL = 200  # bytes of a step that may travel beside the shards: a barrier, a number
+SMALL = 200  # bytes that a step may send beside the shards: a barrier, a number
 HINTS = {  # torch's words -> what they mean here
     "split_with_sizes expects": "a shard is only this rank's part: its values and its gradient have flat.shard_length "
     "elements",
@@ -45,7 +45,7 @@ HINTS = {  # torch's words -> what they mean here
 class Setting(ToySetting):
     """A toy and its blocks. A parameter in several blocks, or in none, belongs to the root.
 
-    late: the rank that is one gradient behind; limits: of clipping, for each step (empty: no clipping).
+    late: the rank that is one gradient behind; limits: the clipping limit of each step (empty: no clipping).
     """
 
     blocks: list[list[int]]
@@ -64,16 +64,17 @@ class Setting(ToySetting):
 
     def buckets(self) -> list[list[int]]:
         """Return the parameters of each bucket: the last block first, the root last; in each, matrices first."""
-        found: list[list[int]] = [[] for _ in range(len(self.blocks) + 1)]
+        members: list[list[int]] = [[] for _ in self.blocks]
+        root: list[int] = []
         for k in range(len(self.shapes)):
             homes = [i for i, block in enumerate(self.blocks) if k in block]
             if k not in self.frozen:
-                found[homes[0] if len(homes) == 1 else -1].append(k)
-        ordered = [*found[-2::-1], found[-1]]
+                (members[homes[0]] if len(homes) == 1 else root).append(k)
+        ordered = [*members[::-1], root]
         return [sorted(bucket, key=lambda k: len(self.shapes[k]) < 2) for bucket in ordered if bucket]
 
     def flat(self, bucket: list[int], arrays: Arrays | dict[int, np.ndarray], ranks: int) -> np.ndarray:
-        """Return the values of a bucket, a row for each rank's shard; zeros at the end."""
+        """Return the values of a bucket, a row for each rank's shard, padded with zeros."""
         values = np.concatenate([np.ravel(arrays[k]).astype(np.float64) for k in bucket])
         return np.append(values, np.zeros(-values.size % ranks)).reshape(ranks, -1)
 
@@ -96,7 +97,7 @@ PLAIN = Setting(
     uses=[[[[5, 0, 1, 2, 3, 4, 6]]]],
 )
 LATE = replace(PLAIN, late=2)
-# On ranks above 0 the second bucket is complete first, and must wait for the first. All have one size.
+# On ranks above 0 the second bucket is complete first, and must wait for the first. All buckets have the same size.
 CROSSED = replace(
     PLAIN,
     shapes=[[4]] * 6,
@@ -155,7 +156,7 @@ class OptimizerRun:
         self.result = run(grade, function, inputs, self.hints, self.why_stuck, later=later, **setting.arguments)
 
     def more_inputs(self, rank: int) -> dict[str, Any]:
-        """Return what a rank is given beside the toy's gradients and values."""
+        """Return what a rank gets beside the toy's gradients and values."""
         return {}
 
     def more_permits(self) -> dict[str, np.ndarray]:
@@ -167,14 +168,13 @@ class OptimizerRun:
         return f"bucket {i}"
 
     def rows(self, rank: int, step: int, number: int, bucket: int) -> np.ndarray:
-        """Return what a rank has to send of a bucket, a row for each shard. Stage 1 adds up micro-batches before."""
-        micros = (
-            self.computed[rank][step][: number + 1] if self.setting.stage == 1 else [self.computed[rank][step][number]]
-        )
+        """Return the gradients of a bucket that a rank sends, a row for each shard. Stage 1 adds up micro-batches."""
+        first = 0 if self.setting.stage == 1 else number
+        micros = self.computed[rank][step][first : number + 1]
         return self.setting.flat(self.buckets[bucket], [sum(one) for one in zip(*micros, strict=True)], self.ranks)
 
     def sums(self, step: int, number: int, bucket: int) -> list[np.ndarray]:
-        """Return the sums over all ranks that a step has received after this micro-batch, a row for each shard."""
+        """Return the sums over ranks that a step has received so far, each with a row for each shard."""
         numbers = range(number + 1) if self.setting.stage == 2 else [number]
         return [np.sum([self.rows(r, step, one, bucket) for r in range(self.ranks)], axis=0) for one in numbers]
 
@@ -193,7 +193,7 @@ class OptimizerRun:
         return micro_batches(self.grade, self.result, self.setting, rank)
 
     def check_price(self, calls: Iterable[Call], size: int, where: str, advice: str) -> None:
-        """Calls of all ranks together cost at most (N-1)/N of `size` bytes for a rank, and a few bytes more."""
+        """Check that the calls of all ranks send at most (N-1)/N of `size` bytes a rank, and SMALL bytes more."""
         calls = list(calls)
         mean, right = sum(call.price for call in calls) / self.ranks, size - size / self.ranks
         if mean > right + SMALL:
@@ -208,7 +208,7 @@ class OptimizerRun:
 
 
 def check_means(run: OptimizerRun) -> None:
-    """After each finish() every shard has the mean of what all ranks have computed in this step so far."""
+    """Check that after each finish() every shard has the mean of the gradients of this step so far."""
     for rank, value in enumerate(run.result.values):
         for finish in value["finishes"]:
             step, number = finish["step"], finish["number"]
@@ -222,7 +222,7 @@ def check_means(run: OptimizerRun) -> None:
 
 
 def mistakes_in_mean(run: OptimizerRun, rank: int, place: tuple[int, int], i: int) -> dict[str, Any]:
-    """Return sentence -> what a known mistake leaves in the gradient of a shard."""
+    """Return mistake -> what it leaves in the gradient of a shard."""
     (step, number), ranks = place, range(run.ranks)
     n, right = run.ranks, run.mean(step, number, i)
     sent = np.asarray([run.rows(r, step, number, i) for r in ranks])  # (ranks, shards, L)
@@ -258,7 +258,7 @@ def mistakes_in_mean(run: OptimizerRun, rank: int, place: tuple[int, int], i: in
 
 
 def check_none_left(run: OptimizerRun) -> None:
-    """No parameter keeps a gradient."""
+    """Check that no parameter keeps a gradient after finish()."""
     left = {"left": Expected([], "parameter {got} still has a gradient after finish()")}
     for rank, value in enumerate(run.result.values):
         for finish in value["finishes"]:
@@ -269,9 +269,9 @@ def check_none_left(run: OptimizerRun) -> None:
 
 
 def bucket_of(run: OptimizerRun, where: str, call: Call, rows: Sequence[np.ndarray], what: str, first: int = 0) -> int:
-    """Return the bucket whose shards a message holds, from number `first` on where several fit: zeros do.
+    """Return the bucket whose shards a message holds; the first one from number `first` on, since zeros fit several.
 
-    rows: the shards of each bucket. Fails for numbers that are in none of them; `what` names what they should be.
+    rows: the shards of each bucket. Fail for numbers that are in none of them; `what` names what they should be.
     """
     numbers = call.sent_arrays()
     roundings = [ROUNDING[run.setting.dtype(bucket[0])] for bucket in run.buckets]
@@ -285,9 +285,11 @@ def bucket_of(run: OptimizerRun, where: str, call: Call, rows: Sequence[np.ndarr
 
 
 def holds(numbers: np.ndarray, shards: np.ndarray, rounding: float) -> bool:
-    """Return whether a message is made of these shards, divided by the number of ranks or not."""
+    """Return whether a message consists of these shards, as they are or divided by the number of ranks."""
     ranks, length = shards.shape
-    if numbers.size % length or (numbers.size not in (length, shards.size) and not np.any(numbers)):
+    if numbers.size % length:
+        return False
+    if not np.any(numbers) and numbers.size not in (length, shards.size):
         return False
     parts, factors = numbers.reshape(-1, length).astype(np.float64), (1, ranks)
     return all(

@@ -1,4 +1,4 @@
-"""What a rank does with a small GPT-2 of which it has a stage; sent to ranks as source, see grader/in_rank.py."""
+"""A small GPT-2 of which a rank has a stage; sent to ranks as source, see grader/in_rank.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
 def small_gpt2(sizes: Mapping[str, Any], weights: Mapping[str, Tensor]) -> GPT2LMHeadModel:
     """Return GPT-2 of these sizes (arguments of GPT2Config) with these weights, without dropout."""
     config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
-    config._attn_implementation = "sdpa"  # causal by itself: the stages' blocks are given no mask
+    config._attn_implementation = "sdpa"  # it is causal without a mask, and the stages pass none
     model = GPT2LMHeadModel(config)
     missing = model.load_state_dict(weights, strict=False)
     assert not missing.unexpected_keys and set(missing.missing_keys) <= {"lm_head.weight"}, missing

@@ -1,4 +1,4 @@
-"""What 1F1B and the grid share: GPT-2 of which each rank has a stage and slices, and what one worker computes with it.
+"""Shared by 1F1B and the grid: GPT-2 of which each rank has a stage and slices, and what one worker computes with it.
 
 A rank's own parameters are correct; all others are noise that differs from rank to rank.
 """
@@ -51,14 +51,14 @@ def on_one_worker(context: Context, _lesson: Any, inputs: Any) -> Any:
 
 
 class Part(NamedTuple):
-    """What one rank has of the model: a stage, and a slice of each block's matrices (None: all of them)."""
+    """One rank's part of the model: a stage, and a slice of each block's matrices (member None: whole matrices)."""
 
     stage: int
     stages: int
     member: int | None = None
 
     def has(self, name: str) -> bool:
-        """Return whether a parameter of the model belongs to this stage: of several stages, each has one block."""
+        """Return whether a parameter of the model belongs to this stage. With several stages, each has one block."""
         is_first, is_last = self.stage == 0, self.stage == self.stages - 1
         if ".h." in name:
             return self.stages == 1 or f".h.{self.stage}." in name
@@ -76,7 +76,7 @@ class Model:
     def __init__(
         self, grade: Grade, blocks: int, batch: int, limits: Sequence[float], rate: float = 0.0, momentum: float = 0.0
     ) -> None:
-        """limits: of clipping, for each step."""
+        """Draw the model; `limits`: the clipping limit of each step."""
         self.grade, self.blocks = grade, blocks
         draw = drawn.generator(grade.seed, 51, blocks, batch)
         width = CUT.width
@@ -95,7 +95,7 @@ class Model:
         (self.right,) = run_alone(grade, on_one_worker, [whole], **self.arguments)
 
     def inputs(self, part: Part, rank: int, rows: slice = slice(None)) -> dict[str, Any]:
-        """Return what one rank is given: its part of the weights, and its rows of every batch."""
+        """Return the inputs of one rank: its part of the weights, and its rows of every batch."""
         noise, weights = drawn.generator(self.grade.seed, 52, self.blocks, rank), dict[str, np.ndarray]()
         for name, value in self.weights.items():
             weights[name] = noise.normal(scale=0.5, size=value.shape).astype(np.float32)
@@ -104,7 +104,7 @@ class Model:
         return {"weights": weights, "tokens": [tokens[rows].copy() for tokens in self.tokens]}
 
     def expected(self, part: Part, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
-        """Return what a rank must have of the whole model's gradients or parameters."""
+        """Expect a rank's part of the whole model's gradients or parameters."""
         return {
             name: Expected(array[part.place(name)], tolerance=ROUNDING)
             for name, array in arrays.items() if part.has(name)
@@ -112,6 +112,6 @@ class Model:
 
 
 def number(what: str, value: Any) -> dict[str, Expected]:
-    """Return what a loss or a norm must be: that of one worker."""
+    """Expect the loss or the norm of one worker."""
     limit = 1e-4 * abs(float(value))
     return {what: Expected(np.asarray(value), f"{what} is not that of one worker", tolerance=Tolerance(limit=limit))}

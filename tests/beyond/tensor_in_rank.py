@@ -1,4 +1,4 @@
-"""What a rank does with the layers of tensor parallelism; sent to ranks as source, see grader/in_rank.py."""
+"""Helpers for the layers of tensor parallelism in a rank; sent to ranks as source, see grader/in_rank.py."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 
 def conv1d(weight: Tensor, bias: Tensor) -> Any:
-    """Return a layer x W + b of GPT-2's kind."""
+    """Return a layer x W + b, as GPT-2 has them."""
     layer = Conv1D(weight.shape[1], weight.shape[0])
     layer.weight, layer.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
     return layer
 
 
 def described(layer: nn.Module, whole: Any, given: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the parameters of a layer, and whether they are its own."""
+    """Return the parameters of a layer, and whether the whole layer `whole` has changed."""
     named = dict(layer.named_parameters())
-    found: dict[str, Any] = {"more": sorted(set(named) - {"weight", "bias"})}
+    report: dict[str, Any] = {"more": sorted(set(named) - {"weight", "bias"})}
     for name in ("weight", "bias"):
         value = getattr(layer, name, None)
-        found |= {name: copy_of(value), f"{name}'s dtype": dtype_of(value)}
-        found[f"{name}'s class"] = "Parameter" if name in named else dtype_of(value)
-        found[f"{name} bytes"] = named[name].untyped_storage().nbytes() if name in named else 0
-    found["frozen"] = [name for name, value in named.items() if not value.requires_grad]
-    found["changed"] = [key for key, value in whole.named_parameters() if not torch.equal(value.detach(), given[key])]
-    return found
+        report |= {name: copy_of(value), f"{name}'s dtype": dtype_of(value)}
+        report[f"{name}'s class"] = "Parameter" if name in named else dtype_of(value)
+        report[f"{name} bytes"] = named[name].untyped_storage().nbytes() if name in named else 0
+    report["frozen"] = [name for name, value in named.items() if not value.requires_grad]
+    report["changed"] = [key for key, value in whole.named_parameters() if not torch.equal(value.detach(), given[key])]
+    return report
 
 
 def both_ways(context: Context, name: str, module: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, Any]:
-    """Return the output and all gradients of a module, and whether the tensors that it was given are as they were."""
+    """Return the output and all gradients of a module, and whether its input tensors are unchanged."""
     module.zero_grad()
     leaf, given = x.clone().requires_grad_(), upstream.clone()
     context.event("forward", of=name)
     y = module(leaf)
     context.event("backward", of=name)
-    found = {"dtype": dtype_of(y), "y": copy_of(y)}
+    values = {"dtype": dtype_of(y), "y": copy_of(y)}
     y.backward(given)
     context.event("ended")
-    found |= {name: copy_of(parameter.grad) for name, parameter in module.named_parameters()}
+    values |= {name: copy_of(parameter.grad) for name, parameter in module.named_parameters()}
     intact = torch.equal(leaf.detach(), x) and torch.equal(given, upstream)
-    return found | {"x": copy_of(leaf.grad), "intact": intact}
+    return values | {"x": copy_of(leaf.grad), "intact": intact}

@@ -1,4 +1,4 @@
-"""What the lessons of tensor parallelism share: ranks in groups, numbers, and the sum over a group."""
+"""Shared by the lessons of tensor parallelism: ranks in groups, drawn numbers, and the sum over a group."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Ranks:
         return next((group for group in self.groups if rank in group), tuple(range(self.count)))
 
     def words(self, rank: int) -> str:
-        """`rank 2 of 4, in the group of ranks 0, 2`"""
+        """Return `rank 2 of 4, in the group of ranks 0, 2`."""
         group = ", ".join(map(str, self.among(rank)))
         return f"rank {rank} of {self.count}" + (f", in the group of ranks {group}" if self.groups else "")
 
@@ -36,7 +36,7 @@ PAIRS = Ranks(4, ((0, 2), (1, 3)))
 UNEVEN = Ranks(4, ((0, 1, 3), (2,)))
 ALL = (THREE, TWO, PAIRS, FOUR, UNEVEN, ONE)
 
-SLICED = {  # the axis along which a parameter is cut, and the field of Cut that says where
+SLICED = {  # parameter -> the axis along which it is cut, and the field of Cut with the indices
     "attn.c_attn.weight": (1, "attention"), "attn.c_attn.bias": (0, "attention"),
     "attn.c_proj.weight": (0, "projection"), "mlp.c_fc.weight": (1, "hidden"), "mlp.c_fc.bias": (0, "hidden"),
     "mlp.c_proj.weight": (0, "hidden"),
@@ -45,8 +45,8 @@ SLICED = {  # the axis along which a parameter is cut, and the field of Cut that
 
 @dataclass(frozen=True)
 class Cut:
-    """A block of GPT-2 for a group of some size: the columns of c_attn, the rows of its c_proj, and the columns of c_fc
-    that each rank has, in the order of the group."""
+    """A block of GPT-2 that is cut for a group: each member's columns of c_attn, rows of the attention's c_proj, and
+    columns of c_fc."""
 
     width: int
     heads: int
@@ -57,7 +57,7 @@ class Cut:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The parameters of the whole block."""
+        """Return the shapes of the whole block's parameters."""
         width, inner = self.width, self.inner
         return {
             "ln_1.weight": (width,), "ln_1.bias": (width,), "attn.c_attn.weight": (width, 3 * width),
@@ -74,7 +74,8 @@ class Cut:
         """Return an index that takes a member's slice of a parameter of the block."""
         if name not in SLICED:
             return (...,)
-        return (slice(None), self.indices(name, member)) if SLICED[name][0] else (self.indices(name, member),)
+        axis, indices = SLICED[name][0], self.indices(name, member)
+        return (slice(None), indices) if axis == 1 else (indices,)
 
 
 HINTS = {  # torch's words -> what they mean here
@@ -93,11 +94,11 @@ HINTS = {  # torch's words -> what they mean here
     "different shapes": "f and g act on what all ranks have: f on x, before the product with the columns; g on the "
     "product with the rows",
 }
-Given = list[Mapping[str, np.ndarray]]  # to each rank
+Given = list[Mapping[str, np.ndarray]]  # the inputs of each rank
 
 
 def numbers(draw: np.random.Generator, dtype: str, shape: tuple[int, ...], largest: int) -> np.ndarray:
-    """Draw numbers; whole ones in bfloat16, so that every sum is exact."""
+    """Draw numbers; for bfloat16 whole numbers, so that every sum is exact."""
     if dtype == "bfloat16":
         return draw.integers(-largest, largest + 1, shape).astype(np.float64)
     return draw.normal(size=shape).astype(np.float32).astype(np.float64)
@@ -115,14 +116,14 @@ def of_phase(result: Result, rank: int, event: str, of: str) -> list[Phase]:
 def check_sum(
     grade: Grade, where: str, rank: int, phase: Phase, payload: np.ndarray | None, group: tuple[int, ...], advice: str
 ) -> None:
-    """A rank makes one all_reduce of `payload`, or no call where there is none; a group of one needs no call at all."""
+    """Check that a rank makes one all_reduce of `payload`, or no call for None; a group of one rank needs no call."""
     message = ExpectedCall("all_reduce", payload=payload, payload_is="its own part of the sum", members=group)
     if len(group) > 1 or phase.calls:
         check_calls(grade, where, rank, phase.calls, [] if payload is None else [message], advice)
 
 
 def mistakes_of(direction: str, everyone: Given, given: Given, own: int) -> dict[str, np.ndarray]:
-    """Return sentence -> the value that a mistake leaves. `given`: to the members of the group; `own` is this one."""
+    """Return mistake -> the value that it leaves. `given`: inputs of the group's members; own: this member's place."""
     key = {"forward": "x", "backward": "upstream"}[direction]
     tensors = [one[key] for one in given]
     total = np.sum(tensors, axis=0)

@@ -1,8 +1,8 @@
-"""The cost model: b.15 what a pattern of messages takes, b.16 what a step takes whose communication overlaps.
+"""The cost model: b.15 the time of a pattern of messages, b.16 the time of a step that overlaps its communication.
 
-Literal cases: in each run, all times are multiplied by one drawn number, and all sizes by another one. The lesson's
-formulas are not here. The seconds of rings and steps agree with those of the benchmark's simulation, which moves each
-bucket as an event (tests/own/test_predict_simulator.py).
+The cases are literal; in each run, all times are multiplied by one drawn number, and all sizes by another one. The
+lesson's formulas are not here. The seconds of rings and steps agree with the benchmark's simulation, in which each
+bucket is an event (tests/own/test_predict_simulator.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE = "beyond/cost_model.py"
 Average = tuple[float, int, float, float]  # bytes, workers, latency in seconds, bytes per second
 Step = tuple[float, float, float, Sequence[tuple[float, float]]]  # forward, backward, optimizer, (ready, communication)
 
-# Seconds of each case, and wrong ones with the mistakes that give them.
+# For each case the right seconds, and wrong seconds with the mistake that gives them.
 RING: Mapping[Average, tuple[float, Mapping[float, str]]] = {
     (1200, 3, 0.5, 100): (
         18,
@@ -85,7 +85,7 @@ STEPS: Sequence[tuple[str, Step, tuple[float, float, float]]] = (
 
 
 def number(value: Any) -> float | str:
-    """Return a value as a float, or how it looks if it is no number."""
+    """Return a value as a float; its text if it is no number."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -126,11 +126,11 @@ def seconds(value: float, unit: float, name: str, mistakes: Mapping[str, float] 
 
 
 def check_averages(grade: Grade, calls: str, known: Mapping[Average, tuple[float, Mapping[float, str]]]) -> None:
-    """One function, in every case."""
+    """Check one function in every case."""
     longer, larger = units(grade)
     cases = [[size * larger, n, latency * longer, rate * larger / longer] for size, n, latency, rate in known]
-    (found,) = run(grade, averages, [cases], calls=calls).values
-    for (size, workers, latency, rate), (right, causes), got in zip(cases, known.values(), found, strict=True):
+    (values,) = run(grade, averages, [cases], calls=calls).values
+    for (size, workers, latency, rate), (right, causes), got in zip(cases, known.values(), values, strict=True):
         if isinstance(got, str):
             grade.fail(f"{calls} returned {got} with workers={workers}; expected seconds")
         where = f"{calls} of {size:g} bytes on {workers} workers, latency {latency:g} s, {rate:g} bytes/s: "
@@ -139,18 +139,18 @@ def check_averages(grade: Grade, calls: str, known: Mapping[Average, tuple[float
 
 
 def check_steps(grade: Grade, names: Sequence[str]) -> None:
-    """These times of step_time, in every case."""
+    """Check these times of step_time in every case."""
     unit, _ = units(grade)
     cases: list[Any] = []
     for _, (forward, backward, optimizer, buckets), _ in STEPS:
         pairs = [[ready * unit, communication * unit] for ready, communication in buckets]
         cases.append([forward * unit, backward * unit, optimizer * unit, pairs])
-    (found,) = run(grade, steps, [cases]).values
-    called = {"total": "in all", "exposed": "exposed", "hidden": "hidden"}
-    for (what, (_, backward, _, buckets), right), got in zip(STEPS, found, strict=True):
+    (values,) = run(grade, steps, [cases]).values
+    labels = {"total": "in all", "exposed": "exposed", "hidden": "hidden"}
+    for (what, (_, backward, _, buckets), right), got in zip(STEPS, values, strict=True):
         ready, takes = (", ".join(f"{pair[side]:g}" for pair in buckets) or "-" for side in (0, 1))
         where = f"step_time with {what} (backward {backward:g} s; ready at {ready} s, taking {takes} s)"
-        if any(isinstance(got[name], str) for name in called):
+        if any(isinstance(got[name], str) for name in labels):
             grade.fail(f"{where} returned {got['step']}; expected StepTime(total, exposed, hidden)")
         if not got["kept"]:
             grade.fail("step_time changed the list of buckets: it belongs to the caller")
@@ -158,7 +158,7 @@ def check_steps(grade: Grade, names: Sequence[str]) -> None:
             exposed = f"expected seconds exposed, got {got['exposed'] / unit:.4g}: exposed time is never negative"
             grade.fail(f"{where}: {exposed}")
         in_units = {name: got[name] / unit for name in names}
-        expected = {name: seconds(right[list(called).index(name)], 1.0, called[name]) for name in names}
+        expected = {name: seconds(right[list(labels).index(name)], 1.0, labels[name]) for name in names}
         check(grade, f"{where}: ", in_units, expected)
 
 

@@ -25,7 +25,7 @@ graded = pytest.mark.graded
 KINDS = ("pipeline", "data", "tensor")
 Lists = list[list[int]]
 Sizes = tuple[int, int, int]  # pipeline, data, tensor
-GRIDS: dict[Sizes, tuple[Lists, Lists, Lists]] = {  # the groups of each kind
+GRIDS: dict[Sizes, tuple[Lists, Lists, Lists]] = {  # the right groups of each kind
     (1, 1, 1): ([[0]], [[0]], [[0]]),
     (1, 3, 2): ([[0], [1], [2], [3], [4], [5]], [[0, 2, 4], [1, 3, 5]], [[0, 1], [2, 3], [4, 5]]),
     (1, 2, 2): ([[0], [1], [2], [3]], [[0, 2], [1, 3]], [[0, 1], [2, 3]]),
@@ -48,7 +48,7 @@ GRIDS: dict[Sizes, tuple[Lists, Lists, Lists]] = {  # the groups of each kind
 MADE: tuple[Sizes, ...] = ((1, 2, 2), (3, 2, 1), (2, 1, 2), (2, 2, 2), (1, 1, 1))
 BATCH, MICRO_BATCHES = 8, 2
 LIMITS = [1e9, 0.05]  # of the norm: the second step is clipped
-PLACES: dict[Sizes, tuple[tuple[int, int, int], ...]] = {  # of each rank: stage, place on the data and the tensor axis
+PLACES: dict[Sizes, tuple[tuple[int, int, int], ...]] = {  # for each rank: stage, place on the data and tensor axes
     (1, 2, 2): ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)),
     (2, 2, 1): ((0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)),
     (2, 1, 2): ((0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)),
@@ -59,7 +59,7 @@ PLACES: dict[Sizes, tuple[tuple[int, int, int], ...]] = {  # of each rank: stage
 
 
 def lists_of_ranks(groups: Any) -> Any:
-    """Return lists of lists of whole numbers as they are; a text for what is none."""
+    """Return lists of lists of whole numbers as they are; anything else as a text."""
     are_lists = isinstance(groups, list) and all(isinstance(group, list) for group in groups)
     if are_lists and all(type(rank) is int for group in groups for rank in group):
         return groups[:64]
@@ -68,7 +68,7 @@ def lists_of_ranks(groups: Any) -> Any:
 
 @in_rank(uses=[lists_of_ranks], join=False)
 def members(context: Context, lesson: Any, _inputs: Any) -> Any:
-    """Yield the members of each grid, kind by kind."""
+    """Yield the groups of each grid, kind by kind."""
     from common.config import Grid
 
     for pipeline, data, tensor in context.arguments["grids"]:
@@ -80,7 +80,7 @@ def members(context: Context, lesson: Any, _inputs: Any) -> Any:
 
 
 def as_list(ranks: Any) -> Any:
-    """Return the ranks that new_group is given as whole numbers; None for all ranks."""
+    """Return the argument of new_group as whole numbers; None for all ranks."""
     try:
         return None if ranks is None else [int(rank) for rank in list(ranks)][:64]
     except (TypeError, ValueError):
@@ -93,20 +93,20 @@ def spy_new_group(context: Context) -> None:
 
 @in_rank(uses=[as_list, spy_new_group], first="spy_new_group")
 def groups(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Return, of each group that make_groups returns, its ranks and a sum over them."""
+    """Return the ranks of each group that make_groups returns, and a sum over them."""
     from common.config import Grid
 
     made = lesson.make_groups(Grid(**context.arguments["grid"]))
-    found: dict[str, Any] = {}
+    by_kind: dict[str, Any] = {}
     for kind, tensor in inputs.items():
         group = getattr(made, kind, None)
-        found[kind] = {"type": type(group).__name__}
+        by_kind[kind] = {"type": type(group).__name__}
         if isinstance(group, dist.ProcessGroup):
             context.event("sum", of=kind)
             dist.all_reduce(tensor, group=group)
-            found[kind] = {"type": "group", "ranks": dist.get_process_group_ranks(group), "sum": copy_of(tensor)}
+            by_kind[kind] = {"type": "group", "ranks": dist.get_process_group_ranks(group), "sum": copy_of(tensor)}
     context.event("ended")
-    return found
+    return by_kind
 
 
 @in_rank(uses=[IN_RANK], preload=MODELS)
@@ -137,12 +137,12 @@ def train(context: Context, _lesson: Any, inputs: Any) -> Any:
 
 
 def words(sizes: Sizes) -> str:
-    """`pipeline=2, data=2, tensor=1`"""
+    """Return `pipeline=2, data=2, tensor=1`."""
     return ", ".join(f"{kind}={size}" for kind, size in zip(KINDS, sizes, strict=True))
 
 
 def aspects(groups: Lists) -> dict[str, Any]:
-    """Return what must be right about the groups of a kind: the first aspect that is not is the cause."""
+    """Return what must be right about the groups of a kind. The first aspect that is wrong is the cause."""
     return {
         "every rank is in one group of each kind": sorted(rank for group in groups for rank in group),
         "a group has as many ranks as its axis is long": sorted(map(len, groups)),
@@ -155,7 +155,7 @@ def aspects(groups: Lists) -> dict[str, Any]:
 
 
 def check_members(grade: Grade) -> None:
-    """Grids whose groups are written down."""
+    """Check the groups of the grids in GRIDS."""
     (values,) = run(grade, members, [None], grids=[*GRIDS]).values
     for (sizes, right), got in zip(GRIDS.items(), values, strict=True):
         where = f"members of a grid with {words(sizes)}: "
@@ -166,8 +166,8 @@ def check_members(grade: Grade) -> None:
             shown = f"expected the {kind} groups {lists}, got {short(str(got[kind]))}"
             if isinstance(got[kind], str):
                 grade.fail(f"{where}a group is a list of whole numbers; {shown}")
-            others = {other: ones for other, ones in zip(KINDS, right, strict=True) if other != kind}
-            for other in (other for other, ones in others.items() if got[kind] == ones != lists):
+            if got[kind] != lists and got[kind] in right:
+                other = KINDS[right.index(got[kind])]
                 grade.fail(
                     f"{where}these are the {other} groups: which axis is it, and which one is the fastest? {shown}"
                 )
@@ -179,7 +179,7 @@ def check_members(grade: Grade) -> None:
 
 
 def check_groups(grade: Grade) -> None:
-    """All ranks call new_group in one order, and each gets the three groups that it is in."""
+    """Check that all ranks call new_group in one order, and that each gets the three groups of which it is a member."""
     for sizes in MADE:
         draws = [drawn.generator(grade.seed, 61, *sizes, rank) for rank in range(int(np.prod(sizes)))]
         inputs = [{kind: draw.normal(size=3) for kind in KINDS} for draw in draws]
@@ -204,7 +204,7 @@ def check_groups(grade: Grade) -> None:
 
 
 def check_calls_agree(grade: Grade, where: str, result: Result) -> None:
-    """All ranks call new_group for the same groups; where they do not, a run may hang, or return."""
+    """Check that all ranks call new_group for the same groups; if they do not, a run may hang or return."""
     calls = [[event.data["ranks"] for event in rank.events if event.name == "new_group"] for rank in result.ranks]
     verdict, differ = grade.verdict(result), ""
     for rank, own in enumerate(calls):
@@ -223,7 +223,7 @@ def check_calls_agree(grade: Grade, where: str, result: Result) -> None:
 
 
 def check_sums(grade: Grade, where: str, result: Result, rank: int, kind: str, right: list[int]) -> None:
-    """The sum over a returned group has reached the members of this group, as the broker has seen."""
+    """Check with the broker's calls that a sum over a returned group went to the members of this group."""
     for event, calls in phases(result, rank):
         if event.data.get("of") == kind:
             got = [f"{call.name} of the ranks {sorted(call.members)}" for call in calls]
@@ -235,7 +235,7 @@ def check_sums(grade: Grade, where: str, result: Result, rank: int, kind: str, r
 
 
 def check_training(grade: Grade, sizes: Sizes) -> None:
-    """Two steps of OnGrid: losses, norms, gradients, and the parameters at the end."""
+    """Check two steps of OnGrid: losses, norms, gradients, and the parameters at the end."""
     pipeline, data, tensor = sizes
     model, rows = Model(grade, 2, BATCH, LIMITS, rate=0.5, momentum=0.9), BATCH // data
     parts = [Part(stage, pipeline, t if tensor > 1 else None) for stage, _, t in PLACES[sizes]]

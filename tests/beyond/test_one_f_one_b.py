@@ -1,7 +1,7 @@
 """1F1B, b.13: the order in which each stage of a pipeline works.
 
-Judged are the rules of the lesson's steps, and two steps on real ranks: what they compute, and which messages they
-exchange when.
+The tests judge schedules by the rules of the lesson's steps, and two steps on real ranks: the values that they compute,
+and when they exchange which messages.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ SIZES = [(m, n) for m in range(1, 7) for n in range(1, 6)] + [(16, 4), (3, 9), (
 KINDS = ("forward", "backward")
 IN_TURN = "after the warm-up, one forward and one backward in turn, until all forwards are done"
 Actions = Sequence[tuple[str, int]]  # (kind, micro-batch)
-Rule = Callable[
-    [int, Sequence[Actions]], str
-]  # (micro-batches, actions of each stage) -> what is broken, "" if nothing
+# (micro-batches, actions of each stage) -> what is broken, "" if nothing is
+Rule = Callable[[int, Sequence[Actions]], str]
 
 
 # --- what a rank does ---
 
 
 def plain(actions: Any, most: int) -> Any:
-    """Return (kind, micro-batch) of each action; a text for what is no list of actions."""
+    """Return (kind, micro-batch) of each action; a text if this is no list of actions."""
     if not isinstance(actions, list | tuple):
         return f"a {type(actions).__name__}"
     pairs = []
@@ -55,7 +54,7 @@ def plain(actions: Any, most: int) -> Any:
 
 @in_rank(uses=[plain], join=False)
 def schedules(context: Context, lesson: Any, _inputs: Any) -> Any:
-    """Yield, for each size, what the function returns for every stage in two calls, the second one by keyword."""
+    """Yield what the function returns for every stage of each size, in two calls, the second one by keyword."""
     for m, n in context.arguments["sizes"]:
         calls = [
             (lesson.one_f_one_b(m, n, i), lesson.one_f_one_b(micro_batches=m, stages=n, stage=i)) for i in range(n)
@@ -65,7 +64,7 @@ def schedules(context: Context, lesson: Any, _inputs: Any) -> Any:
 
 @in_rank(uses=[IN_RANK], preload=MODELS)
 def steps_of_a_pipeline(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield loss and gradients of each step, and how many micro-batches were alive at most."""
+    """Yield loss and gradients of each step, and the largest number of micro-batches that were alive at once."""
     from beyond.stage_runner import Stage, StageRunner
 
     a = context.arguments
@@ -83,11 +82,11 @@ def steps_of_a_pipeline(context: Context, lesson: Any, inputs: Any) -> Any:
         yield gradients(model) | {"the loss": copy_of(loss), "most_alive": int(runner.most_alive)}
 
 
-# --- the rules: each returns what is broken, "" if nothing is ---
+# --- the rules: each says what is broken, "" if nothing is ---
 
 
 def once(m: int, schedule: Sequence[Actions]) -> str:
-    """A forward and a backward of every micro-batch on every stage."""
+    """Say whether every stage has one forward and one backward of every micro-batch."""
     expected = [(kind, i) for kind in KINDS for i in range(m)]
     for stage, actions in enumerate(schedule):
         counts = Counter(actions)
@@ -100,12 +99,12 @@ def once(m: int, schedule: Sequence[Actions]) -> str:
 
 
 def in_order(_m: int, schedule: Sequence[Actions]) -> str:
-    """Micro-batches in order, and no backward before its forward."""
+    """Say whether micro-batches are in order, and no backward comes before its forward."""
     for stage, actions in enumerate(schedule):
         for kind in KINDS:
-            for i, later in pairwise(j for one, j in actions if one == kind):
-                if later < i:
-                    return f"stage {stage} takes the {kind} of micro-batch {i} before that of micro-batch {later}"
+            for i, following in pairwise(j for one, j in actions if one == kind):
+                if following < i:
+                    return f"stage {stage} takes the {kind} of micro-batch {i} before that of micro-batch {following}"
         for kind, i in actions:
             if kind == "backward" and actions.index((kind, i)) < actions.index(("forward", i)):
                 return f"stage {stage} has the backward of micro-batch {i} before its forward"
@@ -113,7 +112,7 @@ def in_order(_m: int, schedule: Sequence[Actions]) -> str:
 
 
 def few_alive(m: int, schedule: Sequence[Actions]) -> str:
-    """A stage keeps at most one micro-batch more than the stage after it may keep, the last one a single one."""
+    """Say whether the last stage keeps at most one micro-batch alive, and each stage before it one more."""
     limit = len(schedule)
     for stage, actions in enumerate(schedule):
         alive = most_alive([kind for kind, _ in actions])
@@ -132,7 +131,7 @@ def as_in_gpipe(alive: int, micro_batches: int) -> str:
 
 
 def warm_up(m: int, schedule: Sequence[Actions]) -> str:
-    """The last stage makes one forward before its first backward, each stage before it one more: at most all."""
+    """Say whether the last stage makes one forward before its first backward, and each stage before it one more."""
     before = [[kind for kind, _ in actions].index("backward") for actions in schedule]
     right, reason = 1, "the last stage starts its first backward right after its first forward"
     for stage in reversed(range(len(schedule))):
@@ -143,7 +142,7 @@ def warm_up(m: int, schedule: Sequence[Actions]) -> str:
 
 
 def alternating(_m: int, schedule: Sequence[Actions]) -> str:
-    """From the first backward to the last forward: one of each in turn."""
+    """Say whether forwards and backwards take turns, from the first backward to the last forward."""
     for stage, actions in enumerate(schedule):
         kinds = [kind for kind, _ in actions]
         begin, end = kinds.index("backward"), len(kinds) - kinds[::-1].index("forward")
@@ -154,10 +153,10 @@ def alternating(_m: int, schedule: Sequence[Actions]) -> str:
 
 
 def check_rules(grade: Grade, *rules: Rule) -> None:
-    """The rules, for all sizes; of the first one that is broken, the smallest size is shown."""
+    """Check the rules for all sizes. Show the smallest size that breaks the first broken rule."""
     sizes = SIZES + drawn.generator(grade.seed, 50).integers(7, 12, (3, 2)).tolist()
     (values,) = run(grade, schedules, [None], sizes=sizes).values
-    made: dict[tuple[int, int], list[Actions]] = {}
+    by_size: dict[tuple[int, int], list[Actions]] = {}
     for (m, n), calls in zip(sizes, values, strict=True):
         for stage, (first, second) in enumerate(calls):
             call = f"one_f_one_b({m}, {n}, {stage})"
@@ -165,18 +164,17 @@ def check_rules(grade: Grade, *rules: Rule) -> None:
                 grade.fail(f'{call}: expected a list of Action("forward" or "backward", i), got {short(first)}')
             if first != second:
                 grade.fail(f"{call}: a second call gives a different list: begin every call with an empty one")
-        made[m, n] = [[(kind, i) for kind, i in first] for first, _ in calls]
-    reversed_stages = {size: schedule[::-1] for size, schedule in made.items()}
+        by_size[m, n] = [[(kind, i) for kind, i in first] for first, _ in calls]
+    reversed_stages = {size: schedule[::-1] for size, schedule in by_size.items()}
     for rule in rules:
-        broken = {size: words for size, schedule in made.items() if (words := rule(size[0], schedule))}
+        broken = {size: words for size, schedule in by_size.items() if (words := rule(size[0], schedule))}
         if broken:
             m, n = size = min(broken, key=sum)
-            cause = ""
-            if not any(one(size[0], schedule) for size, schedule in reversed_stages.items() for one in rules):
-                cause = "the stages are in reverse order, stage 0 is the first one: "
+            is_reversed = not any(one(size[0], schedule) for size, schedule in reversed_stages.items() for one in rules)
+            cause = "the stages are in reverse order, stage 0 is the first one: " if is_reversed else ""
             lines = [
                 f"  stage {i}: {' '.join(f'{kind[0].upper()}{j}' for kind, j in actions)}"
-                for i, actions in enumerate(made[size])
+                for i, actions in enumerate(by_size[size])
             ]
             grade.fail(f"micro_batches={m}, stages={n}: {cause}{broken[size]}\n" + "\n".join(lines) + "\n")
 
@@ -196,7 +194,7 @@ SETTINGS = (Setting(2, 5), Setting(4, 6, 1), Setting(4, 3, 1), Setting(3, 3), Se
 
 
 def check_pipeline(grade: Grade, setting: Setting) -> None:
-    """Two steps on real ranks: as one worker's, with as few micro-batches alive as the lesson says."""
+    """Check two steps on real ranks: the values of one worker, and no more micro-batches alive than the lesson says."""
     n, m, _ = setting
     model = Model(grade, max(n, 2), m * setting.examples, limits=[1e9, 1e9])
     parts = [Part(stage, n) for stage in range(n)]
@@ -222,7 +220,7 @@ def check_alive(grade: Grade, where: str, alive: int, setting: Setting, stage: i
 
 
 def check_messages(grade: Grade, where: str, result: Result, setting: Setting, stage: int, step: int) -> None:
-    """The same as the broker has seen it: a student's code shares the runner's process, and could change its count."""
+    """Check the same with the broker's calls: a student's code could change the runner's count in its own process."""
     if setting.stages == 1:
         return
     calls = [phase.calls for phase in phases(result, stage) if phase.event.name == "run"][step]
@@ -232,8 +230,8 @@ def check_messages(grade: Grade, where: str, result: Result, setting: Setting, s
 def order_of(calls: Sequence[Call], stage: int, last: int) -> list[str]:
     """Return the forwards and backwards of a stage, in order.
 
-    Each waits for a message that it needs. A forward of the first stage and a backward of the last one need none: they
-    are known by the message that they send.
+    Each waits for a message that it needs. A forward of the first stage and a backward of the last one need none: the
+    message that they send shows them.
     """
     signs = {("recv", stage - 1): "forward", ("recv", stage + 1): "backward"}
     signs |= {("send", 1): "forward"} if stage == 0 else {}
@@ -242,7 +240,8 @@ def order_of(calls: Sequence[Call], stage: int, last: int) -> list[str]:
     for call in calls:
         if kind := signs.get((call.name, call.root or 0)):
             is_recv = call.name == "recv"
-            moments.append(((call.waited_at if is_recv else call.posted_at) or 0, is_recv, call.posted_at, kind))
+            moment = (call.waited_at if is_recv else call.posted_at) or 0
+            moments.append((moment, is_recv, call.posted_at, kind))
     return [kind for *_, kind in sorted(moments)]
 
 

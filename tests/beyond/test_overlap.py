@@ -1,7 +1,7 @@
 """The gradient reducer: b.4 the hook that sends buckets during backward, b.5 finish and no_sync.
 
-Of b.4, messages alone are judged: what they hold, in which order they are sent, and when. What becomes of them is
-judged after finish(), with b.5: then every gradient is the mean. Whether send or finish divides, does not matter.
+The tests of b.4 judge messages alone: their content, their order, and when they are sent. Those of b.5 judge gradients
+after finish(): each must be the mean. It does not matter whether send or finish divides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
 graded = pytest.mark.graded
 CRASHES = shared.CRASHES
 IN_RANK = "tests/beyond/toy_in_rank.py"
-HINTS = {  # the reducer's, torch's and our words -> what they mean here
+HINTS = {  # words of the reducer, of torch and of the graders -> what they mean here
     "a second backward before finish()": "gradient_ready was called twice for a parameter in one step: is it "
     "registered once, does it stop under no_sync, and does finish reset `missing`?",
     "'NoneType' object has no attribute 'wait'": "bucket.work is None: the bucket was never sent (is next_bucket 0 "
@@ -43,9 +43,9 @@ HINTS = {  # the reducer's, torch's and our words -> what they mean here
 
 @dataclass(frozen=True, kw_only=True)
 class Setting(ToySetting):
-    """A toy, and the buckets that must be sent in each step (empty: not looked at).
+    """A toy, and the buckets that must be sent in each step (empty: not checked).
 
-    late: of each step, the rank that begins its last backward when all others have ended theirs, or None.
+    late: for each step, the rank that begins its last backward when all others have ended, or None.
     interrupted: steps in which an exception ends every no_sync.
     """
 
@@ -63,7 +63,8 @@ PLAIN = Setting(
     buckets=[[[5, 4], [3, 2, 1], [0]]],
 )
 LATE = replace(PLAIN, late=[2])
-# On ranks above 0 bucket 1 is complete first, and must wait for bucket 0. All have one size: a mix-up is no mismatch.
+# On ranks above 0 bucket 1 is complete first, and must wait for bucket 0. All buckets have the same size, so that torch
+# reports no mismatch if they are mixed up.
 CROSSED = replace(
     PLAIN,
     shapes=[[4]] * 6,
@@ -109,7 +110,7 @@ ACCUMULATED = Setting(  # in the second step, no_sync ends with an exception, wh
     buckets=[[[3, 2], [1], [0]]] * 2,
     interrupted=[1],
 )
-# In the first step they become ready as 1 3 2 4 on rank 0 and otherwise elsewhere; 0 is not used.
+# In the first step gradients become ready as 1 3 2 4 on rank 0, and in another order on other ranks; 0 is not used.
 LATER_STEPS = Setting(
     shapes=[[4]] * 5,
     uses=[[[[4, 2, 3, 1], [1, 2, 3, 4]]], *[[[[4, 2, 3, 1], [4, 2, 1, 3]]]] * 2],
@@ -124,7 +125,7 @@ LATER_STEPS = Setting(
 
 @in_rank(uses=[IN_RANK])
 def reduce_gradients(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield, of each step, the gradients at its end. Without `finish`, the messages are left in transit until then."""
+    """Yield the gradients at the end of each step. Without `finish`, messages are in transit until then."""
     arguments = context.arguments
     toy = Toy(arguments, context.later)
     reducer = lesson.GradientReducer(toy, arguments["bucket_bytes"])
@@ -146,10 +147,10 @@ def reduce_gradients(context: Context, lesson: Any, inputs: Any) -> Any:
         if arguments["finish"]:
             reducer.finish()
         else:
-            dist.barrier()  # all messages arrive
-        found = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
-        found |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
-        yield found | {"moved": [k for k, p in enumerate(toy.numbered) if not bool((p == 1).all())]}
+            dist.barrier()  # so that all messages arrive
+        left = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
+        left |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
+        yield left | {"moved": [k for k, p in enumerate(toy.numbered) if not bool((p == 1).all())]}
         for parameter in toy.numbered:
             parameter.grad = None
 
@@ -174,16 +175,16 @@ class Reduced:
 
     def micros(self, rank: int, step: int) -> list[MicroBatch]:
         micros = shared.micro_batches(self.grade, self.result, self.setting, rank)
-        for micro in micros:  # other calls of finish() agree on the order
+        for micro in micros:  # finish() may use other collectives to agree on the order
             micro.sends = [send for send in micro.sends if send.call.name == "all_reduce"]
         return [micro for micro in micros if micro.step == step]
 
     # --- messages ---
 
     def check_messages(self, times: bool = False) -> None:
-        """Before its last micro-batch a step sends nothing, then every bucket once, in the order of the buckets.
+        """Check that only the last micro-batch of a step sends, every bucket once, in the order of the buckets.
 
-        times: whether each must leave as soon as it is complete, and those before it have been sent.
+        times: check also that each is sent as soon as it is complete and those before it have been sent.
         """
         for step, rank in itertools.product(range(len(self.setting.buckets)), range(self.ranks)):
             where, buckets = f"step {step}: rank {rank}", self.setting.buckets[step]
@@ -202,6 +203,7 @@ class Reduced:
                 shared.check_times(self.grade, where, last, buckets, enumerate(last.sends), advice)
 
     def _check_buckets(self, step: int, rank: int, where: str, calls: list[Call]) -> None:
+        """Check that each message is one bucket with the right bytes, and that the buckets are in order."""
         buckets, sent = self.setting.buckets[step], list[int]()
         for number, call in enumerate(calls):
             content = self._content(call, step, rank)
@@ -217,7 +219,7 @@ class Reduced:
         shared.check_order(self.grade, where, sent, len(buckets), calls[0].where if calls else "")
 
     def _content(self, call: Call, step: int, rank: int) -> int | str:
-        """Return the bucket whose gradients are in a message, times any factor; or what else is in it."""
+        """Return the bucket whose gradients are in a message, times any factor; else say what is in it."""
         message, own, buckets = [call.sent_arrays()], self.own[rank][step], self.setting.buckets[step]
         for i, bucket in enumerate(buckets):
             if same_numbers(message, [own[k] for k in bucket], shared.ROUNDING[self.setting.dtype(bucket[0])]):
@@ -228,7 +230,7 @@ class Reduced:
         return "other numbers than its own gradients of one bucket: send one message for each bucket, its `flat`"
 
     def check_finish(self) -> None:
-        """finish() sends all remaining buckets before it waits for one."""
+        """Check that finish() sends all remaining buckets before it waits for one."""
         for step, rank in itertools.product(range(len(self.setting.uses)), range(self.ranks)):
             calls = [send.call for send in self.micros(rank, step)[-1].sends]
             advice = "send all remaining buckets, then wait"
@@ -237,7 +239,7 @@ class Reduced:
     # --- gradients ---
 
     def check_means(self) -> None:
-        """After each finish() every parameter has the mean of all ranks, in its own dtype, and is itself unchanged."""
+        """Check that after each finish() every gradient is the mean of all ranks, and the parameter is unchanged."""
         payloads = Payloads(self.result)
         for step in range(len(self.setting.uses)):
             left = [steps[step] for steps in self.result.values]
@@ -251,7 +253,7 @@ class Reduced:
             check(self.grade, where, got, expected, self.result)
 
     def _after_step(self, step: int, rank: int, k: int, payloads: Payloads) -> dict[Any, Expected]:
-        """What a rank must have of one parameter at the end of a step."""
+        """Return what one parameter of a rank must have at the end of a step."""
         if k in self.setting.frozen:
             message = f"parameter {k} requires no gradient, but has one"
             return {(rank, f"parameter {k}"): Expected(None, message)}
@@ -263,10 +265,10 @@ class Reduced:
         return {(rank, f"parameter {k}"): one, (rank, f"dtype {k}"): of_dtype}
 
     def _mistakes(self, step: int, k: int) -> dict[str, Any]:
-        """Return sentence -> the gradient that a reducer's own mistake leaves."""
+        """Return sentence -> the gradient that a mistake in the reducer leaves."""
 
-        def mean(of: list[list[list[Any]]], step: int) -> np.ndarray:
-            return np.asarray(np.mean([steps[step][k] for steps in of], axis=0))
+        def mean(by_rank: list[list[list[Any]]], step: int) -> np.ndarray:
+            return np.asarray(np.mean([steps[step][k] for steps in by_rank], axis=0))
 
         last = [[micros[-1] for micros in steps] for steps in self.computed]
         unused = [rank for rank in range(self.ranks) if not np.any(self.own[rank][step][k])]

@@ -1,4 +1,4 @@
-"""The gradient reducer, b.3: buckets, and the order of the parameters that all ranks agree on."""
+"""The gradient reducer, b.3: buckets, and the order of parameters on which all ranks agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, nn, torch
 
 graded = pytest.mark.graded
-Case = dict[str, Any]  # sizes (numbers of elements), dtypes, bucket_bytes; of an order: count, ready
+Case = dict[str, Any]  # for buckets: sizes (numbers of elements), dtypes, bucket_bytes; for an order: count, ready
 
 
 # --- what a rank does ---
@@ -26,7 +26,7 @@ Case = dict[str, Any]  # sizes (numbers of elements), dtypes, bucket_bytes; of a
 
 @in_rank
 def make_buckets(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield, of each case, the buckets, with a number for each parameter; -1 for anything else."""
+    """Yield the buckets of each case, with a number for each parameter; -1 for anything else."""
     for case in inputs:
         sizes = zip(case["sizes"], case["dtypes"], strict=True)
         parameters = [nn.Parameter(torch.zeros(size, dtype=getattr(torch, dtype))) for size, dtype in sizes]
@@ -37,13 +37,13 @@ def make_buckets(context: Context, lesson: Any, inputs: Any) -> Any:
 
 @in_rank
 def agree_on_order(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield, of each case, the parameters in the order that is returned, as numbers; or the class of another result."""
+    """Yield the returned order of each case as numbers of parameters; the class of the result if it is no list."""
     for case in inputs:
         parameters = [nn.Parameter(torch.zeros(2)) for _ in range(case["count"])]
         numbers = {id(parameter): k for k, parameter in enumerate(parameters)}
         order = lesson.agree_on_order(dict.fromkeys(parameters[k] for k in case["ready"]), parameters)
-        listed = isinstance(order, list | tuple)
-        yield [numbers.get(id(parameter), -1) for parameter in order] if listed else type(order).__name__
+        is_list = isinstance(order, list | tuple)
+        yield [numbers.get(id(parameter), -1) for parameter in order] if is_list else type(order).__name__
 
 
 # --- buckets ---
@@ -58,7 +58,7 @@ def size_cases(grade: Grade) -> list[Case]:
 
 
 def dtype_cases(grade: Grade) -> list[Case]:
-    """Return cases in other dtypes, and in several; of the last one, all would fit into one bucket."""
+    """Return cases in other dtypes, and in several; in the last one, all parameters would fit into one bucket."""
     draw = drawn.generator(grade.seed, 18)
     sizes, several = draw.integers(1, 60, 12).tolist(), draw.choice(list(BYTES), 12).tolist()
     cases = (
@@ -69,7 +69,7 @@ def dtype_cases(grade: Grade) -> list[Case]:
 
 
 def check_buckets(grade: Grade, cases: list[Case]) -> None:
-    """Every parameter is in one bucket, in order; a bucket has one dtype and as many as it may hold."""
+    """Check that parameters are in buckets in order, and that a bucket has one dtype and is as full as it may be."""
     result = run(grade, make_buckets, [cases])
     for case, buckets in zip(cases, result.values[0], strict=True):
         nbytes = [size * BYTES[dtype] for size, dtype in zip(case["sizes"], case["dtypes"], strict=True)]
@@ -92,22 +92,27 @@ def mistake_in_buckets(case: Case, buckets: list[list[int]], nbytes: list[int]) 
     for i, bucket in enumerate(buckets):
         if len({case["dtypes"][k] for k in bucket}) > 1:
             return f"bucket {i} has several dtypes: a message can have only one"
-        if words := mistake_in_size(case, i, [bucket, buckets[i - 1] if i else []], nbytes):
+        before = buckets[i - 1] if i else []
+        if words := mistake_in_size(case, i, bucket, before, nbytes):
             return words
     return ""
 
 
-def mistake_in_size(case: Case, i: int, neighbours: list[list[int]], nbytes: list[int]) -> str:
-    """Say whether a bucket is too large, or its first parameter fits into the bucket before it."""
-    (bucket, before), limit = neighbours, case["bucket_bytes"]
-    size, in_float32 = sum(nbytes[k] for k in bucket), 4 * sum(case["sizes"][k] for k in bucket)
+def mistake_in_size(case: Case, i: int, bucket: list[int], before: list[int], nbytes: list[int]) -> str:
+    """Say whether bucket i is too large, or its first parameter fits into the bucket before it; "" if neither."""
+    limit, size = case["bucket_bytes"], sum(nbytes[k] for k in bucket)
     if size > limit and len(bucket) > 1:
+        in_float32 = 4 * sum(case["sizes"][k] for k in bucket)
+        fits_as_float32 = in_float32 < size and in_float32 <= limit
+        too_large_without_last = size - nbytes[bucket[-1]] > limit
         advice = "check for room before you add a parameter"
-        if size > in_float32 <= limit or size - nbytes[bucket[-1]] > limit:
+        if fits_as_float32 or too_large_without_last:
             advice = "sizes are bytes (parameter.nbytes); an element has 2, 4 or 8, and not 1"
         return f"bucket {i} holds {size} bytes, more than bucket_bytes: {advice}"
+    if not before or case["dtypes"][before[0]] != case["dtypes"][bucket[0]]:
+        return ""
     together = sum(nbytes[k] for k in [*before, bucket[0]])
-    if before and case["dtypes"][before[0]] == case["dtypes"][bucket[0]] and together <= limit:
+    if together <= limit:
         exactly = " exactly" if together == limit else ""
         words = "but starts a new one: sizes are bytes (nbytes), and the limit itself is allowed"
         return f"parameter {bucket[0]} still fits{exactly} into bucket {i - 1}, {words}"
@@ -118,14 +123,14 @@ def mistake_in_size(case: Case, i: int, neighbours: list[list[int]], nbytes: lis
 
 
 def ready_lists(draw: np.random.Generator, rank: int) -> list[Case]:
-    """Return all of 9 in some order, 5 of them on rank 0 and others elsewhere, none on rank 0; 290 of 300."""
+    """Return a rank's ready parameters in five cases: all of 9; 5; 3 or more; 4, but none on rank 0; 290 of 300."""
     lists = [draw.permutation(9)[:count].tolist() for count in (9, 5, 3 + rank, 4 if rank else 0)]
     many = draw.permutation(300)[:290].tolist()  # more than a byte can number, as in every real model
     return [*({"count": 9, "ready": ready} for ready in lists), {"count": 300, "ready": many}]
 
 
 def check_order(grade: Grade, ranks: int) -> None:
-    """All ranks have rank 0's order, which it alone knows; parameters that were not ready there come last."""
+    """Check that all ranks have rank 0's order, with parameters that were not ready on rank 0 at the end."""
     draw = drawn.generator(grade.seed, 13, ranks)
     inputs = [ready_lists(draw, rank) for rank in range(ranks)]
     result = run(grade, agree_on_order, inputs)
@@ -136,17 +141,17 @@ def check_order(grade: Grade, ranks: int) -> None:
             if isinstance(got, str) or sorted(got) != everything:
                 words = "expected every parameter once, as a list: those that were not ready come last"
                 grade.fail(f"{where}has {short(got, 100)}; {words}")
-            own, begin = inputs[rank][number]["ready"], got[: len(ready)]
+            own, first_got = inputs[rank][number]["ready"], got[: len(ready)]
             mistakes = {
                 "has {got}: the order is the rank's own, not rank 0's":
-                    begin if own and got[: len(own)] == own else None,
+                    first_got if own and got[: len(own)] == own else None,
                 "has {got}: the order is that of `parameters`, not that in which gradients became ready":
                     everything[: len(ready)],
                 "has {got}: parameters that were not ready come first: put them last":
-                    begin if got[-len(ready) :] == ready else None,
+                    first_got if got[-len(ready) :] == ready else None,
             }  # fmt: skip
             differs = "has parameters that were not ready in a different order than rank 0"
-            got_parts = {"ready": begin, "rest": got}
+            got_parts = {"ready": first_got, "rest": got}
             expected = {
                 "ready": Expected(ready, "has {got}: the order is not that of rank 0", mistakes=mistakes),
                 "rest": Expected(result.values[0][number], differs),

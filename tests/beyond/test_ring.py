@@ -1,10 +1,11 @@
 """The ring: b.1 reduce_scatter and b.2 all_gather, made of send and recv.
 
-Judged is what every rank holds afterwards, and every message that goes around, round by round.
+The tests judge what every rank holds at the end, and every message of every round.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -41,7 +42,7 @@ Cases = tuple[tuple[int, str], ...]  # (length, dtype)
 
 @in_rank
 def reduce_scatter(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield, of each case, the chunks that the student's function returns, and the tensor itself afterwards."""
+    """Yield the chunks that the student's function returns in each case, and the tensor itself afterwards."""
     for tensor, dtype in zip(inputs, context.arguments["dtypes"], strict=True):
         flat = tensor.to(getattr(torch, dtype)).clone()
         context.event("case")
@@ -51,7 +52,7 @@ def reduce_scatter(context: Context, lesson: Any, inputs: Any) -> Any:
 
 @in_rank
 def all_gather(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield, of each case, the chunks as they are afterwards."""
+    """Yield the chunks of each case as the student's function leaves them."""
     for tensors, dtype in zip(inputs, context.arguments["dtypes"], strict=True):
         chunks = [tensor.to(getattr(torch, dtype)).clone() for tensor in tensors]
         context.event("case")
@@ -59,11 +60,11 @@ def all_gather(context: Context, lesson: Any, inputs: Any) -> Any:
         yield [copy_of(chunk) for chunk in chunks]
 
 
-# --- what goes around ---
+# --- inputs and messages ---
 
 
 def draw(seed: int, ranks: int, cases: Cases) -> list[list[np.ndarray]]:
-    """Return [rank][case]: in half precision whole numbers, so that sums are exact."""
+    """Draw the tensors [rank][case]; in half precision whole numbers, so that sums are exact."""
 
     def one(rank: int, case: int, length: int, dtype: str) -> np.ndarray:
         draw = drawn.generator(seed, 11, rank, case)
@@ -81,11 +82,12 @@ def slices(sizes: Sequence[int]) -> list[slice]:
 
 def even(length: int, parts: int) -> list[int]:
     """Return lengths that differ by at most one, the longer ones first."""
-    return [length // parts + (part < length % parts) for part in range(parts)]
+    shorter, longer_ones = divmod(length, parts)
+    return [shorter + 1] * longer_ones + [shorter] * (parts - longer_ones)
 
 
 def exchanged(grade: Grade, function: InRank, cases: Cases, inputs: list[Any]) -> Result:
-    """Run one half of the ring; a collective of torch would give the same values without one."""
+    """Run one half of the ring. Fail for torch's own collectives, which give the same values."""
     ranks = list(range(len(inputs)))
     right, left = ranks[1:] + ranks[:1], ranks[-1:] + ranks[:-1]
     peers = {
@@ -109,17 +111,17 @@ def check_rounds(
     values: Callable[[int, int, list[int]], Any],
     what: str,
 ) -> None:
-    """Chunk k sets out `first` ranks to the right of rank k, and each rank on its way passes it on.
+    """Check every message. Chunk k starts `first` ranks to the right of rank k, and each rank passes it to the right.
 
-    `values(case, chunk, way)`: what the last of the ranks on its way sends.
+    `values(case, chunk, way)`: what a rank sends, if `way` lists the ranks that the chunk has visited, up to this rank.
     """
     ranks = list(range(len(result.ranks)))
     sends: list[list[ExpectedCall]] = [[] for _ in ranks]
-    for hop in ranks[:-1]:
+    for round_ in ranks[:-1]:
         for chunk in ranks:
-            way = (ranks[chunk:] + ranks[:chunk])[first:] + (ranks[chunk:] + ranks[:chunk])[:first]
-            sender, receiver = way[hop], (way + way)[hop + 1]
-            payload = values(case, chunk, way[: hop + 1])
+            way = [(chunk + first + hop) % len(ranks) for hop in range(round_ + 1)]
+            sender = way[-1]
+            receiver, payload = (sender + 1) % len(ranks), values(case, chunk, way)
             message = ExpectedCall("send", receiver, "its right neighbour", payload, f"chunk {chunk} with {what}")
             sends[sender].append(message)
     for rank in ranks:
@@ -131,7 +133,7 @@ def check_rounds(
 
 
 def check_sums(grade: Grade, ranks: int, cases: Cases) -> Result:
-    """chunks[rank] is the sum over all ranks, in flat itself; the chunks are flat, cut evenly."""
+    """Check that chunks[rank] is the sum over all ranks, in flat itself, and that the chunks cut flat evenly."""
     inputs = draw(grade.seed, ranks, cases)
     result = exchanged(grade, reduce_scatter, cases, inputs)
     for case, (length, dtype) in enumerate(cases):
@@ -142,8 +144,8 @@ def check_sums(grade: Grade, ranks: int, cases: Cases) -> Result:
                 grade.fail(f"{where}: expected a list of {ranks} chunks, got {chunks}")
             sizes = [chunk.size for chunk in chunks]
             if sorted(sizes) != sorted(even(length, ranks)):
-                rounded = set(sizes[:-1]) == {-(-length // ranks)}
-                cause = "; torch.chunk rounds up, and may give fewer chunks" if rounded else ""
+                rounded_up = set(sizes[:-1]) == {math.ceil(length / ranks)}
+                cause = "; torch.chunk rounds up, and may give fewer chunks" if rounded_up else ""
                 grade.fail(f"{where}: expected chunks of lengths that differ by at most one, got {sizes}{cause}")
             cut = slices(sizes)
             parts = [np.asarray(own[case][cut[rank]], np.float64) for own in inputs]
@@ -166,6 +168,7 @@ def check_sums(grade: Grade, ranks: int, cases: Cases) -> Result:
 
 
 def check_rounds_of_sums(grade: Grade, ranks: int) -> None:
+    """Check the partial sum in every message of reduce_scatter."""
     inputs, result = draw(grade.seed, ranks, PLAIN), check_sums(grade, ranks, PLAIN)
     cuts = [slices([chunk.size for chunk in chunks["chunks"]]) for chunks in result.values[0]]
 
@@ -178,7 +181,7 @@ def check_rounds_of_sums(grade: Grade, ranks: int) -> None:
 
 
 def mistakes_in_sum(rank: int, parts: list[np.ndarray], got: np.ndarray, complete: list[int]) -> dict[str, Any]:
-    """Return sentence -> what a rank holds in place of the sum of `parts`. `complete`: other chunks that are right."""
+    """Return mistake -> what it leaves in place of the sum of `parts`. `complete`: the other chunks that are right."""
     total = np.sum(parts, axis=0)
     instead = {f"rank {rank} completes chunk {k} instead of its own: first send your left neighbour's own chunk": got
                for k in complete}  # fmt: skip
@@ -218,7 +221,7 @@ def test_the_ring_imports_only_what_the_course_allows(grade: Grade) -> None:
 
 
 def check_gathered(grade: Grade, ranks: int, cases: Cases, rounds: bool = False) -> None:
-    """Every rank ends with every rank's own chunk, bit by bit, in the tensors that it was given."""
+    """Check that every rank has every rank's own chunk, bit by bit, in the tensors that it passed."""
     inputs = draw(grade.seed, ranks, cases)
     cuts = [slices(even(length, ranks)) for length, _ in cases]
     before = [[[own[case][part] for part in cut] for case, cut in enumerate(cuts)] for own in inputs]
@@ -262,7 +265,7 @@ def test_all_gather_copies_every_rank_s_own_chunk_to_all(grade: Grade) -> None:
 
 @graded("b.2", needs=["b.1"])
 def test_the_whole_ring_averages_gradients_for_as_few_bytes_as_can_be(grade: Grade) -> None:
-    """The gradients of a model, averaged by both halves, for 2(N-1)/N S bytes of each rank."""
+    """Both halves together average the gradients of a model, and each rank sends 2(N-1)/N S bytes."""
     for setting, ranks in ((averaging.ODD, 3), (averaging.PLAIN, 4), (averaging.LARGE, 2), (averaging.PLAIN, 1)):
         averaging.check_mean(grade, averaging.AVERAGE, setting, (ranks,))
         result, gradients = averaging.averaged(grade, averaging.AVERAGE, ranks, setting)

@@ -1,4 +1,4 @@
-"""ZeRO-3, b.8: one block, of which a rank keeps its shard alone, and which it gathers and frees."""
+"""ZeRO-3, b.8: one block. A rank keeps only its shard of it, gathers the whole block, and frees it again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HINTS = shared.HINTS | {
 STALE = (
     "a gather sends what the shard was in __init__, but the optimizer has changed it since: read shard.values each time"
 )
-MOVES = 2  # times that the shard changes before a gather
+MOVES = 2  # how often the shard changes, each time before a gather
 
 
 def block_of(shapes: list[list[int]], dtype: str = "float32") -> Setting:
@@ -50,9 +50,9 @@ LARGE = block_of([[640, 1024]])
 
 
 class Step(NamedTuple):
-    """What a rank does with a block: how many gathers it may start, and what to do if it does not.
+    """What a rank does with a block: how many gathers it must start, and the advice if it does not.
 
-    is_whole, gathering: the block's attributes afterwards; of a step in between, they are not looked at.
+    is_whole, gathering: the block's attributes afterwards; None: they are not checked after this step.
     """
 
     name: str
@@ -78,42 +78,43 @@ STEPS = (
 
 
 def state(step: str, block: Any, parameters: Sequence[nn.Parameter]) -> dict[str, Any]:
-    """Return the attributes of a block after a step, and the memory behind its parameters."""
-    values = (bytes_of(parameters), bool(block.is_whole), block.gathering is not None)
+    """Return the attributes of a block after a step, and the bytes of memory of its parameters."""
     return {
-        f"{name} after {step}": value for name, value in zip(("bytes", "is_whole", "gathering"), values, strict=True)
+        f"bytes after {step}": bytes_of(parameters),
+        f"is_whole after {step}": bool(block.is_whole),
+        f"gathering after {step}": block.gathering is not None,
     }
 
 
 def gather_block(context: Context, lesson: Any, dtype: str, values: list[Tensor], moves: list[Tensor]) -> Any:
-    """Gather a block twice, with and without start_gather; `moves` are added to its shard before."""
+    """Gather a block twice, with and without start_gather, each time after one of `moves` is added to its shard."""
     parameters = [nn.Parameter(value.to(getattr(torch, dtype))) for value in values]
     context.event("__init__")
     block = lesson.ShardedBlock(parameters)
-    found = state("__init__", block, parameters) | {"dtype": dtype_of(block.shard.values)}
-    found["shard"] = copy_in_memory(block.shard.values)
-    if found["shard"] is None or found["shard"].shape != moves[0].shape:
-        return found
+    report = state("__init__", block, parameters) | {"dtype": dtype_of(block.shard.values)}
+    report["shard"] = copy_in_memory(block.shard.values)
+    if report["shard"] is None or report["shard"].shape != moves[0].shape:
+        return report
     for move, gather, free in zip(moves, ("wait", "wait without start_gather"), ("free", "free again"), strict=True):
         block.shard.values.add_(move)
         if gather == "wait":
             with held_back(context, context.arguments["late"]):
                 context.event("start_gather")
                 block.start_gather()
-                found |= state("start_gather", block, parameters)
+                report |= state("start_gather", block, parameters)
                 context.event("start_gather again")
                 block.start_gather()
         context.event(gather)
         block.wait()
-        found |= state(gather, block, parameters)
+        report |= state(gather, block, parameters)
         context.event("start_gather and wait of a whole block")
         block.start_gather()
         block.wait()
-        found |= {f"parameter {k} after {gather}": copy_in_memory(value) for k, value in enumerate(parameters)}
+        report |= {f"parameter {k} after {gather}": copy_in_memory(value) for k, value in enumerate(parameters)}
         context.event(free)
         block.free()
-        found |= state(free, block, parameters)
-    return found
+        report |= state(free, block, parameters)
+    return report
 
 
 @in_rank(uses=[TOY, BLOCKS, state, gather_block])
@@ -135,7 +136,8 @@ class BlockRun:
     def __init__(self, grade: Grade, ranks: int, setting: Setting) -> None:
         self.grade, self.ranks, self.setting, self.dtype = grade, ranks, setting, setting.dtypes[0]
         self.order, self.initial = setting.buckets()[0], setting.initial(grade.seed)
-        self.shards = [setting.flat(self.order, self.initial, ranks)]  # and after each move, a row for each rank
+        # At the start and after each move: a row for each rank.
+        self.shards = [setting.flat(self.order, self.initial, ranks)]
         size = (MOVES, self.shards[0].shape[1])
         generators = [drawn.generator(grade.seed, 31, ranks, rank) for rank in range(ranks)]
         moves = [np.asarray(generator.normal(size=size), np.float32) for generator in generators]
@@ -149,15 +151,17 @@ class BlockRun:
 
 
 def run_blocks(grade: Grade, ranks: int, settings: Sequence[Setting], late: int | None = None) -> list[BlockRun]:
+    """Run all blocks one after the other on the same ranks; divide the phases of the run among them."""
     blocks = [BlockRun(grade, ranks, setting) for setting in settings]
     inputs = [[block.inputs[rank] for block in blocks] for rank in range(ranks)]
     result = run(grade, gather_blocks, inputs, HINTS, why_stuck, late=late)
-    done = [phases(result, rank) for rank in range(ranks)]
+    by_rank = [phases(result, rank) for rank in range(ranks)]
     for number, block in enumerate(blocks):
         block.result, block.values, block.phases = result, [value[number] for value in result.values], []
-        for all_phases in done:
+        for all_phases in by_rank:
             begins = [i for i, phase in enumerate(all_phases) if phase.event.name == STEPS[0].name]
-            block.phases.append(all_phases[begins[number] : (*begins, len(all_phases))[number + 1]])
+            ends = [*begins[1:], len(all_phases)]
+            block.phases.append(all_phases[begins[number] : ends[number]])
     return blocks
 
 
@@ -168,7 +172,7 @@ def why_stuck(result: Result) -> str:
 
 
 def check_shard(run: BlockRun) -> None:
-    """After __init__ a rank has a copy of its part, in float32, and no more."""
+    """Check that after __init__ a rank has only a copy of its part, in float32."""
     for rank, got in enumerate(run.values):
         right = run.shards[0]
         mistakes: dict[str, Any] = {
@@ -185,7 +189,7 @@ def check_shard(run: BlockRun) -> None:
 
 
 def check_state(run: BlockRun, rank: int, step: Step) -> None:
-    """After a step the memory is as large as it must be, and the attributes say so."""
+    """Check the size of the memory and the attributes after a step."""
     if step.is_whole is None:
         return
     size = run.shards[0].size * BYTES[run.dtype] if step.is_whole or step.gathering else 0
@@ -203,7 +207,7 @@ def check_state(run: BlockRun, rank: int, step: Step) -> None:
 
 
 def check_gathers(run: BlockRun) -> None:
-    """A gather sends the shard once, in the block's dtype, and brings the parameters of all ranks."""
+    """Check that a gather sends the shard once, in the block's dtype, and brings the parameters of all ranks."""
     for rank, got in enumerate(run.values):
         steps, moved = {step.name: step for step in STEPS}, 0
         for event, calls in run.phases[rank]:

@@ -1,4 +1,4 @@
-"""ZeRO-3, b.10: each shard gets its mean gradient; a block's gradients leave at once, and its memory is freed."""
+"""ZeRO-3, b.10: each shard gets its mean gradient; a complete block is sent at once, and its memory is freed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ graded = pytest.mark.graded
 
 
 def check_updates(run: ModelRun) -> None:
-    """After a step every shard has moved as the optimizer moves the whole model, in float32."""
+    """Check that a step changes every shard as the optimizer would change the whole model, in float32."""
     for rank, value in enumerate(run.result.values):
         for step, got in enumerate(value["steps"]):
             for i in range(len(run.buckets)):

@@ -50,7 +50,7 @@ def run_backwards(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 def check_shards(run: OptimizerRun) -> None:
-    """Each rank holds its part of the values in float32; of float32 parameters it is a view."""
+    """Check that each rank holds its part of the values in float32, for float32 parameters as a view."""
     for rank, value in enumerate(run.result.values):
         for i, bucket in enumerate(run.buckets):
             right = run.setting.flat(bucket, run.initial, run.ranks)
@@ -76,17 +76,17 @@ def check_shards(run: OptimizerRun) -> None:
 
 def buckets_of(run: OptimizerRun, rank: int, micro: MicroBatch, where: str) -> list[tuple[int, Send]]:
     """Return the messages that hold numbers, with the bucket of each."""
-    found, current = list[tuple[int, Send]](), 0
+    sends, current = list[tuple[int, Send]](), 0
     rows = [run.rows(rank, micro.step, micro.number, i) for i in range(len(run.buckets))]
     what = "its own gradients of one bucket, as take_gradients returns them"
     for send in (send for send in micro.sends if send.call.payload):
         current = bucket_of(run, where, send.call, rows, what, current)
-        found.append((current, send))
-    return found
+        sends.append((current, send))
+    return sends
 
 
 def check_sent(run: OptimizerRun) -> None:
-    """Each rank sends its own gradients, all buckets in their order; stage 1 in finish(), stage 2 during backward."""
+    """Check that each rank sends its gradients, buckets in order; stage 1 in finish(), stage 2 during backward."""
     sizes = [sum(run.initial[k].size for k in bucket) for bucket in run.buckets]
     for rank in range(run.ranks):
         for micro in run.micros(rank):
@@ -103,9 +103,9 @@ def check_sent(run: OptimizerRun) -> None:
 
 
 def check_costs(run: OptimizerRun) -> None:
-    """Each exchange of gradients costs (N-1)/N of their bytes for a rank, and no parameter keeps a gradient.
+    """Check that an exchange of gradients sends (N-1)/N of their bytes a rank, and no parameter keeps a gradient.
 
-    bfloat16 may travel as float32.
+    bfloat16 may be sent as float32.
     """
     size = sum(run.bytes_of(i) * 4 // BYTES[run.setting.dtype(bucket[0])] for i, bucket in enumerate(run.buckets))
     advice = "a rank needs only its shard of the sum: reduce_scatter or all_to_all"

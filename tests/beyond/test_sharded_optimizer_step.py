@@ -1,4 +1,4 @@
-"""ZeRO-1 and ZeRO-2, b.7: clipping by the norm of all shards, and steps after which all ranks are equal."""
+"""ZeRO-1 and ZeRO-2, b.7: clipping by the norm of all shards, and steps that leave all ranks with equal parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CRASHES = toy_shared.CRASHES
 MOMENTUM = {"lr": 0.1, "momentum": 0.9}
 ADAMW = {"lr": 0.05, "betas": [0.8, 0.9], "eps": 1e-3}
 LARGE_LIMIT = 1e6
-NUMBERS = 3000  # bytes of a run that clipping may send: numbers, and no gradients
+NUMBERS = 3000  # bytes that clipping may send in a run: some numbers, and no gradients
 
 
 def adamw(setting: Setting, limits: list[float | None]) -> Setting:
@@ -47,15 +47,18 @@ GATHERED = replace(shared.LARGE, options=MOMENTUM)
 
 @in_rank(uses=[TOY, SHARDED], preload=("steps",))
 def clip(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield, of each case, the norm that clip() returns, and the gradients of the shards afterwards."""
+    """Yield the norm that clip() returns in each case, and the gradients of the shards afterwards."""
     sharded = Sharded(context, lesson, inputs)
     for limit, gradients in zip(context.arguments["max_norms"], inputs["shards"], strict=True):
         for shard, gradient in zip(sharded.shards(), gradients, strict=True):
             shard.gradient = gradient.clone()
         value = sharded.optimizer.clip(limit)
-        found = described("gradient", [shard.gradient for shard in sharded.shards()])
+        gradients_left = described("gradient", [shard.gradient for shard in sharded.shards()])
         is_tensor = isinstance(value, Tensor)
-        yield found | {"norm": copy_of(value), "shape": list(value.shape) if is_tensor else type(value).__name__}
+        yield gradients_left | {
+            "norm": copy_of(value),
+            "shape": list(value.shape) if is_tensor else type(value).__name__,
+        }
 
 
 @in_rank(uses=[TOY, SHARDED], preload=("steps",))
@@ -95,14 +98,16 @@ def train_alone(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 def check_clip(grade: Grade, ranks: int, setting: Setting) -> None:
-    """Every rank gets the norm of all ranks' shards, and scales its own by the same factor of at most 1."""
+    """Check that every rank gets the norm of all shards, and scales its own by the same factor of at most 1."""
     values = setting.initial(grade.seed)
     lengths = [setting.flat(bucket, values, ranks).shape[1] for bucket in setting.buckets()]
     inputs: list[dict[str, Any]] = []
     for rank in range(ranks):  # the gradients of the last rank are larger, and of the last bucket, too
         generator = drawn.generator(grade.seed, 17, ranks, rank)
         scales = [(1 + rank) * (1 + i) for i in range(len(lengths))]
-        draws = [[generator.normal(0, scale, size) for scale, size in zip(scales, lengths, strict=True)] for _ in "123"]
+        draws = [
+            [generator.normal(0, scale, size) for scale, size in zip(scales, lengths, strict=True)] for _ in range(3)
+        ]
         inputs.append({"values": values, "shards": [[np.asarray(one, np.float32) for one in case] for case in draws]})
     norms = [norm([one for own in inputs for one in own["shards"][case]]) for case in range(3)]
     max_norms = [norms[0] / 4, LARGE_LIMIT, norms[2] * 1.5]
@@ -135,7 +140,7 @@ def check_clip(grade: Grade, ranks: int, setting: Setting) -> None:
 
 
 def mistakes_in_norm(shards: list[list[np.ndarray]], rank: int, max_norm: float) -> dict[str, np.ndarray]:
-    """Return sentence -> the norm that a known mistake leaves. `shards`: [rank][bucket]."""
+    """Return mistake -> the norm that it gives. `shards`: [rank][bucket]."""
     norms = np.asarray([[norm([one]) for one in own] for own in shards])
     of_ranks, of_buckets, right = (np.linalg.norm(norms, axis=1), np.linalg.norm(norms, axis=0), np.linalg.norm(norms))
     table = {
@@ -159,9 +164,8 @@ def alone(run: OptimizerRun, times: int = 1) -> list[list[np.ndarray]]:
     """Return the shards of each bucket at the start and after each step of one process, which updates `times` times."""
     setting = run.setting
     trained = [k for k in range(len(setting.shapes)) if k not in setting.frozen]
-    sums = [
-        [[sum(one) for one in zip(*micros, strict=True)] for micros in steps] for steps in run.computed
-    ]  # of micros
+    # sums over micro-batches: [rank][step][parameter]
+    sums = [[[sum(one) for one in zip(*micros, strict=True)] for micros in steps] for steps in run.computed]
     gradients = [[np.mean([steps[i][k] for steps in sums], axis=0) for k in trained] for i in range(len(setting.uses))]
     inputs = {"values": [run.initial[k] for k in trained], "gradients": gradients}
     (steps,) = run_alone(run.grade, train_alone, [inputs], times=times, **setting.arguments)
@@ -170,7 +174,7 @@ def alone(run: OptimizerRun, times: int = 1) -> list[list[np.ndarray]]:
 
 
 def check_steps(grade: Grade, ranks: int, setting: Setting) -> None:
-    """After every step all ranks have the parameters that one process would have."""
+    """Check that after every step all ranks have the parameters that one process would have."""
     steps_run = OptimizerRun(grade, ranks, setting, take_steps)
     right = alone(steps_run)
     for rank, value in enumerate(steps_run.result.values):
@@ -182,13 +186,13 @@ def check_steps(grade: Grade, ranks: int, setting: Setting) -> None:
 
 
 def check_bucket(run: OptimizerRun, rank: int, step: int, i: int, right: list[np.ndarray]) -> None:
-    """The parameters of a bucket on a rank, after a step. `right`: the shards before and after it."""
+    """Check the parameters of a bucket on a rank after a step. `right`: the shards before and after it."""
     before, after = right
-    told = run.result.values[rank][step]
+    returned = run.result.values[rank][step]
     tolerance = Tolerance(norm([after]), 5.0)
-    got: dict[str, Any] = {f"shard {i}": told[f"shard {i}"]}
+    got: dict[str, Any] = {f"shard {i}": returned[f"shard {i}"]}
     expected: dict[str, Expected] = {}
-    for j, shard in enumerate(run.setting.flat(run.buckets[i], told["parameters"], run.ranks)):
+    for j, shard in enumerate(run.setting.flat(run.buckets[i], returned["parameters"], run.ranks)):
         got[f"rank {j}'s shard"] = shard
         limit = 2.0**-8 * np.abs(after[j]) + 1e-5 if run.is_half(i) else None  # the nearest number in bfloat16
         twice = "the shards were updated twice: one step() of the optimizer updates the shards of all buckets"
@@ -205,7 +209,7 @@ def check_bucket(run: OptimizerRun, rank: int, step: int, i: int, right: list[np
 
 
 def check_gather(grade: Grade, ranks: int, setting: Setting) -> None:
-    """step() sends each rank's shard to all others once, and starts all messages before it waits for one."""
+    """Check that step() sends each rank's shard to all others once, and starts all messages before it waits."""
     steps_run = OptimizerRun(grade, ranks, setting, take_steps)
     size = sum(steps_run.bytes_of(i) for i in range(len(steps_run.buckets)))
     advice = "each rank sends its shard, in the parameters' dtype, and no more: all_gather"

@@ -1,7 +1,7 @@
 """Tensor parallelism, b.12: a block of GPT-2 cut by whole heads, against one worker.
 
-Each rank's own slices of a block are correct; all other entries are noise that differs from rank to rank. What is right
-is computed by transformers' own block, in a rank that loads no student's file.
+Each rank's own slices of a block are correct; all other entries are noise that differs from rank to rank. Transformers'
+own block computes the right values, in a rank that loads no student's file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
 graded = pytest.mark.graded
 MODELS = ("scripts", "steps", "models")
 EXAMPLES, TOKENS = 2, 5
-STILL, RESIDUAL, BOTH = (0.0, 0.0), (0.0, 0.5), (0.4, 0.5)  # dropout of the attention, and of the residual
+NO_DROPOUT, RESIDUAL, BOTH = (0.0, 0.0), (0.0, 0.5), (0.4, 0.5)  # dropout of the attention, and of the residual
 SPLIT = "the attention cuts q, k and v apart by attention.split_size: set it to the columns of this rank's heads"
 BLOCK_HINTS = HINTS | {
     "is out of bounds for dimension": "a layer has no such row or column: c_proj has as many rows as the model is wide",
@@ -74,12 +74,13 @@ BLOCKS = (
 
 @in_rank(join=False)
 def columns(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield attention_columns of each case."""
+    """Yield what attention_columns returns in each case."""
     for width, heads, head_dim in context.arguments["cases"]:
-        given = torch.tensor(heads)
-        value = lesson.attention_columns(width, given, head_dim)
-        found = value.tolist() if copy_of(value) is not None and value.dim() == 1 else f"{dtype_of(value)}"
-        yield {"columns": found, "dtype": dtype_of(value), "heads": given.tolist()}
+        own_heads = torch.tensor(heads)
+        value = lesson.attention_columns(width, own_heads, head_dim)
+        is_vector = copy_of(value) is not None and value.dim() == 1
+        listed = value.tolist() if is_vector else dtype_of(value)
+        yield {"columns": listed, "dtype": dtype_of(value), "heads": own_heads.tolist()}
 
 
 def plain_block(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
@@ -90,10 +91,10 @@ def plain_block(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
     rates = dict(zip(("attn_pdrop", "resid_pdrop"), arguments["dropout"], strict=True))
     width, heads, inner = arguments["sizes"]
     config = GPT2Config(n_embd=width, n_head=heads, n_inner=inner, n_positions=16, **rates)
-    config._attn_implementation = "sdpa"  # causal by itself: a block alone is given no mask
+    config._attn_implementation = "sdpa"  # it is causal without a mask, and a single block gets none
     block = GPT2Block(config, layer_idx=0).double()
     block.load_state_dict(weights)
-    torch.manual_seed(1)  # of dropout: the same on all ranks, as after set_seed
+    torch.manual_seed(1)  # for dropout: the same on all ranks, as after set_seed
     return block
 
 
@@ -107,8 +108,8 @@ def one_pass(context: Context, block: Any, inputs: Mapping[str, Tensor]) -> dict
     context.event("backward")
     y.backward(inputs["upstream"])
     context.event("ended")
-    found = {name: copy_of(parameter.grad) for name, parameter in block.named_parameters()}
-    return found | {"y": copy_of(y), "x": copy_of(x.grad)}
+    values = {name: copy_of(parameter.grad) for name, parameter in block.named_parameters()}
+    return values | {"y": copy_of(y), "x": copy_of(x.grad)}
 
 
 @in_rank(uses=[plain_block, one_pass], preload=MODELS, join=False)
@@ -119,7 +120,7 @@ def whole_block(context: Context, _lesson: Any, inputs: Any) -> Any:
 
 @in_rank(uses=[plain_block, one_pass], preload=MODELS)
 def cut_block(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Return what shard_block leaves of a block, and what that computes in two passes."""
+    """Return what shard_block leaves of a block, and what the cut block computes in two passes."""
     group = own_group(context)
     block = plain_block(context.arguments, inputs["weights"])
     before = torch.random.get_rng_state()
@@ -128,17 +129,17 @@ def cut_block(context: Context, lesson: Any, inputs: Any) -> Any:
         lesson.shard_block(block)
     else:
         lesson.shard_block(block, group)
-    found: dict[str, Any] = {name: copy_of(value) for name, value in block.named_parameters()}
-    found |= {"split_size": int(block.attn.split_size), "num_heads": int(block.attn.num_heads)}
-    found["random"] = torch.equal(before, torch.random.get_rng_state())
-    return found | {"passes": [one_pass(context, block, inputs) for _ in range(2)]}
+    report: dict[str, Any] = {name: copy_of(value) for name, value in block.named_parameters()}
+    report |= {"split_size": int(block.attn.split_size), "num_heads": int(block.attn.num_heads)}
+    report["random"] = torch.equal(before, torch.random.get_rng_state())
+    return report | {"passes": [one_pass(context, block, inputs) for _ in range(2)]}
 
 
 # --- attention_columns ---
 
 
 def check_columns(grade: Grade) -> None:
-    """Cases whose answer is written down."""
+    """Check the cases in COLUMNS."""
     (values,) = run(grade, columns, [None], cases=[case[:3] for case in COLUMNS]).values
     for (width, heads, head_dim, right), got in zip(COLUMNS, values, strict=True):
         where = f"attention_columns({width}, tensor({heads}), {head_dim}): "
@@ -146,13 +147,12 @@ def check_columns(grade: Grade) -> None:
             kind = "a tensor of whole numbers with one dimension"
             grade.fail(f"{where}expected {kind}, got {got['dtype']}")
         by_head = np.reshape(right, (3, len(heads), head_dim)).transpose(1, 0, 2).ravel().tolist()
-        thirds = np.add.outer(np.arange(3) * len(heads) * head_dim, right[: len(right) // 3]).ravel().tolist()
+        queries = right[: len(right) // 3]
+        wrong_thirds = [begin * len(queries) + column for begin in range(3) for column in queries]
         mistakes = {
-            "only the queries are there: take the same heads from the second and the third third as well": right[
-                : len(right) // 3
-            ],
+            "only the queries are there: take the same heads from the second and the third third as well": queries,
             "the columns are right, but their order is not: all queries, then all keys, then all values": by_head,
-            "the columns of these heads in each third: the thirds begin at 0, width and 2 width": thirds,
+            "the columns of these heads in each third: the thirds begin at 0, width and 2 width": wrong_thirds,
         }
         expected = {
             "heads": Expected(heads, "`heads` is changed; it is the caller's"),
@@ -165,14 +165,14 @@ def check_columns(grade: Grade) -> None:
 
 
 class BlockRun:
-    """One run of a block that is cut, with what is right for each rank."""
+    """One run of a cut block, with what is right for each rank."""
 
-    def __init__(self, grade: Grade, ranks: Ranks, cut: Cut, dropout: tuple[float, float] = STILL) -> None:
+    def __init__(self, grade: Grade, ranks: Ranks, cut: Cut, dropout: tuple[float, float] = NO_DROPOUT) -> None:
         self.grade, self.ranks, self.cut, self.dropout = grade, ranks, cut, dropout
         arguments: dict[str, Any] = {"sizes": (cut.width, cut.heads, cut.inner), "dropout": dropout}
         inputs = {group: self._draw(group) for group in map(ranks.among, range(ranks.count))}
         whole = {group: run_alone(grade, whole_block, [own], **arguments)[0] for group, own in inputs.items()}
-        self.whole = [whole[ranks.among(rank)] for rank in range(ranks.count)]  # what one worker computes
+        self.whole = [whole[ranks.among(rank)] for rank in range(ranks.count)]  # the values of one worker
         self.inputs = [self._with_noise(rank, inputs[ranks.among(rank)]) for rank in range(ranks.count)]
         self.result = run(grade, cut_block, self.inputs, BLOCK_HINTS, groups=ranks.groups, **arguments)
 
@@ -202,7 +202,7 @@ class BlockRun:
         return f"a block of width {self.cut.width} with {self.cut.heads} heads, {self.ranks.words(rank)}"
 
     def check_kept(self) -> None:
-        """Each rank has the right columns and rows, whole heads, and the attributes that the attention reads."""
+        """Check that each rank has its columns and rows, whole heads, and the attributes that the attention reads."""
         for rank, values in enumerate(self.result.values):
             weights = self.inputs[rank]["weights"]
             expected = {name: self._slice(rank, name, whole) for name, whole in weights.items()}
@@ -221,7 +221,7 @@ class BlockRun:
             check(self.grade, f"{self.where(rank)}: ", got, expected)
 
     def _slice(self, rank: int, name: str, whole: np.ndarray) -> Expected:
-        """Return what a rank must have of a parameter."""
+        """Expect a rank's part of a parameter."""
         if name not in SLICED:
             return Expected(whole, "layer norms and the biases of both c_proj are whole on every rank", tolerance=EXACT)
         indices, axis, ranks = self.indices(rank, name), SLICED[name][0], len(self.ranks.among(rank))
@@ -238,7 +238,7 @@ class BlockRun:
         return Expected(right, "" if "mlp" in name else message, named, mistakes, tolerance=EXACT)
 
     def check_passes(self) -> None:
-        """Forward, input gradient and parameter gradients are the whole block's, or slices of them."""
+        """Check that output and gradients are the whole block's, or slices of them."""
         dropout = "with dropout, it is not what one worker computes: dropout acts as it does there, where it did"
         called = {"y": "the output", "x": "the gradient of the input"}
         for rank, values in enumerate(self.result.values):
@@ -250,15 +250,15 @@ class BlockRun:
                     f"it is 1/{n} of it: divided, though nothing was summed": right / n,
                 }
                 expected[name] = Expected(
-                    right, "" if self.dropout == STILL else dropout, called.get(name, f"the gradient of {name}"),
-                    mistakes if self.dropout == STILL else {}, tolerance=Tolerance(slack=0.1),
+                    right, "" if self.dropout == NO_DROPOUT else dropout, called.get(name, f"the gradient of {name}"),
+                    mistakes if self.dropout == NO_DROPOUT else {}, tolerance=Tolerance(slack=0.1),
                 )  # fmt: skip
-            for number, one in enumerate(values["passes"] if self.dropout == STILL else values["passes"][:1]):
+            for number, one in enumerate(values["passes"] if self.dropout == NO_DROPOUT else values["passes"][:1]):
                 again = ", in a second pass" if number else ""
                 check(self.grade, f"{self.where(rank)}{again}: ", one, expected, self.result)
 
     def check_agreement(self) -> None:
-        """With dropout everywhere: what all ranks have is the same on all of them, and dropout is on."""
+        """Check with dropout everywhere that what all ranks have stays equal, and that dropout is on."""
         for rank, values in enumerate(self.result.values):
             first = self.ranks.among(rank)[0]
             where = f"{self.where(rank)}, with dropout: "
@@ -275,7 +275,7 @@ class BlockRun:
                 self.grade.fail(f"{where}dropout does nothing any more; the block is in training mode")
 
     def check_messages(self) -> None:
-        """An activation for the attention and one for the MLP, in each direction; nothing while the block is cut."""
+        """Check that each direction sums an activation of the attention and one of the MLP; cutting sends nothing."""
         advice = {"shard_block": "every rank has the model"}
         both = "one activation for the attention, and one for the MLP"
         for rank in range(self.ranks.count):

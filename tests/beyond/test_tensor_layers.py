@@ -45,7 +45,7 @@ ONE_SUM = "ColumnParallel sends only in backward, in f; RowParallel only in forw
 
 @in_rank(uses=[IN_RANK])
 def functions(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield, of f and of g, what forward and backward give in each case, and in two calls with different groups."""
+    """Yield, for f and for g, what forward and backward give in each case, and in two calls with different groups."""
     group = own_group(context)
     for name in ("to_slices", "sum_slices"):
         function, cases = getattr(lesson, name), []
@@ -71,31 +71,31 @@ def functions(context: Context, lesson: Any, inputs: Any) -> Any:
 
 @in_rank(uses=[IN_RANK])
 def layers(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield, of each case, what both layers keep, and what they compute alone and with a relu between them."""
+    """Yield what both layers keep in each case, and what they compute alone and with a relu between them."""
     group = own_group(context)
     for dtype, given in zip(context.arguments["dtypes"], inputs, strict=True):
-        found, modules = {}, {}
+        report, modules = {}, {}
         for name, kind in (("column", lesson.ColumnParallel), ("row", lesson.RowParallel)):
             one = {key: tensor.to(getattr(torch, dtype)) for key, tensor in given[name].items() if key != "indices"}
             whole = conv1d(one["weight"], one["bias"])
             context.event("__init__", of=name)
             modules[name] = kind(whole, given[name]["indices"], group)
-            found[f"{name} keeps"] = described(modules[name], whole, one)
+            report[f"{name} keeps"] = described(modules[name], whole, one)
             x, upstream = one["x"], one["upstream"]
             if context.arguments["computes"]:
-                found[name] = both_ways(context, name, modules[name], x, upstream)
+                report[name] = both_ways(context, name, modules[name], x, upstream)
         if context.arguments["computes"]:
             pair = nn.Sequential(modules["column"], nn.ReLU(), modules["row"])
             first = given["column"]["x"].to(upstream.dtype)
-            found["pair"] = both_ways(context, "pair", pair, first, upstream)
-        yield found
+            report["pair"] = both_ways(context, "pair", pair, first, upstream)
+        yield report
 
 
 # --- f and g ---
 
 
 def functions_run(grade: Grade, ranks: Ranks, cases: tuple = PLAIN) -> tuple[Result, list[dict[str, Any]]]:
-    """Run f and g; return the result, and what each rank was given."""
+    """Run f and g; return the result, and the inputs of each rank."""
 
     def pair(draw: np.random.Generator, dtype: str, layout: str, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         tensors = {key: numbers(draw, dtype, shape, 9) for key in ("x", "upstream")}
@@ -105,37 +105,37 @@ def functions_run(grade: Grade, ranks: Ranks, cases: tuple = PLAIN) -> tuple[Res
     inputs = []
     for rank in range(ranks.count):
         draw = drawn.generator(grade.seed, 41, ranks.count, rank)
-        ours = [pair(draw, dtype, layout, shape) for (dtype, layout), shape in zip(cases, SHAPES, strict=True)]
+        own_cases = [pair(draw, dtype, layout, shape) for (dtype, layout), shape in zip(cases, SHAPES, strict=True)]
         twice = [{key: value.astype(np.float32) for key, value in pair(draw, "float32", "plain", (2, 3)).items()}
                  for _ in range(2)]  # fmt: skip
-        inputs.append({"cases": ours, "twice": twice})
+        inputs.append({"cases": own_cases, "twice": twice})
     return run(grade, functions, inputs, HINTS, cases=cases, groups=ranks.groups), inputs
 
 
 def check_functions(grade: Grade, ranks: Ranks, cases: tuple = PLAIN) -> None:
-    """What f and g pass on, what each adds up, and that nobody else's tensor changes."""
+    """Check what f and g pass on, what each adds up, and that they change no tensor of others."""
     result, inputs = functions_run(grade, ranks, cases)
     for rank, values in enumerate(result.values):
-        for name, found in zip((F, G), values, strict=True):
+        for name, got in zip((F, G), values, strict=True):
             where = f"{NAMES[name]}, {ranks.words(rank)}"
             for number, (dtype, layout) in enumerate(cases):
                 everyone, members = [one["cases"][number] for one in inputs], ranks.among(rank)
                 given = [everyone[member] for member in members]
                 expected = expected_of_function(name, everyone, given, members.index(rank), dtype)
                 strides = f" (its tensors are {layout})" if layout != "plain" else ""
-                check(grade, f"{where}, {dtype}{strides}: ", found["cases"][number], expected, result)
+                check(grade, f"{where}, {dtype}{strides}: ", got["cases"][number], expected, result)
             for number, group in enumerate((ranks.among(rank), tuple(range(ranks.count)))):
                 upstreams = [inputs[other]["twice"][number]["upstream"] for other in group]
                 right = np.sum(upstreams, axis=0) if name == F else upstreams[group.index(rank)]
                 message = (
                     f"each call keeps its own group in ctx: call {number + 1} of two with different groups is wrong"
                 )
-                expected, got = {"the gradient": Expected(right, message)}, {"the gradient": found["twice"][number]}
-                check(grade, f"{where}: ", got, expected, result)
+                gradient = {"the gradient": got["twice"][number]}
+                check(grade, f"{where}: ", gradient, {"the gradient": Expected(right, message)}, result)
 
 
 def expected_of_function(name: str, everyone: Given, given: Given, own: int, dtype: str) -> dict[str, Expected]:
-    """Return what one case of f or g must give on member `own` of a group. `given`: to its members."""
+    """Return what one case of f or g must give on member `own` of a group. `given`: the inputs of its members."""
     xs, upstreams = ([one[key] for one in given] for key in ("x", "upstream"))
     y = np.sum(xs, axis=0) if name == G else xs[own]
     gradient = np.sum(upstreams, axis=0) if name == F else upstreams[own]
@@ -154,7 +154,7 @@ def expected_of_function(name: str, everyone: Given, given: Given, own: int, dty
 
 
 def check_functions_messages(grade: Grade, ranks: Ranks) -> None:
-    """g sends in forward, f in backward: what the rank has, once."""
+    """Check that g sends in forward and f in backward, each its rank's own tensor, once."""
     result, inputs = functions_run(grade, ranks)
     for rank, given in enumerate(inputs):
         for (name, key), direction in (((F, "upstream"), "backward"), ((G, "x"), "forward")):
@@ -170,19 +170,21 @@ def check_functions_messages(grade: Grade, ranks: Ranks) -> None:
 
 
 class WholeLayers:
-    """The two layers of one group in one case, as one worker has them, and which part each member has."""
+    """The two layers of one group in one case, as one worker has them, and the part of each member."""
 
     def __init__(self, seed: int, count: int, group: tuple[int, ...], case: int) -> None:
         draw, dtype, leading = drawn.generator(seed, 42, count, *group, case), list(DTYPES)[case], LEADING[case]
         ends = sorted(draw.choice(np.arange(1, OUTSIDE), len(group) - 1, replace=False))
-        self.parts = np.split(draw.permutation(OUTSIDE), ends)  # each member's indices: unsorted, of uneven lengths
+        self.parts = np.split(
+            draw.permutation(OUTSIDE), ends
+        )  # each member's indices: not sorted, of different lengths
         shapes = ((INSIDE, OUTSIDE), (OUTSIDE,), (OUTSIDE, INSIDE), (INSIDE,))
         self.a, self.c, self.b, self.d = (numbers(draw, dtype, shape, 2) for shape in shapes)  # x A + c, inner B + d
         sizes = (INSIDE, OUTSIDE, OUTSIDE, INSIDE)
         self.x, self.inner, self.up_column, self.up_row = (numbers(draw, dtype, (*leading, size), 2) for size in sizes)
 
     def given(self, member: int, noise: np.random.Generator) -> dict[str, dict[str, np.ndarray]]:
-        """Return what one member is given: its own slices are correct."""
+        """Return the inputs of one member: its own slices are correct, all else is noise."""
         part = self.parts[member]
         a, c, b = (noise.integers(3, 9, whole.shape).astype(np.float64) for whole in (self.a, self.c, self.b))
         a[:, part], c[part], b[part] = self.a[:, part], self.c[part], self.b[part]
@@ -192,7 +194,7 @@ class WholeLayers:
         }
 
     def products(self, member: int) -> dict[tuple[str, str], np.ndarray]:
-        """Return what a member must send: its part of the gradient of x, and its product with the rows."""
+        """Return what a member must send: its part of the gradient of x in backward, its product in forward."""
         part = self.parts[member]
         return {
             ("backward", "column"): self.up_column[..., part] @ self.a[:, part].T,
@@ -200,7 +202,7 @@ class WholeLayers:
         }
 
     def outputs(self, member: int) -> dict[str, dict[str, tuple[np.ndarray, dict[str, Any]]]]:
-        """Return layer -> name of a value -> the value on a member, and what known mistakes leave in its place."""
+        """Return layer -> name of a value -> the right value on a member, and mistake -> what it leaves instead."""
         part, n, up, up_row = self.parts[member], len(self.parts), self.up_column, self.up_row
         h, y = self.x @ self.a + self.c, self.inner @ self.b + self.d
         back = (up_row @ self.b.T) * (h > 0)
@@ -279,7 +281,7 @@ class LayersRun:
         return whole.given(member, drawn.generator(self.grade.seed, 43, self.ranks.count, rank, case))
 
     def check_kept(self) -> None:
-        """Each layer keeps copies of this rank's columns or rows as its only parameters."""
+        """Check that each layer keeps copies of this rank's columns or rows as its only parameters."""
         for rank, values in enumerate(self.result.values):
             for case, dtype in enumerate(DTYPES):
                 for name in ("column", "row"):
@@ -288,7 +290,7 @@ class LayersRun:
                     check(self.grade, where, values[case][f"{name} keeps"], expected)
 
     def check_computed(self) -> None:
-        """Outputs and gradients are those of one worker."""
+        """Check that outputs and gradients are those of one worker."""
         called = {"y": "the output", "x": "the gradient of x"}
         for rank, values in enumerate(self.result.values):
             for case, dtype in enumerate(DTYPES):
@@ -305,7 +307,7 @@ class LayersRun:
                     check(self.grade, where, got, expected, self.result)
 
     def check_messages(self) -> None:
-        """RowParallel sends its product in forward, ColumnParallel its part of the gradient in backward."""
+        """Check that RowParallel sends its product in forward, ColumnParallel its part of the gradient in backward."""
         ways = [(event, name) for name in ("column", "row") for event in ("__init__", "forward", "backward")]
         for rank in range(self.ranks.count):
             for event, name in ways:
@@ -320,7 +322,7 @@ class LayersRun:
 
 
 def expected_slices(name: str, dtype: str, given: Mapping[str, np.ndarray]) -> dict[str, Expected]:
-    """Return what a layer must keep of the whole layer that it is given."""
+    """Return what a layer must keep of the whole layer."""
     part, axis = given["indices"], 1 if name == "column" else 0
     right = {"weight": np.take(given["weight"], part, axis), "bias": given["bias"]}
     if name == "column":
@@ -332,7 +334,7 @@ def expected_slices(name: str, dtype: str, given: Mapping[str, np.ndarray]) -> d
     expected["more"] = Expected([], "the layer has a parameter {got}: a rank keeps its own slices and no more")
     expected["frozen"] = Expected([], "{got} requires no gradient, so it cannot be trained")
     for key, value in right.items():
-        cut = key == "weight" or name == "column"  # the bias of a RowParallel is whole, and may be the layer's own
+        cut = key == "weight" or name == "column"  # the bias of a RowParallel is whole, and may be that of the layer
         mistakes = wrong_slices(name, key, given, axis if key == "weight" else 0) if cut else {}
         no_row = "the bias of a RowParallel is the layer's own, whole and not divided: it belongs to no row"
         called = f"{key} (its indices are {part.tolist()})"
@@ -348,7 +350,7 @@ def expected_slices(name: str, dtype: str, given: Mapping[str, np.ndarray]) -> d
 
 
 def wrong_slices(name: str, key: str, given: Mapping[str, np.ndarray], axis: int) -> dict[str, np.ndarray]:
-    """Return sentence -> the slice that a mistake takes instead."""
+    """Return mistake -> the slice that it takes instead."""
     whole, part = given[key], given["indices"]
     first, ordered = np.arange(len(part)), np.sort(part)
     return {

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
 graded = pytest.mark.graded
 IN_RANK = "tests/beyond/tensor_in_rank.py"
 INSIDE, OUTSIDE = 3, 8
-MESSAGE = 64  # bytes of a message that holds the sum of some squares
+MESSAGE = 64  # bytes: enough for a message with a sum of squares
 SLICES = ("mlp.fc.weight", "mlp.fc.bias", "mlp.proj.weight")
 WHOLE = {"norm.weight": (INSIDE,), "norm.bias": (INSIDE,), "mlp.proj.bias": (INSIDE,), "head.weight": (OUTSIDE, INSIDE)}
 DTYPES = ("float32", "float32", "float32", "float32", "float64", "bfloat16")
@@ -48,13 +48,15 @@ def norms(context: Context, lesson: Any, inputs: Any) -> Any:
     for dtype, gradients in zip(context.arguments["dtypes"], inputs["gradients"], strict=True):
         model.to(getattr(torch, dtype))
         for name, parameter in model.named_parameters():
-            given = gradients[name]
-            parameter.grad = None if given is None else given.to(parameter.dtype).clone()
+            gradient = gradients[name]
+            parameter.grad = None if gradient is None else gradient.to(parameter.dtype).clone()
         value = lesson.squared_norm(model) if group is None else lesson.squared_norm(model, group)
-        found = {name: copy_of(parameter.grad) for name, parameter in model.named_parameters()}
-        number = copy_of(value) if copy_of(value) is None or value.numel() != 1 else copy_of(value).flatten()[0]
-        graph = copy_of(value) is not None and value.requires_grad
-        yield found | {"norm": number, "kind": dtype_of(value), "graph": graph}
+        left = {name: copy_of(parameter.grad) for name, parameter in model.named_parameters()}
+        number = copy_of(value)
+        if number is not None and number.numel() == 1:
+            number = number.flatten()[0]
+        graph = number is not None and value.requires_grad
+        yield left | {"norm": number, "kind": dtype_of(value), "graph": graph}
 
 
 def draw_gradients(grade: Grade, ranks: Ranks, rank: int, part: np.ndarray, case: int) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def draw_gradients(grade: Grade, ranks: Ranks, rank: int, part: np.ndarray, case
 
 
 def check_norm(grade: Grade, ranks: Ranks) -> None:
-    """Every rank of a group gets the square of the norm, in which each parameter counts once."""
+    """Check that every rank of a group gets the square of the norm, in which each parameter counts once."""
     inputs: list[dict[str, Any]] = []
     for rank in range(ranks.count):
         group = ranks.among(rank)
@@ -103,7 +105,7 @@ def check_norm(grade: Grade, ranks: Ranks) -> None:
 
 
 def expected_norm(members: list[dict[str, Any]], own: int, case: int) -> Expected:
-    """Return the square of the norm of these gradients, those of each member of a group."""
+    """Expect the square of the norm of these gradients. `members`: the gradients of each member of a group."""
 
     def squares(names: Any, gradients: Mapping[str, Any]) -> float:
         return sum(float(np.sum(np.square(gradients[name]))) for name in names if gradients[name] is not None)

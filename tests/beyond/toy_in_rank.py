@@ -1,7 +1,7 @@
-"""What a rank does with a toy whose gradients are drawn; sent to ranks as source, see grader/in_rank.py.
+"""A toy model whose gradients are drawn; sent to ranks as source, see grader/in_rank.py.
 
 The gradient of each use of a parameter is a drawn tensor times a permit: a number that backward asks the grader for
-when it comes to this use. So no rank has a gradient before the grader has noted that it was asked for.
+when it reaches this use. So no rank has a gradient before the grader has noted that backward asked for its permit.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ if TYPE_CHECKING:  # what a function finds in a rank
 
 
 class Toy(nn.Module):
-    """Parameters in the order of their shapes; `tied` is registered a second time. `later` returns a permit."""
+    """A model of parameters without layers; parameter number `tied` is registered a second time.
 
-    def __init__(self, arguments: dict[str, Any], later: Callable[[str], Any]) -> None:
+    ask_permit: a function that asks the grader for the permit with this key.
+    """
+
+    def __init__(self, arguments: dict[str, Any], ask_permit: Callable[[str], Any]) -> None:
         super().__init__()
-        self.later = later
+        self.ask_permit = ask_permit
         self.layers = nn.ModuleList([nn.Module() for _ in arguments["shapes"]])
         self.numbered: list[nn.Parameter] = []
         for k, (shape, dtype) in enumerate(zip(arguments["shapes"], arguments["dtypes"], strict=True)):
-            parameter = nn.Parameter(torch.ones(shape, dtype=getattr(torch, dtype)), k not in arguments["frozen"])
+            values = torch.ones(shape, dtype=getattr(torch, dtype))
+            parameter = nn.Parameter(values, requires_grad=k not in arguments["frozen"])
             self.layers[k].register_parameter("weight", parameter)
             self.numbered.append(parameter)
         if arguments["tied"] is not None:
@@ -38,12 +42,12 @@ class Toy(nn.Module):
         for i, (k, gradient) in enumerate(zip(uses, gradients, strict=True)):
             weight = self.numbered[k].view_as(self.numbered[k])
             if weight.requires_grad:
-                weight.register_hook(self._permit(f"{name} {i}"))
+                weight.register_hook(self._times_permit(f"{name} {i}"))
             total = total + (weight * gradient.to(weight.dtype)).sum().double()
         return total
 
-    def _permit(self, key: str) -> Callable[[Tensor], Tensor]:
-        return lambda gradient: gradient * self.later(key).to(gradient.dtype)
+    def _times_permit(self, key: str) -> Callable[[Tensor], Tensor]:
+        return lambda gradient: gradient * self.ask_permit(key).to(gradient.dtype)
 
 
 def run_backward(context: Context, toy: Toy, inputs: Any, step: int, number: int, late: int | None = None) -> None:

@@ -1,8 +1,8 @@
-"""What the lessons that send gradients during backward share: a toy, its gradients, and when a message leaves.
+"""Shared by the lessons that send gradients during backward: a toy model, its gradients, and when messages are sent.
 
 The gradient of every use of a parameter is drawn for each rank and multiplied by a permit, which the grader gives when
-backward asks for it (toy_in_rank.py). So the broker's order is evidence: a message that holds a gradient was sent after
-its permit was given, and before those that are given later.
+backward asks for it (toy_in_rank.py). So the order of events at the broker is evidence: a message that holds a gradient
+was sent after the permit of this gradient, and before the permits that follow it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from grader.wire.values import to_array, to_bytes
 
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}  # of an element
 ROUNDING = {"float32": 1e-4, "float64": 1e-4, "bfloat16": 0.01}  # of what a message may hold
-MOST, COPIES = 2, 3  # messages in transit; COPIES of each: what is sent, what is received, the grader's answer
+# MOST messages may be in transit. b.6 and b.10 share this limit: a change for one of them changes the other.
+MOST, COPIES = 2, 3  # COPIES of each are in memory: what is sent, what is received, the grader's answer
 ONCE = "every rank sends each bucket once, in the order of `buckets`, also one without gradients"
 CRASHES = dict.fromkeys(  # torch's words -> what they mean here
     ("The size of tensor a ... missing", "Boolean value of Tensor ... missing"),
     "`missing` is a list, which compares tensors element by element: make it a set",
 )
 Arrays = list[np.ndarray]
-Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank, the last for all above] -> parameters in forward order
+Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank] -> parameters in forward order; last: all other ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +52,13 @@ class ToySetting:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What every rank needs to make the toy."""
+        """Return what every rank needs to build the toy."""
         dtypes = [self.dtype(k) for k in range(len(self.shapes))]
         return {"shapes": self.shapes, "dtypes": dtypes, "frozen": self.frozen, "tied": self.tied}
 
 
 class Drawn(NamedTuple):
-    """What each rank is given: inputs (uses and gradients) at the start, permits later.
+    """What each rank gets: inputs (uses and gradients) at the start, permits later.
 
     computed: the gradients that backward computes from them, [rank][step][micro-batch][parameter].
     """
@@ -73,7 +74,7 @@ def rounded(array: Any, dtype: str) -> np.ndarray:
 
 
 def draw(seed: int, ranks: int, toy: ToySetting) -> Drawn:
-    """Draw the gradients of every use, and its permit."""
+    """Draw the gradient of every use, and its permit."""
     all_drawn = Drawn([], [], [])
     for rank in range(ranks):
         generator, permits = drawn.generator(seed, 14, ranks, rank), dict[str, np.ndarray]()
@@ -99,11 +100,11 @@ def draw(seed: int, ranks: int, toy: ToySetting) -> Drawn:
     return all_drawn
 
 
-# --- when messages leave ---
+# --- when messages are sent ---
 
 
 class Send(NamedTuple):
-    """A message: how many gradients its rank had been given before, and whether its backward had ended."""
+    """A message: how many permits its rank had got before it, and whether its backward had ended."""
 
     given: int
     ended: bool
@@ -112,9 +113,9 @@ class Send(NamedTuple):
 
 @dataclass
 class MicroBatch:
-    """What one rank did from the beginning of a micro-batch to that of the next one.
+    """What one rank did from the beginning of a micro-batch to the beginning of the next one.
 
-    given: the parameters in the order in which backward came to them.
+    given: the parameters in the order in which backward got their permits.
     """
 
     step: int
@@ -144,12 +145,13 @@ def micro_batches(grade: Grade, result: Result, toy: ToySetting, rank: int) -> l
 def asked_in_turn(
     grade: Grade, toy: ToySetting, rank: int, place: tuple[int, int, int], running: MicroBatch | None
 ) -> bool:
-    """Fail for a permit (step, micro-batch, use) out of turn: it is backward that asks, for the last use first."""
+    """Return True for the permit (step, micro-batch, use) that is next, the last use first; fail for any other."""
     turn = None
     if running:
         uses = toy.of_rank(rank)[running.step][running.number]
-        left = [use for use, k in enumerate(uses) if k not in toy.frozen][: -len(running.given) or None]
-        turn = (running.step, running.number, left[-1]) if left else None
+        backwards = [use for use, k in reversed([*enumerate(uses)]) if k not in toy.frozen]
+        if len(running.given) < len(backwards):
+            turn = (running.step, running.number, backwards[len(running.given)])
     if place != turn:
         grade.fail(f"rank {rank} asks for the gradients of step {place[0]} before its backward computes them")
     return True
@@ -159,16 +161,16 @@ def check_times(
     grade: Grade, where: str, micro: MicroBatch, buckets: Sequence[Sequence[int]], sends: Iterable[tuple[int, Send]],
     advice: str,
 ) -> None:  # fmt: skip
-    """A bucket leaves when its last gradient and all buckets before it are there, and before the next gradient is.
+    """Check that a bucket is sent once its last gradient and all buckets before it are ready, before the next gradient.
 
-    sends: with the bucket that each message belongs to.
+    sends: each message with the number of its bucket.
     """
     places = {k: place for place, k in enumerate(micro.given, 1)}
     total, sends = len(micro.given), list(sends)
     due = 0
     for i, bucket in enumerate(buckets):
-        due = max(due, *(places.get(k, total + 1) for k in bucket))  # what backward does not complete leaves later
-        for given, ended, call in (send for belongs_to, send in sends if belongs_to == i):
+        due = max(due, *(places.get(k, total + 1) for k in bucket))  # above the total: backward does not complete it
+        for given, ended, call in (send for number, send in sends if number == i):
             if due <= total and (ended or given > due):
                 late = "after backward has ended" if ended else f"after {given} of {total} gradients"
                 grade.fail(
@@ -178,7 +180,7 @@ def check_times(
 
 
 def check_order(grade: Grade, where: str, sent: list[int], count: int, place: str) -> None:
-    """A rank sends all its buckets in their order. `place`: the line that sends the first one."""
+    """Check that a rank sends all its buckets in their order. `place`: the line that sends the first one."""
     expected = list(range(count))
     if sent == expected:
         return
@@ -190,11 +192,13 @@ def check_order(grade: Grade, where: str, sent: list[int], count: int, place: st
     elif len(sent) < count:
         every = "some are missing: when a bucket is complete, send it and all complete ones after it, in a loop (while)"
         cause = "the last bucket is never sent" if sent == expected[:-1] else every
-    grade.fail(f"{where} sends the buckets {sent}{place and f' ({place})'}, expected {expected} in this order: {cause}")
+    grade.fail(
+        f"{where} sends the buckets {sent}{f' ({place})' if place else ''}, expected {expected} in this order: {cause}"
+    )
 
 
 def check_together(grade: Grade, where: str, calls: Sequence[Call], advice: str) -> None:
-    """All messages are sent before a rank waits for one of them: they travel together."""
+    """Check that a rank sends all messages before it waits for one of them, so that they travel together."""
     for before, call in combinations(calls, 2):
         if not before.in_transit(call):
             grade.fail(
@@ -206,7 +210,7 @@ def check_together(grade: Grade, where: str, calls: Sequence[Call], advice: str)
 def check_in_transit(
     grade: Grade, where: str, sends: Sequence[tuple[int, Call]], sizes: Sequence[int], name: Callable[[int], str]
 ) -> None:
-    """At most MOST buckets are in transit. sends: each call with its bucket; sizes: the elements of each bucket."""
+    """Check that at most MOST buckets are in transit. sends: each call with its bucket; sizes: elements per bucket."""
     for bucket, call in sends:
         alive = {other for other, earlier in sends if earlier.in_transit(call)}
         if len(alive) > MOST:

@@ -35,8 +35,8 @@ HINTS = {  # torch's words -> what they mean here
 class Setting(NamedTuple):
     """The gradients of one run: the function is called twice, as in a training loop.
 
-    without: of each call, the parameters that have no gradient; zero: parameters whose gradient is zero on the last
-    rank alone; tied: two layers share the last parameter.
+    without: for each call, the parameters that have no gradient; zero: the parameters whose gradient is zero, only on
+    the last rank; tied: two layers share the last parameter.
     """
 
     shapes: tuple[tuple[int, ...], ...] = drawn.SHAPES
@@ -51,8 +51,8 @@ PLAIN = Setting()
 ODD = Setting(((4, 3), (5,), (4, 3), (2, 2), (3, 5), (6,), (4, 3)), ((3, 5), (0, 5)), frozen=(1,), zero=(2,), tied=True)
 LARGE = Setting(((3,), (640, 1024), (2, 4), (5,)), ((),))  # 2.6 MB: more than a usual bucket
 HALF = (Setting(dtype="bfloat16"), Setting(dtype="float16"))
-SIZES = (3, 4)  # 3 first: there no wrong factor looks like another one
-Gradients = list[list[list[Any]]]  # [rank][call][parameter], None where there is no gradient
+SIZES = (3, 4)  # 3 comes first: there no two wrong factors give the same number
+Gradients = list[list[list[Any]]]  # [rank][call][parameter]; None: no gradient
 
 
 # --- what a rank does ---
@@ -81,16 +81,16 @@ def average(context: Context, lesson: Any, inputs: Any) -> Any:
             else:
                 lesson.average_gradients(model)
         moved = [k for k, parameter in enumerate(parameters) if not bool((parameter == weight).all())]
-        found = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(parameters)}
-        found |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(parameters)}
-        yield found | {"moved": moved, "changed": changed}
+        left = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(parameters)}
+        left |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(parameters)}
+        yield left | {"moved": moved, "changed": changed}
 
 
 # --- known mistakes ---
 
 
 class OneParameter(NamedTuple):
-    """The gradients of one parameter on all ranks, (ranks, *shape), as one rank sees them."""
+    """The gradients of one parameter on all ranks, (ranks, *shape), and the rank whose result is judged."""
 
     all: np.ndarray
     rank: int
@@ -108,7 +108,7 @@ class OneParameter(NamedTuple):
         return np.full(self.all.shape[1:], value)
 
 
-MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # what the rank is left with; the first one that fits is named
+MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it leaves on the rank; the first that fits
     "the gradient is None: dist.all_reduce works in place and returns no tensor, so do not assign its result":
         lambda g: None,
     "every worker still has its own gradient, which was never passed to a collective: do you send param.grad, and do "
@@ -133,7 +133,7 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # what the rank is left 
 
 
 def mistakes_of(ranks: int) -> dict[str, Callable[[OneParameter], Any]]:
-    """Return the table for a number of ranks; one alone has nobody to take a mean with."""
+    """Return the table of mistakes for a number of ranks; it is empty for one, whose mean is its own gradient."""
     if ranks == 1:
         return {}
     one_off = {ranks - 1: " (world_size - 1?)", ranks + 1: " (world_size + 1?)"}
@@ -187,7 +187,7 @@ def averaged(grade: Grade, calls: str, ranks: int, setting: Setting) -> tuple[Re
 def check_mean(
     grade: Grade, calls: str, setting: Setting = PLAIN, sizes: tuple[int, ...] = SIZES, by: set[str] | None = None
 ) -> None:
-    """Every rank holds the mean, and nothing where there was nothing; all else is as it was. `by`: with these alone."""
+    """Check that every rank holds the mean, and that all else is unchanged. `by`: the collectives that it may use."""
     for ranks in sizes:
         result, gradients = averaged(grade, calls, ranks, setting)
         check_each_call(grade, setting, result, gradients)
@@ -199,7 +199,7 @@ def check_mean(
 def check_each_call(
     grade: Grade, setting: Setting, result: Result, gradients: Gradients, where: str = ""
 ) -> None:  # fmt: skip
-    """After every call, every rank holds what it must."""
+    """Check that every rank holds what it must after every call."""
     payloads = Payloads(result)
     for call in range(len(setting.without)):
         again = "in the second call, with different gradients: do not reuse anything from the first call\n"
@@ -211,7 +211,7 @@ def check_each_call(
 
 
 def after_call(setting: Setting, gradients: list[list[Any]], payloads: Payloads) -> dict[Any, Expected]:
-    """What every rank must hold after a call. `gradients`: [rank][parameter], before it."""
+    """Return what every rank must hold after a call. `gradients`: [rank][parameter], before it."""
     columns = [list(column) for column in zip(*gradients, strict=True)]
     total = norm([np.mean(column, axis=0) for column in columns if column[0] is not None])
     expected: dict[Any, Expected] = {}
@@ -230,12 +230,13 @@ def after_call(setting: Setting, gradients: list[list[Any]], payloads: Payloads)
 
 
 def check_any_size_and_type(grade: Grade, calls: str, by: set[str] | None = None) -> None:
-    """The mean of a tensor of megabytes beside small ones, of 16-bit gradients, and for one worker."""
+    """Check the mean of a tensor of megabytes beside small ones, of 16-bit gradients, and for one worker."""
     for setting, ranks in ((LARGE, 2), (HALF[0], 3), (HALF[1], 2), (PLAIN, 1)):
         check_mean(grade, calls, setting, (ranks,), by)
 
 
-# Which collectives may be used. Of each: how many times rank 0, and every other rank, passes its gradients; the root.
+# Ways to average: collective -> (a function of the number of ranks that says how many times rank 0, and how many times
+# every other rank, passes its gradients to it; the root).
 GATHER_AND_SCATTER: list[dict[str, Any]] = [{"gather": (lambda n: (1, 1), 0), "scatter": (lambda n: (n, 0), 0)}]
 REDUCE: list[dict[str, Any]] = [
     {"all_reduce": (lambda n: (1, 1), None)},
@@ -244,7 +245,7 @@ REDUCE: list[dict[str, Any]] = [
 
 
 def check_sent_once(grade: Grade, calls: str, ways: list[dict[str, Any]], setting: Setting = PLAIN) -> None:
-    """Every gradient is sent once, by one of `ways`, and what comes of it is used."""
+    """Check that every gradient is sent once, in one of `ways`, and that the result is used."""
     for ranks in SIZES:
         result, gradients = averaged(grade, calls, ranks, setting)
         must_be_own_calls(grade, result, BY_HAND)
@@ -252,16 +253,17 @@ def check_sent_once(grade: Grade, calls: str, ways: list[dict[str, Any]], settin
         for rank, own_calls in enumerate(gradients):
             own = [gradient for call in own_calls for gradient in call if gradient is not None]
             size, first = 4 * sum(gradient.size for gradient in own), next(iter(way))
-            expected = {
-                name: Sent(size * times(ranks)[min(rank, 1)], own if name == first else None, root)
-                for name, (times, root) in way.items()
-            }
+            expected: dict[str, Sent] = {}
+            for name, (times, root) in way.items():
+                of_rank_0, of_others = times(ranks)
+                count = of_others if rank else of_rank_0
+                expected[name] = Sent(size * count, own if name == first else None, root)
             check_sent(grade, rank, result.ranks[rank].calls, expected, "each gradient")
             check_used(grade, rank, result.values[rank], gradients)
 
 
 def check_used(grade: Grade, rank: int, left: list[dict[str, Any]], gradients: Gradients) -> None:
-    """A rank's gradients are the mean of all ranks' gradients, times one factor."""
+    """Check that a rank's gradients are the mean of all ranks' gradients, times one factor."""
     places = [(call, k) for call, own in enumerate(gradients[rank]) for k, one in enumerate(own) if one is not None]
     means = [np.asarray(np.mean([other[call][k] for other in gradients], axis=0)) for call, k in places]
     if not proportional([left[call][f"parameter {k}"] for call, k in places], means):

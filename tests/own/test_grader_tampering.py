@@ -123,7 +123,7 @@ def test_a_rank_gets_its_own_inputs_and_no_others(play):
 
     result = play(source, 2, each=[np.arange(2.0), np.arange(3.0)])
 
-    assert [rank["mine"].tolist() for rank in result.values] == [[0, 1], [0, 1, 2]]
+    assert [rank["own_inputs"].tolist() for rank in result.values] == [[0, 1], [0, 1, 2]]
     assert all("each" not in rank for rank in result.values)
 
 

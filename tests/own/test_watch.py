@@ -160,7 +160,7 @@ def test_on_a_small_terminal_the_first_cause_is_on_the_screen_and_no_word_is_cut
     monkeypatch.setenv("LINES", "24")
     causes = [("4.1", LONG + "\n" + "  a line of the script\n" * 30), *(("4.1", f"cause {n}") for n in "abcdefghij")]
 
-    show(watch.said(graded(*causes), "4.1"))
+    show(watch.lines_of(graded(*causes), "4.1"))
 
     screen = capsys.readouterr().out.removeprefix(CLEAR).splitlines()
     assert max(map(len, screen)) <= 80
@@ -172,7 +172,7 @@ def test_on_a_small_terminal_the_first_cause_is_on_the_screen_and_no_word_is_cut
 
 
 def test_what_keys_replace_and_names_of_tests_are_not_printed(watch, capsys):
-    show(watch.said(graded(("4.1", "one"), ("4.1", "two")), "4.1"))
+    show(watch.lines_of(graded(("4.1", "one"), ("4.1", "two")), "4.1"))
 
     said = capsys.readouterr().out
     assert "two" in said

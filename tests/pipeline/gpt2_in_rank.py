@@ -1,8 +1,9 @@
-"""GPT-2 as a student's pipeline, and transformers' own beside it; sent to ranks as source, see grader/in_rank.py."""
+"""Runs GPT-2 as a student's pipeline, and transformers' own model; sent to ranks as source, see grader/in_rank.py."""
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import threading
 import weakref
@@ -29,7 +30,7 @@ def config_of(arguments: dict[str, Any]) -> GPT2Config:
 
 
 def plain_gpt2(arguments: dict[str, Any], seed: int) -> Any:
-    """Return transformers' model, with weights so large that every layer counts."""
+    """Return transformers' model, with weights so large that every layer matters."""
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(config_of(arguments)).double()
     for weight in model.parameters():
@@ -39,39 +40,44 @@ def plain_gpt2(arguments: dict[str, Any], seed: int) -> Any:
 
 def first_blocks(arguments: dict[str, Any]) -> list[int]:
     """Return the number of the first block of every partition."""
-    return [-(-j * arguments["blocks"] // arguments["devices"]) for j in range(arguments["devices"])]
+    blocks, devices = arguments["blocks"], arguments["devices"]
+    return [math.ceil(j * blocks / devices) for j in range(devices)]
 
 
 def steps_of(model: Any, inputs: Any, begin: Callable[[int], None] = lambda step: None) -> list[dict[str, Any]]:
-    """Return loss and gradients of each step; between two steps the parameters change as SGD changes them."""
-    found = []
+    """Return loss and gradients of each step; after each, change the parameters as SGD does."""
+    steps = []
     for step, (tokens, labels) in enumerate(zip(inputs["tokens"], inputs["labels"], strict=True)):
         begin(step)
         model.zero_grad()
-        given = {"input_ids": tokens, "labels": labels}
+        arguments = {"input_ids": tokens, "labels": labels}
         if inputs["mask"] is not None:
             positions = (inputs["mask"].cumsum(1) - 1).clamp(min=0)
-            given |= {"attention_mask": inputs["mask"], "position_ids": positions}
-        output = model(**given)
+            arguments |= {"attention_mask": inputs["mask"], "position_ids": positions}
+        output = model(**arguments)
         output.loss.backward()
         gradients = {name: p.grad if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-        found.append({"loss": output.loss.detach(), "gradients": gradients})
+        steps.append({"loss": output.loss.detach(), "gradients": gradients})
         with torch.no_grad():
             for p in model.parameters():
-                p -= 0 if p.grad is None else RATE * p.grad
-    return found
+                if p.grad is not None:
+                    p -= RATE * p.grad
+    return steps
 
 
 def scaled_steps(arguments: dict[str, Any], inputs: Any) -> dict[str, Any]:
-    """Return the steps of a plain model whose partitions are multiplied by permits, and arrivals as they must be.
+    """Return the steps of a plain model whose partitions' results are multiplied by permits, and the right arrivals.
 
-    permits: (steps, micro-batches, partitions); an arrival is [step, micro-batch, partition, numbers ...].
+    permits: (steps, micro-batches, partitions). `given` and `made`: the inputs and the results of partitions, each as
+    [step, micro-batch, partition, first numbers ...].
     """
     permits, arrivals = inputs["permits"], {"given": list[Any](), "made": list[Any]()}
     model, steps = plain_gpt2(arguments, inputs["seed"]), Counter[int]()
     micro_batch = torch.arange(inputs["tokens"].shape[1]) // arguments["split_sizes"][-1]
 
     def scale(j: int) -> Callable[..., Any]:
+        """Return a hook for the first block of partition j: it notes arrivals, and multiplies by permits."""
+
         def scaled(module: Any, given: tuple, output: Any) -> Any:
             step, steps[j] = steps[j], steps[j] + 1
             result = output[0] if isinstance(output, tuple) else output
@@ -95,13 +101,13 @@ def scaled_steps(arguments: dict[str, Any], inputs: Any) -> dict[str, Any]:
 def watch_block_forward(blocks: list[Any], plain_block: nn.Module) -> Callable[[int], Any]:
     """Record, for each thread, what GPT2Block.forward computes for `blocks` from now on.
 
-    Returns a function of a block's number. It gives the last input and output of this block in the calling thread, and
-    forgets them. It gives None if there are none, or if a layer of the block differs from that in `plain_block`. A
-    student's block may do more than call GPT2Block.forward.
+    Returns a function of a block's number. It returns the last input and output of this block in the calling thread,
+    once; None if there are none, or if a layer of the block differs from that in `plain_block`. A student's block may
+    do more than call GPT2Block.forward.
     """
 
     def layers_of(block: nn.Module) -> Iterator[tuple]:
-        """Yield each layer in a block, with what decides what a call of it does."""
+        """Yield each layer in a block, with all that decides what a call of it computes."""
         for layer in block.modules():
             if layer is not block:
                 hooks = [*layer._forward_hooks, *layer._forward_pre_hooks]
@@ -130,7 +136,7 @@ def watch_block_forward(blocks: list[Any], plain_block: nn.Module) -> Callable[[
 
 
 def watch_pipe_class(event: Callable[..., None]) -> None:
-    """Report where a call of a Pipe begins and ends, and whether Pipe(...) has built it. After the file is loaded."""
+    """Report when a call of a Pipe begins and ends, and whether Pipe(...) has built it. Needs the loaded file."""
     kind: Any = getattr(sys.modules.get("pipeline.pipe"), "Pipe", None)
     if not isinstance(kind, type):
         return
@@ -155,7 +161,7 @@ def watch_pipe_class(event: Callable[..., None]) -> None:
 
 
 def watch_blocks(event: Callable[..., None], blocks: list[Any]) -> None:
-    """Report every call of a block: with how many examples, and whether in the caller's thread."""
+    """Report every call of a block, with the number of examples, and whether it runs in the caller's thread."""
 
     def watched(number: int) -> Callable[..., None]:
         def called(module: object, arguments: tuple, keywords: dict) -> None:
@@ -170,9 +176,10 @@ def watch_blocks(event: Callable[..., None], blocks: list[Any]) -> None:
 
 
 def let_meet(watch: Watch, blocks: list[Any], computed: Callable[[int], Any], arguments: Any) -> Callable[[int], None]:
-    """Let the first block of every partition meet its group, and multiply what it returns by its permit.
+    """Let the first block of every partition wait for its group, and multiply its result by its permit.
 
-    computed: see watch_block_forward, without it there is no permit. Returns begin(step), called before each step.
+    computed: see watch_block_forward; where it returns None there is no permit. Returns begin(step), to be called
+    before each step.
     """
     calls, cat, permits = Counter[int](), torch.cat, watch.permits
 
@@ -207,7 +214,7 @@ def let_meet(watch: Watch, blocks: list[Any], computed: Callable[[int], Any], ar
 
 
 def names_of(model: Any) -> dict[str, set[str]]:
-    """Return the names of what a pipeline leaves as it is: what is saved, parameters, modes of modules and types."""
+    """Return the names of all that a pipeline must not change: what is saved, parameters, modes and types."""
     modes = {
         f"{name or 'the model'} ({module.training})" for name, module in model.named_modules() if "h_pp" not in name
     }
@@ -216,14 +223,15 @@ def names_of(model: Any) -> dict[str, set[str]]:
 
 
 def described(pipe: Any, blocks: list[Any]) -> dict[str, Any]:
-    """Return what a Pipe is made of: the numbers of the blocks in each partition, and types of what is no block."""
+    """Return the parts of a Pipe: the numbers of the blocks in each partition, and the types of other layers in it."""
     kind = type(pipe).__name__[:60]
     if not hasattr(pipe, "partitions"):
         return {"type": kind}
     numbers = {id(block): number for number, block in enumerate(blocks)}
 
     def is_strange(layer: nn.Module) -> bool:
-        return not any(id(inner) in numbers for inner in layer.modules()) and bool(list(layer.parameters()))
+        has_block = any(id(inner) in numbers for inner in layer.modules())
+        return not has_block and bool(list(layer.parameters()))
 
     strangers = [
         type(layer).__name__[:60] for part in pipe.partitions for layer in part.children() if is_strange(layer)

@@ -2,9 +2,9 @@
 
     caller ── put ──> WatchedInQueue ── WatchedTask ──> worker: WatchedStage ──> WatchedOutQueue ── get ──> caller
 
-A WatchedStage can wait inside its forward until other stages are inside theirs. Progress counts tasks and results, and
-decides from these counts alone, never from the clock, whether another stage can still arrive and whether a get() can
-still return. So a slow machine and a fast one give the same verdict.
+A WatchedStage can wait in its forward() until other stages are in their forward(). Progress counts tasks and results,
+and decides from these counts alone, never by time, whether another stage can still arrive and whether a get() can still
+return. So a slow machine and a fast one give the same verdict.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 Place = tuple[int, int]  # (micro-batch, partition)
 ROUNDS = 75_000  # of PBKDF2, what a turn costs; the same number is in grader/ranks/thread_times.py
-CONTENT = 12  # numbers that an arrival shows of a partition's input and of its result; also in pipe_shared.py
-REFUSALS = 25  # how often a slow partition's result is not there yet, for a caller that does not wait
-POLLS, ENDLESS = 50, 1000  # looks in vain after which the caller counts as waiting, and after which none will help
-MODES = (torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack)  # how many this thread is in
+CONTENT = 12  # first numbers of a partition's input, and of its result, that the referee gets; also in pipe_shared.py
+REFUSALS = 25  # how often a caller that does not wait is refused the result of a slow partition
+POLLS, ENDLESS = 50, 1000  # failed looks for a result after which the caller counts as waiting, and as endless
+MODES = (torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack)  # count the modes of this thread
 
 
 class NeverArrives(BaseException):
-    """The caller waits for a result that no task can produce. No Exception: compute() must not handle it."""
+    """The caller waits for a result that no task can produce. A BaseException, so that compute() does not handle it."""
 
 
 class Permits:
@@ -42,7 +42,7 @@ class Permits:
         return str(self._ask("begin", place=[self.call, *place]))
 
     def ask(self, place: Place, x: Tensor, made: Tensor, token: str = "") -> float:
-        """Return the permit for a place that has made `made` of x, when all of its group have asked."""
+        """Return the permit for a place that computed `made` from x, once all places of its group have asked."""
         content, result = (tensor.detach().double().flatten()[:CONTENT] for tensor in (x, made))
         digest = pay(token, content.numpy().tobytes()) if token else ""
         return float(self._ask("permit", place=[self.call, *place], content=content, made=result, digest=digest))
@@ -59,16 +59,16 @@ def is_plain(x: object) -> bool:
 
 
 class Progress:
-    """How many tasks each queue was given and has finished, how many results were taken, and who waits where."""
+    """Counts of the tasks that each queue got and finished and of the results taken from it, and who waits where."""
 
     def __init__(self) -> None:
         self.put: Counter[int] = Counter()
         self.done: Counter[int] = Counter()  # finished, successfully or not; the result follows at once
         self.taken: Counter[int] = Counter()
-        self.inside: dict[Place, int | None] = {}  # stages that wait for others -> the queue whose worker is in there
+        self.inside: dict[Place, int | None] = {}  # stage that waits for others -> the queue of its worker
         self.waits_for: int | None = None  # the queue whose next result the caller waits for
         self.polls = 0
-        self.unwatched = False  # tasks may take a way that is not counted: decide nothing
+        self.unwatched = False  # tasks may bypass the counts: then decide nothing
 
     def quiet(self) -> bool:
         """Return whether every worker is idle or waits inside a stage."""
@@ -79,20 +79,22 @@ class Progress:
         return self.done[j] > self.taken[j]
 
     def nobody_else_arrives(self) -> bool:
-        """Return whether no stage will be entered before one that waits is left: the caller waits, too."""
-        awaited = self.put if self.waits_for is None else [self.waits_for]
-        caller_waits = (self.waits_for is not None or self.polls >= POLLS) and not any(map(self.ready, awaited))
+        """Return whether no other stage can start until a waiting one ends: all workers and the caller wait."""
+        if self.waits_for is not None:
+            caller_waits = not self.ready(self.waits_for)
+        else:
+            caller_waits = self.polls >= POLLS and not any(map(self.ready, self.put))
         return not self.unwatched and self.quiet() and caller_waits
 
     def hopeless(self, j: int) -> bool:
-        """Return whether a get() from out-queue j would wait forever: all tasks are finished, and none was for j."""
+        """Return whether a get() from out-queue j waits forever: no task is left, and no result is in it."""
         return not self.unwatched and not self.ready(j) and self.put == self.done
 
 
 class Watch:
-    """Everything watched in one pipe.
+    """All that is watched in one pipe.
 
-    groups: places that must be computed at the same time; slow: a result is never there at the first look.
+    groups: places that must be computed at the same time; slow: the first looks for a result find none.
     """
 
     def __init__(self, context: Any, groups: Any = (), slow: bool = False, asks: bool = False) -> None:
@@ -101,10 +103,11 @@ class Watch:
         self.groups = [{(int(i), int(j)) for i, j in group} for group in groups]
         self.changed = threading.Condition()
         self.progress = Progress()
-        self.present, self.met = set[Place](), set[Place]()  # computed now; those whose whole group was
-        self.over = False  # a stage was left alone: no stage waits any more
+        self.present, self.met = set[Place](), set[Place]()  # places that run now; places whose whole group ran
+        self.over = False  # a stage has waited in vain: no stage waits any more
         self.queue_of: dict[int, int] = {}  # thread -> the queue whose task it computes
-        self.asked, self.refused = set[Place](), Counter[Place]()  # (queue, number of the result); looks in vain
+        # (queue, number of the result): those the caller has asked for; how often a look found none
+        self.asked, self.refused = set[tuple[int, int]](), Counter[tuple[int, int]]()
 
     def enter(self, place: Place) -> None:
         """Wait until all of this place's group are present, or it is certain that they will not be."""
@@ -129,8 +132,9 @@ class Watch:
                 self._let_go({*self.progress.inside})
 
     def _let_go(self, places: set[Place]) -> None:
-        """These do not wait any more, from this moment on: a count before they wake up must know."""
-        self.met |= places if not self.over else set()
+        """Note that these places do not wait any more. A count that is made before they wake up must know it."""
+        if not self.over:
+            self.met |= places
         for place in places:
             self.progress.inside.pop(place, None)
         self.changed.notify_all()
@@ -141,14 +145,14 @@ class Watch:
             self.changed.notify_all()
 
     def count(self, counter: Counter[int], j: int) -> None:
-        """Count a task that was put into queue j or is done, or a result that was taken."""
+        """Count a task that was put into queue j or is done, or a result that was taken from it."""
         with self.changed:
             counter[j] += 1
             self.progress.polls = 0
             self.changed.notify_all()
 
     def wait_for_result(self, j: int) -> None:
-        """Return when out-queue j has a result and all workers are idle or inside. Raises NeverArrives."""
+        """Return when out-queue j has a result and all workers are idle or in a stage. Raises NeverArrives."""
         progress, result = self.progress, (j, self.progress.taken[j])
         if result not in self.asked:
             self.asked.add(result)
@@ -183,7 +187,7 @@ class Watch:
 
 
 class WatchedStage(nn.Module):
-    """A partition's only layer, reported when it is entered. Column 0 of x has the examples' numbers.
+    """A partition's only layer. It reports every call. Column 0 of x has the examples' numbers.
 
     `layer` has the parameters, if there are any; `work` computes, see `work_of`.
     """
@@ -195,6 +199,7 @@ class WatchedStage(nn.Module):
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
+        """Report the call, wait for the stage's group, and compute, or raise `error`."""
         marks = [-1] if x.device.type == "meta" else [int(mark) for mark in x.detach().flatten(1)[:, 0]]
         place = (marks[0] if marks else -1, self.partition)
         in_caller = threading.current_thread() is threading.main_thread()
@@ -215,7 +220,7 @@ def work_of(watch: Watch, compute: Callable[..., Tensor], scaled: Callable[..., 
 
     def work(place: Place, x: Tensor) -> Tensor:
         if not permits or place not in watch.met or not plain(x):
-            return compute(x)  # no permit: the others of its group are not there, or torch does not compute alone
+            return compute(x)  # no permit: its group has not met, or more than torch computes with x
         token = permits.begin(place)
         result = compute(x)
         return scaled(result, permits.ask(place, x, result, token))
@@ -224,7 +229,7 @@ def work_of(watch: Watch, compute: Callable[..., Tensor], scaled: Callable[..., 
 
 
 class WatchedTask:
-    """Stands for a Task in a worker."""
+    """Replaces a Task in a worker, and counts it when it is done."""
 
     def __init__(self, watch: Watch, task: Any, worker: int) -> None:
         self._watch, self._task, self._worker = watch, task, worker
@@ -239,7 +244,7 @@ class WatchedTask:
 
 
 class WatchedQueue:
-    """Stands for a queue of a worker. `held` are tasks that wait until the caller begins to collect results.
+    """Replaces a queue of a worker. `held`: tasks that wait until the caller begins to collect results.
 
     So a task that reads the variables of a loop when it runs never finds the values it was created with by luck.
     """
@@ -268,9 +273,10 @@ class WatchedInQueue(WatchedQueue):
 
 
 class WatchedOutQueue(WatchedQueue):
-    """Reports who waits, and refuses to wait for what cannot arrive."""
+    """Reports that the caller waits, and raises instead of waiting for a result that cannot arrive."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return the next result; raise queue.Empty or NeverArrives instead of waiting in vain."""
         self._release()
         limited = not block or timeout is not None
         if limited and (self._watch.slow or not block) and not self._watch.look(self._number):

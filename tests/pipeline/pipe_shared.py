@@ -1,12 +1,12 @@
-"""What the judges of a Pipe share, p.3 to p.5: who waits for whom, and evidence that partitions work at the same time.
+"""Shared by the tests of a Pipe, p.3 to p.5: who waits for whom, and evidence that partitions work at the same time.
 
-    rank, worker of partition j    ── the place, what the partition was given and what it made of it ──>    referee
-                                   <── a permit ── as soon as a worker waits at every place of its group
+    rank, worker of partition j    ── request: the place, the partition's input and its result ──>    referee
+                                   <── reply: a permit, once all places of the group have asked ──
 
 A place is (call, micro-batch, partition). A partition's result is multiplied by its permit, a number that is drawn for
-this place and that no rank has. So only a Pipe that brings all partitions of a clock cycle at once, each with its own
-input and its result, gets permits, and with them the values that are right. Which thread asks is only what the rank
-says: it explains an honest mistake. Evidence of threads is in grader/ranks/thread_times.py, for p.4.
+this place and that no rank has. So a Pipe has the right values only if all partitions of a clock cycle ask at the same
+time, each with its own input and result. The rank itself reports which thread asks: this explains honest mistakes, and
+is no evidence. Evidence of threads is in grader/ranks/thread_times.py, for p.4.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import numpy as np
 from grader.grading import Grade
 from grader.in_rank import InRank, run_to_any_end
 from grader.ranks.outcome import Result
-from grader.ranks.referee import Answers
+from grader.ranks.referee import Replies
 from grader.ranks.thread_times import ThreadTimes
 from grader.verdicts import Deadlocked, TimedOut
 from grader.wire.values import Fields, MessageError
 
 IN_RANK = "tests/pipeline/pipe_in_rank.py"
-PATIENCE = 8.0  # seconds after which partitions that wait for each other give up where no count shows it before
+PATIENCE = 8.0  # seconds after which partitions stop waiting for each other, if no count shows it earlier
 DEADLINE = 20.0  # seconds for a run, which takes well under one
-CONTENT = 12  # numbers of a partition's input, and of its result, that go with its arrival; also in IN_RANK
+CONTENT = 12  # first numbers of a partition's input, and of its result, that a request has; also in IN_RANK
 MAIN = 0  # the thread that calls the pipe
 NO_PERMIT = 1.0  # changes nothing
 CRASHES = {  # torch's and Python's words -> what they mean here
@@ -53,7 +53,7 @@ def split_sizes(batch: int, split_size: int) -> list[int]:
 
 
 def run_pipe(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments: Any) -> Result:
-    """Run a student's Pipe. After a run that never returned no other is made: each would take as long again."""
+    """Run a student's Pipe. After a run that never returned, make no other: each would take as long again."""
     for key, earlier in grade.session.runs.items():
         if earlier.outcome == "deadline" and IN_RANK in key:
             raise TimedOut(grade.with_seed(f"an earlier run of the pipe never returned: {earlier.explain()}"))
@@ -77,8 +77,8 @@ class Watched:
         return [event.data for event in self.events if event.name == name]
 
     def late_binding(self, pairs: Pairs) -> str:
-        """Return the hint where two tasks of one cycle took the same micro-batch or the same partition, else ""."""
-        micro_batches, partitions = (len({place[part] for place in self.places}) for part in (0, 1))
+        """Return the hint if two tasks of one cycle took the same micro-batch or the same partition, else ""."""
+        micro_batches, partitions = len({i for i, _ in self.places}), len({j for _, j in self.places})
         if len(self.places) < len(pairs) or min(micro_batches, partitions) >= len(pairs):
             return ""
         twice = "micro-batch" if micro_batches < len(pairs) else "partition"
@@ -86,7 +86,7 @@ class Watched:
         return f"Two tasks took the same {twice}: {words}"
 
     def hang(self, pairs: Pairs, split_size: int) -> str:
-        """Say who waits for whom. A micro-batch is known by its first example."""
+        """Say who waits for whom. The number of its first example tells which micro-batch it is."""
         puts, gets = (Counter(data["partition"] for data in self.named(name)) for name in ("put", "get"))
         entered = {(first // split_size, j) for first, j in self.places}
         waiting = [(i, j) for i, j in sorted(map(tuple, pairs)) if (i, j) not in entered]
@@ -137,16 +137,17 @@ def must_meet(grade: Grade, result: Result, why: Callable[[Watched, int], str]) 
 
 
 def draw_permits(draw: np.random.Generator, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return what the referee multiplies results by: (calls, micro-batches, partitions)."""
+    """Draw a permit for every place: (calls, micro-batches, partitions)."""
     return draw.uniform(0.5, 2.0, size=shape)
 
 
 @dataclass
 class PermitReferee:
-    """Hands out the permits of a group at once, to those that wait for them. A place without a group is alone.
+    """Replies with the permits of a group, once all its places have asked. A place without a group is its own group.
 
-    `arrivals` are the places that were there, with the beginning of their inputs, and `made` with that of their results
-    before the permit; `faults` say what other asks are. With `threads`, each place pays for its permit, in its turn.
+    `arrivals`: place -> the first numbers of its input; `made`: place -> those of its result before the permit;
+    `faults`: what is wrong with other requests. With `threads`, the places take turns: each gets a token, and pays for
+    its permit with CPU time.
     """
 
     permits: np.ndarray
@@ -155,8 +156,8 @@ class PermitReferee:
     arrivals: dict[Place, np.ndarray] = field(default_factory=dict)
     made: dict[Place, np.ndarray] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
-    _begun: dict[Place, int] = field(default_factory=dict)  # place -> number of the ask that begins its turn
-    _waiting: dict[Place, tuple[int, int]] = field(default_factory=dict)  # place -> thread, number of the ask
+    _begun: dict[Place, int] = field(default_factory=dict)  # place -> number of its request for a turn
+    _waiting: dict[Place, tuple[int, int]] = field(default_factory=dict)  # place -> thread, number of its request
     _partition_of: dict[int, int] = field(default_factory=dict)  # thread -> partition
     _worker_of: dict[int, int] = field(default_factory=dict)  # partition -> thread
 
@@ -164,8 +165,8 @@ class PermitReferee:
         if self.threads:
             self.threads.pid = pids[0]
 
-    def ask(self, message: dict) -> Answers:
-        """Answer what Permits sends in the rank."""
+    def ask(self, message: dict) -> Replies:
+        """Reply to a request of the rank: Permits in pipe_in_rank.py sends them."""
         thread, number = int(message["thread"]), int(message["id"])
         call, i, j = (int(part) for part in message["place"])
         place = call, i, j
@@ -193,20 +194,20 @@ class PermitReferee:
         call, *pair = place
         return next(([(call, i, j) for i, j in group] for group in self.groups if pair in group), [place])
 
-    def _begin(self, place: Place, number: int) -> Answers:
-        """Once all places of a group have begun, they get their tokens, one after the other."""
+    def _begin(self, place: Place, number: int) -> Replies:
+        """Begin the turns of a group, one after the other, once all its places have asked for one."""
         if not self.threads:
             return [(number, "")]
         self._begun[place] = number
         return self._next_turn() if self._begun.keys() >= set(self._group(place)) else []
 
-    def _next_turn(self) -> Answers:
+    def _next_turn(self) -> Replies:
         if not self.threads or not self._begun:
             return []
         return [(self._begun.pop(next(iter(self._begun))), self.threads.begin())]
 
     def _fault(self, place: Place, thread: int) -> str:
-        """Say why this is no worker of this partition, or no new place; "" if it is both."""
+        """Say why this thread may not ask for this place, "" if it may: a partition has one worker of its own."""
         _, i, j = place
         if thread == MAIN:
             return f"partition {j} runs in the caller's thread"
@@ -220,7 +221,7 @@ class PermitReferee:
 
 
 def must_have_permits(grade: Grade, result: Result, right: Mapping[Place, tuple[np.ndarray, np.ndarray]]) -> None:
-    """Fail unless the referee had every place, with its own input and with its result before the permit."""
+    """Fail unless every place has asked, with its right input and its right result before the permit."""
     referee: PermitReferee = result.referee
     for fault in referee.faults:
         grade.fail(fault)
@@ -239,7 +240,7 @@ def must_have_permits(grade: Grade, result: Result, right: Mapping[Place, tuple[
 
 
 def begins_as(got: np.ndarray | None, right: np.ndarray) -> bool:
-    """Return whether these are the first numbers; another kernel for attention rounds differently by 1e-6 to 1e-5."""
+    """Return whether `got` are the first numbers of `right`; attention kernels differ by 1e-6 to 1e-5."""
     begin = np.ravel(right)[:CONTENT]
     close = 1e-4 * float(np.abs(begin).max(initial=1e-6))
     return got is not None and got.shape == begin.shape and bool(np.allclose(got, begin, rtol=1e-4, atol=close))

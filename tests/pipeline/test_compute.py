@@ -1,7 +1,7 @@
 """Pipe.compute, p.4: called alone, for one clock cycle and for several in turn.
 
-Partition j turns a micro-batch x into (j + 2) x. Results, devices and errors of partitions that are called one after
-the other are no evidence of a pipeline: so every test also asks whether partitions work at the same time.
+Partition j turns a micro-batch x into (j + 2) x. Partitions that are called one after the other may have the right
+results, devices and errors, too. So every test also checks that partitions work at the same time.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ CPUS = {count: [f"cpu:{j}" for j in range(count)] for count in (2, 3, 4)}
 
 
 class Trouble(Exception):  # noqa: N818 (a name that no student raises by chance)
-    """What goes wrong in a partition of the judge."""
+    """The error that a partition raises on purpose."""
 
 
 def watched_pipe(context: Any, lesson: Any) -> tuple[Any, list[Any]]:
     """Return a student's Pipe with watched queues, and its stages, on the argument `devices`.
 
-    With `reshape`, a stage returns its result and three times this: (B, ...) -> (B, ..., 2).
+    With `reshape`, a stage returns its result, and three times its result beside it: (B, ...) -> (B, ..., 2).
     """
     arguments = context.arguments
     meet, slow, reshape = (arguments.get(name, False) for name in ("meet", "slow", "reshape"))
@@ -66,7 +66,7 @@ def watched_pipe(context: Any, lesson: Any) -> tuple[Any, list[Any]]:
 
 @in_rank(uses=[IN_RANK, watched_pipe], preload=["steps"], join=False)
 def compute(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Return what the micro-batches hold after the calls of compute, one for each of `cycles`, and their gradients."""
+    """Call compute for each of `cycles`; return what the micro-batches hold then, and the gradients of their inputs."""
     pipe, _ = watched_pipe(context, lesson)
     given = [batch.clone().requires_grad_() for batch in inputs]
     batches, changed = list(given), False
@@ -103,7 +103,7 @@ def compute_with_trouble(context: Context, lesson: Any, inputs: Any) -> Any:
     pipe, stages = watched_pipe(context, lesson)
     stage = stages[arguments["trouble"]]
     error = stage.error = Trouble(arguments["words"])
-    found = {"type": "nothing", "words": "", "same": False, "in_layer": False}
+    report = {"type": "nothing", "words": "", "same": False, "in_layer": False}
     try:
         pipe.compute(list(inputs), [(i, j) for i, j in arguments["cycles"][0]])
     except NeverArrives:
@@ -112,9 +112,9 @@ def compute_with_trouble(context: Context, lesson: Any, inputs: Any) -> Any:
         if not stage.calls:
             raise  # a crash before the partition runs
         frames = [frame.name for frame in traceback.extract_tb(raised.__traceback__)]
-        found = {"type": type(raised).__name__[:60], "words": str(raised)[:200], "same": raised is error}
-        found["in_layer"] = "forward" in frames
-    found["entered"] = stage.calls > 0
+        report = {"type": type(raised).__name__[:60], "words": str(raised)[:200], "same": raised is error}
+        report["in_layer"] = "forward" in frames
+    report["entered"] = stage.calls > 0
     error.__traceback__ = None  # it holds all frames, and they hold the pipe
     del pipe, stages, stage
     limit, left = time.monotonic() + arguments["patience"], {threading.current_thread()}
@@ -123,14 +123,14 @@ def compute_with_trouble(context: Context, lesson: Any, inputs: Any) -> Any:
         left = set(threading.enumerate()) - before
         for thread in [*left][:1]:
             thread.join(0.05)
-    return found | {"left": len(left)}
+    return report | {"left": len(left)}
 
 
 # --- what is judged ---
 
 
 def drawn_batches(draw: np.random.Generator, count: int) -> np.ndarray:
-    """Return (count, B, D): a micro-batch is known by its first number."""
+    """Return micro-batches (count, B, D). The first number of each tells which one it is."""
     batches = draw.normal(size=(count, EXAMPLES, FEATURES))
     batches[:, :, 0] = np.arange(EXAMPLES)
     batches[:, 0, 0] = np.arange(count)
@@ -150,7 +150,7 @@ def computed(grade: Grade, cycles: list[Cycle], devices: list[str], batches: np.
 
 
 def check_results(grade: Grade, partitions: int, cycles: list[Cycle], **options: Any) -> None:
-    """Each result replaces its micro-batch, the others stay as they were, and backward() finds the way back."""
+    """Check that each result replaces its micro-batch, all others are unchanged, and backward() reaches the inputs."""
     batches = drawn_batches(grade.draw, partitions)
     result = computed(grade, cycles, CPUS[partitions], batches, **options)
     value, watched = result.values[0], Watched(result.ranks[0].events)
@@ -167,7 +167,7 @@ def check_results(grade: Grade, partitions: int, cycles: list[Cycle], **options:
 
 
 def expected_batch(i: int, batches: np.ndarray, cycles: list[Cycle], reshape: bool, hint: str) -> dict[str, Expected]:
-    """Return what `batches[i]` must hold in the end, and the gradient of its sum."""
+    """Return what `batches[i]` must hold at the end, and the gradient of its sum."""
     passed, x = [j for cycle in cycles for m, j in cycle if m == i], batches[i]
     factor = np.prod([float(j + 2) for j in passed])
     value, gradient = x * factor, np.full(x.shape, factor)
@@ -200,10 +200,10 @@ def expected_batch(i: int, batches: np.ndarray, cycles: list[Cycle], reshape: bo
 
 
 def check_same_time(grade: Grade) -> None:
-    """All partitions of a cycle work at the same time: each stays at work until it has met all the others.
+    """Check that all partitions of a cycle work at the same time: each waits until all others are at work, too.
 
-    There are two cycles, of other micro-batches each: a compute that starts threads for one cycle has others in the
-    next. CPU times that look wrong are measured once more.
+    There are two cycles, with different micro-batches: a compute that starts threads of its own for a cycle uses other
+    threads in the next one. If CPU times look wrong, a second run decides.
     """
     draw = np.random.default_rng([grade.seed, WORKERS])
     cycles = [[[first + i, j] for i, j in shuffled_cycle(draw)] for first in (0, WORKERS)]
@@ -217,11 +217,14 @@ def check_same_time(grade: Grade) -> None:
             break
 
     def why_alone(watched: Watched, micro_batch: int) -> str:
-        cycle, puts = cycles[micro_batch >= WORKERS], [put["partition"] for put in watched.named("put")]
+        """Say why a partition had to wait for others that did not come."""
+        cycle = cycles[1] if micro_batch >= WORKERS else cycles[0]
+        puts = [put["partition"] for put in watched.named("put")]
         names = [event.name for event in watched.events if event.name in ("put", "get")]
-        if bound := watched.late_binding(cycle):
-            return bound
-        if [*names, "get"].index("get") < len(cycle):
+        puts_before_get = names.index("get") if "get" in names else len(names)
+        if late_binding := watched.late_binding(cycle):
+            return late_binding
+        if puts_before_get < len(cycle):
             advice = "otherwise the partitions run one after another"
             return f"put all tasks of a clock cycle before you get the first result; {advice}"
         if len(set(puts)) == 1:
@@ -242,7 +245,7 @@ def check_same_time(grade: Grade) -> None:
 
 
 def check_devices(grade: Grade, devices: list[str], cycle: Cycle) -> None:
-    """Every partition gets its micro-batch, which is on the CPU, on its own device, and its result stays there."""
+    """Check that every partition gets its micro-batch on its own device, and that its result stays there."""
     result = computed(grade, [cycle], devices, drawn_batches(grade.draw, len(devices)))
     value, got, expected = result.values[0], dict[str, Any](), dict[str, Expected]()
     types, watched = [device.split(":")[0] for device in devices], Watched(result.ranks[0].events)
@@ -263,10 +266,13 @@ def check_devices(grade: Grade, devices: list[str], cycle: Cycle) -> None:
 
 
 def check_error(grade: Grade, trouble: int, place: int) -> None:
-    """What a worker raises arrives as it was raised, and no thread is left. `place`: of the partition in the cycle."""
+    """Check that compute raises the exception of partition `trouble` itself, and that no thread is left.
+
+    `place`: the place of this partition in the cycle.
+    """
     cycle, words = shuffled_cycle(grade.draw), f"drawn words {int(grade.draw.integers(10**6))}"
-    now = [j for _, j in cycle].index(trouble)
-    cycle[now], cycle[place] = cycle[place], cycle[now]
+    current = [j for _, j in cycle].index(trouble)
+    cycle[current], cycle[place] = cycle[place], cycle[current]
     inputs = [[*drawn_batches(grade.draw, WORKERS)]]
     arguments: dict[str, Any] = {"cycles": [cycle], "devices": CPUS[WORKERS], "trouble": trouble, "words": words}
     result = shared.run_pipe(grade, compute_with_trouble, inputs, **arguments)

@@ -1,15 +1,16 @@
-"""Pipe.forward, p.3: called alone, with a schedule and a compute() of the judge.
+"""Pipe.forward, p.3: called alone, with a schedule and a compute() of this file.
 
     rank, stand-in for _clock_cycles    ── micro-batches, partitions ──────>    Partitions: notes them
     rank, stand-in for compute          ── pairs, micro-batches ───────────>    Partitions: notes them
-                                        <── what the partitions made of them ──
+                                        <── the results of the partitions ──
 
-What partitions make of their inputs is known in the judge's process alone, so the values of the output show what
-compute was called with.
+Only the grader's process knows what partitions make of their inputs. So the output's values show with which arguments
+compute was called.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +22,7 @@ from grader.arithmetic import Tolerance
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank
-from grader.ranks.referee import Answers
+from grader.ranks.referee import Replies
 from grader.wire.values import Fields
 from tests.pipeline import test_schedule as schedule
 from tests.pipeline.pipe_shared import IN_RANK, run_pipe, split_sizes
@@ -34,7 +35,7 @@ MAX_CALLS = 200  # calls of compute, and of _clock_cycles, that are kept
 
 
 class Setting(NamedTuple):
-    """Batches that one pipe is called with in turn. `shape`: what the last partition makes of its result."""
+    """Batches with which one pipe is called, one after the other. `shape`: of the last partition's result."""
 
     split_size: int
     partitions: int
@@ -44,7 +45,8 @@ class Setting(NamedTuple):
     shape: str = "same"
 
 
-# Even, with a rest, larger than the batch, small before large, one partition and one micro-batch.
+# Split sizes that divide evenly and that do not, larger than the batch, a small batch before a large one, one
+# partition, one micro-batch.
 SETTINGS = (
     Setting(2, 2, (8,)),
     Setting(3, 3, (7, 6)),
@@ -53,7 +55,7 @@ SETTINGS = (
     Setting(1, 1, (3,)),
     Setting(5, 1, (1, 2)),
 )
-# Outputs of other shapes than their inputs: no second dimension at all, one more, and from whole numbers.
+# Outputs of other shapes than their inputs: one dimension, one more than the input, and from whole numbers.
 SHAPES = (
     Setting(2, 2, (4, 5), shape="flat"),
     Setting(3, 2, (6,), features=(3, 2), shape="deep"),
@@ -66,18 +68,18 @@ SHAPES = (
 
 
 class StandIns:
-    """Stand for _clock_cycles and Pipe.compute. What they are called with, and what compute makes of it, only the
-    judge's process knows."""
+    """Replace _clock_cycles and Pipe.compute. The referee notes their arguments and computes the results."""
 
     def __init__(self, ask: Any, last: str) -> None:
         self._ask, self.last = ask, last
 
     def clock_cycles(self, num_batches: int, num_partitions: int) -> Iterator[list[tuple[int, int]]]:
         self._ask("schedule", sizes=[int(num_batches), int(num_partitions)])
-        for partition in range(num_partitions):  # in the order of no pipeline, but a legal one
+        for partition in range(num_partitions):  # a legal order, which no pipeline uses
             yield [(micro_batch, partition) for micro_batch in range(num_batches)]
 
     def compute(self, batches: list[torch.Tensor], schedule: list[tuple[int, int]]) -> None:
+        """Ask the referee for the results of these pairs, and store them in `batches`."""
         items = [list(item) for item in schedule]
         nested = any(not item or isinstance(item[0], tuple | list) for item in items)
         flat: list[Any] = [pair for cycle in items for pair in cycle] if nested else items
@@ -98,7 +100,7 @@ class StandIns:
 
 @in_rank(uses=[IN_RANK, StandIns], preload=["steps"], join=False)
 def forward(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield, of each call of forward, the output, whether it left the device `last`, and whether the input changed."""
+    """Yield the output of each call of forward, whether it left the device `last`, and whether the input changed."""
     count, last = context.arguments["partitions"], context.arguments["last"]
     devices = [torch.device(name) for name in [*(f"cpu:{j}" for j in range(count - 1)), last]]
     lesson._split_module = lambda modules: ([nn.Sequential(nn.Identity()) for _ in devices], devices)
@@ -129,13 +131,14 @@ class Partitions:
     factors: np.ndarray  # (micro-batches, partitions)
     shifts: np.ndarray
     shape: str  # of what the last partition returns
-    calls: list[Fields] = field(default_factory=list)  # of forward: what the stand-ins were called with
+    calls: list[Fields] = field(default_factory=list)  # for each call of forward, the arguments of the stand-ins
 
     def started(self, pids: Sequence[int]) -> None:
-        """Take the ranks' process ids, of which nothing here depends."""
+        """Ignore the ranks' process ids."""
 
-    def ask(self, message: dict) -> Answers:
-        answer = None
+    def ask(self, message: dict) -> Replies:
+        """Note the arguments of a stand-in, and reply with the results that compute() must store."""
+        reply = None
         if message["what"] == "begin":
             self.calls.append({"asked": [], "pairs": [], "nested": False, "given": []})
         elif message["what"] == "schedule":
@@ -145,13 +148,14 @@ class Partitions:
             call["nested"] |= bool(message["nested"])
             call["given"] = call["given"] or message["given"]
             call["pairs"] = [*call["pairs"], message["pairs"]][:MAX_CALLS]
-            answer = [self.result(i, j, x) for (i, j), x in zip(message["pairs"], message["inputs"], strict=True)]
-        return [(int(message["id"]), answer)]
+            reply = [self.result(i, j, x) for (i, j), x in zip(message["pairs"], message["inputs"], strict=True)]
+        return [(int(message["id"]), reply)]
 
     def result(self, i: int, j: int, x: np.ndarray | None) -> np.ndarray | None:
-        """Return what partition j makes of micro-batch i; None where there is no such micro-batch or partition."""
+        """Return what partition j makes of micro-batch i; None if there is no such micro-batch or partition."""
         m, n = self.factors.shape
-        if x is None or not (0 <= i < m and 0 <= j < n):
+        exists = 0 <= i < m and 0 <= j < n
+        if x is None or not exists:
             return None
         made = self.factors[i, j] * np.asarray(x) + self.shifts[i, j]
         if j < n - 1 or self.shape == "same":
@@ -164,7 +168,7 @@ class Partitions:
 
 
 class Call(NamedTuple):
-    """One call of forward; `got` is from the rank, and what its stand-ins were called with."""
+    """One call of forward. `got`: what the rank returned, and the arguments of the stand-ins."""
 
     setting: Setting
     batch: np.ndarray
@@ -199,7 +203,7 @@ def calls_of(grade: Grade, settings: Sequence[Setting] = SETTINGS, last: str = "
 
 
 def check_sizes(grade: Grade) -> None:
-    """split_size is the number of examples in a micro-batch; the last may be smaller, and no example is lost."""
+    """Check that a micro-batch has split_size examples, the last one may have fewer, and no example is lost."""
     for call in calls_of(grade):
         size, split_size, given = len(call.batch), call.setting.split_size, call.got["given"]
         got: dict[str, Any] = {"called": bool(call.got["pairs"]), "sizes": [0 if x is None else len(x) for x in given]}
@@ -208,7 +212,7 @@ def check_sizes(grade: Grade) -> None:
             "the micro-batches are smaller than split_size: do you reuse a value from an earlier, smaller batch?":
                 min(split_size, *call.setting.sizes),
             "split_size is the number of examples in a micro-batch, not the number of micro-batches":
-                -(-size // split_size),
+                math.ceil(size / split_size),
         }  # fmt: skip
         sizes, lost = "expected micro-batches of {expected} examples, got {got}", size - sum(got["sizes"])
         rule = "every micro-batch but the last has split_size examples"
@@ -224,13 +228,13 @@ def check_sizes(grade: Grade) -> None:
 
 
 def check_cycles(grade: Grade) -> None:
-    """compute is called once for each clock cycle, with its pairs, in the order of the schedule."""
+    """Check that compute is called once for each clock cycle, with its pairs, in the order of the schedule."""
     whole = "compute got a list of clock cycles, expected the pairs of one: call it once for each clock cycle, not once"
     for call in calls_of(grade):
         m, n, called, asked = len(call.parts), call.setting.partitions, call.got["pairs"], call.got["asked"]
         where = f"{m} micro-batches on {n} partitions: "
         check(grade, where, call.got, {"nested": Expected(False, f"{whole} with the whole schedule")})
-        if not asked:  # a schedule of its own: any will do that keeps the rules
+        if not asked:  # it has a schedule of its own: any that keeps the rules will do
             schedule.check_rules(grade, (m, n), [[(i, j) for i, j in pairs] for pairs in called])
             continue
         cycles = [[[i, j] for i in range(m)] for j in range(n)]
@@ -258,7 +262,7 @@ def check_cycles(grade: Grade) -> None:
 
 
 def check_output(grade: Grade) -> None:
-    """The output has the micro-batches in their order, on the last device; the input is unchanged."""
+    """Check that the output has the micro-batches in order, on the last device, and that the input is unchanged."""
     whole = "concatenate the output micro-batches along dimension 0, whatever their shape"
     for call in calls_of(grade, SETTINGS + SHAPES):
         value, right, x = call.got["output"], np.concatenate(call.outputs), call.batch
@@ -277,7 +281,7 @@ def check_output(grade: Grade) -> None:
         check(grade, call.where, call.got | {"tensor": value is not None, "shape": list(np.shape(value))}, expected)
     if any(call.got["moved"] for call in calls_of(grade, SETTINGS + SHAPES, last="meta")):
         grade.fail("forward moves the output away from the last device: the result stays where it was computed")
-    check_cycles(grade)  # partitions that run one after the other, without a schedule, have the same output
+    check_cycles(grade)  # without a schedule, the output would be the same
 
 
 # --- the graded tests ---

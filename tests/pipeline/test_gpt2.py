@@ -1,11 +1,12 @@
-"""GPT-2 in a pipeline, p.5: plain, model parallel and piped agree, and the blocks really go through the Pipe.
+"""GPT-2 in a pipeline, p.5: plain, model parallel and piped agree, and the blocks really run in the Pipe.
 
-While it is piped, a referee multiplies what each partition makes by a number of its own (pipe_shared.py): so a piped
-model has other values than one whose blocks work one after another, and no other test counts without it.
+In the pipe, a referee gives a permit for each partition's result, a factor (pipe_shared.py). So a piped model has other
+values than one whose blocks run one after another. Every other test needs this one to pass.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,8 +45,8 @@ SIZES: dict[str, Any] = {"blocks": BLOCKS, "vocabulary": VOCABULARY}
 def spread(context: Context, lesson: Any, inputs: Any) -> Any:
     """Return what GPT2LMHeadModelParallel and its Pipe are made of, and the steps of its training.
 
-    Arguments: split_sizes, what _prepare_pipeline_parallel is called with, one call after the other (none: model
-    parallel, no pipeline); train, whether to train it; groups, places that must be at work at the same time.
+    Arguments: split_sizes, the argument of each call of _prepare_pipeline_parallel (none: model parallel, no pipeline);
+    train, whether to train it; groups, places that must run at the same time.
     """
     arguments = context.arguments
     before = plain_gpt2(arguments, inputs["seed"])
@@ -61,25 +62,25 @@ def spread(context: Context, lesson: Any, inputs: Any) -> Any:
         context.during = ""
     watch_blocks(context.event, blocks)
     pipe, now = getattr(model.transformer, "h_pp", None), names_of(model)
-    found = described(pipe, blocks) | {key: sorted(now[key] - names[key])[:1] for key in names}
-    found |= {"lost": sorted(names["saved"] - now["saved"])[:1]}
-    found |= {"on": bool(getattr(model.transformer, "pipeline_parallel", False))}
+    report = described(pipe, blocks) | {key: sorted(now[key] - names[key])[:1] for key in names}
+    report |= {"lost": sorted(names["saved"] - now["saved"])[:1]}
+    report |= {"on": bool(getattr(model.transformer, "pipeline_parallel", False))}
     if not arguments["train"]:
-        return found
+        return report
     piped = bool(arguments["split_sizes"])
     watch = Watch(context, arguments["groups"] if piped else (), asks=piped)
     begin = let_meet(watch, blocks if piped else [], computed, arguments)
     if hasattr(pipe, "in_queues"):
         watch_queues(pipe, watch)
     try:
-        return found | {"steps": steps_of(model, inputs, begin)}
+        return report | {"steps": steps_of(model, inputs, begin)}
     except NeverArrives:
         return {"waits_forever": True}
 
 
 @in_rank(uses=IN_RANK, preload=MODELS, join=False)
 def plain(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Return the steps of transformers' own model, and of one that permits are multiplied into."""
+    """Return the steps of transformers' own model, without and with permits."""
     steps = steps_of(plain_gpt2(context.arguments, inputs["seed"]), inputs)
     return {"plain": steps, "scaled": scaled_steps(context.arguments, inputs)}
 
@@ -103,9 +104,9 @@ def chunks(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 def drawn_inputs(grade: Grade, masked: bool, devices: int) -> Fields:
-    """Draw tokens, labels with a different number of holes in each example, and permits; with a mask of each example.
+    """Draw tokens, labels of which each example has another number, and permits; with `masked`, also padding.
 
-    The first example of each micro-batch begins with a token: what is in padding depends on the attention kernel.
+    The first example of each micro-batch begins with a token: values at padding depend on the attention kernel.
     """
     draw = np.random.default_rng(grade.seed)
     mask = np.ones((BATCH, TOKENS), int)
@@ -116,10 +117,10 @@ def drawn_inputs(grade: Grade, masked: bool, devices: int) -> Fields:
             mask[example, TOKENS - example :] = 0
     tokens = draw.integers(0, VOCABULARY, (STEPS, BATCH, TOKENS))
     labels = tokens.copy()
-    for example in range(1, BATCH):  # micro-batches do not weigh the same
+    for example in range(1, BATCH):  # so micro-batches have different weights
         for step in range(STEPS):
             labels[step, example, : int(draw.integers(0, TOKENS - 3))] = -100
-    if masked:  # no loss from padding, nor from what a place of padding says of the next token
+    if masked:  # no loss from padding, nor from what the model predicts at padding
         labels[:, mask == 0] = -100
         labels[:, :, 1:][:, mask[:, :-1] == 0] = -100
     permits = shared.draw_permits(draw, (STEPS, MICRO_BATCHES, devices))
@@ -127,20 +128,20 @@ def drawn_inputs(grade: Grade, masked: bool, devices: int) -> Fields:
     return {"tokens": tokens, "labels": labels, "mask": mask if masked else None, "seed": seed, "permits": permits}
 
 
-def run_spread(grade: Grade, asked: list[int], masked: bool = False, train: bool = True, devices: int = 2) -> Result:
-    """Run the student's model, with a referee where it is piped and trained. `asked`: see `split_sizes` of spread."""
+def run_spread(grade: Grade, sizes: list[int], masked: bool = False, train: bool = True, devices: int = 2) -> Result:
+    """Run the student's model, with a referee if it is piped and trained. `sizes`: the `split_sizes` of spread."""
     inputs = drawn_inputs(grade, masked, devices)
     permits = inputs.pop("permits")
     groups = [[[i, 0], [i - 1, 1]] for i in range(1, MICRO_BATCHES)]
-    referee = {"referee": PermitReferee(permits, groups)} if train and asked else {}
-    arguments = {**SIZES, "split_sizes": asked, "devices": devices, "train": train, "groups": groups}
+    referee = {"referee": PermitReferee(permits, groups)} if train and sizes else {}
+    arguments = {**SIZES, "split_sizes": sizes, "devices": devices, "train": train, "groups": groups}
     result = shared.run_pipe(grade, spread, [inputs], **referee, **arguments)
     shared.must_end(grade, result, [])
     return result
 
 
 def right_steps(grade: Grade, masked: bool) -> Fields:
-    """Return the steps of a plain model, and those with permits, from a rank in which no student's code runs."""
+    """Return the steps of a plain model, without and with permits, from a rank without a student's code."""
     arguments = {**SIZES, "split_sizes": [SPLIT_SIZE], "devices": 2}
     return run_alone(grade, plain, [drawn_inputs(grade, masked, 2)], **arguments)[0]
 
@@ -148,11 +149,11 @@ def right_steps(grade: Grade, masked: bool) -> Fields:
 # --- what is judged ---
 
 
-def check_blocks(grade: Grade, devices: int, asked: list[int]) -> None:
-    """h_pp is a Pipe of the blocks themselves, in order, each on its device; the model is otherwise unchanged."""
-    got = run_spread(grade, asked, train=False, devices=devices).values[0]
+def check_blocks(grade: Grade, devices: int, sizes: list[int]) -> None:
+    """Check that h_pp is a Pipe of the blocks themselves, in order, each on its device, and all else is unchanged."""
+    got = run_spread(grade, sizes, train=False, devices=devices).values[0]
     right = [[i for i in range(BLOCKS) if i * devices // BLOCKS == j] for j in range(devices)]
-    twice = len(asked) > 1
+    twice = len(sizes) > 1
     again = " after a second _prepare_pipeline_parallel" if twice else ""
     if got["type"] != "Pipe" or "partitions" not in got:
         kind = "None" if got["type"] == "NoneType" else f"a {short(got['type'], 60)}"
@@ -162,7 +163,7 @@ def check_blocks(grade: Grade, devices: int, asked: list[int]) -> None:
         grade.fail(f"expected the blocks {right} in the partitions, got {got['partitions']}{wrong_blocks(got)}{again}")
     expected = {
         "split_size": Expected(
-            asked[-1], f"expected split_size={{expected}}, got a Pipe with {{got}}{again}: pass split_size on"
+            sizes[-1], f"expected split_size={{expected}}, got a Pipe with {{got}}{again}: pass split_size on"
         ),
         "lost": Expected([], "{got} is missing from the state dict: leave the blocks in self.h"),
         "parameters": Expected([], "the model has a new parameter, {got}: a pipeline has none of its own"),
@@ -189,7 +190,7 @@ def wrong_blocks(got: Fields) -> str:
 
 
 def check_used(grade: Grade, masked: bool = False) -> None:
-    """forward goes through the pipe: every block gets the micro-batches, in a worker, while the Pipe is called."""
+    """Check that forward uses the pipe: every block gets the micro-batches, in a worker, while the Pipe is called."""
     result = run_spread(grade, [SPLIT_SIZE], masked)
     got, events, right = result.values[0], result.ranks[0].events, right_steps(grade, masked)
     calls = [event.data for event in events if event.name == "block"]
@@ -216,7 +217,7 @@ def check_used(grade: Grade, masked: bool = False) -> None:
 
 
 def must_be_in_a_pipe(grade: Grade, events: list[Any]) -> None:
-    """Every block works while a Pipe is called that Pipe(...) has built."""
+    """Fail unless every block runs during a call of a Pipe that Pipe(...) has built."""
     in_pipe = False
     for event in events:
         if event.name == "pipe":
@@ -226,23 +227,23 @@ def must_be_in_a_pipe(grade: Grade, events: list[Any]) -> None:
 
 
 def check_agree(grade: Grade, masked: bool) -> None:
-    """Loss and every gradient of the model-parallel and the piped GPT-2 are those of the plain one."""
-    given = "with an attention mask and position ids" if masked else "without a mask"
+    """Check that the model-parallel and the piped GPT-2 have the plain one's loss and gradients."""
+    inputs = "with an attention mask and position ids" if masked else "without a mask"
     right = right_steps(grade, masked)
-    for name, asked in (("piped", [SPLIT_SIZE]), ("model-parallel", [])):
-        steps = run_spread(grade, asked, masked).values[0]["steps"]
+    for model, sizes in (("piped", [SPLIT_SIZE]), ("model-parallel", [])):
+        steps = run_spread(grade, sizes, masked).values[0]["steps"]
         for step, (got, plain_step, scaled) in enumerate(
             zip(steps, right["plain"], right["scaled"]["steps"], strict=True)
         ):
-            words = difference(got, scaled if asked else plain_step)
+            words = difference(got, scaled if sizes else plain_step)
             without = difference(got, plain_step)
-            if asked and not without:
-                break  # it took no permits: it is not piped, which check_used says
-            if asked and "loss is right" in without:
+            if sizes and not without:
+                break  # it got no permits, so it is not piped: check_used says so
+            if sizes and "loss is right" in without:
                 words = without
             if words:
                 later = f", step {step + 1}, after the parameters have changed" if step else ""
-                grade.fail(f"{name} GPT-2, {given}{later}: {words}")
+                grade.fail(f"{model} GPT-2, {inputs}{later}: {words}")
     check_used(grade, masked)
 
 
@@ -288,9 +289,9 @@ def test_plain_model_parallel_and_piped_gpt2_agree_in_loss_and_gradients(grade: 
 @graded("p.5")
 def test_n_chunk_is_the_number_of_micro_batches(grade: Grade) -> None:
     settings = [[10, 4], [8, 2], [7, 7], [64, 1], [9, 2]]
-    (found,) = run(grade, chunks, [None], file="pipeline/run_gpt2.py", settings=settings, **SIZES).values
-    for (batch, n_chunk), got in zip(settings, found, strict=True):
+    (split_sizes_got,) = run(grade, chunks, [None], file="pipeline/run_gpt2.py", settings=settings, **SIZES).values
+    for (batch, n_chunk), got in zip(settings, split_sizes_got, strict=True):
         called = "no active Pipe in self.h_pp" if got is None else f"split_size={got}"
         message = f"a batch of {batch} with --n_chunk {n_chunk}: expected split_size={{expected}}, got {called}"
-        check(grade, "", {"split_size": got}, {"split_size": Expected(-(-batch // n_chunk), message)})
+        check(grade, "", {"split_size": got}, {"split_size": Expected(math.ceil(batch / n_chunk), message)})
     check_used(grade)

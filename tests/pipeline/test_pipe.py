@@ -24,8 +24,8 @@ graded = pytest.mark.graded
 CRASHES = shared.CRASHES
 Arrays = dict[str, np.ndarray]
 WIDTH = 3
-# (partitions, split size, batch): even, with a rest, a split larger than the batch, one partition, one example each,
-# one example in all
+# (partitions, split size, batch): even, with a smaller last micro-batch, a split larger than the batch, one partition,
+# micro-batches of one example, one example in all
 SETTINGS = ((2, 2, 8), (3, 3, 7), (2, 10, 4), (1, 2, 5), (3, 1, 4), (1, 1, 1))
 
 
@@ -41,7 +41,7 @@ def layer_of(weight: Any, bias: Any) -> Any:
             self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
 
         def computes(self) -> Any:
-            """Return what it computes, without a look at attributes that may have changed."""
+            """Return its computation as a function of x that reads no attribute: a program may have changed them."""
             weight, bias, tanh, cat = self.weight, self.bias, torch.tanh, torch.cat
 
             return lambda x: cat([x[:, :1], tanh(x[:, 1:] @ weight.T + bias)], dim=1)
@@ -51,31 +51,34 @@ def layer_of(weight: Any, bias: Any) -> Any:
 
 @in_rank(uses=[IN_RANK, layer_of], preload=["steps"], join=False)
 def pipe(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Return, of each call of a whole Pipe, the output and the gradients of its weighted sum."""
+    """Return the output and the gradients of its weighted sum for each call of a whole Pipe."""
     from pipeline.partition import WithDevice
 
     def scaled(x: torch.Tensor, permit: float) -> torch.Tensor:
         return torch.cat([x[:, :1], x[:, 1:] * permit], dim=1)
 
     def step(x: torch.Tensor, loss_weight: torch.Tensor) -> dict[str, Any]:
-        made.zero_grad()
+        """Return output and gradients of one call of the pipe."""
+        whole.zero_grad()
         context.during = "calling the pipe"
-        output = made(x)
-        found = {"output": copy_of(output)}
+        output = whole(x)
+        values = {"output": copy_of(output)}
         if output.shape != loss_weight.shape:
-            return found
+            return values
         context.during = "the backward pass"
         (output * loss_weight).sum().backward()
-        found |= {f"stage {j} {name}": p.grad for j, layer in enumerate(layers) for name, p in layer.named_parameters()}
-        return found | {"x": x.grad}
+        values |= {
+            f"stage {j} {name}": p.grad for j, layer in enumerate(layers) for name, p in layer.named_parameters()
+        }
+        return values | {"x": x.grad}
 
     layers = [layer_of(*pair) for pair in zip(inputs["weights"], inputs["biases"], strict=True)]
     watch = Watch(context, context.arguments["meet"], asks=bool(context.arguments["meet"]))
     works = [work_of(watch, layer.computes(), scaled) for layer in layers]
     stages = [WatchedStage(watch, j, *of_stage) for j, of_stage in enumerate(zip(works, layers, strict=True))]
     labelled = nn.Sequential(*(WithDevice(stage, f"cpu:{j}") for j, stage in enumerate(stages)))
-    made = lesson.Pipe(labelled, context.arguments["split_size"])
-    watch_queues(made, watch)
+    whole = lesson.Pipe(labelled, context.arguments["split_size"])
+    watch_queues(whole, watch)
     try:
         batches = zip(inputs["batches"], inputs["loss_weights"], strict=True)
         return [step(x.clone().requires_grad_(), loss_weight) for x, loss_weight in batches]
@@ -89,27 +92,27 @@ def pipe(context: Context, lesson: Any, inputs: Any) -> Any:
 def plain(weights: Sequence[Any], biases: Sequence[Any], x: Any, loss_weight: Any, permits: Any) -> Arrays:
     """Return output and gradients of the same model without a pipe, for the loss (output * loss_weight).sum().
 
-    permits: (B, stages), what each stage's result is multiplied by for each example. Also returns what each stage is
-    given, and what it makes of that before the permit.
+    permits: (B, stages), the factors of each stage's result for each example. Also returns the input of each stage
+    (`given`) and its result before the permit (`made`).
     """
     hidden, squashed = [x[:, 1:]], []
     for j, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         squashed.append(np.tanh(hidden[-1] @ weight.T + bias))
         hidden.append(squashed[-1] * permits[:, j : j + 1])
-    found, gradient = {"output": np.column_stack([x[:, 0], hidden[-1]])}, loss_weight[:, 1:]
+    right, gradient = {"output": np.column_stack([x[:, 0], hidden[-1]])}, loss_weight[:, 1:]
     for j in reversed(range(len(weights))):
         inner = gradient * permits[:, j : j + 1] * (1 - squashed[j] ** 2)
-        found |= {f"stage {j} weight": inner.T @ hidden[j], f"stage {j} bias": inner.sum(axis=0)}
+        right |= {f"stage {j} weight": inner.T @ hidden[j], f"stage {j} bias": inner.sum(axis=0)}
         gradient = inner @ weights[j]
-        found[f"given {j}"] = np.column_stack([x[:, 0], hidden[j]])
-        found[f"made {j}"] = np.column_stack([x[:, 0], squashed[j]])
-    return found | {"x": np.column_stack([loss_weight[:, 0], gradient])}
+        right[f"given {j}"] = np.column_stack([x[:, 0], hidden[j]])
+        right[f"made {j}"] = np.column_stack([x[:, 0], squashed[j]])
+    return right | {"x": np.column_stack([loss_weight[:, 0], gradient])}
 
 
 class Whole:
     """Calls of one pipe with drawn weights, and what is right for each.
 
-    `meet`: groups of (micro-batch, partition) that must be at work at the same time, for micro-batches of one example.
+    `meet`: groups of (micro-batch, partition) that must run at the same time, for micro-batches of one example.
     """
 
     def __init__(self, grade: Grade, stages: int, split_size: int, sizes: list[int], meet: Any = ()) -> None:
@@ -134,12 +137,12 @@ class Whole:
         self.watched = Watched(self.result.ranks[0].events)
 
     def values(self) -> list[Arrays]:
-        """Return what the calls gave; raise the verdict if they did not all return."""
+        """Return the values of the calls; raise the verdict if they did not all return."""
         shared.must_end(self.grade, self.result, self.pairs, self.split_size)
         return self.result.values[0]
 
     def check(self) -> None:
-        """Output and gradients of every call."""
+        """Check output and gradients of every call."""
         for size, got, right in zip(self.sizes, self.values(), self.expected, strict=True):
             expected = {}
             for name, value in right.items():
@@ -155,7 +158,7 @@ class Whole:
 
 
 def check_again(grade: Grade) -> None:
-    """The pipe can be called again, with larger and smaller batches; the sizes stay right."""
+    """Check that the pipe can be called again with larger and smaller batches, and that the sizes stay right."""
     stages, split_size, sizes = 2, 4, [3, 9, 5]
     whole = Whole(grade, stages, split_size, sizes)
     whole.values()
@@ -164,18 +167,17 @@ def check_again(grade: Grade) -> None:
     right = [list(range(start, min(start + split_size, size))) for size, start in starts]
     for j in range(stages):
         got = [enter["marks"] for enter in whole.watched.enters if enter["place"][1] == j]
-        number = next(
-            (k for k, (a, b) in enumerate(zip(got, right, strict=False)) if a != b), min(len(got), len(right))
-        )
+        common = min(len(got), len(right))
+        number = next((k for k in range(common) if got[k] != right[k]), common)
         later = "; is something left over from an earlier call?" if number else ""
         message = f"partition {j} worked on the examples {{got}}, expected {{expected}}{later}"
-        one, other = ("none" if number >= len(marks) else str(marks[number]) for marks in (got, right))
-        check(grade, where, {"examples": one}, {"examples": Expected(other, message)})
+        got_marks, right_marks = ("none" if number >= len(marks) else str(marks[number]) for marks in (got, right))
+        check(grade, where, {"examples": got_marks}, {"examples": Expected(right_marks, message)})
     whole.check()
 
 
 def check_same_time(grade: Grade) -> None:
-    """Through the whole pipe: micro-batch i in partition 0 and i - 1 in partition 1 are at work at once."""
+    """Check that micro-batch i in partition 0 and i - 1 in partition 1 run at the same time, in the whole pipe."""
     groups = [[[i, 0], [i - 1, 1]] for i in range(1, 4)]
     whole = Whole(grade, 2, 1, [4], meet=groups)
 
@@ -200,7 +202,7 @@ def check_same_time(grade: Grade) -> None:
 def test_output_and_gradients_of_a_pipe_are_those_of_the_plain_model(grade: Grade) -> None:
     for stages, split_size, size in SETTINGS:
         Whole(grade, stages, split_size, [size]).check()
-    check_same_time(grade)  # a model that is called without workers agrees of course
+    check_same_time(grade)  # a model without workers would have the right values, too
     check_again(grade)
 
 

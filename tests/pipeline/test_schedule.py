@@ -1,6 +1,6 @@
-"""The schedule, p.2: _clock_cycles by four rules, for up to 8 micro-batches and partitions and some larger sizes.
+"""The schedule, p.2: four rules for _clock_cycles, for up to 8 micro-batches and partitions and some larger sizes.
 
-The later rules judge only schedules in which every pair occurs exactly once: a missing pair breaks none of them.
+The later rules count only for schedules in which every pair occurs exactly once: a missing pair breaks none of them.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ def cycles_of(schedule: Any, clocks: int, most: int) -> Any:
 
     if not hasattr(schedule, "__iter__"):
         return f"a {type(schedule).__name__[:60]}"
-    cycles, found = [], []
+    cycles, values = [], []
     for cycle in islice(schedule, clocks):
         cycles.append(cycle)
-        found.append(pairs_of(cycle, most))
-        most -= len(found[-1]) if isinstance(found[-1], list) else 0
+        values.append(pairs_of(cycle, most))
+        most -= len(values[-1]) if isinstance(values[-1], list) else 0
         if most <= 0:
             break
-    for clock, (cycle, pairs) in enumerate(zip(cycles, found, strict=True)):
+    for clock, (cycle, pairs) in enumerate(zip(cycles, values, strict=True)):
         if isinstance(pairs, list) and pairs_of(cycle, len(pairs)) != pairs:
-            found[clock] = "a list that changes once the next cycle is made: begin a new list for every cycle"
-    return found
+            values[clock] = "a list that changes once the next cycle is made: begin a new list for every cycle"
+    return values
 
 
 @in_rank(uses=[limited, pairs_of, cycles_of], join=False)
@@ -92,7 +92,7 @@ def schedules(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 def once(m: int, n: int, cycles: Cycles) -> Broken:
-    """Every micro-batch comes to every partition once, and nothing else does."""
+    """Say whether every micro-batch is in every partition exactly once, and nothing else is."""
     every = {(i, j) for i in range(m) for j in range(n)}
     counts = Counter(pair for cycle in cycles for pair in cycle)
     if set(counts) != every and {(i, j) for j, i in counts} == every:
@@ -113,7 +113,7 @@ def once(m: int, n: int, cycles: Cycles) -> Broken:
 
 
 def in_order(m: int, n: int, cycles: Cycles) -> Broken:
-    """A micro-batch comes to a partition after it left the one before, and after the micro-batch before it."""
+    """Say whether each micro-batch enters a partition after the partition before, and after the micro-batch before."""
     clock_of = clocks_of(cycles)
     for (i, j), clock in sorted(clock_of.items(), key=lambda item: item[1]):
         before, earlier = clock_of.get((i, j - 1), len(cycles)), clock_of.get((i - 1, j), -1)
@@ -126,7 +126,7 @@ def in_order(m: int, n: int, cycles: Cycles) -> Broken:
 
 
 def one_at_a_time(m: int, n: int, cycles: Cycles) -> Broken:
-    """A partition works on one micro-batch in a clock cycle."""
+    """Say whether a partition works on one micro-batch in each clock cycle."""
     for clock, cycle in enumerate(cycles):
         for j, number in Counter(j for _, j in cycle).items():
             if number > 1:
@@ -135,7 +135,7 @@ def one_at_a_time(m: int, n: int, cycles: Cycles) -> Broken:
 
 
 def short_as_possible(m: int, n: int, cycles: Cycles) -> Broken:
-    """No clock cycle is empty, and no pair waits longer than it must, in a schedule that keeps the other rules."""
+    """Say whether no clock cycle is empty and no pair waits longer than it must, if the other rules are kept."""
     for rule in (in_order, one_at_a_time):
         words, marked = rule(m, n, cycles)
         if words:
@@ -174,7 +174,7 @@ def schedules_of(grade: Grade) -> dict[Size, Cycles]:
     drawn = np.random.default_rng(grade.seed).integers(9, 13, size=(3, 2)).tolist()
     sizes = [*SIZES, *((m, n) for m, n in drawn)]
     (results,) = run(grade, schedules, [None], sizes=[list(size) for size in sizes], extra_clocks=EXTRA_CLOCKS).values
-    found = {}
+    by_size = {}
     for (m, n), cycles in zip(sizes, results, strict=True):
         call = f"_clock_cycles({m}, {n})"
         if isinstance(cycles, str):
@@ -184,20 +184,21 @@ def schedules_of(grade: Grade) -> dict[Size, Cycles]:
             grade.fail(f"{call}: {words} {short(strange, 150)}")
         if len(cycles) >= m + n + EXTRA_CLOCKS and len(cycles) > m * n:
             grade.fail(f"{call}: got {len(cycles)} clock cycles and more: does its loop never end?")
-        found[m, n] = [[(pair[0], pair[1]) for pair in cycle] for cycle in cycles]
-    return found
+        by_size[m, n] = [[(pair[0], pair[1]) for pair in cycle] for cycle in cycles]
+    return by_size
 
 
 def fail_with_picture(grade: Grade, size: Size, words: str, cycles: Cycles, marked: list[tuple[int, int]]) -> None:
     """Fail, and show the schedule as a grid."""
     pairs = [pair for cycle in cycles for pair in cycle]
-    drawable = len(cycles) + len(pairs) <= DRAWABLE + size[0] * size[1] and max(map(max, pairs), default=0) <= DRAWABLE
-    picture = draw_schedule(cycles, marked)[:1500] if drawable else ""
+    is_short = len(cycles) + len(pairs) <= DRAWABLE + size[0] * size[1]
+    is_narrow = max(map(max, pairs), default=0) <= DRAWABLE
+    picture = draw_schedule(cycles, marked)[:1500] if is_short and is_narrow else ""
     grade.fail(f"_clock_cycles({size[0]}, {size[1]}): {words}\n{picture}\n")
 
 
 def check_rules(grade: Grade, size: Size, cycles: Cycles) -> None:
-    """Check the schedule of a forward that has its own (p.3)."""
+    """Check the schedule of a Pipe.forward that does not call _clock_cycles (p.3)."""
     for rule in RULES:
         words, marked = rule(*size, cycles)
         if words:
@@ -205,19 +206,19 @@ def check_rules(grade: Grade, size: Size, cycles: Cycles) -> None:
 
 
 def check_rule(grade: Grade, rule: Rule) -> None:
-    """Check one rule for all sizes, after `once`. Show EXAMPLE if it breaks it, else the smallest size that does."""
-    found = schedules_of(grade)
-    if rule is not once and not found[EXAMPLE]:
+    """Check `once` and then a rule, for all sizes. Show EXAMPLE if it is wrong, else the smallest wrong size."""
+    by_size = schedules_of(grade)
+    if rule is not once and not by_size[EXAMPLE]:
         fail_with_picture(grade, EXAMPLE, "expected clock cycles, got none at all", [], [])
     for each in dict.fromkeys((once, rule)):
         # A schedule that is too long was cut off, so what it seems to lack is not the cause.
-        judged = [size for size in found if each is rule or len(found[size]) < sum(size) + EXTRA_CLOCKS]
-        broken = {size: answer for size in judged if (answer := each(*size, found[size]))[0]}
+        judged = [size for size in by_size if each is rule or len(by_size[size]) < sum(size) + EXTRA_CLOCKS]
+        broken = {size: answer for size in judged if (answer := each(*size, by_size[size]))[0]}
         if broken:
             size = EXAMPLE if EXAMPLE in broken else min(broken, key=lambda size: (sum(size), size))
             words, marked = broken[size]
-            count = f"wrong for {len(broken)} of {len(found)} numbers of micro-batches and partitions"
-            fail_with_picture(grade, size, f"{words} ({count})", found[size], marked)
+            count = f"wrong for {len(broken)} of {len(by_size)} numbers of micro-batches and partitions"
+            fail_with_picture(grade, size, f"{words} ({count})", by_size[size], marked)
 
 
 # --- the graded tests ---

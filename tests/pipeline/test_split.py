@@ -31,7 +31,7 @@ WRONG_DEVICES = (
 
 
 def built(layer: Any, leaves: list[Any], label: Any) -> Any:
-    """Return a layer that the judge describes, and append it to `leaves`; of a nest a Sequential."""
+    """Build a layer from its description, and append it to `leaves`; build a Sequential for a nest."""
     module: Any
     if "layers" in layer:
         module = nn.Sequential(*(built(inner, leaves, label) for inner in layer["layers"]))
@@ -42,13 +42,13 @@ def built(layer: Any, leaves: list[Any], label: Any) -> Any:
 
 
 def inventory(modules: Any) -> list[tuple[str, int]]:
-    """Return all modules and parameters by name, with the mode of the ones and the device of the others."""
-    found = [(f"{name}: {type(part).__name__} {part.training}", id(part)) for name, part in modules.named_modules()]
-    return found + [(f"{name} on {p.device} {p.requires_grad}", id(p)) for name, p in modules.named_parameters()]
+    """Return all modules by name with their mode, and all parameters by name with their device."""
+    parts = [(f"{name}: {type(part).__name__} {part.training}", id(part)) for name, part in modules.named_modules()]
+    return parts + [(f"{name} on {p.device} {p.requires_grad}", id(p)) for name, p in modules.named_parameters()]
 
 
 def described(result: Any, leaves: list[Any]) -> Any:
-    """Return the devices, and the kind of each partition with the numbers of its layers; a text for another form."""
+    """Return the devices, and each partition's class with the numbers of its layers; a text if the form is wrong."""
     from itertools import islice
 
     def kind(value: Any) -> str:
@@ -72,22 +72,25 @@ def described(result: Any, leaves: list[Any]) -> Any:
 
 @in_rank(uses=[built, inventory, described], join=False)
 def split(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield, of each model, what _split_module returns, and what it changes."""
+    """Yield what _split_module returns for each model, and what it changes."""
     for number, layers in enumerate(context.arguments["models"]):
         leaves: list[Any] = []
         modules = nn.Sequential(*(built(layer, leaves, lesson.WithDevice) for layer in layers))
         before = inventory(modules)
         context.during = f"_split_module of model {number}"
         first = lesson._split_module(modules)
-        found = described(first, leaves)
-        if isinstance(found, str) or inventory(modules) != before:
-            yield found if isinstance(found, str) else found | {"changed": "the model"}
+        report = described(first, leaves)
+        if isinstance(report, str):
+            yield report
+            continue
+        if inventory(modules) != before:
+            yield report | {"changed": "the model"}
             continue
         second = lesson._split_module(modules)
-        other = described(second, leaves) != found
+        differs = described(second, leaves) != report
         shared = any(one is another for one, another in zip(first, second, strict=False))
-        changed = "the first result" if shared or described(first, leaves) != found else ""
-        yield found | {"changed": changed, "other": other}
+        changed = "the first result" if shared or described(first, leaves) != report else ""
+        yield report | {"changed": changed, "differs": differs}
 
 
 # --- the cases ---
@@ -107,7 +110,7 @@ class Case:
 
 
 def layer(on: str = "cpu", label: str = "") -> Layer:
-    """Return a layer with parameters on a device ("": it has none), with a label or without."""
+    """Describe a layer with parameters on a device ("": it has none), with a label or without."""
     return {"on": on, "label": label}
 
 
@@ -129,34 +132,34 @@ def case(*partitions: tuple[str, Sequence[Layer]]) -> Case:
 
 
 def labelled(*partitions: tuple[str, int]) -> Case:
-    """Return a flat model; each partition has so many layers with the label of its device."""
+    """Return a flat model of (device, count): each partition has `count` layers with the label of its device."""
     return case(*((device, [layer(label=device)] * count) for device, count in partitions))
 
 
-# --- which mistake cuts so ---
+# --- known mistakes ---
 
 
 def cause_of(one: Case, got: list[Place]) -> str:
     """Return the known mistake that gives these partitions, or what is wrong with them."""
     wanted = [number for _, numbers in one.places for number in numbers]
-    found: list[Any] = [number for _, numbers in got for number in numbers]
-    kind = short(next((layer for layer in found if isinstance(layer, str)), ""), 60)
+    layers: list[Any] = [number for _, numbers in got for number in numbers]
+    kind = short(next((layer for layer in layers if isinstance(layer, str)), ""), 60)
     if kind == "WithDevice":
         return "a partition contains the label (WithDevice): _assemble_partition removes labels"
     if kind == "Sequential":
         return "a partition contains a Sequential: flatten nested ones (see _layers)"
     if kind:
         return f"a partition contains a {kind} that is none of the given layers: take the layers themselves, not copies"
-    if twice := sorted({number for number in found if found.count(number) > 1}):
+    if twice := sorted({number for number in layers if layers.count(number) > 1}):
         return f"layer {twice[0]} is in two partitions: start a new partition when one is complete"
-    if missing := [number for number in wanted if number not in found]:
+    if missing := [number for number in wanted if number not in layers]:
         return cause_of_missing(missing, one)
     if one.no_device and layers_with_device(one, got) == layers_with_device(one, one.places):
         return cause_of_misplaced(one, got)
     if any(sorted(numbers) != list(range(min(numbers), max(numbers) + 1)) for _, numbers in got if numbers):
         advice = "start a new partition when the data returns to a device"
         return f"layers on the same device that are not adjacent share a partition: {advice}"
-    if found != wanted:
+    if layers != wanted:
         return "the order of the layers has changed: keep the given order"
     if not one.nested and [numbers for _, numbers in got] == [numbers for _, numbers in one.places]:
         return WRONG_DEVICES
@@ -230,7 +233,7 @@ def check_cases(grade: Grade, cases: list[Case]) -> None:
             grade.fail(
                 f"the model that was given is changed: {others}; iterate over _layers(modules) without changing it"
             )
-        if result["changed"] or result["other"]:
+        if result["changed"] or result["differs"]:
             what = "changes what the first has returned" if result["changed"] else "gives a different result"
             grade.fail(f"a second call for the same model {what}: begin every call with empty lists")
 
@@ -289,7 +292,7 @@ def test_a_layer_without_parameters_joins_its_neighbour(grade: Grade) -> None:
 
 @graded("p.1")
 def test_nested_sequentials_are_opened(grade: Grade) -> None:
-    """A label inside takes precedence; a label around holds for what has none of its own."""
+    """A label on an inner layer takes precedence over one on the Sequential around it."""
     cases = [
         Case([nest(A, B), B], [("cpu:0", [0]), ("cpu:1", [1, 2])]),
         Case([A, nest(nest(B), A)], [("cpu:0", [0]), ("cpu:1", [1]), ("cpu:0", [2])]),

@@ -1,7 +1,7 @@
-"""What stands around start_workers() and main() of a run_gpt2.py in a rank; sent to ranks as source.
+"""Runs start_workers() and main() of a run_gpt2.py in a rank; sent to ranks as source.
 
-A process that runs work(), joins the group or reads the data leaves a file, with the number that the zygote gave it:
-nobody else has it, see grader/inside/started_processes.py.
+A process that runs work(), joins the group or reads the data leaves a file whose name has the number that the zygote
+gave it. No other process knows this number, see grader/inside/started_processes.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 if TYPE_CHECKING:  # what it finds in a rank
     from grader.inside.tools import Context, expect_numbers, own_number
 
-WORK_TIME = 0.3  # seconds a worker still works when it has seen the others, unless the script waits for it
+WORK_TIME = 0.3  # seconds a worker works after all others have started, unless the script waits for it
 
 
 def leave(name: str, patience: float) -> None:
@@ -43,10 +43,8 @@ def numbers_in(name: str) -> list[int]:
 
 
 def watch_joins() -> None:
-    """Let a join without a limit tell the worker that it is waited for, and one with a limit wait for a moment only.
-
-    Real workers take longer than any limit.
-    """
+    """Let a join without a time limit leave a file for the worker that it waits for, and cut one with a limit short:
+    real workers take longer than any limit."""
     join = multiprocessing.process.BaseProcess.join
 
     def watched(self: Any, timeout: float | None = None) -> None:
@@ -58,14 +56,14 @@ def watch_joins() -> None:
 
 
 def make_work(arguments: dict[str, Any]) -> Callable[[int, object], None]:
-    """Return what stands for work(): it notes with which arguments it runs, and whether all others run beside it.
+    """Return a work() that notes its arguments, and whether all other workers run at the same time.
 
-    Arguments: children (as many workers), slowest (the rank that works longest: it must be waited for, whichever it
-    is), patience (seconds in which all processes must run at once).
+    Arguments: children (number of workers), slowest (the rank that works longest), patience (seconds in which all
+    processes must run at once).
     """
     here, patience = os.getpid(), arguments["patience"]
 
-    def work(rank: int, config: object) -> None:  # its names are those of the student's
+    def work(rank: int, config: object) -> None:  # parameters have the same names as the student's
         rank, number = rank if isinstance(rank, int) else -1, 0
         Path(f"started.{rank}.{os.getpid()}").touch()
         limit = time.monotonic() + patience
@@ -94,7 +92,7 @@ def notes_of_workers(here: int) -> dict[str, Any]:
 
 
 def work_until_waited_for(seconds: float) -> None:
-    """Work for so long, or until the script waits for this process: then it has done what is asked of it."""
+    """Work for so long, or until the script waits for this process, which is what it should do."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit and not Path(f"waited_for.{os.getpid()}").exists():
         time.sleep(0.01)
@@ -122,7 +120,7 @@ class Blocks(list):
 
 
 def set_command_line(context: Context) -> None:
-    """Set the flags of a run in which every step sees all blocks, so that its loss is the same for any partition.
+    """Set the flags of a run in which every step uses all blocks, so that its loss is the same for any partition.
 
     Arguments: blocks (how many train), steps, slowness (a factor for all limits of time).
     """
@@ -138,7 +136,7 @@ def save_tiny_gpt2(context: Context) -> None:
     """Save a GPT-2 of a few hundred weights, without dropout, in ./pretrained. Argument: model_seed."""
     from common.models import load
 
-    load.quiet_transformers()  # no progress bars in what a student reads
+    load.quiet_transformers()  # no progress bars in the output for the student
     torch.manual_seed(context.arguments["model_seed"])
     sizes: dict[str, Any] = {"vocab_size": 64, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
     sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
@@ -146,7 +144,7 @@ def save_tiny_gpt2(context: Context) -> None:
 
 
 def replace_surroundings(context: Context) -> None:
-    """Before the script is loaded: its blocks are this rank's inputs, and its workers join at a free port."""
+    """Let the script train on this rank's inputs and its workers join at a free port, before it is loaded."""
     from common.data import oscar
     from common.errors import InputError
     from common.models import load
@@ -157,14 +155,14 @@ def replace_surroundings(context: Context) -> None:
     def load_blocks(*_: object) -> SimpleNamespace:
         if os.getpid() == here:
             raise InputError("the script's own process reads the training data: only its workers may read it")
-        blocks, count = list(arguments["mine"]), arguments["blocks"]
+        blocks, count = list(arguments["own_inputs"]), arguments["blocks"]
         train = Blocks(blocks[:count], lambda: leave("read", arguments["patience"]))
         return SimpleNamespace(train=train, validation=blocks[count:])
 
     save_tiny_gpt2(context)
     expect_numbers()
     oscar.load_blocks, load.load_tokenizer = load_blocks, lambda *_, **__: range(8)  # type: ignore
-    scaling.report_scaling = lambda *_, **__: None  # figures are drawn elsewhere
+    scaling.report_scaling = lambda *_, **__: None  # other tests judge it
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         os.environ.pop(name, None)
     meet_at_a_free_port(lambda: leave("joined", arguments["patience"]))
@@ -177,7 +175,7 @@ def recorded_losses() -> list[list[float]]:
 
 
 def meet_at_a_free_port(on_joined: Callable[[], None]) -> None:
-    """Let the workers join at a port of this run, whichever is written in the code: others may be graded beside us.
+    """Let the workers join at a free port, whichever port the code has: another run may use that one at the same time.
 
     `on_joined` is called in each that has joined.
     """

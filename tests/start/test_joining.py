@@ -1,7 +1,7 @@
 """Joining a process group: 2a.1 at a tcp:// address, 2b.6 through the environment.
 
-What init_process_group was called with comes from the rank itself. It counts only beside a collective over the group
-that was joined, of numbers that each rank got alone: every rank must receive their sum.
+The rank itself reports the arguments of init_process_group. They count only if the group works: over it, ranks add up
+numbers of which each rank knows only its own, and every rank must receive the sum.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ graded = pytest.mark.graded
 CRASHES = loop_shared.CRASHES
 GLUE = "task2a_gather_scatter/run_glue.py"
 COURSE_HOST, COURSE_PORT = "127.0.0.1", "11868"
-OF_ANOTHER = {"RANK": "1", "WORLD_SIZE": "2"}  # of a scheduler, or of an earlier call: the arguments count
+OF_ANOTHER = {"RANK": "1", "WORLD_SIZE": "2"}  # set by a scheduler or an earlier call; the arguments must win
 
 
 class Setting(NamedTuple):
-    """How a group is joined. `environment`: variables that are set before; `of_another`: RANK, WORLD_SIZE are, too."""
+    """How a group is joined. `environment`: variables that are already set; `of_another`: so are RANK, WORLD_SIZE."""
 
     ranks: int
     host: str = COURSE_HOST
@@ -58,7 +58,7 @@ def set_environment(context: Context) -> None:
 
 
 def sums_over_group(own: Tensor) -> list[Tensor]:
-    """Return the sum of all ranks' numbers, over the group that was joined and over one made of it."""
+    """Return the sum of all ranks' numbers, over the joined group and over a new group of the same ranks."""
     sums: list[Tensor] = []
     for make in (lambda: None, dist.new_group) if dist.is_initialized() else ():
         number = own.clone()
@@ -72,7 +72,7 @@ def sums_over_group(own: Tensor) -> list[Tensor]:
     first="set_environment", join=False,
 )  # fmt: skip
 def join_group(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
-    """Call join(config), or setup(rank, world_size, backend), and return what is then there."""
+    """Call join(config), or setup(rank, world_size, backend), and return what it leaves."""
     import os
 
     arguments = context.arguments
@@ -94,7 +94,7 @@ def join_group(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 
 
 def check_joined(grade: Grade, calls: str, setting: Setting) -> None:
-    """Every rank joins at the right address, with its own rank, the size and the backend, and the group works."""
+    """Check that every rank joins with the right address, rank, size and backend, and that the group works."""
     config = {"master_ip": setting.host, "master_port": int(setting.port), "backend": setting.backend}
     environment = setting.already_set | (OF_ANOTHER if setting.of_another else {})
     numbers = [drawn.generator(grade.seed, 6, setting.ranks, rank).normal(size=3) for rank in range(setting.ranks)]
@@ -124,7 +124,7 @@ def calls_of_joining(grade: Grade, result: Result) -> list[Call]:
 
 
 def check_call(grade: Grade, rank: int, call: Call, calls: str, setting: Setting) -> None:
-    """init_process_group is called with this rank and size, with the backend, and for the address."""
+    """Check that init_process_group is called with this rank, size, backend and address."""
     got = {
         "place": f"rank {call.data['rank']} of {call.data['world_size']}",
         "backend": call.data["backend"] or "gloo",  # torch's choice, where the course has no GPU
@@ -147,7 +147,7 @@ def check_call(grade: Grade, rank: int, call: Call, calls: str, setting: Setting
 
 
 def check_group(grade: Grade, result: Result, numbers: list[np.ndarray]) -> None:
-    """Each rank has passed on its own number, and received the sum, over the joined group and one made of it."""
+    """Check that each rank sent its own number and received the sum, over the joined group and the new one."""
     for rank, one in enumerate(result.ranks):
         sent = [call.sent_arrays().ravel() for call in one.calls if call.name == "all_reduce"][-2:]
         sums = result.values[rank]["sums"]
@@ -164,7 +164,7 @@ def draw_address(grade: Grade, ports: int) -> tuple[str, str]:
 
 
 def check_join(grade: Grade) -> None:
-    """join(config) joins at the address and port of the configuration, with its size, rank and backend."""
+    """Check that join(config) uses address, port, size, rank and backend of the configuration."""
     for ranks, backend in ((3, "gloo"), (2, "nccl"), (1, "gloo")):
         check_joined(grade, "join", Setting(ranks, *draw_address(grade, 60000), backend))
 

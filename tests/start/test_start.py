@@ -1,8 +1,8 @@
 """Starting the workers of run_gpt2.py, 2b.9: start_workers() alone, and the whole script with real processes.
 
-The engine knows the collectives of ranks that it starts itself. Here a rank starts processes of its own, so what they
-do is in the files that they leave and in their records. It counts only beside the number of processes that the kernel
-knows, see start_in_rank.py.
+The grader sees the collectives of ranks that it starts itself. Here a rank starts processes of its own, so the files
+and records that they leave say what they do. These count only if the kernel shows as many processes, see
+start_in_rank.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ IN_RANK, PRELOAD = "tests/start/start_in_rank.py", ("scripts", "steps", "models"
 STEPS, BLOCKS = 3, 24  # of the whole script; every step trains on all blocks
 WORKERS = 2
 PATIENCE = 3.0  # seconds in which all processes must run at once
-LOSS_ERROR = 1e-4  # the workers' gradients are added up in another order than those of one worker
+LOSS_ERROR = 1e-4  # relative: workers add gradients up in another order than one worker does
 
 
 # --- what a rank does ---
@@ -121,7 +121,7 @@ def train_alone(context: Context, lesson: Any, inputs: Any) -> list[float]:
 
 
 def check_started(grade: Grade, count: int, slowest: int) -> None:
-    """A process starts for every rank, all before the script waits for the first; it waits for all."""
+    """Check that the script starts a process for every rank before it waits for the first one, and waits for all."""
     refuse_work_at_import(grade)
     patience = PATIENCE * grade.session.slowness
     result = run(grade, start_workers, [None], children=count, slowest=slowest, patience=patience)
@@ -169,13 +169,13 @@ def refuse_work_at_import(grade: Grade) -> None:
 
 
 def check_counted(grade: Grade, result: Result, count: int) -> None:
-    """So many processes ran at once, as the kernel says where it can be asked; see Result.children."""
+    """Check that `count` processes ran at once, if the kernel can tell; see Result.children."""
     if 0 <= result.children < count:
         grade.fail(f"expected {count} processes to run at once, got {result.children}: start them all, then wait")
 
 
 def check_numbers(grade: Grade, result: Result, numbers: list[int], count: int, what: str) -> None:
-    """Each of the started processes has done something: it has left the number that it alone was given."""
+    """Check that each process has done something: it has left the number that only this process got."""
     got = len(result.numbers & set(numbers))
     if result.children >= 0 and got != count:
         grade.fail(f"expected {count} processes that each {what}, got {got}: start each with target=work")
@@ -185,7 +185,7 @@ def check_numbers(grade: Grade, result: Result, numbers: list[int], count: int, 
 
 
 def check_losses(grade: Grade, losses: list[list[float]], alone: np.ndarray) -> None:
-    """The workers' mean loss is that of one worker with all blocks, and each has its own."""
+    """Check that the workers' mean loss is that of one worker with all blocks, and that their losses differ."""
     steps = [len(own) for own in losses]
     check(grade, "", {"steps": steps}, {"steps": Expected([STEPS] * WORKERS, name="losses that each worker records")})
     if losses[0] == losses[1]:

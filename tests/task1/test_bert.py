@@ -1,7 +1,7 @@
 """Loading BERT, 1.1: the pretrained weights, and a new head for the task, by the configuration.
 
-BERT is real here, and tiny. What its checkpoint holds is computed in a rank without a student's file. The loaded model
-must also compute with it: token ids, and a head that is put in place of the new one, are drawn for each run.
+BERT is real here, and tiny. A rank without a student's file computes what the checkpoint holds. The loaded model must
+also compute the same logits: token ids, and a head that replaces its new head, are drawn for each run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILE = "task1_single/run_glue.py"
 CONFIG, PRELOAD = "tests/training/config_in_rank.py", ("scripts", "steps", "models")
 LABELS = {"mnli": 3, "sts-b": 1, "rte": 2}
 VOCABULARY = 16
-SETTINGS = {  # what is drawn for the configuration -> how messages call it
+SETTINGS = {  # drawn values of the configuration -> their names in messages
     "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "attention dropout",
     "classifier_dropout": "head dropout",
@@ -59,7 +59,7 @@ def save_tiny_bert(context: Context) -> Any:
 
 
 def describe(model: Any, settings: list[str]) -> dict[str, Any]:
-    """Return what load_model() gave; of what is no such model, less."""
+    """Return what the model of load_model() has; None or nothing for parts that it does not have."""
     body, head = getattr(model, "bert", None), getattr(model, "classifier", None)
     weights = body.state_dict() if body is not None else {}
     return {
@@ -73,7 +73,7 @@ def describe(model: Any, settings: list[str]) -> dict[str, Any]:
 
 
 def logits_of(model: Any, ids: torch.Tensor, head: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
-    """Return what the model computes for token ids with this head on it; None if it is no such model."""
+    """Return what the model computes for token ids with this head; None if it is no such model."""
     try:
         with torch.no_grad():
             layer = model.classifier
@@ -86,7 +86,7 @@ def logits_of(model: Any, ids: torch.Tensor, head: torch.Tensor, bias: torch.Ten
 
 @in_rank(uses=[CONFIG, save_tiny_bert, describe, logits_of], preload=PRELOAD, join=False)
 def load_model(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Call load_model() three times, as main() does, with seed 1, 2 and 1 again; yield what it gave."""
+    """Call load_model() as main() does, with the seeds 1, 2 and 1; yield what each model has."""
     from transformers import BertConfig
 
     from common.optim import set_seed
@@ -102,9 +102,9 @@ def load_model(context: Context, lesson: Any, inputs: Any) -> Any:
         set_seed(seed)
         with unchanged(nn.Module()) as changed:
             model = lesson.load_model(config)
-        of_head = "the state of torch's random generator"  # a new head is drawn from it
+        allowed = "the state of torch's random generator"  # a new head is drawn from it
         yield describe(model, list(arguments["settings"])) | {
-            "changed": [name for name in changed if name != of_head],
+            "changed": [name for name in changed if name != allowed],
             "logits": logits_of(model, **inputs),
         }
 
@@ -140,7 +140,7 @@ def draw(grade: Grade) -> tuple[dict[str, np.ndarray], dict[str, float]]:
 
 
 def loaded(grade: Grade, task: str) -> list[dict[str, Any]]:
-    """Return what the three calls of load_model() gave."""
+    """Return what the models of three calls of load_model() have."""
     inputs, settings = draw(grade)
     seed = checkpoint_seed(grade)
     arguments: dict[str, Any] = {"task": task, "settings": settings, "checkpoint_seed": seed, "vocabulary": VOCABULARY}
@@ -148,14 +148,14 @@ def loaded(grade: Grade, task: str) -> list[dict[str, Any]]:
 
 
 def check_logits(grade: Grade, got: dict[str, Any], task: str) -> None:
-    """The model computes what BERT with the saved weights and the drawn head does."""
+    """Check that the model computes what BERT with the saved weights and the drawn head does."""
     inputs, labels = draw(grade)[0], LABELS[task]
     right = saved(grade, inputs["ids"])["pooled"] @ inputs["head"][:labels].T + inputs["bias"][:labels]
     check(grade, "called with token ids, ", got, {"logits": Expected(right, name="the logits", tolerance=LOGITS)})
 
 
 def check_weights(grade: Grade) -> None:
-    """Every weight of the body is the saved one, in float32, whenever it is loaded."""
+    """Check that each of the three loads gives the saved weights of the body, in float32."""
     right = saved(grade, draw(grade)[0]["ids"])["weights"]
     for got in loaded(grade, "rte"):
         body = got["body"]

@@ -1,4 +1,4 @@
-"""What a rank does with data partitions, beside calling the student's code; sent to ranks as source."""
+"""Helpers for data partitions in a rank; sent to ranks as source."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset  # noqa: F401 (DataLoader: for what is sent beside this file)
 
-MORE_THAN_ANY = 200  # examples, batches and partitions: whoever gives more never ends
+MORE_THAN_ANY = 200  # more than all examples, batches or partitions: if a program gives so many, it never ends
 
 
 class Data:
-    """Examples that say nothing of their indices: texts that were drawn for this run. The judge numbers them."""
+    """Examples that do not show their indices: texts that are drawn for this run. The test file numbers them."""
 
     def __init__(self, texts: list[str]) -> None:
         self.items = list(texts)
@@ -31,12 +31,12 @@ class Data:
         return self.items[index]
 
     def __setitem__(self, index: Any, example: Any) -> None:
-        """A partitioner that shuffles the caller's data is reported, instead of crashing."""
+        """Allow a partitioner to shuffle the caller's data: this is reported, which says more than a crash."""
         self.items[index] = example
 
 
 class Owned:
-    """What the caller keeps: the data, the sizes, the global random generators. `changed` names what did not stay."""
+    """What belongs to the caller: the data, the sizes, the global random generators. `changed` compares them."""
 
     def __init__(self, data: Data, sizes: list[float]) -> None:
         self.data, self.sizes = data, sizes
@@ -65,30 +65,30 @@ def text(example: object) -> str:
 
 
 def in_words(value: object) -> str:
-    """Return a value as a message shows it: an object without a representation of its own as its type."""
+    """Return a value as a message shows it; only its type if it has no representation of its own."""
     shown = reprlib.repr(value)
     return f"a {type(value).__name__}" if " at 0x" in shown or shown.startswith("<") else shown
 
 
 def indices_of(partitions: Any) -> list[list[int]] | str:
-    """Return the partitions as lists of numbers; otherwise what is there instead, in words."""
+    """Return the partitions as lists of numbers; if they are none, what they are, in words."""
     if not hasattr(partitions, "__len__"):
         return in_words(partitions)
-    found: list[list[int]] = []
+    lists: list[list[int]] = []
     for number, part in enumerate(islice(partitions, MORE_THAN_ANY)):
         if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
             return f"{in_words(part)} as partition {number}"
         indices = list(islice(part, MORE_THAN_ANY))
         try:
-            found.append([operator.index(index) for index in indices])
+            lists.append([operator.index(index) for index in indices])
         except TypeError:
             wrong = next(index for index in indices if not hasattr(index, "__index__"))
             return f"a {type(part).__name__} with {in_words(wrong)} as partition {number}"
-    return found
+    return lists
 
 
 def examples_of(dataset: object) -> list[str] | str:
-    """Return the examples of a data set, the same in two passes; otherwise what is wrong with it, in words."""
+    """Return the examples of a data set if they are the same in two passes; else what is wrong, in words."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         return f"got {in_words(dataset)}, which does not support len() and indexing"
     first, again = ([text(dataset[place]) for place in range(min(len(dataset), MORE_THAN_ANY))] for _ in range(2))
@@ -101,7 +101,7 @@ def draw_noise(amount: int) -> None:
 
 
 class GivenPartitions:
-    """Stands for the student's DataPartitioner: whatever it is asked for, it has these partitions."""
+    """A replacement of the student's DataPartitioner that has these partitions, whatever the arguments are."""
 
     def __init__(self, partitions: list[list[int]]) -> None:
         self.given = partitions
@@ -116,7 +116,7 @@ class GivenPartitions:
 
 
 class GivenPartition(Subset):
-    """Stands for the student's Partition, with the same two attributes: `data`, and `index`, which may be replaced."""
+    """A replacement of the student's Partition, with the same attributes: `data`, and `index`, which can be set."""
 
     def __init__(self, data: Any, index: list[int]) -> None:
         super().__init__(data, list(index))

@@ -1,7 +1,7 @@
 """Data partitions, 2b.5: partition_dataset, the loader and the batch size that every rank gets.
 
-The rule for the tail is judged by literal cases, and for drawn sizes by its properties: all ranks have equally many
-batches, no example comes twice, and what is left out would have been a batch of its own on a larger partition.
+The rule for the last batches is checked with literal cases, and with properties for drawn sizes: all ranks have equally
+many batches, no example appears twice, and only a batch that some ranks cannot fill is left out.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.task2b.partitions_in_rank import MORE_THAN_ANY, Data, GivenPartitions, Owned, draw_noise, in_words, text
 
 graded = pytest.mark.graded
-# (examples, total batch, workers): batches on every rank. Sizes that divide and that do not, a short last batch on all
-# ranks, tails of one example, fewer examples than workers, one worker.
+# (examples, total batch, workers) -> batches on every rank. Sizes that divide evenly and that do not, a short last
+# batch on all ranks, a last batch of one example, fewer examples than workers, one worker.
 LOADS = {
     (24, 8, 2): 3, (11, 8, 2): 2, (9, 4, 2): 2, (14, 9, 3): 2, (10, 8, 4): 1, (13, 6, 3): 2, (7, 4, 4): 1, (3, 4, 4): 0,
     (17, 4, 2): 4, (7, 3, 1): 3, (8, 4, 1): 2,
 }  # fmt: skip
 MANY = (180, 12)  # examples and total batch: enough to see whether they were shuffled
-Loaded = dict[str, Any]  # what one rank gives, see below
+Loaded = dict[str, Any]  # what one rank returns, see loaded()
 
 
 # --- what a rank does; its inputs are the texts of its data ---
@@ -74,7 +74,7 @@ def loaded(lesson: Any, inputs: Any, batch: int, collates: bool, place: dict[str
 
 @in_rank(uses=[IN_RANK, loaded])
 def load(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
-    """Return what partition_dataset gives this rank of a process group; `given`: the partitions that it finds."""
+    """Return what partition_dataset gives this rank of a process group; `given`: partitions that it must use."""
     arguments = context.arguments
     partitioner = GivenPartitions(arguments["given"])
     if arguments["given"]:
@@ -85,7 +85,7 @@ def load(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 
 @in_rank(uses=[IN_RANK, loaded], join=False)
 def load_for_each(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield what partition_dataset gives each rank that it is asked for, without a process group."""
+    """Yield what partition_dataset gives each rank that is passed to it, without a process group."""
     arguments = context.arguments
     for rank in range(arguments["workers"]):
         place = {"rank": rank, "world_size": arguments["workers"]}
@@ -100,43 +100,43 @@ def loaders(
 ) -> list[Loaded]:  # fmt: skip
     """Return what partition_dataset gives each rank."""
     try:
-        found = on_data(grade, load, ranks, length, batch=batch, given=given)
+        by_rank = on_data(grade, load, ranks, length, batch=batch, given=given)
     except Crashed as crash:
         raise Crashed(f"{in_words_of(length, batch, ranks)}: {crash}") from None
-    return with_numbers(grade, found)
+    return with_numbers(grade, by_rank)
 
 
-def with_numbers(grade: Grade, found: list[Loaded]) -> list[Loaded]:
-    """Return the same with the numbers of the examples; fail where a rank got no loader."""
-    for one in found:
+def with_numbers(grade: Grade, by_rank: list[Loaded]) -> list[Loaded]:
+    """Return the same with the numbers of the examples; fail if a rank got no loader."""
+    for one in by_rank:
         if one["instead"]:
             grade.fail(f"expected a DataLoader and the batch size of a worker, got {one['instead']}")
-    return [one | {name: numbered(grade, one[name]) for name in ("batches", "again")} for one in found]
+    return [one | {name: numbered(grade, one[name]) for name in ("batches", "again")} for one in by_rank]
 
 
 def in_words_of(length: int, batch: int, ranks: int) -> str:
     return f"{length} examples, total batch {batch}, {ranks} workers"
 
 
-def examples_of_ranks(found: list[Loaded], epoch: str = "batches") -> list[Counter[int]]:
-    """Return how often each rank saw which example."""
-    return [Counter(example for batch in one[epoch] for example in batch) for one in found]
+def examples_of_ranks(by_rank: list[Loaded], epoch: str = "batches") -> list[Counter[int]]:
+    """Return how often each example is in the batches of each rank."""
+    return [Counter(example for batch in one[epoch] for example in batch) for one in by_rank]
 
 
-def check_examples(grade: Grade, found: list[Loaded]) -> None:
-    """Numbers and sizes of batches count only where the batches hold examples of the data, each once on a rank."""
-    for rank, seen in enumerate(examples_of_ranks(found)):
-        if -1 in seen:
+def check_examples(grade: Grade, by_rank: list[Loaded]) -> None:
+    """Check that batches hold examples of the data, each once on a rank: else their number and sizes do not count."""
+    for rank, examples in enumerate(examples_of_ranks(by_rank)):
+        if -1 in examples:
             grade.fail("expected batches of examples, got something else, for example their indices")
-        if repeated := [example for example, number in seen.items() if number > 1]:
+        if repeated := [example for example, number in examples.items() if number > 1]:
             grade.fail(f"{len(repeated)} examples appear more than once on rank {rank}, for example {min(repeated)}")
 
 
 def check_divided_at_random(grade: Grade) -> None:
-    """No test counts for parts of the data in its own order, which can be had without a partitioner.
+    """Check that partition_dataset divides the data at random. No test passes for parts in the order of the data.
 
-    Where DataPartitioner is used, a rank's batches hold the examples of the partition that it gives, here a drawn one.
-    A partition_dataset that shuffles and deals out by itself uses none.
+    If it uses DataPartitioner, a rank's batches must hold the examples of the partition that this gives, here a drawn
+    one. It may also shuffle and divide by itself.
     """
     (length, batch), ranks = MANY, 2
     half = np.isin(np.arange(length), list(examples_of_ranks(loaders(grade, length, batch, ranks))[0]))
@@ -145,9 +145,9 @@ def check_divided_at_random(grade: Grade) -> None:
     check_mixed(grade, [half])
     order = [int(index) for index in np.random.default_rng([grade.seed, 8]).permutation(length)]
     given = [sorted(order[: length // ranks]), sorted(order[length // ranks :])]
-    found = loaders(grade, length, batch, ranks, given)
-    for rank, (one, seen) in enumerate(zip(found, examples_of_ranks(found), strict=True)):
-        if one["partitioned"] and sorted(seen.elements()) != given[rank]:
+    by_rank = loaders(grade, length, batch, ranks, given)
+    for rank, (one, examples) in enumerate(zip(by_rank, examples_of_ranks(by_rank), strict=True)):
+        if one["partitioned"] and sorted(examples.elements()) != given[rank]:
             grade.fail(
                 f"rank {rank} of {ranks}: the batches do not hold the examples of its partition; use the one that "
                 "DataPartitioner gives for this rank"
@@ -155,25 +155,25 @@ def check_divided_at_random(grade: Grade) -> None:
 
 
 def check_share(grade: Grade) -> None:
-    """The batch of a worker is the total divided by the number of workers; a loader and this number are returned."""
+    """Check that a worker's batch is the total divided by the number of workers, and that this number is returned."""
     for length, total, ranks in LOADS:
-        found, share = loaders(grade, length, total, ranks), total // ranks
-        for rank, one in enumerate(found):
+        by_rank, share = loaders(grade, length, total, ranks), total // ranks
+        for rank, one in enumerate(by_rank):
             if one["batch"] != share:
                 what = f"total batch {total} on {ranks} workers: expected the batch size {share} for each"
                 grade.fail(f"{what}, got {one['batch']} on rank {rank}")
             sizes = [len(examples) for examples in one["batches"]]
             if any(size != share for size in sizes[:-1]) or max(sizes, default=0) > share:
                 grade.fail(f"rank {rank} of {ranks}: expected batches of {share}, got {sizes}")
-        check_examples(grade, found)
+        check_examples(grade, by_rank)
     check_divided_at_random(grade)
 
 
 def check_numbers_of_batches(grade: Grade) -> None:
-    """All ranks have the same number of batches, in every epoch, as many as the smallest partition fills."""
+    """Check that all ranks have the same number of batches, as many as the smallest partition fills, in two epochs."""
     for (length, total, ranks), right in LOADS.items():
-        found = loaders(grade, length, total, ranks)
-        counts, again = ([len(one[epoch]) for one in found] for epoch in ("batches", "again"))
+        by_rank = loaders(grade, length, total, ranks)
+        counts, again = ([len(one[epoch]) for one in by_rank] for epoch in ("batches", "again"))
         what = in_words_of(length, total, ranks)
         if len(set(counts)) > 1:
             grade.fail(f"{what}: the ranks have {counts} batches; a rank with more batches waits forever")
@@ -184,57 +184,63 @@ def check_numbers_of_batches(grade: Grade) -> None:
                 f"{what}: the loaders give {counts} batches in the first epoch and {again} in the second: an iterator "
                 "or a generator is used up after one pass; pass a list, a range or a data set"
             )
-        check_examples(grade, found)
+        check_examples(grade, by_rank)
     check_divided_at_random(grade)
 
 
 def check_no_overlap(grade: Grade) -> None:
-    """No example on two ranks or twice on one; only a batch of its own is left out, on a larger partition."""
+    """Check that no example is on two ranks or twice on one, and that only a batch that some rank cannot fill is left
+    out."""
     drawn = [(int(grade.draw.integers(20, 60)), 2 * n * int(grade.draw.integers(1, 4)), n) for n in (2, 3)]
     for length, total, ranks in [*LOADS, *drawn]:
-        found = loaders(grade, length, total, ranks)
+        by_rank = loaders(grade, length, total, ranks)
         what = in_words_of(length, total, ranks)
-        first, second = (examples_of_ranks(found, epoch) for epoch in ("batches", "again"))
+        first, second = (examples_of_ranks(by_rank, epoch) for epoch in ("batches", "again"))
         for parts in (first, second):
             check_parts(grade, what, length, parts)
-        ever = [one | other for one, other in zip(first, second, strict=True)]  # a loader may leave out another one
+        ever = [
+            one | other for one, other in zip(first, second, strict=True)
+        ]  # the second epoch may leave out another example
         check_parts(grade, f"{what}, in two epochs", length, ever)
-        full = [all(len(batch) == total // ranks for batch in one["batches"]) for one in found]
+        full = [all(len(batch) == total // ranks for batch in one["batches"]) for one in by_rank]
         left_out = length - sum(map(len, first))
         if left_out > min(length % ranks, sum(full)) and length >= ranks:
             advice = "leave out only a batch that another rank cannot fill"
             grade.fail(f"{what}: {left_out} examples are in no batch; {advice}")
-        check_unchanged(grade, found[0]["changed"], "partition_dataset()")
+        check_unchanged(grade, by_rank[0]["changed"], "partition_dataset()")
     check_divided_at_random(grade)
 
 
 def check_parts(grade: Grade, what: str, length: int, parts: list[Counter[int]]) -> None:
-    """Fail unless the ranks' examples are different ones, and some."""
+    """Fail unless the ranks have examples, and no example twice."""
     if len(parts) > 1 and parts[0] and all(part == parts[0] for part in parts):
         grade.fail(f"{what}: every rank has the same examples: which partition is this rank's?")
-    seen = sum(parts, Counter[int]())
-    if not seen and length >= len(parts):
+    total = sum(parts, Counter[int]())
+    if not total and length >= len(parts):
         grade.fail(f"{what}: expected a DataLoader with batches of examples, got no batch at all")
-    if set(seen) - set(range(length)):
+    if set(total) - set(range(length)):
         grade.fail(f"{what}: expected batches of examples, got something else")
-    if twice := [example for example, number in seen.items() if number > 1]:
+    if twice := [example for example, number in total.items() if number > 1]:
         grade.fail(f"{what}: {len(twice)} examples appear more than once, for example {min(twice)}")
 
 
 def check_group_and_collate(grade: Grade) -> None:
-    """rank and world_size come from the process group or from the caller; collate_fn, if any, makes the batches."""
+    """Check that rank and world_size may come from the process group or the caller, and that collate_fn is used."""
     (length, batch, ranks), place = (24, 6, 3), {"workers": 3, "batch": 6}
     in_group = loaders(grade, length, batch, ranks)
-    asked, plain = (
+    by_arguments, plain = (
         with_numbers(grade, on_data(grade, load_for_each, 1, length, collates=collates, **place)[0])
         for collates in (True, False)
     )
-    for found in (in_group, asked, plain):
-        if not all(one["batches"] for one in found):
+    for by_rank in (in_group, by_arguments, plain):
+        if not all(one["batches"] for one in by_rank):
             grade.fail(f"{in_words_of(length, batch, ranks)}: the loader gives no batch")
-    if not all(one["collated"] for one in (*in_group, *asked)):
+    if not all(one["collated"] for one in (*in_group, *by_arguments)):
         grade.fail("collate_fn was given but not used: pass it to the DataLoader")
-    each = [[sorted(seen.elements()) for seen in examples_of_ranks(found)] for found in (in_group, asked, plain)]
+    each = [
+        [sorted(examples.elements()) for examples in examples_of_ranks(by_rank)]
+        for by_rank in (in_group, by_arguments, plain)
+    ]
     for rank, (of_group, of_caller, default) in enumerate(zip(*each, strict=True)):
         if of_group != of_caller:
             grade.fail(
@@ -244,8 +250,8 @@ def check_group_and_collate(grade: Grade) -> None:
         if default != of_caller:
             advice = "pass None on, so that torch builds the batches"
             grade.fail(f"without collate_fn, rank {rank} gets {default}, expected the examples {of_caller}: {advice}")
-    for found in (in_group, asked, plain):
-        check_examples(grade, found)
+    for by_rank in (in_group, by_arguments, plain):
+        check_examples(grade, by_rank)
     check_divided_at_random(grade)
 
 

@@ -1,8 +1,8 @@
 """Data partitions: 2b.2 Partition, 2b.3 DataPartitioner, 2b.4 its use().
 
-An example is a text that is drawn for the run and says nothing about its place: who returns it has looked it up. The
-sizes of partitions are judged by properties: none gets a whole example more or less than its share, and none that lost
-more by rounding goes without an extra example.
+An example is a text that is drawn for the run and does not show its place: only looking it up gives the right one. The
+sizes of partitions must have two properties: each is its share rounded up or down, and the shares that lose most by
+rounding down are rounded up.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CRASHES = {  # torch's and Python's words -> what they mean here
 FILE, IN_RANK = "common/data_partition.py", "tests/task2b/partitions_in_rank.py"
 ROUNDING = 1e-6  # shares are products of floats
 MORE = 5  # examples of a second data set
-EXACT = [(24, [0.25] * 4), (30, [0.5, 0.5]), (9, [1.0])]  # shares that need no rounding, in floats either
-UNEVEN = [  # every other rule of rounding shows in one of these
+EXACT = [(24, [0.25] * 4), (30, [0.5, 0.5]), (9, [1.0])]  # shares that need no rounding, not even as floats
+UNEVEN = [  # every wrong rule of rounding fails in one of these
     (10, [0.7, 0.2, 0.1]), (11, [0.7, 0.2, 0.1]), (100, [0.29, 0.71]), (9, [0.25] * 4), (3, [0.25] * 4),
     (6, [0.45, 0.45, 0.1]), (16, [0.16, 0.36, 0.48]),
 ]  # fmt: skip
@@ -64,7 +64,7 @@ def partition(context: Context, lesson: Any, inputs: Any) -> Any:
 
 @in_rank(uses=[IN_RANK], join=False)
 def partitioners(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
-    """Return the partitions for several seeds, and those of two later partitioners, one of them of more data."""
+    """Return the partitions for several seeds, and those of two later partitioners, one of them for more data."""
     arguments = context.arguments
     sizes, seed = arguments["sizes"], arguments["seeds"][0]
     draw_noise(arguments["noise"])
@@ -83,30 +83,25 @@ def partitioners(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 def use(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     """Return the examples of use(k) for every partition, in two rounds, and the partitions before and after."""
     sizes = context.arguments["sizes"]
-    made = lesson.DataPartitioner(Data(inputs), sizes, context.arguments["seed"])
-    before = indices_of(made.partitions)
+    partitioner = lesson.DataPartitioner(Data(inputs), sizes, context.arguments["seed"])
+    before = indices_of(partitioner.partitions)
     draw_noise(3)
-    owned = Owned(made.data, [])
+    owned = Owned(partitioner.data, [])
     owned.data.reads = 0
-    parts = [made.use(k) for k in range(len(sizes))]
+    parts = [partitioner.use(k) for k in range(len(sizes))]
     changed, reads = owned.changed(), owned.data.reads
     rounds = [[examples_of(part) for part in parts]]
     draw_noise(3)
-    rounds.append([examples_of(made.use(k)) for k in reversed(range(len(sizes)))][::-1])
-    return {
-        "rounds": rounds,
-        "before": before,
-        "after": indices_of(made.partitions),
-        "changed": changed,
-        "reads": reads,
-    }
+    rounds.append([examples_of(partitioner.use(k)) for k in reversed(range(len(sizes)))][::-1])
+    after = indices_of(partitioner.partitions)
+    return {"rounds": rounds, "before": before, "after": after, "changed": changed, "reads": reads}
 
 
 # --- data, and what the student's code makes of it ---
 
 
 def texts(grade: Grade, count: int) -> list[str]:
-    """Return the examples of a data set of this run; longer ones begin with those of shorter ones."""
+    """Return the examples of a data set of this run; a longer data set begins with the examples of a shorter one."""
     return [f"text {number:012x}" for number in drawn.generator(grade.seed, 5).integers(0, 1 << 48, count)]
 
 
@@ -116,7 +111,7 @@ def on_data(grade: Grade, function: InRank, ranks: int, length: int, **arguments
 
 
 def numbered(grade: Grade, value: Any) -> Any:
-    """Return lists of texts, however deep, with the number of each example: -1 for anything else."""
+    """Replace each example in lists, nested to any depth, by its number, and anything else by -1."""
     places = {example: place for place, example in enumerate(texts(grade, 400))}
 
     def number(value: object) -> Any:
@@ -128,10 +123,10 @@ def numbered(grade: Grade, value: Any) -> Any:
 def partitions(grade: Grade, length: int, sizes: list[float], seeds: list[int], noise: int = 0) -> dict[str, Any]:
     """Return what `partitioners` gives; its partitions are lists of indices."""
     arguments = {"more": MORE, "sizes": sizes, "seeds": seeds, "noise": noise}
-    (found,) = on_data(grade, partitioners, 1, length + MORE, **arguments)
-    for parts in found["partitions"]:
+    (result,) = on_data(grade, partitioners, 1, length + MORE, **arguments)
+    for parts in result["partitions"]:
         must_be_indices(grade, parts)
-    return dict(found)
+    return dict(result)
 
 
 def must_be_indices(grade: Grade, parts: object) -> None:
@@ -164,7 +159,7 @@ def check_unchanged(grade: Grade, changed: dict[str, Any], of: str) -> None:
 
 
 def check_partition(grade: Grade) -> None:
-    """Place i of Partition(data, index) is data[index[i]], the example and not its number."""
+    """Check that place i of Partition(data, index) is data[index[i]], the example and not its number."""
     index = [int(i) for i in grade.draw.permutation(20)[:7]]
     sentence = "for the indices {expected} expected these examples, got {got}"
     caller = "it belongs to the caller, so only read it"
@@ -191,7 +186,7 @@ def check_partition(grade: Grade) -> None:
 
 
 def check_once(grade: Grade) -> None:
-    """Every index is in exactly one partition, and there are as many partitions as sizes."""
+    """Check that every index is in exactly one partition, and that there are as many partitions as sizes."""
     for length, sizes in [*UNEVEN, *draw_settings(grade, 3), *EXACT]:
         (parts,) = partitions(grade, length, sizes, [1234])["partitions"]
         check_exactly_once(grade, length, sizes, parts)
@@ -209,7 +204,7 @@ def check_exactly_once(grade: Grade, length: int, sizes: list[float], parts: lis
     missing, strange = set(range(length)) - set(total), set(total) - set(range(length))
     if strange:
         grade.fail(f"{of}, a partition holds the index {min(strange)}, expected 0 to {length - 1}")
-    if twice:  # said first: what overlaps often leaves holes too, and other rounding does not repair it
+    if twice:  # before `missing`: overlapping partitions often leave holes, and better rounding does not repair them
         holes = f", and {len(missing)} in none" if missing else ""
         grade.fail(
             f"{of}, {len(twice)} are in a partition more than once, for instance {min(twice)}{holes}: each partition "
@@ -220,23 +215,23 @@ def check_exactly_once(grade: Grade, length: int, sizes: list[float], parts: lis
 
 
 def lengths_of(parts: Any) -> list[int]:
-    """Return the lengths of partitions; none for what is no list of indices."""
+    """Return the lengths of partitions; an empty list if they are no lists of indices."""
     return [] if isinstance(parts, str) else [len(part) for part in parts]
 
 
 def check_sizes(grade: Grade) -> None:
-    """Sizes are rounded by largest remainder, the first of equal sizes up, in every partitioner made of them."""
+    """Check that sizes are rounded by largest remainder, the first of equal sizes up, in every partitioner."""
     for length, sizes in [*UNEVEN, *draw_settings(grade, 6), (7, [0.5, 0.0, 0.5]), (5, [1 / 3] * 3)]:
-        found = partitions(grade, length, sizes, [1234])
-        (parts,) = found["partitions"]
-        if found["changed"]["sizes"] is not None:
-            before, after = ([float(f"{size:.4g}") for size in of] for of in (sizes, found["changed"]["sizes"]))
+        result = partitions(grade, length, sizes, [1234])
+        (parts,) = result["partitions"]
+        if result["changed"]["sizes"] is not None:
+            before, after = ([float(f"{size:.4g}") for size in each] for each in (sizes, result["changed"]["sizes"]))
             grade.fail(f"the list of sizes belongs to the caller and was changed: from {before} to {after}; copy it")
         check_counts(grade, length, sizes, lengths_of(parts))
         advice = "do not share state between partitioners"
-        if found["second"] != parts or found["kept"] != parts:
+        if result["second"] != parts or result["kept"] != parts:
             grade.fail(f"a second DataPartitioner of the same data, sizes and seed divides them differently: {advice}")
-        others = lengths_of(found["other"])
+        others = lengths_of(result["other"])
         if sum(others) != length + MORE:
             what = f"a second DataPartitioner, of {length + MORE} examples after one of {length}"
             grade.fail(f"{what}, makes partitions of {others}: {advice}")
@@ -249,7 +244,7 @@ def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) 
     what = f"{length} examples in shares of {[round(share, 2) for share in shares]}: got partitions of {got}, {rule}"
     if len(got) != len(sizes) or sum(got) != length:
         grade.fail(what)
-    gains = [count - share for count, share in zip(got, shares, strict=True)]  # of rounding, above 0: rounded up
+    gains = [count - share for count, share in zip(got, shares, strict=True)]  # above 0: rounded up
     if any(abs(gain) > 1 - ROUNDING for gain in gains):
         far = max(range(len(gains)), key=lambda k: abs(gains[k]))
         grade.fail(f"{what}: partition {far} is not its share rounded up or down")
@@ -263,11 +258,11 @@ def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) 
 
 
 def check_seed(grade: Grade) -> None:
-    """The partitions depend on the seed and on nothing else, and nothing else depends on them."""
+    """Check that the partitions depend on the seed and on nothing else, and that they change nothing else."""
     length, sizes = 4 * int(grade.draw.integers(10, 20)), [0.25] * 4
     seeds = draw_seeds(grade, 2)
-    found = partitions(grade, length, sizes, seeds, 1)
-    one, other = found["partitions"]
+    result = partitions(grade, length, sizes, seeds, 1)
+    one, other = result["partitions"]
     if one != partitions(grade, length, sizes, seeds, 2)["partitions"][0]:
         words = "equal seeds give different partitions once something else has drawn random numbers"
         grade.fail(f"{words}: {OWN_GENERATOR}")
@@ -277,29 +272,29 @@ def check_seed(grade: Grade) -> None:
         grade.fail(
             "every seed puts the same examples together, only in another order: shuffle the indices before the cut"
         )
-    check_unchanged(grade, found["changed"], "DataPartitioner()")
+    check_unchanged(grade, result["changed"], "DataPartitioner()")
     check_orders_differ(grade, [first_half(grade, length, sizes, parts) for parts in (one, other)])
 
 
 def first_half(grade: Grade, length: int, sizes: list[float], parts: list[list[int]]) -> np.ndarray:
-    """Return which indices are in the first half of the partitions. An order counts only if it is one of partitions."""
+    """Return which indices are in the first half of the partitions; fail if these are no partitions."""
     must_be_exact(grade, length, sizes, parts)
     return np.isin(np.arange(length), np.concatenate(parts[: len(parts) // 2]))
 
 
 def must_be_exact(grade: Grade, length: int, sizes: list[float], parts: list[list[int]]) -> None:
-    """Each example is in one partition, and parts are equal where nothing is rounded."""
+    """Fail unless each example is in one partition, and the sizes follow the rule."""
     check_exactly_once(grade, length, sizes, parts)
     check_counts(grade, length, sizes, lengths_of(parts))
 
 
 def check_shuffled(grade: Grade) -> None:
-    """Indices are shuffled, by the seed; the data is not moved. Judged over several seeds together."""
+    """Check, over several seeds together, that the seed shuffles the indices and that the data does not move."""
     length, sizes = 60, [0.5, 0.5]
-    found = partitions(grade, length, sizes, draw_seeds(grade, 6))
-    if found["changed"]["data"]:
+    result = partitions(grade, length, sizes, draw_seeds(grade, 6))
+    if result["changed"]["data"]:
         grade.fail("the data set itself was changed: shuffle a list of indices, not the data")
-    halves = [first_half(grade, length, sizes, parts) for parts in found["partitions"]]
+    halves = [first_half(grade, length, sizes, parts) for parts in result["partitions"]]
     check_mixed(grade, halves)
     check_orders_differ(grade, halves)
 
@@ -308,27 +303,27 @@ def check_shuffled(grade: Grade) -> None:
 
 
 def check_use(grade: Grade) -> None:
-    """use(k) gives the examples of partitions[k], in their order, each time it is called."""
+    """Check that use(k) gives the examples of partitions[k], in their order, each time it is called."""
     for length, sizes in [*UNEVEN[-2:], *draw_settings(grade, 3)]:
-        (found,) = on_data(grade, use, 1, length, sizes=sizes, seed=grade.number("partitions", 1000))
-        before = found["before"]
+        (result,) = on_data(grade, use, 1, length, sizes=sizes, seed=grade.number("partitions", 1000))
+        before = result["before"]
         must_be_indices(grade, before)
         if not any(before):
             grade.fail(f"the partitions of {length} examples are all empty, so use() has nothing to give")
-        for k, examples in enumerate(found["rounds"][0]):
+        for k, examples in enumerate(result["rounds"][0]):
             if isinstance(examples, str):
                 grade.fail(f"use({k}): expected a Partition; {examples}")
-        first, second = numbered(grade, found["rounds"])
-        if first != second or found["after"] != before:
+        first, second = numbered(grade, result["rounds"])
+        if first != second or result["after"] != before:
             grade.fail("calling use() twice for one partition gives different examples: divide the data once, in "
                        "the constructor")  # fmt: skip
         for k, part in enumerate(before):
             if first[k] != part:
                 grade.fail(f"use({k}) gives the examples {first[k][:6]}, expected those of partitions[{k}]")
-        check_unchanged(grade, found["changed"], "use()")
-        if found["reads"]:
+        check_unchanged(grade, result["changed"], "use()")
+        if result["reads"]:
             grade.fail(
-                f"use() reads {found['reads']} examples, expected none: do not copy the data. Give Partition the data "
+                f"use() reads {result['reads']} examples, expected none: do not copy the data. Give Partition the data "
                 "and a list of indices; it looks up each example when it is needed"
             )
 

@@ -1,7 +1,7 @@
 """Task 4, 4.2: the bytes that a worker must send and receive, and the iterations of an epoch.
 
-The lesson's formulas are not here. Bytes are judged by cases that were counted message by message, times a number that
-is drawn anew. The iterations of an epoch are judged by a property: they hold all examples, and one fewer would not.
+The lesson's formulas are not here. Bytes are compared with cases that were counted message by message, times a drawn
+number. The iterations of an epoch must have a property: they hold all examples, and one fewer would not.
 """
 
 from __future__ import annotations
@@ -52,35 +52,27 @@ def call_in_each_case(context: Context, lesson: Any, inputs: Any) -> Any:
 
 def results(grade: Grade, function: str, cases: list[Any]) -> list[Any]:
     """Return what a function returns in each case."""
-    found: list[Any] = run(grade, call_in_each_case, [{}], calls=function, cases=[list(case) for case in cases]).values[
-        0
-    ]
+    (values,) = run(grade, call_in_each_case, [{}], calls=function, cases=[list(case) for case in cases]).values
     kind = float if function == "iterations_per_epoch" else list
-    for value in found:
+    for value in values:
         if not isinstance(value, kind):
             expected = "a number" if kind is float else "Traffic(sent, received)"
             grade.fail(f"{function} returned {value}; expected {expected}")
-    return found
+    return list(values)
 
 
 # --- gradient_bytes ---
 
 
 def check_gradient_bytes(grade: Grade) -> None:
-    """Tied tensors count once, frozen and unused ones not at all, and an element has the dtype's size."""
+    """Check that tied tensors count once, frozen and unused ones never, and an element has the dtype's size."""
     rows = int(grade.draw.integers(3, 40))
     shapes = [(rows,), (rows, 2), (2, rows, 2), (rows, 8), (16, rows), ()]  # no two sums of these are equal
     count = [math.prod(shape) for shape in shapes]
     frozen, unused, tied = 1, 3, 4
-    arguments: dict[str, Any] = {
-        "shapes": shapes,
-        "frozen": frozen,
-        "unused": unused,
-        "tied": tied,
-        "dtypes": list(BYTES),
-    }
-    (found,) = run(grade, gradient_bytes, [{}], **arguments).values
-    for (dtype, size), got in zip(BYTES.items(), found, strict=True):
+    arguments: dict[str, Any] = {"shapes": shapes, "frozen": frozen, "unused": unused, "tied": tied}
+    (values,) = run(grade, gradient_bytes, [{}], dtypes=list(BYTES), **arguments).values
+    for (dtype, size), got in zip(BYTES.items(), values, strict=True):
         right = size * (sum(count) - count[frozen] - count[unused])
         mistakes = {
             "the tensor that two layers share is counted twice": right + size * count[tied],
@@ -95,8 +87,8 @@ def check_gradient_bytes(grade: Grade) -> None:
 
 # --- the traffic of an iteration ---
 
-# (bytes, workers): what each worker moves, in both directions, in a ring's all_reduce; what rank 0 moves in gather and
-# scatter. 7 workers first: there no wrong factor looks like another one.
+# (bytes of a tensor, workers) -> bytes that each worker sends, and as many that it receives, in a ring's all_reduce;
+# the same of rank 0 in gather and scatter. 7 workers come first: there no two wrong factors give the same number.
 MOVED = {
     (133, 7): (228, 798), (46, 2): (46, 46), (51, 3): (68, 102), (116, 4): (174, 348), (65, 5): (104, 260),
     (186, 6): (310, 930), (88, 8): (154, 616), (117, 9): (208, 936), (143, 11): (260, 1430), (156, 12): (286, 1716),
@@ -106,25 +98,25 @@ MOVED = {
 
 
 def whole(got: float, right: int) -> float:
-    """Return bytes as a whole number, `right` where they are rounded up or down to it."""
+    """Return bytes as a whole number; `right` if they differ from it only by rounding."""
     if not math.isfinite(got):
         return got
     return right if abs(got - right) <= 1 else round(got)
 
 
 def check_traffic(grade: Grade, what: str, got: list[float], right: int, mistakes: dict[str, Any]) -> None:
-    """A worker sends as many bytes as it receives."""
+    """Check the bytes that a worker sends and receives: both must be `right`."""
     names = [f"{what}, bytes {way}" for way in ("sent", "received")]
     expected = {name: value_of(name, right, mistakes | {"that is sent plus received": 2 * right}) for name in names}
     check(grade, "", {name: whole(moved, right) for name, moved in zip(names, got, strict=True)}, expected)
 
 
 def check_all_reduce(grade: Grade) -> None:
-    """What a ring sends and receives, with a few workers and with many."""
+    """Check the traffic of a ring, with a few workers and with many."""
     factor = int(grade.draw.integers(1000, 9000))
     cases = [(factor * size, n) for size, n in MOVED]
-    found = results(grade, "all_reduce_traffic", cases)
-    for (size, n), moved, got in zip(cases, MOVED.values(), found, strict=True):
+    values = results(grade, "all_reduce_traffic", cases)
+    for (size, n), moved, got in zip(cases, MOVED.values(), values, strict=True):
         right, of_a_root = (factor * each for each in moved)
         mistakes = {
             "that is the tensor itself, without the factor of the ring": size,
@@ -137,7 +129,7 @@ def check_all_reduce(grade: Grade) -> None:
 
 
 def check_gather_scatter(grade: Grade) -> None:
-    """Rank 0 communicates with all others, each of them with rank 0 only."""
+    """Check that rank 0 communicates with all others, and each of them with rank 0 only."""
     factor = int(grade.draw.integers(100, 9000))
     cases = [(factor * size, n, rank) for size, n in MOVED if n < 12 for rank in range(n)]
     for (size, n, rank), got in zip(cases, results(grade, "gather_scatter_traffic", cases), strict=True):
@@ -175,12 +167,12 @@ def draw_epochs(grade: Grade) -> list[tuple[int, int, int]]:
 
 def why_wrong(count: float, examples: int, batch: int, workers: int) -> str:
     """Say what is wrong with a number of iterations, "" if nothing is."""
-    place = batch * workers
-    if count * place < examples:
-        return f"{count:g} iterations hold at most {count * place:g} of the {examples} examples"
+    per_iteration = batch * workers
+    if count * per_iteration < examples:
+        return f"{count:g} iterations hold at most {count * per_iteration:g} of the {examples} examples"
     if not float(count).is_integer():
         return f"got {count:g} iterations: the number of iterations must be whole"
-    if (count - 1) * place >= examples:
+    if (count - 1) * per_iteration >= examples:
         return f"got {count:g} iterations, but fewer hold all {examples} examples, too"
     return ""
 
@@ -190,20 +182,20 @@ def in_words(examples: int, batch: int, workers: int) -> str:
 
 
 def check_iterations(grade: Grade) -> None:
-    """Workers have equally many examples, and the last batch may be short."""
+    """Check the iterations of an epoch: workers have equally many examples, and the last batch may be short."""
     cases = [*EPOCHS, *draw_epochs(grade)]
     for case, got in zip(cases, results(grade, "iterations_per_epoch", cases), strict=True):
         if complaint := why_wrong(got, *case):
             cause = EPOCHS.get(case, {}).get(got, "")
-            grade.fail(f"{in_words(*case)}: {complaint}{cause and ': '}{cause}")
+            grade.fail(f"{in_words(*case)}: {complaint}{f': {cause}' if cause else ''}")
 
 
 def check_epoch(grade: Grade) -> None:
-    """An epoch moves the bytes of an iteration as often as it has iterations."""
+    """Check that an epoch moves the bytes of an iteration as often as it has iterations."""
     iteration = [float(n) for n in grade.draw.integers(10_000, 90_000, size=2)]
     cases = [(2490, 16, 4), (2490, 8, 4), (2490, 4, 4), (22, 7, 3), *draw_epochs(grade)]
-    found = results(grade, "traffic_per_epoch", [(iteration, *case) for case in cases])
-    for case, got in zip(cases, found, strict=True):
+    values = results(grade, "traffic_per_epoch", [(iteration, *case) for case in cases])
+    for case, got in zip(cases, values, strict=True):
         for way, each, moved in zip(("sent", "received"), iteration, got, strict=True):
             count = moved / each
             if math.isfinite(count) and math.isclose(count, round(count), rel_tol=1e-6):
@@ -214,7 +206,7 @@ def check_epoch(grade: Grade) -> None:
 
 
 def why_so_often(count: float, examples: int, batch: int, workers: int) -> str:
-    """Return the mistake that counts an iteration's bytes so often, "" if it is none that we know."""
+    """Return the mistake that counts an iteration's bytes so often, "" if it is no known one."""
     independent = "bytes of an iteration do not depend on the"
     mistakes = {
         "that is one iteration": count == 1,

@@ -43,13 +43,16 @@ def as_text(entry: Any) -> dict[str, str]:
     values = {"class": "dict"}
     for name in ("shape", "dtype", "elements", "bytes"):
         value = entry.get(name)
-        plain = list(value) if isinstance(value, tuple) else int(value) if isinstance(value, float) else value
-        values[name] = str(plain)[:80].removeprefix("torch.")
+        if isinstance(value, tuple):
+            value = list(value)
+        elif isinstance(value, float):
+            value = int(value)
+        values[name] = str(value)[:80].removeprefix("torch.")
     return values
 
 
 def report_entries(context: Context) -> None:
-    """Let every all_reduce first report what `sent` holds by then."""
+    """Let every all_reduce first report what `sent` holds at that moment."""
     sent = context.arguments["sent"] = []
     for module in (dist, dist.distributed_c10d):
         context.spy(module, "all_reduce", "sends", lambda *_, **__: {"entries": [as_text(entry) for entry in sent]})
@@ -81,7 +84,7 @@ def average_and_record(context: Context, lesson: Any, inputs: Any) -> Any:
 def synced(grade: Grade, ranks: int, dtype: str = "float32", setting: Setting = ODD) -> tuple[Result, Gradients]:
     """Run the student's function; return the result, and the gradients that the ranks started with.
 
-    In half precision these are such that it holds them, and their sum and mean on two ranks, without rounding.
+    In half precision these gradients, and their sum and mean on two ranks, need no rounding.
     """
     gradients = averaging.draw(grade, ranks, setting)
     if dtype in HALF:
@@ -98,14 +101,14 @@ def synced(grade: Grade, ranks: int, dtype: str = "float32", setting: Setting = 
 
 
 class Sending(NamedTuple):
-    """A tensor that a rank sends, and the entries that it has recorded by then."""
+    """A tensor that a rank sends, and the entries that it has recorded before."""
 
     call: Call
     entries: list[dict[str, str]]
 
 
 def sendings(result: Result, rank: int) -> list[list[Sending]]:
-    """Return [iteration][tensor]."""
+    """Return what a rank sends: [iteration][tensor]."""
     iterations: list[list[Sending]] = []
     for event, calls in phases(result, rank):
         if event.name == "begin":
@@ -124,31 +127,32 @@ def entry_of(call: Call) -> dict[str, str]:
 
 
 def value_of(name: str, value: Any, mistakes: Mapping[str, Any]) -> Expected:
-    """Expect a value; where a known mistake leaves what we got, the message ends with it."""
+    """Expect a value. If a known mistake leaves the one that we got, the message ends with this mistake."""
     sentence = f"{name}: expected {{expected}}, got {{got}}"
     return Expected(value, sentence, mistakes={f"{sentence}: {cause}": left for cause, left in mistakes.items()})
 
 
 def check_entries(grade: Grade, where: str, entries: list[dict[str, str]], sent: list[Sending]) -> None:
-    """There is one entry for each tensor that is sent, with its values."""
+    """Check that there is one entry for each tensor that is sent, with its values."""
     check(grade, where, {"entries": len(entries)}, {"entries": number_of_entries(len(sent))})
+    of_gradient = "record the tensor that is sent, not the gradient it was made from"
+    same_object = "all entries are the same object: create a new dict for each"
+    last = entry_of(sent[-1].call) if sent else {}  # if all entries are one dict, each has the values of the last one
     got = {(number, name): value for number, entry in enumerate(entries, 1) for name, value in entry.items()}
     expected: dict[Any, Expected] = {}
     for number, sending in enumerate(sent, 1):
-        right, last = entry_of(sending.call), entry_of(sent[-1].call)
-        elements, gradient = int(right["elements"]), "record the tensor that is sent, not the gradient it was made from"
+        right = entry_of(sending.call)
+        elements = int(right["elements"])
         mistakes: dict[str, dict[str, Any]] = {
-            "dtype": {gradient: "float32"},
+            "dtype": {of_gradient: "float32"},
             "bytes": {
-                gradient: str(4 * elements),
+                of_gradient: str(4 * elements),
                 "an element takes more than one byte, see element_size()": str(elements),
                 "those are bits": str(8 * int(right["bytes"])),
             },
         }
         for name, value in right.items():
-            causes = mistakes.get(name, {}) | {
-                "all entries are the same object: create a new dict for each": last[name]
-            }
+            causes = mistakes.get(name, {}) | {same_object: last[name]}
             expected[number, name] = value_of(f"entry {number}: {name}", value, causes)
         expected[number, "class"] = Expected("dict", "expected a dict for each tensor in `sent`, got a {got}")
     check(grade, where, got, expected)
@@ -160,16 +164,17 @@ def number_of_entries(tensors: int) -> Expected:
 
 
 def check_recorded_first(grade: Grade, where: str, sent: list[Sending]) -> None:
-    """When a tensor is sent, its entry is there. The values that it has then are compared, and not only their number:
-    a rank could report any number."""
+    """Check that the entry of a tensor is there when the tensor is sent. Its values must be right by then: a rank could
+    report any number of entries."""
     for number, (call, entries) in enumerate(sent):
-        if entry_of(call) not in entries[number : number + 1]:
+        is_recorded = number < len(entries) and entries[number] == entry_of(call)
+        if not is_recorded:
             advice = "append the entry before you send"
             grade.fail(f"{where}tensor {number + 1} was sent before it was recorded; {advice}")
 
 
 def check_recorded(grade: Grade) -> None:
-    """In every iteration and on every rank, the entries are those of this rank's gradients, as they are sent."""
+    """Check that each rank records its own gradients, as they are sent, in every iteration."""
     for ranks, dtype, setting in ((3, "float32", ODD), *((2, dtype, PLAIN) for dtype in HALF), (2, "float32", LARGE)):
         result, gradients = synced(grade, ranks, dtype, setting)
         for rank, left in enumerate(result.values):
@@ -187,7 +192,7 @@ def check_recorded(grade: Grade) -> None:
 
 
 def check_mean(grade: Grade, ranks: int, dtype: str = "float32", setting: Setting = ODD) -> None:
-    """Every rank holds the mean in float32. It counts only with the entries: the mean alone is task 2b's lesson."""
+    """Check that every rank holds the mean in float32, and has the entries: the mean alone is task 2b's lesson."""
     result, gradients = synced(grade, ranks, dtype, setting)
     averaging.check_each_call(grade, setting, result, gradients, f"--grad_dtype {FLAGS[dtype]}: ")
     for rank, left in enumerate(result.values):
@@ -198,7 +203,7 @@ def check_mean(grade: Grade, ranks: int, dtype: str = "float32", setting: Settin
 
 
 def check_bytes(grade: Grade, dtype: str) -> None:
-    """Every gradient is sent once, with two bytes for each element."""
+    """Check that every gradient is sent once, in this dtype."""
     result, gradients = synced(grade, 2, dtype, PLAIN)
     for rank, own in enumerate(gradients):
         size = BYTES[dtype] * sum(one.size for call in own for one in call)

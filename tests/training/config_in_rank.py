@@ -1,4 +1,4 @@
-"""A script's configuration with the graders' values, and a record that notes what it is given.
+"""Makes a script's configuration with the graders' values, and lets its record note what it gets.
 
 Sent to ranks as source, see grader/in_rank.py.
 """
@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-# The optimizer is ours and decays no weight: a loop that reads weight_decay or warmup_steps does their work again.
+# The graders' optimizer ignores weight_decay and warmup_steps. If a loop applies them itself, its values are wrong.
 DEFAULTS: dict[str, Any] = {
     "output_dir": Path("out"), "overwrite_output_dir": True, "model_name_or_path": "", "tokenizer_name": "",
     "data_dir": None, "weight_decay": 0.1, "adam_epsilon": 1e-8, "warmup_steps": 2, "max_steps": 0, "dropout": None,
@@ -32,7 +32,7 @@ def make_config(context: Any, kind: str, **values: object) -> Any:
 
 
 def watch_record(context: Any, record: Any) -> None:
-    """Let a record note every loss and all metrics that it is given, and of what is no number its type."""
+    """Let a record note every loss and all metrics that it gets, and the type of each that is no number."""
 
     def loss(value: Any = None, *_: object) -> dict[str, Any]:
         return {"value": number(value), "type": type_unless(value, int, float)}

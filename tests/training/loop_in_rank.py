@@ -1,8 +1,9 @@
-"""train() of a script in a rank: two small models, called like BERT and GPT-2, and doubles of what train() uses.
+"""Runs train() of a script in a rank, with two small models, called like BERT and GPT-2, and an optimizer and schedule
+that replace those of common/.
 
-They note what they see, as events: forward, backward, clip, step and stepped, build, kept; the record notes loss and
-evaluation. The optimizer is plain SGD: nothing adapts, so a wrong gradient shows in the parameters. Sent to ranks as
-source, behind tests/training/config_in_rank.py.
+All of them note events: forward, backward, clip, step and stepped, build, kept; the record notes loss and evaluation.
+The optimizer is plain SGD: nothing adapts, so a wrong gradient shows in the parameters. Sent to ranks as source, behind
+tests/training/config_in_rank.py.
 
 Shapes: B examples, T tokens, D width, V vocabulary, C classes.
 """
@@ -31,7 +32,7 @@ Weights = dict[str, Tensor]
 
 
 def by_name(parameters: Iterable[Any]) -> dict[str, Any]:
-    """Return parameters by the names of what was drawn for them, however many wrappers are around them."""
+    """Return parameters by the names of their drawn weights, however many wrappers are around the model."""
     return {parameter.drawn_as: parameter for parameter in parameters if hasattr(parameter, "drawn_as")}
 
 
@@ -42,7 +43,7 @@ def drawn_parameter(weights: Weights, name: str) -> nn.Parameter:
 
 
 class Body(nn.Module):
-    """Embedding * gain + offset: where BERT and GPT-2 have their layers."""
+    """Embedding * gain + offset, in place of the layers of BERT and GPT-2."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class SmallModel(nn.Module):
     def watch_backward(self, loss: Tensor) -> None:
         """Note a backward pass that goes through this loss and stores gradients, as torch.autograd.grad does not.
 
-        The hooks are on nodes of the graph: from no object can they be reached, and hung elsewhere.
+        The hooks are on nodes of the graph, so no code can find them on an object and put them elsewhere.
         """
         note = self.note
         passes: list[bool] = []
@@ -129,7 +130,7 @@ class LanguageModel(SmallModel):
         return CausalLMOutput(loss=loss, logits=logits)
 
 
-# --- doubles ---
+# --- replacements of the library ---
 
 
 class Sgd(torch.optim.SGD):
@@ -144,6 +145,7 @@ class Sgd(torch.optim.SGD):
         return {name: copy_of(parameter.grad) for name, parameter in by_name(self.param_groups[0]["params"]).items()}
 
     def step(self, closure: Any = None) -> Any:
+        """Note gradients, parameters and rate, then make the step."""
         group = self.param_groups[0]
         remembered = min((self.state[parameter].get("steps", 0) for parameter in group["params"]), default=0)
         parameters = {name: copy_of(parameter) for name, parameter in by_name(group["params"]).items()}
@@ -169,7 +171,7 @@ def gradients() -> dict[str, Tensor | None]:
 
 
 def watch_library(context: Context) -> None:
-    """Replace what train() uses by doubles, before the student's file copies their names."""
+    """Replace what train() uses of common/ and torch, before the student's file imports it."""
     from common import optim
     from task2b_allreduce import worker_gradients
 
@@ -210,10 +212,10 @@ def run_train(context: Context, lesson: Any, inputs: Any) -> None:
     worker: Any = Worker(context.rank, context.world_size)
     record: Any = Record(config, worker)
     watch_record(context, record)
-    record.dtype, record.sent = torch.float32, []  # what task 4's record has besides
+    record.dtype, record.sent = torch.float32, []  # which only task 4's record has
     model = MODELS[arguments["script"]](inputs["weights"])
     data = (glue_data if glue else gpt2_data)(context, config, inputs)
-    if hasattr(lesson, "make_strategy"):  # what the bonus lessons average has graders of its own
+    if hasattr(lesson, "make_strategy"):  # the bonus lessons judge their averaging themselves
         from beyond.replicated import Replicated
 
         data = (Replicated(model, lambda: None, lambda groups: make_optimizer(config, model), 0.0), *data)
@@ -225,7 +227,7 @@ def run_train(context: Context, lesson: Any, inputs: Any) -> None:
 
 
 def glue_data(context: Context, config: Any, inputs: Any) -> tuple[Any, ...]:
-    """Return the data of a run_glue.py, of which the first examples train, as many as the argument `train` says."""
+    """Return the data of a run_glue.py: the first examples, as many as the argument `train` says, train."""
     from common.data.glue import TASKS, Features, GlueData
 
     def features(part: slice) -> Features:
@@ -237,7 +239,7 @@ def glue_data(context: Context, config: Any, inputs: Any) -> tuple[Any, ...]:
 
 
 def gpt2_data(context: Context, config: Any, inputs: Any) -> tuple[Any, ...]:
-    """Return a loader and the validation blocks, or where the script makes its loader, not `loaded`, all blocks."""
+    """Return a loader and the validation blocks; all blocks if the script makes its loader (without `loaded`)."""
     blocks: Any = list(inputs["ids"])
     validation = list(inputs["validation"])
     if not context.arguments["loaded"]:

@@ -1,8 +1,8 @@
-"""Training loops, step by step as the ranks' doubles saw them, and what every step must be.
+"""Training loops, step by step as loop_in_rank.py in the ranks notes them, and what every step must be.
 
-What is right is computed here with numpy, from the drawn weights and the examples that went through the model; every
-rank has examples of its own. What a rank reports of its gradients only chooses among gradients that are computed here:
-so a mistake in one region does not hide that another region is right, and no report makes a wrong gradient right.
+The right values are computed here with numpy, from the drawn weights and the examples that went through the model;
+every rank has examples of its own. The gradients that a rank reports only choose among gradients that are computed
+here. So a mistake in one region does not hide that another region is right, and no report makes a wrong gradient right.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ def call_train(context: Context, lesson: Any, inputs: Any) -> None:
 
 @dataclass
 class Batch:
-    """A batch that went through the model in training, and the gradients that were there when they were used."""
+    """A batch that went through the model in training, with the gradients at the moments when they were used."""
 
     examples: list[int]
     steps_before: int
     in_train_mode: bool
     noise: float | None
-    gradients: list[Mapping[str, Any]] = field(default_factory=list)  # at each clipping and each step that followed
+    gradients: list[Mapping[str, Any]] = field(default_factory=list)  # at each clipping and each step that follow it
     has_backward: bool = False  # a backward pass went through its loss
 
 
 @dataclass
 class Step:
-    """All that a rank did up to one step of its optimizer; `data` and `where` are those of the step itself."""
+    """What a rank did up to one step of its optimizer; `data` and `where` are those of the step itself."""
 
     batches: list[Batch] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Step:
 
 @dataclass
 class Evaluation:
-    """What ran without gradients, up to the next batch or to record.evaluation."""
+    """The passes without gradients, up to the next batch or to record.evaluation."""
 
     steps_before: int
     examples: list[int] = field(default_factory=list)
@@ -107,8 +107,8 @@ class Trace:
 
 
 def read(rank: RankResult, train: int) -> Trace:
-    """Return the trace of a rank. Batches of examples from number `train` on are evaluated, and so are those without
-    gradients."""
+    """Return the trace of a rank. A batch is an evaluation if it runs without gradients, or if all its examples are of
+    the dev set: those from number `train` on."""
     trace, evaluation = Trace(), None
     for event in rank.events:
         step, data = trace.unfinished, event.data
@@ -128,7 +128,7 @@ def read(rank: RankResult, train: int) -> Trace:
             evaluation.examples += examples
             evaluation.in_train_mode |= bool(data["training"])
             step.uses_dev_set |= bool(data["grad"])
-        elif event.name == "backward":  # "inside" is something else if a hook is called by hand
+        elif event.name == "backward":  # "inside" differs if a hook is called by hand
             for batch in trace.batches[-1:]:
                 batch.has_backward |= event.inside == "backward"
         elif event.name == "evaluation":
@@ -156,11 +156,11 @@ def read(rank: RankResult, train: int) -> Trace:
 
 
 class StepGradients(NamedTuple):
-    """What the gradients that a rank's optimizer uses in a step are made of, `own`: those of each rank's examples."""
+    """The gradients in one step of a rank. `own`: each rank's, from its own examples."""
 
     own: list[Arrays]
     rank: int
-    before: Arrays  # what this rank used in the step before
+    before: Arrays  # the gradients that this rank used in the step before
     limit: float  # of clipping; 0: none
 
     @property
@@ -175,7 +175,7 @@ class StepGradients(NamedTuple):
         return {name: array + self.before.get(name, 0.0) for name, array in gradients.items()}
 
 
-MISTAKES: dict[str, Callable[[StepGradients], Arrays]] = {  # which gradients the optimizer then uses on every rank
+MISTAKES: dict[str, Callable[[StepGradients], Arrays]] = {  # mistake -> the gradients that the optimizer then uses
     "the gradients are not clipped when the optimizer steps: clip after backward and before the step": lambda g: g.mean,
     "the gradients were averaged after they were clipped: clipping is not linear, so average first":
         lambda g: mean([clipped(own, g.limit) for own in g.own]),
@@ -197,7 +197,7 @@ def tolerance(gradients: Arrays) -> Tolerance:
 
 
 def used(gradients: StepGradients, got: Mapping[str, Any]) -> Arrays:
-    """Return which gradients the optimizer used, times their factor; the right ones if it used none of these."""
+    """Return which of USED the optimizer used, times its factor; the right gradients if it used none of them."""
     for make in USED:
         candidate = make(gradients)
         pairs = [(got.get(name), array) for name, array in candidate.items()]
@@ -212,7 +212,7 @@ def used(gradients: StepGradients, got: Mapping[str, Any]) -> Arrays:
 
 @dataclass
 class Training:
-    """A run of train() and what is right for it. `ids`, `labels`: of each rank, -1 in rows that it was not given."""
+    """A run of train() and what is right for it. `ids`, `labels`: of each rank, -1 in rows that it did not get."""
 
     grade: Grade
     result: Result
@@ -237,7 +237,7 @@ class Training:
 
     @property
     def common_steps(self) -> range:
-        """The numbers of the steps that all ranks have made."""
+        """Return the numbers of the steps that all ranks have made."""
         return range(min(len(trace.steps) for trace in self.ranks))
 
     def parameters(self, rank: int, number: int) -> Arrays:
@@ -254,7 +254,7 @@ class Training:
             if len(trace.steps) > number:
                 data, right = trace.steps[number].data, self.rate / (1 + number)
                 latest = used(gradients[rank], data["gradients"]) if rank in gradients else latest
-                # A rank that stands still does not train: a rate far from the schedule's does not count.
+                # Follow the rate that the rank reports, unless it is far off: with a rate near 0 nothing trains.
                 rate = data["rate"] if isinstance(data["rate"], float) else math.nan
                 rate = rate if 0.4 * right <= rate <= 2 * self.rate else right
                 parameters = {name: array - rate * latest.get(name, 0.0) for name, array in parameters.items()}
@@ -282,7 +282,7 @@ class Training:
 
 
 def must_step(training: Training, at_least: int = 1) -> None:
-    """Fail unless every rank makes so many steps. A deadlock is named first."""
+    """Fail unless every rank makes `at_least` steps. A deadlock is reported first."""
     if training.result.outcome in ("mismatch", "deadlock", "deadline"):
         training.grade.must_return(training.result)
     made = len(training.common_steps)
@@ -304,7 +304,7 @@ def must_have_batches(training: Training, steps: Iterable[Step]) -> None:
 
 
 def check_noise(training: Training) -> None:
-    """No two batches of a rank get the same random numbers: dropout would drop the same units."""
+    """Check that no two batches of a rank get the same random numbers: dropout would drop the same units."""
     for trace in training.ranks:
         noises = [batch.noise for batch in trace.batches if batch.noise is not None]
         repeated = [number for number, noise in enumerate(noises) if noise in noises[:number]]
@@ -325,8 +325,8 @@ def glue(
 ) -> Training:  # fmt: skip
     """Run train() of a run_glue.py on a small classifier; `batch` is that of one worker.
 
-    It does not evaluate unless do_eval=True. Without `synced`, sync_gradients does nothing. With `right`, so many of
-    the dev set's labels are those that the model finds before it is trained.
+    It does not evaluate unless do_eval=True. Without `synced`, sync_gradients does nothing. With `right`, the untrained
+    model predicts exactly that many labels of the dev set correctly.
     """
     classes = CLASSES[task]
     weights = drawn.classifier(grade.seed, train + dev, classes)
@@ -341,7 +341,7 @@ def glue(
     function = replace(call_train, join=joined, preload=(*PRELOAD, "correlations") if task == "sts-b" else PRELOAD)
     result = run_to_any_end(grade, function, inputs, script="glue", train=train, synced=synced, config=config)
     all_ids, all_labels = [own["ids"] for own in inputs], [own["labels"] for own in inputs]
-    steps = len(range(0, len(range(0, train, ranks)), batch))  # in an epoch: of each rank, every batch that it begins
+    steps = math.ceil(math.ceil(train / ranks) / batch)  # in an epoch; the last batch may be short
     rates = config["learning_rate"], config.get("max_grad_norm", 0.0)
     return Training(grade, result, weights, all_ids, all_labels, train, steps, *rates, task)
 
@@ -351,7 +351,7 @@ def gpt2(
 ) -> Training:  # fmt: skip
     """Run train() of a run_gpt2.py on a small language model; `train` blocks and `batch` are those of one worker.
 
-    It is given a loader, or where it makes its own (`loaded` is False) the blocks.
+    train() gets a loader, or, if it makes its own (`loaded` is False), the blocks.
     """
     total, all_ids, inputs = train * ranks, [], []
     weights = drawn.language_model(grade.seed, total + dev)

@@ -1,4 +1,4 @@
-"""What is right, computed by hand in numpy: losses and gradients of the models in loop_in_rank.py, and clipping.
+"""Computes the right values in numpy: losses and gradients of the models in loop_in_rank.py, and clipping.
 
 Shapes: B examples, T tokens, D width, V vocabulary, C classes.
 """
@@ -14,7 +14,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def classifier(weights: Mapping[str, np.ndarray], ids: np.ndarray, labels: np.ndarray) -> tuple[float, Arrays]:
-    """Loss and gradients of Classifier for ids (B, T) and labels (B,), which are scores if there is one class."""
+    """Return loss and gradients of Classifier for ids (B, T) and labels (B,), or scores if there is one class."""
     w = {name: np.asarray(weight, np.float64) for name, weight in weights.items()}
     pooled = w["embedding"][ids].mean(axis=1)  # (B, D)
     hidden = pooled * w["gain"] + w["offset"]
@@ -28,13 +28,13 @@ def classifier(weights: Mapping[str, np.ndarray], ids: np.ndarray, labels: np.nd
 
 
 def logits(weights: Mapping[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
-    """What Classifier gives for ids (B, T): (B, C)."""
+    """Return what Classifier gives for ids (B, T): (B, C)."""
     hidden = weights["embedding"][ids].mean(axis=1) * weights["gain"] + weights["offset"]
     return hidden @ weights["head"].T + weights["bias"]
 
 
 def language_model(weights: Mapping[str, np.ndarray], ids: np.ndarray) -> tuple[float, Arrays]:
-    """Loss and gradients of LanguageModel for ids (B, T), each token the label of the one before."""
+    """Return loss and gradients of LanguageModel for ids (B, T), each token the label of the one before."""
     w = {name: np.asarray(weight, np.float64) for name, weight in weights.items()}
     inputs, targets = ids[:, :-1].ravel(), ids[:, 1:].ravel()  # (B * (T-1),)
     before = w["embedding"][inputs]
@@ -47,32 +47,32 @@ def language_model(weights: Mapping[str, np.ndarray], ids: np.ndarray) -> tuple[
 
 
 def _cross_entropy(logits: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
-    """The small models' loss, LOSS_SCALE times the mean over examples, and its gradient with respect to the logits."""
+    """Return the loss, LOSS_SCALE times the mean over examples, and its gradient with respect to the logits."""
     logits = logits - logits.max(axis=1, keepdims=True)
-    likely = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     rows = np.arange(len(labels))
-    loss = -np.log(likely[rows, labels]).mean()
-    likely[rows, labels] -= 1
-    return LOSS_SCALE * float(loss), LOSS_SCALE * likely / len(labels)
+    loss = -np.log(probabilities[rows, labels]).mean()
+    probabilities[rows, labels] -= 1
+    return LOSS_SCALE * float(loss), LOSS_SCALE * probabilities / len(labels)
 
 
 def _squared_error(logits: np.ndarray, scores: np.ndarray) -> tuple[float, np.ndarray]:
-    """The same for regression; logits (B, 1)."""
+    """Return the same for regression; logits (B, 1)."""
     error = logits[:, 0] - scores
     return LOSS_SCALE * float(np.mean(error**2)), LOSS_SCALE * 2 * error[:, None] / len(scores)
 
 
 def mean(per_rank: Sequence[Arrays]) -> Arrays:
-    """The mean over ranks, name by name."""
+    """Return the mean over ranks, name by name."""
     return {name: np.asarray(np.mean([arrays[name] for arrays in per_rank], axis=0)) for name in per_rank[0]}
 
 
 def norm(arrays: Mapping[str, np.ndarray]) -> float:
-    """The norm of all of them together."""
+    """Return the norm of all arrays together."""
     return arithmetic.norm(list(arrays.values()))
 
 
 def clipped(arrays: Arrays, limit: float) -> Arrays:
-    """Scaled down together to the norm `limit`, as clip_grad_norm_ does; 0: left as they are."""
+    """Scale all arrays down together to the norm `limit`, as clip_grad_norm_ does; 0 leaves them as they are."""
     factor = min(1.0, limit / (norm(arrays) + 1e-6)) if limit else 1.0
     return {name: array * factor for name, array in arrays.items()}

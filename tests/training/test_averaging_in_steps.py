@@ -24,7 +24,7 @@ AVERAGING = ("all_reduce", "reduce", "gather", "all_gather")
 
 
 def check_sent_once(training: Training, advice: str) -> None:
-    """In every step each rank passes every gradient once to the collectives that average. `advice` names {calls}."""
+    """Check that every step passes each gradient once to the collectives that average. `advice` names {calls}."""
     size = sum(4 * training.weights[name].size for name in training.names)
     for rank, trace in enumerate(training.ranks):
         for number, step in enumerate(trace.steps, 1):
@@ -47,7 +47,7 @@ def check_sent_by_hand(training: Training) -> None:
 
 
 def check_kept(training: Training) -> None:
-    """With --pytest True the first step's averaged gradients are kept, and training ends there."""
+    """Check that --pytest True keeps the first step's averaged gradients, and ends training there."""
     events = [trace.events.get("kept", []) for trace in training.ranks]
     if any(len(kept) != 1 for kept in events):
         message = "--pytest True: expected gradients to be kept once, in the first step"

@@ -76,15 +76,13 @@ def cause_of_own_gradients(result: Result) -> str:
 
 
 def check_wrapped(grade: Grade, script: str) -> None:
-    """After one backward pass every rank has the mean, by DDP itself; all else is as it was."""
+    """Check that one backward pass leaves the mean on every rank, by DDP itself, and that all else is unchanged."""
     for ranks in (3, 2, 4, 1):
         inputs, own = zip(*(draw(grade, script, rank, ranks) for rank in range(ranks)), strict=True)
         result = run(grade, wrap, inputs, script=script)
         got = {(rank, name): one for rank, value in enumerate(result.values) for name, one in value.items()}
-        payloads, total = (
-            Payloads(result),
-            max(map(reference.norm, own)),
-        )  # the ranks' errors stay where their gradients cancel
+        payloads = Payloads(result)
+        total = max(map(reference.norm, own))  # where the ranks' gradients cancel, their rounding errors do not
         expected: dict[Any, Expected] = {}
         for rank in range(ranks):
             for name, right in reference.mean(own).items():
@@ -104,10 +102,10 @@ def check_wrapped(grade: Grade, script: str) -> None:
 
 
 def must_be_of_reducer(grade: Grade, rank: RankResult, calls: Iterable[Event]) -> None:
-    """Fail unless DDP itself averages in these calls: flat buckets, by autograd, without a student's line or a library.
+    """Fail unless DDP itself averages in these calls: flat buckets, sent by autograd, not by a student or a library.
 
-    Its reducer may pass the buckets to a hook, which cannot be told from a hook on a parameter. Then DDP's broadcast of
-    the weights, when it was made, shows that there is a reducer.
+    DDP's reducer may pass the buckets to a hook, which looks like a hook on a parameter. Then the broadcast of the
+    weights, which DDP makes when it is built, shows that there is a reducer.
     """
     averages = [call for call in calls if isinstance(call, Call) and call.name in AVERAGING and call.dtype == "float32"]
     own = [call for call in rank.calls if call.name == "broadcast" and call.inside == "DistributedDataParallel"]
@@ -122,14 +120,14 @@ def must_be_of_reducer(grade: Grade, rank: RankResult, calls: Iterable[Event]) -
 
 
 def must_be_run_by_reducer(grade: Grade, result: Result) -> None:
-    """The same of every call of a whole script."""
+    """Apply must_be_of_reducer to every call of a whole script."""
     for rank in result.ranks:
         for call in rank.calls:
             must_be_of_reducer(grade, rank, [call])
 
 
 def check_own_gradients_sent(training: Training) -> None:
-    """What a rank passes to the collectives that average is its own gradients: in any order, times one factor."""
+    """Check that each rank passes its own gradients to the collectives that average, in any order, times one factor."""
     for number in training.common_steps:
         for rank, gradients in training.step_gradients(number).items():
             calls = [call for call in training.ranks[rank].steps[number].calls if call.name in AVERAGING]
@@ -143,7 +141,7 @@ def check_own_gradients_sent(training: Training) -> None:
 
 
 def check_traffic(training: Training) -> None:
-    """The weights are broadcast once, and in every step each gradient travels once, by the backward pass."""
+    """Check that the weights are broadcast once, and every gradient is sent once a step, by the backward pass."""
     must_step(training)
     training.grade.must_return(training.result)
     size = sum(4 * training.weights[name].size for name in training.names)

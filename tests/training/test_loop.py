@@ -1,6 +1,6 @@
 """A training loop on one worker: 1.2 gradients, 1.3 the optimizer's step, 1.4 evaluation after every epoch.
 
-train() runs on a model small enough to be computed here. The rules for steps are those of several workers, too.
+train() runs on a model small enough to be computed here. The rules for steps also hold for several workers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def train(grade: Grade, **changes: Any) -> Training:
 
 
 def cause_of_gradients(got: Mapping[str, Any], right: Mapping[str, np.ndarray]) -> str:
-    """Return the mistake that leaves these gradients instead of the batch's own; "" if it is no known one."""
+    """Return the mistake that leaves these gradients instead of the batch's; "" if it is no known one."""
     none = [name for name in right if got.get(name) is None or not np.any(got[name])]
     if len(none) == len(right):
         return (
@@ -58,7 +58,7 @@ def cause_of_gradients(got: Mapping[str, Any], right: Mapping[str, np.ndarray]) 
 
 
 def check_backward(training: Training, batches: Sequence[Batch]) -> None:
-    """Every batch adds its own gradient to what was there, by a backward pass of its loss."""
+    """Check that every batch adds its own gradient to the one that was there, by a backward pass of its loss."""
     before: dict[str, Any] = {}
     if not batches:
         raise training.grade.lacking(training.result, "train() took no step: expected one for every batch")
@@ -66,17 +66,18 @@ def check_backward(training: Training, batches: Sequence[Batch]) -> None:
         own = training.gradient(0, batch.steps_before, batch.examples)[1]
         expected = {name: Expected(array, tolerance=tolerance(own)) for name, array in own.items()}
         added = {name: replace(one, value=one.value + before.get(name, 0.0)) for name, one in expected.items()}
-        if not any(
+        is_right = any(
             all(one.is_right(got.get(name)) for name, one in table.items())
             for got in batch.gradients
             for table in (expected, added)
-        ):
+        )
+        if not is_right:
             cause = cause_of_gradients(batch.gradients[-1], own)
             expected = {name: replace(one, message=cause) for name, one in expected.items()}
             check(training.grade, f"after the backward pass of batch {number}, ", batch.gradients[-1], expected)
         before = {name: array for name, array in batch.gradients[-1].items() if array is not None}
     for number, batch in enumerate(batches, 1):
-        if not batch.has_backward:  # other ways take a pass for each of millions of weights
+        if not batch.has_backward:
             training.grade.fail(
                 f"the gradients of batch {number} do not come from a backward pass of its loss: call its backward(). "
                 "DistributedDataParallel, in task 3, does not see what torch.autograd.grad or other code computes"
@@ -103,7 +104,7 @@ def test_every_batch_has_a_gradient_of_its_own(grade: Grade) -> None:
 
 
 def must_not_clip(training: Training, step: Step) -> None:
-    """Fail if clip_grad_norm_ has another limit than that of --max_grad_norm, which the given line passes."""
+    """Fail if clip_grad_norm_ has another limit than --max_grad_norm, which the provided line passes."""
     for clip in step.clips:
         limit = clip.data["limit"]
         if np.isfinite(limit) and limit != training.limit:
@@ -114,7 +115,7 @@ def must_not_clip(training: Training, step: Step) -> None:
 
 
 def check_steps(training: Training, steps: int) -> None:
-    """Without clipping: every step begins with the right parameters, and uses the mean gradient of its batches."""
+    """Check that every step begins with the right parameters and uses the mean gradient of its batches, unclipped."""
     must_step(training, steps)
     for number in training.common_steps:
         check_parameters(training, number)
@@ -144,7 +145,7 @@ def check_parameters(training: Training, number: int) -> None:
 
 
 def check_gradients(training: Training, number: int) -> None:
-    """When the optimizer steps, every rank has the mean of all ranks' gradients, clipped."""
+    """Check that every rank has the mean of all ranks' gradients, clipped, when the optimizer steps."""
     got: dict[Any, Any] = {}
     expected: dict[Any, Expected] = {}
     must_have_batches(training, [trace.steps[number] for trace in training.ranks])
@@ -155,13 +156,14 @@ def check_gradients(training: Training, number: int) -> None:
                 f"the optimizer ({step.where}) does not update {', '.join(missing)}: was it built from a part of the "
                 "model, or is a part frozen?"
             )
-        left, right = {sentence: make(gradients) for sentence, make in loop.MISTAKES.items()}, gradients.right
+        mistakes = {sentence: make(gradients) for sentence, make in loop.MISTAKES.items()}
+        right = gradients.right
         for name in training.names:
             got[rank, name] = step.data["gradients"][name]
             expected[rank, name] = replace(
                 averaging.mean_of([own[name] for own in gradients.own], rank, training.payloads, 0.0),
                 value=right[name],
-                everywhere={sentence: arrays[name] for sentence, arrays in left.items()},
+                everywhere={sentence: arrays[name] for sentence, arrays in mistakes.items()},
                 tolerance=tolerance(right),
             )
     nothing = not any(array is not None and np.any(array) for array in got.values())
@@ -177,27 +179,29 @@ def check_gradients(training: Training, number: int) -> None:
 
 
 def check_clipping(training: Training, steps: int) -> None:
-    """In every step the gradients are averaged over the workers, then clipped, then used."""
+    """Check that every step averages the gradients over the workers, then clips them, then uses them."""
     must_step(training, steps)
     for number in training.common_steps:
         check_gradients(training, number)
 
 
 def check_rates(training: Training) -> None:
-    """Step i has the rate loop.RATE / (1 + i), which is what the double of the schedule gives it."""
+    """Check that step i has the rate loop.RATE / (1 + i): so build_schedule in loop_in_rank.py, which replaces that of
+    common/optim.py, sets it. Check also the number of steps per epoch that it gets."""
     must_step(training, 2)
-    trace, epoch, i = training.ranks[0], training.steps_per_epoch, np.arange(len(training.ranks[0].steps))
+    trace = training.ranks[0]
     must_have_batches(training, trace.steps)
     rates = [step.data["rate"] for step in trace.steps]
+    built = [build.data["steps_per_epoch"] for build in trace.events.get("build", [])]
     got = {
         "rates": np.asarray([rate if isinstance(rate, float) else np.nan for rate in rates]),
-        "epoch": [build.data["steps_per_epoch"] for build in trace.events.get("build", [])][:1],
+        "steps per epoch": built[:1],  # none if train() builds no optimizer
     }
     advice = "call scheduler.step() once in every step, after the step of the optimizer, and leave the rates to it"
     expected = {
-        "rates": Expected(loop.RATE / (1 + i), advice, "the learning rates"),
-        "epoch": Expected(
-            [epoch],
+        "rates": Expected(loop.RATE / (1 + np.arange(len(rates))), advice, "the learning rates"),
+        "steps per epoch": Expected(
+            [training.steps_per_epoch],
             "build_optimizer got {got} steps per epoch, expected {expected}: pass the number of batches, len(loader)",
         ),
     }
@@ -207,7 +211,7 @@ def check_rates(training: Training) -> None:
 
 
 def check_losses(training: Training) -> None:
-    """One loss is recorded for every step: that of the step's own batch, before the update."""
+    """Check that one loss is recorded for every step: that of the step's batch, before the update."""
     must_step(training, training.steps_per_epoch)
     trace = training.ranks[0]
     must_have_batches(training, trace.steps)
@@ -258,7 +262,7 @@ def test_the_loss_is_recorded_before_the_update(grade: Grade) -> None:
 
 
 def check_evaluations(training: Training, epochs: int, dev: int) -> None:
-    """After every epoch: all of the dev set once, in eval mode, and its metrics to the record."""
+    """Check that every epoch ends with an evaluation: each dev example once, in eval mode, and recorded metrics."""
     must_step(training)
     must_have_batches(training, training.ranks[0].steps)
     evaluations = training.ranks[0].evaluations
@@ -270,10 +274,11 @@ def check_evaluations(training: Training, epochs: int, dev: int) -> None:
 
 
 def check_evaluation(training: Training, epoch: int, evaluation: Evaluation, dev: list[int]) -> None:
-    recorded, steps, seen = evaluation.recorded or {}, training.steps_per_epoch * (epoch + 1), evaluation.examples
-    what = "the training set" if seen and not set(seen) & set(dev) else f"{len(seen)} examples"
+    """Check one evaluation: when it runs, on which examples, in which mode, and with which metrics."""
+    recorded, steps, examples = evaluation.recorded or {}, training.steps_per_epoch * (epoch + 1), evaluation.examples
+    what = "the training set" if examples and not set(examples) & set(dev) else f"{len(examples)} examples"
     got = {
-        "steps": evaluation.steps_before, "examples": sorted(seen), "mode": evaluation.in_train_mode,
+        "steps": evaluation.steps_before, "examples": sorted(examples), "mode": evaluation.in_train_mode,
         "recorded": evaluation.recorded is not None, "epoch": recorded.get("epoch"),
         "types": [name for name in recorded.get("types", []) if name],
     }  # fmt: skip
@@ -310,8 +315,8 @@ def metrics_of(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 @graded("1.4", weight=2)
 def test_the_dev_set_is_evaluated_after_every_epoch(grade: Grade) -> None:
     check_evaluations(train(grade, do_eval=True), 2, 4)
-    # Trained so little that the answers stay what they were, in batches of 3, 3 and 2: with all of them right every
-    # other count is lower, and with the first one wrong neither the last batch nor the mean of the batches has 7/8.
+    # The tiny learning rate keeps the answers as they were. There are batches of 3, 3 and 2. If all answers are right,
+    # every wrong count is lower; if the first one is wrong, neither the last batch nor the mean of the batches has 7/8.
     for right in (8, 7):
         check_evaluations(train(grade, dev=8, right=right, learning_rate=1e-9, do_eval=True), 2, 8)
     for task in ("mnli", "sts-b"):  # three labels, and a score

@@ -1,7 +1,7 @@
-"""Who trains on which examples in which order, 2a.2: each worker on its own share of every batch.
+"""Sampling, 2a.2: which worker trains on which examples in which order. Each has its own share of every batch.
 
-Which examples went through a model is what the rank says. It counts where the gradients of each step are those that
-these examples give, computed here (check_trained_on).
+A rank reports which examples went through its model. The report counts only if the gradients of each step are those
+that these examples give (check_trained_on).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def epochs_of(training: Training) -> list[Epochs]:
 
 
 def check_trained_on(training: Training) -> None:
-    """In every step the optimizer has the gradient of the rank's own examples or of all ranks', clipped or not."""
+    """Check that every step uses the gradient of the rank's own examples or of all ranks', clipped or not."""
     for number in training.common_steps:
         for rank, gradients in training.step_gradients(number).items():
             got = [training.ranks[rank].steps[number].data["gradients"].get(name) for name in training.names]
@@ -64,7 +64,7 @@ def check_trained_on(training: Training) -> None:
 
 
 def check_every_example_once(training: Training) -> None:
-    """In every epoch each example is on one worker; only so many are repeated as make the workers' numbers equal."""
+    """Check that each example is on one worker in every epoch, but for repeats that give all workers equally many."""
     all_epochs, examples, fail = epochs_of(training), training.train, training.grade.fail
     ranks = len(all_epochs)
     for epoch in range(EPOCHS):
@@ -85,7 +85,7 @@ def check_every_example_once(training: Training) -> None:
 
 
 def check_batch_size(training: Training, batch: int) -> None:
-    """Every batch of a worker has `batch` examples but the last of an epoch, which may be shorter."""
+    """Check that every batch of a worker has `batch` examples; the last of an epoch may be shorter."""
     for rank, epochs in enumerate(epochs_of(training)):
         for batches in epochs:
             sizes = [len(examples) for examples in batches]
@@ -111,7 +111,7 @@ def orders_of_one_worker(grade: Grade, length: int, seed: int, epochs: int) -> l
 
 
 def check_whole_batch(training: Training, batch: int, seed: int) -> None:
-    """In every epoch the workers' i-th batches together are the i-th batch that one worker would draw."""
+    """Check that the workers' i-th batches together are the i-th batch that one worker would draw, in every epoch."""
     all_epochs = epochs_of(training)
     ranks = len(all_epochs)
     for epoch, order in enumerate(orders_of_one_worker(training.grade, training.train, seed, EPOCHS)):
@@ -140,7 +140,7 @@ def must_be_new_order(training: Training) -> None:
 
 
 def check_orders_differ(training: Training) -> None:
-    """Every epoch has another order, and none that of the file."""
+    """Check that every epoch has another order, and the first one not that of the file."""
     must_be_new_order(training)
     for rank, epochs in enumerate(epochs_of(training)):
         order = list(itertools.chain(*epochs[0]))

@@ -1,8 +1,8 @@
-"""main() of a run_glue.py in a rank, on a tiny BERT and drawn examples; sent to ranks as source.
+"""Runs main() of a run_glue.py in a rank, on a tiny BERT and drawn examples; sent to ranks as source.
 
-Real data, the roll call and the watchdog have tests of their own: here they would only cost time. Events are those of
-tests/training/loop_in_rank.py, of forward passes and the record only, and `weights` and `trained`: the parameters that
-training starts and ends with.
+Real data, the roll call and the watchdog have tests of their own: here they would only cost time. Events are forward
+passes and the record's, as in tests/training/loop_in_rank.py, and `weights` and `trained`: the parameters before and
+after training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # what it finds in a rank
 
 
 def prepare_script(context: Context) -> None:
-    """Before the script is loaded: save BERT, and replace what the script imports from common."""
+    """Save BERT, and replace what the script imports from common/, before the script is loaded."""
     from common import record
     from common.data import glue
     from common.models import load
@@ -32,7 +32,7 @@ def prepare_script(context: Context) -> None:
     arguments, event = context.arguments, context.event
 
     def features(part: slice) -> glue.Features:
-        ids, labels = arguments["mine"]["ids"][part], arguments["mine"]["labels"][part]
+        ids, labels = arguments["own_inputs"]["ids"][part], arguments["own_inputs"]["labels"][part]
         return glue.Features(ids, torch.ones_like(ids), torch.zeros_like(ids), labels)
 
     @contextlib.contextmanager
@@ -71,9 +71,9 @@ def prepare_script(context: Context) -> None:
 
 
 def run_main(context: Context, lesson: Any) -> None:
-    """Run main(), with its AdamW, without dropout. Arguments: config_seed, rate, batch (of one worker), epochs."""
+    """Run main(), with its own AdamW and without dropout. Arguments: config_seed, rate, batch (of a worker), epochs."""
     a = context.arguments
-    torch.manual_seed(10 * context.world_size + context.rank)  # whatever drew numbers before: --seed must decide
+    torch.manual_seed(10 * context.world_size + context.rank)  # another state on every rank: only --seed may decide
     sys.argv[1:] = [
         "--model_name_or_path", "pretrained", "--dropout", "0", "--seed", str(a["config_seed"]), "--no_cuda",
         "--learning_rate", str(a["rate"]), "--num_train_epochs", str(a["epochs"]), "--max_seq_length", "8",

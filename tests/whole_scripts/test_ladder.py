@@ -1,7 +1,10 @@
 """Whole scripts: main() on several workers trains like main() on one. Losses, metrics, weights and examples agree.
 
-BERT is real here, and tiny. Under the script's own AdamW, the mean of the workers' losses must be what is computed here
-for the whole batch, from the weights that training starts with and the examples that went through the model.
+The scripts of tasks 2a, 2b and 3 are a ladder: each step of it distributes the training of one worker, task 1, in
+another way, and must change nothing about the result. Here each script runs on one, two and four workers.
+
+BERT is real here, and tiny. With the script's own AdamW, the workers' mean loss must equal the one that is computed
+here for the whole batch, from the weights at the start and the examples that went through the model.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ PRELOAD = ("scripts", "steps", "models")
 EPOCHS, TRAIN, DEV, BATCH = 3, 16, 13, 8
 STEPS_PER_EPOCH = TRAIN // BATCH
 STEPS = EPOCHS * STEPS_PER_EPOCH
-RATE, LIMIT = 2e-3, 1.0  # the limit of clipping is the scripts' default
+RATE, LIMIT = 2e-3, 1.0  # the clipping limit is the scripts' default
 SAME = 1e-5
 VOCABULARY = drawn.SHARED_TOKENS + TRAIN + DEV
 EVALUATION = "region 1.4 in this file: "
@@ -64,10 +67,10 @@ def adamw(a: Any, weights: Any, gradients: Any, moments: Any, number: int) -> No
 
 @in_rank(uses=[save_tiny_bert, adamw], preload=PRELOAD, join=False)
 def train_alone(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
-    """Return losses (steps, ranks) and dev logits (epochs, ranks, dev, labels). Runs beside no student's file.
+    """Return losses (steps, ranks) and dev logits (epochs, ranks, dev, labels). Loads no student's file.
 
-    From the first weights and the examples that the ranks trained on: steps -> ranks -> examples. inputs: weights; ids
-    and labels of each rank's training and dev set.
+    It trains on the same examples as the ranks (argument `steps`: [step][rank] -> examples). inputs: weights to start
+    from; ids and labels of each rank's training and dev set.
     """
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -79,8 +82,8 @@ def train_alone(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     moments = {name: (torch.zeros_like(tensor), torch.zeros_like(tensor)) for name, tensor in weights.items()}
     losses, logits = [], []
 
-    def output(**given: Any) -> Any:
-        return torch.func.functional_call(model, weights, (), given)
+    def output(**arguments: Any) -> Any:
+        return torch.func.functional_call(model, weights, (), arguments)
 
     for number, parts in enumerate(a["steps"]):
         each = [output(input_ids=ids[r][rows], labels=labels[r][rows]).loss for r, rows in enumerate(parts)]
@@ -183,7 +186,7 @@ class Script:
             self.fail(f"training starts from different weights than with {workers(other.ranks)} and the same seed")
 
     def check_order(self) -> None:
-        """Together the workers draw the batches of one worker."""
+        """Check that the workers together draw the batches of one worker."""
         for rank, trace in enumerate(self.traces):
             for count in (len(trace.losses), len(trace.batches)):
                 if count != STEPS:
@@ -199,14 +202,12 @@ class Script:
                 )
 
     def check_moved(self) -> None:
-        """Every tensor of the model is another one after training."""
+        """Check that training changes every tensor of the model."""
         for trace in self.traces:
-            still = [
-                name for name, value in trace.weights.items() if np.array_equal(trace.trained.get(name, []), value)
-            ]
-            if still:
+            same = [name for name, value in trace.weights.items() if np.array_equal(trace.trained.get(name, []), value)]
+            if same:
                 self.fail(
-                    f"training never changes {len(still)} of {len(trace.weights)} tensors, for instance {still[0]}: "
+                    f"training never changes {len(same)} of {len(trace.weights)} tensors, for instance {same[0]}: "
                     "is a part of the model frozen, or unknown to the optimizer?"
                 )
 
@@ -230,9 +231,9 @@ class Script:
             )
 
     def check_metrics(self, logits: np.ndarray) -> None:
-        """Rank 0 keeps the metrics; what another rank records must be right as well."""
+        """Check the metrics of rank 0, and those of any other rank that records some."""
         for rank, trace in enumerate(self.traces):
-            if not trace.accuracies and rank:
+            if rank > 0 and not trace.accuracies:
                 continue
             if len(trace.accuracies) != EPOCHS:
                 self.fail(
@@ -242,8 +243,8 @@ class Script:
             for epoch, accuracy in enumerate(trace.accuracies):
                 scores = logits[epoch][rank]
                 right = scores.argmax(axis=1) == self.inputs[rank]["labels"][TRAIN:]
-                close = np.abs(scores[:, 0] - scores[:, 1]) < 1e-3  # rounding may turn these
-                lowest, highest = (right & ~close).mean(), (right | close).mean()
+                undecided = np.abs(scores[:, 0] - scores[:, 1]) < 1e-3  # rounding may decide these
+                lowest, highest = (right & ~undecided).mean(), (right | undecided).mean()
                 if not lowest - SAME <= accuracy <= highest + SAME:
                     self.fail(
                         f"{EVALUATION}rank {rank}, after epoch {epoch + 1}, expected the metrics "
@@ -252,7 +253,7 @@ class Script:
 
 
 def check_ladder(grade: Grade, check_averaging: Callable[[Grade, Result], None]) -> None:
-    """One worker, two and four train alike, and the gradients are averaged by what the lesson is about."""
+    """Check that one, two and four workers train alike, and how they average gradients (check_averaging)."""
     one = Script(grade, 1)
     one.check()
     for ranks in (2, 4):
