@@ -230,7 +230,8 @@ def disagreement(calls: list[Call]) -> str:
     for aspect, value in aspects.items():
         if len({value(call) for call in calls}) > 1:
             parts = sentence(Phrase(call.rank, "calls", describe(call), call.where) for call in calls)
-            return f"different {aspect}: {parts}"
+            order = "; do all ranks take the same tensors in the same order?" if aspect == "shapes" and not pair else ""
+            return f"different {aspect}: {parts}{order}"
     if calls[0].name == "all_to_all":
         return _unequal_parts(calls)
     if calls[0].name == "init_process_group":

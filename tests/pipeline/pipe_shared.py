@@ -33,6 +33,8 @@ CONTENT = 12  # first numbers of a partition's input, and of its result, that a 
 MAIN = 0  # the thread that calls the pipe
 NO_PERMIT = 1.0  # changes nothing
 CRASHES = {  # torch's and Python's words -> what they mean here
+    "stack expects each tensor to be equal size": "the last micro-batch may be smaller: put the results together along "
+    "the examples, with torch.cat",
     "object has no attribute 'compute'": "an in-queue takes only Tasks: make a Task of the function",
     "must be integers or slices, not tuple ... pipeline/pipe.py": "compute was given the whole schedule: it computes "
     "one clock cycle, a list of (micro-batch, partition) pairs",

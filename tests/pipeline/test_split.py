@@ -162,6 +162,9 @@ def cause_of(one: Case, got: list[Place]) -> str:
     if layers != wanted:
         return "the order of the layers has changed: keep the given order"
     if not one.nested and [numbers for _, numbers in got] == [numbers for _, numbers in one.places]:
+        devices, right = ([device for device, _ in places] for places in (got, one.places))
+        if devices[:-1] == right[1:] and len(right) > 1:
+            return "each partition has the device of the next one: store the device before you replace it"
         return WRONG_DEVICES
     if len(got) == 1 and len(one.places) > 1:
         return (

@@ -134,12 +134,16 @@ def check_call(grade: Grade, rank: int, call: Call, calls: str, setting: Setting
         f"{setting.ranks} processes were started, but rank {rank} joins as {{got}} ({call.where}): in a real run, "
     )
     name = "config.backend" if calls == "join" else "backend"
+    rank_and_size = "config.rank and config.world_size" if calls == "join" else "rank and world_size"
     backend = f"expected the backend {{expected}} ({name}), got {{got}} ({call.where}): pass {name}"
     address = f"expected the address {{expected}}, got {{got}} ({call.where})"
     if already := " and ".join(f"{name}={value}" for name, value in setting.already_set.items()):
-        address = f"{already} is set already, so {address}: keep existing values (os.environ.setdefault)"
+        keep = "keep existing values (os.environ.setdefault), and use them: no tcp:// in the call"
+        address = f"{already} is set already, so {address}: {keep}"
     expected = {
-        "place": Expected(f"rank {rank} of {setting.ranks}", started + "all ranks would wait forever"),
+        "place": Expected(
+            f"rank {rank} of {setting.ranks}", started + f"all ranks would wait forever; pass {rank_and_size}"
+        ),
         "backend": Expected(setting.backend, f"{backend} to init_process_group"),
         "address": Expected(f"{setting.host}:{setting.port}", address),
     }

@@ -139,10 +139,6 @@ def check_divided_at_random(grade: Grade) -> None:
     one. It may also shuffle and divide by itself.
     """
     (length, batch), ranks = MANY, 2
-    half = np.isin(np.arange(length), list(examples_of_ranks(loaders(grade, length, batch, ranks))[0]))
-    if all(half) or not any(half):
-        grade.fail(f"{length} examples on {ranks} workers: rank 0 has {'all' if all(half) else 'none'} of them")
-    check_mixed(grade, [half])
     order = [int(index) for index in np.random.default_rng([grade.seed, 8]).permutation(length)]
     given = [sorted(order[: length // ranks]), sorted(order[length // ranks :])]
     by_rank = loaders(grade, length, batch, ranks, given)
@@ -152,6 +148,10 @@ def check_divided_at_random(grade: Grade) -> None:
                 f"rank {rank} of {ranks}: the batches do not hold the examples of its partition; use the one that "
                 "DataPartitioner gives for this rank"
             )
+    half = np.isin(np.arange(length), list(examples_of_ranks(loaders(grade, length, batch, ranks))[0]))
+    if all(half) or not any(half):
+        grade.fail(f"{length} examples on {ranks} workers: rank 0 has {'all' if all(half) else 'none'} of them")
+    check_mixed(grade, [half])
 
 
 def check_share(grade: Grade) -> None:
@@ -176,7 +176,10 @@ def check_numbers_of_batches(grade: Grade) -> None:
         counts, again = ([len(one[epoch]) for one in by_rank] for epoch in ("batches", "again"))
         what = in_words_of(length, total, ranks)
         if len(set(counts)) > 1:
-            grade.fail(f"{what}: the ranks have {counts} batches; a rank with more batches waits forever")
+            grade.fail(
+                f"{what}: the ranks have {counts} batches: take the number that the smallest partition "
+                "fills; a rank with more batches waits forever"
+            )
         if counts[0] != right:
             grade.fail(f"{what}: expected {right} batches on every rank, got {counts[0]}")
         if again != counts:

@@ -30,7 +30,7 @@ CRASHES = {  # torch's and Python's words -> what they mean here
     "IndexError ... raise IndexError(": "the index is a place in the partition, from 0 to its length - 1, and not the "
     "number of an example in the data",
     "IndexError ... self.index[": "the indices of a Partition are places in its data: give it the whole data set, and "
-    "indices into that",
+    "indices into that (does use() replace self.data?)",
     "Default process group has not been initialized": "the group is asked although a rank was given: ask it only for "
     "what is None",
 }
@@ -167,6 +167,8 @@ def check_partition(grade: Grade) -> None:
         f"it returns something other than an example (shown as -1), for instance its index: {sentence}": [-1] * 7,
         "it uses the position as an index into the data: which example is at this position of the partition? "
         + sentence: list(range(7)),
+        "it takes examples that follow each other in the data; the indices of a partition do not: look each one up. "
+        + sentence: list(range(index[0], index[0] + 7)),
     }
     expected = {
         "examples": Expected(index, f"wrong example: {sentence}", mistakes=mistakes),
@@ -319,7 +321,10 @@ def check_use(grade: Grade) -> None:
                        "the constructor")  # fmt: skip
         for k, part in enumerate(before):
             if first[k] != part:
-                grade.fail(f"use({k}) gives the examples {first[k][:6]}, expected those of partitions[{k}]")
+                order = ", in their order" if sorted(first[k]) == sorted(part) else ""
+                grade.fail(
+                    f"use({k}) gives the examples {first[k][:6]}, expected those of partitions[{k}]{order}: {part[:6]}"
+                )
         check_unchanged(grade, result["changed"], "use()")
         if result["reads"]:
             grade.fail(

@@ -35,7 +35,7 @@ def train(grade: Grade, **changes: Any) -> Training:
 # --- 1.2: the gradient of every batch ---
 
 
-def cause_of_gradients(got: Mapping[str, Any], right: Mapping[str, np.ndarray]) -> str:
+def cause_of_gradients(got: Mapping[str, Any], right: Mapping[str, np.ndarray], loss: float) -> str:
     """Return the mistake that leaves these gradients instead of the batch's; "" if it is no known one."""
     none = [name for name in right if got.get(name) is None or not np.any(got[name])]
     if len(none) == len(right):
@@ -50,6 +50,8 @@ def cause_of_gradients(got: Mapping[str, Any], right: Mapping[str, np.ndarray]) 
         return ""
     if factor < 0:
         cause = "the sign is reversed, so the step increases the loss"
+    elif abs(factor - loss) <= 1e-3 * loss:
+        cause = "this is the loss itself: call backward() without it, its argument is a gradient"
     elif factor < 1:
         cause = "is the loss divided? It is a mean already"
     else:
@@ -63,7 +65,7 @@ def check_backward(training: Training, batches: Sequence[Batch]) -> None:
     if not batches:
         raise training.grade.lacking(training.result, "train() took no step: expected one for every batch")
     for number, batch in enumerate(batches, 1):
-        own = training.gradient(0, batch.steps_before, batch.examples)[1]
+        loss, own = training.gradient(0, batch.steps_before, batch.examples)
         expected = {name: Expected(array, tolerance=tolerance(own)) for name, array in own.items()}
         added = {name: replace(one, value=one.value + before.get(name, 0.0)) for name, one in expected.items()}
         is_right = any(
@@ -72,7 +74,7 @@ def check_backward(training: Training, batches: Sequence[Batch]) -> None:
             for table in (expected, added)
         )
         if not is_right:
-            cause = cause_of_gradients(batch.gradients[-1], own)
+            cause = cause_of_gradients(batch.gradients[-1], own, loss)
             expected = {name: replace(one, message=cause) for name, one in expected.items()}
             check(training.grade, f"after the backward pass of batch {number}, ", batch.gradients[-1], expected)
         before = {name: array for name, array in batch.gradients[-1].items() if array is not None}

@@ -123,6 +123,12 @@ def check_whole_batch(training: Training, batch: int, seed: int) -> None:
             if got != right:
                 if epoch:  # the first one was right: a forgotten set_epoch is the likely cause
                     must_be_new_order(training)
+                shifted = orders_of_one_worker(training.grade, training.train, 2 * seed, EPOCHS)[epoch]
+                if got == sorted(shifted[number * batch * ranks : (number + 1) * batch * ranks]):
+                    training.grade.fail(
+                        "the sampler adds its seed to the epoch number, so the seed is in the order twice: set_epoch "
+                        "takes the number alone"
+                    )
                 training.grade.fail(
                     f"epoch {epoch + 1}: batch {number + 1} of the {ranks} workers together has the examples {got}, "
                     f"one worker's batch {number + 1} has {right}: seed the sampler with config.seed, pass it the "
