@@ -44,7 +44,7 @@ class Expected:
 
     @property
     def is_array(self) -> bool:
-        return isinstance(self.value, np.ndarray)
+        return isinstance(self.value, np.ndarray | np.generic)  # a sum over all dimensions leaves no ndarray
 
     def is_right(self, got: Any) -> bool:
         return close(got, self.value, self.tolerance) if self.is_array else _equal(got, self.value)

@@ -33,6 +33,8 @@ KNOWN = {
     "None, so do not assign its result to the model",
     "dtypesFound": "the tensors of one call have different dtypes: make a buffer like the gradient that it is for "
     "(torch.empty_like)",
+    "leaf Variable that requires grad": "a parameter is changed in place while autograd records: write to it inside "
+    "torch.no_grad()",
     "attempting to assign a gradient with dtype": "param.grad keeps the dtype of its parameter: convert a tensor of "
     "another dtype before you assign it",
     "assigned grad has data of": "param.grad keeps the dtype of its parameter: convert a tensor of another dtype "

@@ -24,6 +24,7 @@ CRASHES = {
     "dist.all_reduce(None)": "leave out parameters that have no gradient",
     "g = dist.all_reduce(g) / 3": "dist.all_reduce returns None: it works in place",
     "dist.all_reduce(g).wait()": "a call returns a handle only with async_op=True",
+    "g.requires_grad_(); g.mul_(2)": "write to it inside torch.no_grad()",
     "torch.ones(4).split(2)[0:1][0] = g; batches = g.split(1); batches[0] = g": "make a list of it",
 }
 

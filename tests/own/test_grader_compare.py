@@ -50,6 +50,12 @@ def test_a_limit_for_each_element_is_kept_element_by_element():
     assert not close(MEAN + 0.5, MEAN, Tolerance(limit=limit))
 
 
+def test_a_number_of_numpy_is_compared_within_the_tolerance_and_both_are_shown():
+    check(FakeGrade(), "", {"mean": np.float64(1 / 3)}, {"mean": Expected(np.float32(1 / 3))})
+
+    assert "expected 0.5, got 1" in message_of({"mean": np.asarray(1.0)}, {"mean": Expected(np.float32(0.5))}, "")
+
+
 def test_a_value_of_another_type_is_not_equal():
     assert "expected True, got 1" in message_of({"flag": 1}, {"flag": Expected(True)}, "")
 
