@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from benchmark.names import MODELS, check_model
+from benchmark.names import MODELS, check_model, command_parser
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
 from common.arguments import add_common_flags, complete
 from common.errors import InputError
-from common.flags import Parser, add_memory_limit, check_at_least
+from common.flags import add_memory_limit, check_at_least
 from common.workers.place import PORT, place_starter, place_worker
 
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -80,13 +80,7 @@ def parse(
 
 
 def _parser(command: str, about: str | None, add_flags: AddFlags | None) -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=f"python -m benchmark.{command}",
-        description=about,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        conflict_handler="resolve",  # --model_name_or_path is another name of --model here
-    )
+    parser = command_parser(command, about)
     add_common_flags(parser)
     parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20, optimizer="adamw", usual_workers=1)
     add = parser.add_argument

@@ -18,68 +18,54 @@ import json
 import os
 import random
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from benchmark.measure.output import cell, write_csv
+from benchmark.names import command_parser
 from benchmark.sweep import check_kept, parse_runs, plan, sweep
-from benchmark.tables import SweepRun, as_text, busy, kept, most_mb, write_csv
+from benchmark.tables import Runs, SweepRun, busy, kept, most_mb
 from common.errors import InputError, exit_on_input_error
-from common.flags import Parser, check_at_least
+from common.flags import check_at_least
 from common.paths import ROOT, atomic_write
 
 VALIDATION_STEPS = 4  # validation takes so many steps' examples, or as many as there are
 SAME = 1e-4  # validation losses in fp32 that differ by more are not of the same training
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class FrameworkRow:
-    """One framework on one number of workers; None for what was not measured. Times are those of the timed steps."""
+def row_of(run: SweepRun, results: Runs) -> Row:
+    """A run's figures, and its throughput over that of one worker; None for what was not measured.
 
-    model: str
-    framework: str
-    workers: int
-    batch_size: int  # of one worker
-    speedup: float | None  # throughput over the same framework's on one worker
-    over_single: float | None  # throughput over that of one worker without any framework
-    examples_per_second: float | None
-    slowest: float | None  # examples per second of the slowest and the fastest launch, with --repeats
-    fastest: float | None
-    total_s: float | None
-    communication_s: float | None  # collectives under way, by the traced steps
-    exposed_s: float | None  # the part of it in which nothing was computed
-    kept_mb: float | None  # parameters, gradients and optimizer, on the worker with the most
-    peak_mb: float | None  # what a step needs, on the worker with the most
-    validation_loss: float | None
-    perplexity: float | None
-
-
-def row_of(run: SweepRun, results: dict[SweepRun, dict]) -> FrameworkRow:
-    """A run's figures, and its throughput over that of one worker."""
-    found = results[run]
-    examples = run.batch_size * run.workers
-    one = results.get(SweepRun(run.strategy, run.model, examples, 1), {})
-    single = results.get(SweepRun("single", run.model, examples, 1), {})
+    Times are those of all timed steps, sizes those of the worker with the most.
+    """
+    found, examples = results[run], run.batch_size * run.workers
     speed, steps = found.get("samples_per_second"), found.get("steps", {}).get("timed", 0)
-    seconds = {name: _scaled(found.get("communication", {}).get(f"{name}_ms"), steps) for name in ("total", "exposed")}
-    validation = (found.get("evaluations") or [{}])[-1]
-    return FrameworkRow(
-        model=Path(run.model).name,
-        framework=run.strategy,
-        workers=run.workers,
-        batch_size=run.batch_size,
-        speedup=_over(speed, one.get("samples_per_second")),
-        over_single=_over(speed, single.get("samples_per_second")),
-        examples_per_second=speed,
-        slowest=min(found.get("launches", []), default=None),
-        fastest=max(found.get("launches", []), default=None),
-        total_s=found.get("wall_s"),
-        communication_s=seconds["total"],
-        exposed_s=seconds["exposed"],
-        kept_mb=most_mb(found, lambda memory: (memory["persistent_counted"] or {}).get("total")),
-        peak_mb=most_mb(found, lambda memory: memory["peak"]),
-        validation_loss=validation.get("loss"),
-        perplexity=validation.get("perplexity"),
+    one, single = (
+        results.get(SweepRun(name, run.model, examples, 1), {}).get("samples_per_second")
+        for name in (run.strategy, "single")
     )
+    communication, exposed = (found.get("communication", {}).get(name) for name in ("total_ms", "exposed_ms"))
+    validation = (found.get("evaluations") or [{}])[-1]
+    return {
+        "model": Path(run.model).name,
+        "framework": run.strategy,
+        "workers": run.workers,
+        "batch_size": run.batch_size,  # of one worker
+        "speedup": speed and one and speed / one,  # over the same framework on one worker
+        "over_single": speed and single and speed / single,  # over one worker without any framework
+        "examples_per_second": speed,
+        "slowest": min(found.get("launches", []), default=None),  # examples per second, with --repeats
+        "fastest": max(found.get("launches", []), default=None),
+        "total_s": found.get("wall_s"),
+        "communication_s": communication and communication * steps / 1e3,  # under way, by the traced steps
+        "exposed_s": exposed and exposed * steps / 1e3,  # the part of it in which nothing was computed
+        "kept_mb": most_mb(found, lambda memory: (memory["persistent_counted"] or {}).get("total")),
+        "peak_mb": most_mb(found, lambda memory: memory["peak"]),
+        "validation_loss": validation.get("loss"),
+        "perplexity": validation.get("perplexity"),
+    }
 
 
 def combined(launches: list[dict]) -> dict:
@@ -93,58 +79,42 @@ def combined(launches: list[dict]) -> dict:
     return middle | {"launches": [found["samples_per_second"] for found in timed]}
 
 
-def _over(value: float | None, base: float | None) -> float | None:
-    return value / base if value and base else None
-
-
-def _scaled(milliseconds: float | None, steps: int) -> float | None:
-    return None if milliseconds is None else milliseconds * steps / 1e3
-
-
-def disagreements(rows: list[FrameworkRow]) -> list[str]:
+def disagreements(rows: list[Row]) -> list[str]:
     """Frameworks whose validation loss is not that of the first row of the same model."""
     found = []
     for row in rows:
-        first = next(other for other in rows if other.model == row.model)
-        if row.validation_loss is None or first.validation_loss is None:
-            continue
-        if not abs(row.validation_loss - first.validation_loss) <= SAME:  # so that a NaN is one, too
+        first = next(other for other in rows if other["model"] == row["model"])
+        loss, expected = row["validation_loss"], first["validation_loss"]
+        if loss is not None and expected is not None and not abs(loss - expected) <= SAME:  # a NaN is one, too
             found.append(
-                f"{row.model}, {row.framework}, {row.workers} workers: validation loss {row.validation_loss:.6f}, "
-                f"but {first.validation_loss:.6f} with {first.framework} on {first.workers}"
+                f"{row['model']}, {row['framework']}, {row['workers']} workers: validation loss {loss:.6f}, "
+                f"but {expected:.6f} with {first['framework']} on {first['workers']}"
             )
     return found
 
 
-def csv_rows(rows: list[FrameworkRow]) -> list[list[str]]:
-    names = [field.name for field in fields(FrameworkRow)]
-    return [names, *([_cell(value) for value in asdict(row).values()] for row in rows)]
+def csv_rows(rows: list[Row], missing: str = "") -> list[list[str]]:
+    def text(value: object) -> str:
+        return cell(value, 4, missing=missing) if value is None or isinstance(value, float) else str(value)
+
+    return [list(rows[0]) if rows else [], *([text(value) for value in row.values()] for row in rows)]
 
 
-def markdown(rows: list[FrameworkRow]) -> str:
+def markdown(rows: list[Row]) -> str:
     """The same as a table; a dash stands for what was not measured."""
-    head, *body = csv_rows(rows)
-    lines = [[name.replace("_", " ") for name in head], ["---"] * len(head)]
-    lines += [[cell or "-" for cell in line] for line in body]
+    head, *body = csv_rows(rows, "-")
+    lines = [[name.replace("_", " ") for name in head], ["---"] * len(head), *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(value: object) -> str:
-    return as_text(value, 4) if value is None or isinstance(value, float) else str(value)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str]]:
     """The flags as a sweep knows them, the runs and what is handed on; raises InputError before anything is run."""
-    parser = Parser(prog="python -m benchmark.frameworks", description=__doc__, allow_abbrev=False)
+    parser = command_parser("frameworks", __doc__)
     add = parser.add_argument
-    add("--strategies", default="all", help="names of benchmark.run's strategies (all)")
-    add("--workers", default="1,2,4", help="numbers of workers (1,2,4)")
     add("--examples_per_step", type=int, default=16, help="of all workers together (16)")
-    add("--steps", type=int, default=24, help="steps per run, including 2 warm-up and 2 traced steps (24)")
     add("--repeats", type=int, default=1, help="launches of each run, in drawn order: the median and the range (1)")
     add("--seed", type=int, default=1, help="of the order (1)")
-    folder = ROOT / "runs" / "benchmark" / "frameworks"
-    add("--output_dir", type=Path, default=folder, help="runs/benchmark/frameworks")
+    parser.set_defaults(strategies="all", workers="1,2,4", steps=24, output_dir=ROOT / "runs/benchmark/frameworks")
     arguments, more = parse_runs(parser, argv)
     examples = arguments.examples_per_step
     for count in sorted(set(arguments.workers)):
@@ -168,38 +138,31 @@ def validation_flags(model: str, examples: int, workers: int, more: list[str]) -
     return ["--eval_batches", str(workers * max(1, min(VALIDATION_STEPS, there)))]
 
 
-def write(rows: list[FrameworkRow], folder: Path) -> None:
-    write_csv(folder / "frameworks.csv", csv_rows(rows))
-    with atomic_write(folder / "frameworks.md") as file:
-        file.write(markdown(rows) + "\n")
-
-
 def main() -> None:
     arguments, runs, more = parse(sys.argv[1:])
-    arguments.output_dir.mkdir(parents=True, exist_ok=True)
+    folder, repeats = arguments.output_dir, range(arguments.repeats)
+    folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     groups = []
     for model, count in dict.fromkeys((run.model, run.workers) for run in runs):
         some = [run for run in runs if (run.model, run.workers) == (model, count)]
         flags = [*validation_flags(model, some[0].batch_size * count, count, more), *more]
-        launches = [replace(run, repeat=repeat) for run in some for repeat in range(arguments.repeats)]
+        launches = [replace(run, repeat=repeat) for run in some for repeat in repeats]
         groups.append((random.Random(arguments.seed).sample(launches, len(launches)), flags))
     for some, flags in groups:
-        check_kept(some, arguments.output_dir, arguments.steps, flags)
+        check_kept(some, folder, arguments.steps, flags)
     failures = [line for some, flags in groups for line in sweep(some, arguments, flags)]
-    launched = {
-        run: [kept(replace(run, repeat=repeat), arguments.output_dir) for repeat in range(arguments.repeats)]
-        for run in runs
-    }
+    launched = {run: [kept(replace(run, repeat=repeat), folder) for repeat in repeats] for run in runs}
     results = {run: combined(found) for run, found in launched.items()}
     rows = [row_of(run, results) for run in runs if "outcome" not in results[run]]
-    write(rows, arguments.output_dir)
+    write_csv(folder / "frameworks.csv", csv_rows(rows))
+    with atomic_write(folder / "frameworks.md") as file:
+        file.write(markdown(rows) + "\n")
     flagged = disagreements(rows)
     busy_runs = [line for run, launches in launched.items() for found in launches for line in busy(found, run.name)]
     said = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in [*flagged, *busy_runs])]
     print("\n".join([markdown(rows), *said]))
-    figures = {"rows": [asdict(row) for row in rows], "left_out": failures, "flagged": flagged, "busy": busy_runs}
-    print(json.dumps(figures))
+    print(json.dumps({"rows": rows, "left_out": failures, "flagged": flagged, "busy": busy_runs}))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import torch.distributed as dist
 from benchmark.arguments import parse
 from benchmark.cost.predicted_memory import what_would_fit
 from benchmark.engines.engine import Engine
-from benchmark.engines.operators import compile_operators
 from benchmark.measure.result import assemble, table
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
@@ -30,7 +29,7 @@ from benchmark.training.log import Log
 from benchmark.training.loop import train
 from benchmark.training.translation import bleu
 from benchmark.training.workload import Workload, load_workload
-from benchmark.workers import join, prepare, reports, start_workers, without
+from benchmark.workers import join, on_workers, prepare
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 from common.peak_memory import PeakMemory
@@ -88,14 +87,9 @@ def save_model(settings: Settings, engine: Engine, workload: Workload) -> float 
 
 def main() -> None:
     settings, flags = parse(sys.argv[1:], "run", __doc__)
-    if flags.start is None:
-        work(settings)
-    else:
-        compile_operators([settings.strategy], settings.no_cuda)
+    if flags.start is not None:
         load_workload(settings)  # a wrong name or empty data is said once, not by every worker
-        if code := start_workers("benchmark.run", flags.start, without(sys.argv[1:], "--workers")):
-            sys.exit(code)
-    if reports(settings):
+    if on_workers("benchmark.run", settings, flags.start, [settings.strategy], partial(work, settings)):
         show(settings)
 
 

@@ -12,7 +12,6 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,11 +22,11 @@ import psutil
 from tqdm import tqdm
 
 from benchmark.measure.machine import commit
-from benchmark.names import models_of, names_of, numbers_of
+from benchmark.names import command_parser, models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES, one_process
 from benchmark.tables import LEVELS, SweepRun, kept, write_tables
 from common.errors import InputError, exit_on_input_error
-from common.flags import Parser, add_memory_limit
+from common.flags import add_memory_limit
 from common.paths import ROOT, atomic_write
 
 BATCH_SIZES = "1,2,4,8,16,32,64,128"
@@ -99,17 +98,16 @@ def keep(path: Path, figures: dict) -> dict:
 
 def check_kept(runs: list[SweepRun], folder: Path, steps: int, more: Sequence[str]) -> None:
     """Raises InputError if the folder holds a run of other settings: its figures cannot stand beside the others'."""
+    now = {"flags": list(more), "commit": commit()}
     for run in runs:
         place = folder / run.name
-        found = sum(kept(run, folder).get("steps", {}).values())
         about = json.loads((place / "command.json").read_text()) if (place / "command.json").exists() else {}
-        now = {"flags": list(more), "commit": commit()}
         different = [
-            f"{name} {' '.join(about[name]) or 'none' if name == 'flags' else about[name]}" for name in about
-            if about[name] != now[name]
+            f"{name} {' '.join(value) or 'none' if name == 'flags' else value}"
+            for name, value in about.items() if value != now[name]
         ]  # fmt: skip
-        if steps and found not in (0, steps):
-            different.append(f"{found} steps, expected {steps}")
+        found = sum(kept(run, folder).get("steps", {}).values())
+        different += [f"{found} steps, expected {steps}"] if steps and found not in (0, steps) else []
         if different and (place / "result.json").exists():
             raise InputError(
                 f"{place} holds a run of {', '.join(different)}; delete the folder, or name another with --output_dir"
@@ -149,9 +147,12 @@ def attempt(run: SweepRun, arguments: argparse.Namespace, more: list[str]) -> di
 def parse_runs(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The flags of a command that runs many combinations, and what is handed on to benchmark.run: behind a lone --."""
     own, more = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
+    add("--strategies", help="names, or all (%(default)s)")
     add("--models", default="gpt2-tiny", help="models, separated by commas (gpt2-tiny)")
+    add("--workers", help="numbers of workers, separated by commas (%(default)s)")
+    add("--steps", type=int, help="a fixed number of steps (%(default)s)")
+    add("--output_dir", type=Path, help="%(default)s")
     add_memory_limit(parser)
     add("--skip_predicted_oom", action="store_true", help="skip runs that cannot fit into memory")
     add("--retry", action="store_true", help="rerun failed runs")
@@ -163,27 +164,18 @@ def parse_runs(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpar
     return arguments, more
 
 
-def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str]]:
-    """The flags, the combinations and what is handed on; raises InputError before anything is run."""
-    parser = Parser(prog="python -m benchmark.sweep", description=__doc__, allow_abbrev=False)
-    add = parser.add_argument
-    add("--strategies", default=LEVELS, help="names, or all (%(default)s)")
-    add("--batch_sizes", default=BATCH_SIZES, help=f"batch sizes per worker, separated by commas ({BATCH_SIZES})")
-    add("--workers", default="2", help="numbers of workers, separated by commas (2)")
-    add("--seconds", type=float, default=10.0, help="seconds of measurement per run (10)")
-    add("--steps", type=int, default=0, help="a fixed number of steps instead")
-    add("--output_dir", type=Path, default=ROOT / "runs" / "benchmark" / "sweep", help="runs/benchmark/sweep")
-    arguments, more = parse_runs(parser, argv)
-    batch_sizes = numbers_of("--batch_sizes", arguments.batch_sizes)
-    return arguments, plan(arguments.strategies, arguments.models, batch_sizes, arguments.workers), more
-
-
 def main() -> None:
-    arguments, runs, more = parse(sys.argv[1:])
-    os.makedirs(arguments.output_dir, exist_ok=True)
+    parser = command_parser("sweep", __doc__)
+    add = parser.add_argument
+    add("--batch_sizes", default=BATCH_SIZES, help=f"batch sizes per worker, separated by commas ({BATCH_SIZES})")
+    add("--seconds", type=float, default=10.0, help="seconds of measurement per run, without --steps (10)")
+    parser.set_defaults(strategies=LEVELS, workers="2", steps=0, output_dir=ROOT / "runs/benchmark/sweep")
+    arguments, more = parse_runs(parser, sys.argv[1:])
+    batch_sizes = numbers_of("--batch_sizes", arguments.batch_sizes)
+    runs = plan(arguments.strategies, arguments.models, batch_sizes, arguments.workers)
+    arguments.output_dir.mkdir(parents=True, exist_ok=True)
     failures = sweep(runs, arguments, more)
-    result = write_tables(arguments.output_dir)
-    print(json.dumps({"runs": len(runs), "failures": failures, **result}))
+    print(json.dumps({"runs": len(runs), "failures": failures, **write_tables(arguments.output_dir)}))
 
 
 if __name__ == "__main__":

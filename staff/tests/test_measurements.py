@@ -59,7 +59,7 @@ ELSEWHERE = {
     r"staff\.attacks": "test_no_attack_gains_anything",
     r"staff\.(proofs\.class_of_submissions|grade|proofs\.class_check)": "test_a_class_is_graded_as_it_must_be",
     r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
-    r"benchmark\.(predict|fill_tables|checks\.gpu)": "tests/own/test_predict_curves.py and test_predict.py",
+    r"benchmark\.(predict|tables .*--predict|checks\.gpu)": "tests/own/test_predict_curves.py and test_predict.py",
 }
 # The commands of a README that produce a figure.
 FIGURES = r"benchmark\.|cluster\.(ladder|two_workers)|make demo|make pictures"

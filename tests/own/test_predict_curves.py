@@ -114,7 +114,7 @@ def test_cells_that_cannot_be_run_are_filled_and_marked(file, tmp_path):
     (kept / "result.json").write_text(json.dumps({"step_ms": 33.0, "memory": {"peak": 5e6}}))
     words = ["--strategies", "zero2", "--models", "t5-tiny", "--batch_sizes", "1,2,9999", "--calibration", file]
 
-    done = run("-m", "benchmark.fill_tables", tmp_path / "sweep", *words)
+    done = run("-m", "benchmark.tables", tmp_path / "sweep", "--predict", *words)
 
     assert done.returncode == 0, done.stderr
     for name, figure in (("latency", "33.00"), ("mem", "5.00")):
