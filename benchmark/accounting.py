@@ -26,7 +26,7 @@ from benchmark.arguments import parse
 from benchmark.measure.compared import WARM_UP, ComparedStrategy
 from benchmark.measure.machine import environment, interface_bytes, machine_line
 from benchmark.measure.memory import counted
-from benchmark.measure.output import cell, publish, text_table
+from benchmark.measure.output import MB, cell, publish, text_table
 from benchmark.measure.turns import nothing
 from benchmark.names import names_of, numbers_of
 from benchmark.settings import Settings
@@ -35,7 +35,6 @@ from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import join, make_ready, on_emulated_nodes, reports, start_workers, without
 from common.errors import exit_on_input_error
 from common.paths import atomic_write
-from common.peak_memory import MB
 from common.workers.process_group import Worker, process_group
 
 HEADS = (

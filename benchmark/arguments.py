@@ -11,6 +11,7 @@ import torch
 from benchmark.names import MODELS, check_model, command_parser
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
+from benchmark.training.model_config import kind_of
 from common.arguments import add_common_flags, complete
 from common.errors import InputError
 from common.flags import add_memory_limit, check_at_least
@@ -20,8 +21,8 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 # Flags of benchmark.run that the other commands, which take their own steps, do not have.
 RUN_ONLY = {
     "strategy": None, "framework": None, "zero_stage": None, "offload": False, "eval_every": 0, "eval_batches": 8,
-    "checkpoint_every": 0, "resume": False, "save": False, "dropped": 2, "keep_trace": False, "wandb": False,
-    "memory_limit_mb": None, "cosine": False,
+    "checkpoint_every": 0, "resume": False, "save": False, "bleu": False, "dropped": 2, "keep_trace": False,
+    "wandb": False, "memory_limit_mb": None, "cosine": False,
 }  # fmt: skip
 OF_STRATEGY = {
     "bucket_mb": ["own_overlap"],
@@ -70,7 +71,10 @@ def parse(
         raise InputError("--precision fp16 needs a GPU that PyTorch can see; use bf16 or fp32 here")
     if settings.warmup_steps >= settings.max_steps:
         raise InputError(f"--warmup_steps: expected fewer than {settings.max_steps} steps, got {settings.warmup_steps}")
-    for package in [] if add_flags else ["tensorboard", *(["wandb"] if settings.wandb else [])]:
+    if settings.bleu and kind_of(settings.model) != "t5":
+        raise InputError(f"--bleu is for T5, got {settings.model}; leave it out: validation has the loss")
+    packages = {"tensorboard": not add_flags, "wandb": settings.wandb, "sacrebleu": settings.bleu}
+    for package in [package for package, is_needed in packages.items() if is_needed]:
         if not importlib.util.find_spec(package):
             raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
     if reason := why_not(settings):
@@ -115,6 +119,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint_every", type=int, default=0, help="save a checkpoint every N steps")
     add("--resume", action="store_true", help="continue from the last checkpoint in --output_dir")
     add("--save", action="store_true", help="save the trained model in Hugging Face's format")
+    add("--bleu", action="store_true", help="T5: BLEU of the trained model, which the first worker gathers")
     add("--dropped", type=int, default=2, help="warm-up steps that are not measured (2)")
     add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
     add("--wandb", action="store_true", help="also log to Weights & Biases, offline")

@@ -40,7 +40,7 @@ from benchmark.measure.compared import WARM_UP, ComparedStrategy, trace
 from benchmark.measure.intervals import interval, ratio, shown
 from benchmark.measure.machine import environment, machine_line
 from benchmark.measure.mfu import utilisation
-from benchmark.measure.output import cell, publish, text_table, write_csv
+from benchmark.measure.output import MB, cell, publish, text_table, write_csv
 from benchmark.measure.ranking import Bar, draw_ranking
 from benchmark.measure.turns import take_round
 from benchmark.measure.two_results import compare_results
@@ -53,7 +53,6 @@ from benchmark.workers import join, on_workers
 from cluster.guard import threads_per_command
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
-from common.peak_memory import MB
 from common.workers.process_group import Worker, process_group
 
 ENOUGH = 20  # rounds: with fewer, intervals are wide, and their ends depend on single steps

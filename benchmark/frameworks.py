@@ -65,6 +65,7 @@ def row_of(run: SweepRun, results: Runs) -> Row:
         "peak_mb": most_mb(found, lambda memory: memory["peak"]),
         "validation_loss": validation.get("loss"),
         "perplexity": validation.get("perplexity"),
+        "bleu": found.get("bleu"),  # with -- --bleu
     }
 
 

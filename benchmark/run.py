@@ -18,6 +18,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from benchmark.arguments import parse
 from benchmark.cost.predicted_memory import what_would_fit
@@ -51,8 +52,11 @@ def work(settings: Settings) -> None:
             del model
             measured = train(settings, worker, workload, engine, log, memory)
         result = assemble(settings, shapes, measured, log)
-        if settings.save:
-            result["bleu"] = save_model(settings, engine, workload)
+        if (settings.save or settings.bleu) and (trained := whole_model(settings, engine, workload)):
+            if settings.bleu:
+                result["bleu"] = bleu(trained, workload.tokenizer, workload.validation)  # type: ignore[arg-type]
+            if settings.save:
+                save_model(settings.output_dir / "model", trained, workload)
         log.close()
         everybody: list[Any] = [None] * worker.world_size
         dist.all_gather_object(everybody, result)
@@ -61,28 +65,28 @@ def work(settings: Settings) -> None:
                 json.dump(result | {"workers": everybody}, file, indent=1)
 
 
-def save_model(settings: Settings, engine: Engine, workload: Workload) -> float | None:
-    """The trained model and its tokenizer in Hugging Face's format, by the first worker; T5's BLEU.
-
-    Of a user's own model, its state_dict in model.pt.
-    """
-    full = engine.full_parameters()  # a collective
+def whole_model(settings: Settings, engine: Engine, workload: Workload) -> nn.Module | None:
+    """The trained model, on the first worker; None on the others. A collective."""
+    full = engine.full_parameters()
     if not full:
         return None
-    model: Any = workload.build(settings)
+    model = workload.build(settings)
     missing = model.load_state_dict(full, strict=False)
     assert not missing.unexpected_keys, missing
-    folder = settings.output_dir / "model"
+    return model
+
+
+def save_model(folder: Path, model: Any, workload: Workload) -> None:
+    """The model and its tokenizer in Hugging Face's format. Of a user's own model, its state_dict in model.pt."""
     try:
         if workload.kind == "own":
             folder.mkdir(exist_ok=True)
             torch.save(model.model.state_dict(), folder / "model.pt")
-            return None
+            return
         model.save_pretrained(folder)
         workload.tokenizer.save_pretrained(folder)
     except OSError as error:
         raise InputError(f"cannot save the model to {folder}: {error.strerror}; free disk space") from None
-    return bleu(model, workload.tokenizer, workload.validation) if workload.kind == "t5" else None  # type: ignore[arg-type]
 
 
 def main() -> None:

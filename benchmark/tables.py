@@ -26,11 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.measure.output import cell, write_csv
+from benchmark.measure.output import MB, cell, write_csv
 from benchmark.names import command_parser, models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES
 from common.errors import InputError, exit_on_input_error
-from common.peak_memory import MB
 
 LEVELS = "zero0,zero1,zero2,zero2_offload,zero3,zero3_offload"
 BUSY = 0.5  # other programs' load per core before a run, from which its times are flagged

@@ -19,8 +19,6 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,20 +26,23 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from benchmark.checks.delayed_links import command_on_nodes, environment, network
+from benchmark.checks.delayed_links import network
+from benchmark.checks.ranks import on_ranks
+from benchmark.measure.output import text_table
+from benchmark.names import numbers_of
 from beyond.cost_model import Link, gather_scatter_seconds, ring_all_reduce_seconds
-from common.errors import InputError, exit_on_input_error
-from common.paths import ROOT
+from common.config import RunConfig
+from common.errors import exit_on_input_error
 
 NUMBERS = 1000
 IN_A_ROUND = 3
 BOUND = 0.1
-RESULT = "times: "  # begins rank 0's line
 
 
-def measure(rank: int, nodes: int, rounds: int) -> dict[str, float]:
+def measure(config: RunConfig, rounds: int) -> dict[str, float]:
     """Return the seconds of each operation, the same on every rank: the shortest, since other programs only add."""
-    tensor, other, number = torch.zeros(NUMBERS), torch.zeros(NUMBERS), torch.zeros(1)
+    rank, nodes = config.rank, config.world_size
+    tensor, other = torch.zeros(NUMBERS), torch.zeros(NUMBERS)
     everyone = [torch.zeros(NUMBERS) for _ in range(nodes)] if rank == 0 else None
 
     def message() -> None:
@@ -70,7 +71,6 @@ def measure(rank: int, nodes: int, rounds: int) -> dict[str, float]:
         "scatter": together(scatter, nodes, rounds),
         "gather_scatter": in_a_row(gather_scatter, rounds),
         "all_reduce": in_a_row(lambda: dist.all_reduce(tensor), rounds),
-        "all_reduce_of_one": in_a_row(lambda: dist.all_reduce(number), rounds),
     }
 
 
@@ -103,77 +103,48 @@ def in_a_row(operation: Callable[[], None], rounds: int) -> float:
     return min(found)
 
 
-def rank_main(rank: int, nodes: int, rounds: int) -> None:
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    dist.init_process_group("gloo", init_method="tcp://10.10.1.1:6585", rank=rank, world_size=nodes)
-    found = measure(rank, nodes, rounds)
-    if rank == 0:
-        print(RESULT + json.dumps(found), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def compare(nodes: int, measured: dict[str, float]) -> list[dict[str, float | str | int]]:
     """Return what was measured beside b.15's times, in rows."""
     begin_together, receiver_waits = Link(measured["message"], float("inf")), Link(measured["answer"], float("inf"))
-    apart = measured["gather"] + measured["scatter"]
+    apart, size = measured["gather"] + measured["scatter"], 4 * NUMBERS
     pairs = {
-        "gather + scatter": (apart, gather_scatter_seconds(4 * NUMBERS, nodes, begin_together)),
-        "the same in a row": (
-            measured["gather_scatter"],
-            gather_scatter_seconds(4 * NUMBERS, nodes, receiver_waits),
-        ),
-        "all_reduce": (measured["all_reduce"], ring_all_reduce_seconds(4 * NUMBERS, nodes, begin_together)),
+        "gather + scatter": (apart, gather_scatter_seconds(size, nodes, begin_together)),
+        "the same in a row": (measured["gather_scatter"], gather_scatter_seconds(size, nodes, receiver_waits)),
+        "all_reduce": (measured["all_reduce"], ring_all_reduce_seconds(size, nodes, begin_together)),
     }
-    return [{"nodes": nodes, "what": name, "measured": time, "b.15": model} for name, (time, model) in pairs.items()]
-
-
-def run(kind: str, nodes: int, delay_ms: float, rounds: int) -> dict[str, float]:
-    """Start the ranks on nodes with delayed links; raises InputError with their last lines if one fails."""
-    own = ["python", "-m", "benchmark.checks.message_times", "--rank", "{rank}"]
-    command = command_on_nodes(kind, nodes, delay_ms, [*own, "--nodes", str(nodes), "--rounds", str(rounds)])
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    lines = [line.partition(RESULT)[2] for line in done.stdout.splitlines() if RESULT in line]
-    if done.returncode or not lines:
-        raise InputError(f"{nodes} nodes failed: {done.stdout[-1500:]}")
-    return json.loads(lines[0])  # type: ignore[no-any-return]
+    return [
+        {"nodes": nodes, "what": name, "measured": seconds, "b.15": model, "ratio": seconds / model}
+        for name, (seconds, model) in pairs.items()
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", default="2,3,4", help="numbers of nodes (%(default)s)")
-    parser.add_argument("--delay_ms", type=float, default=10.0, help="of every link, one way (%(default)s)")
-    parser.add_argument(
-        "--rounds", type=int, default=15, help="of each operation, of which the shortest counts (%(default)s)"
-    )
-    parser.add_argument("--quick", action="store_true", help="two nodes, two rounds; times are not judged")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)  # in the processes that are started
+    add = parser.add_argument
+    add("--nodes", default="2,3,4", help="numbers of nodes (%(default)s)")
+    add("--delay_ms", type=float, default=10.0, help="of every link, one way (%(default)s)")
+    add("--rounds", type=int, default=15, help="of each operation, of which the shortest counts (%(default)s)")
+    add("--quick", action="store_true", help="two nodes, two rounds; times are not judged")
     arguments = parser.parse_args()
-    if arguments.rank is not None:
-        return rank_main(arguments.rank, int(arguments.nodes), arguments.rounds)
     kind, reason = network()
     if not kind:
         print(f"skipped: {reason}")
         print(json.dumps({"skipped": reason}))
-        return None
-    nodes, rounds = ([2], 2) if arguments.quick else ([int(n) for n in arguments.nodes.split(",")], arguments.rounds)
-    rows, figures = [], {}
+        return
+    nodes, rounds = ([2], 2) if arguments.quick else (numbers_of("--nodes", arguments.nodes), arguments.rounds)
+    times = {n: on_ranks(measure, n, delay_ms=arguments.delay_ms, rounds=rounds)[0] for n in nodes}
+    rows = [row for n in nodes for row in compare(n, times[n])]
     print(f"links with a delay of {arguments.delay_ms:g} ms ({kind}); {NUMBERS:,} numbers; times in ms")
-    print(f"{'nodes':>5}  {'':<18} {'measured':>9} {'b.15':>9} {'ratio':>6}")
-    for n in nodes:
-        figures[n] = run(kind, n, arguments.delay_ms, rounds)
-        for row in compare(n, figures[n]):
-            row["ratio"] = row["measured"] / row["b.15"]  # type: ignore[operator]
-            rows.append(row)
-            shown = [float(row[key]) * 1e3 for key in ("measured", "b.15")]
-            print(f"{n:>5}  {row['what']:<18} {shown[0]:>9.1f} {shown[1]:>9.1f} {row['ratio']:>6.2f}", flush=True)
-        print(f"{n:>5}  all_reduce of 1   {figures[n]['all_reduce_of_one'] * 1e3:>9.1f}")
+    cells = [
+        [str(row["what"]), str(row["nodes"]), *(f"{1e3 * float(row[name]):.1f}" for name in ("measured", "b.15")),
+         f"{row['ratio']:.2f}"]
+        for row in rows
+    ]  # fmt: skip
+    print(text_table([["", "nodes", "measured", "b.15", "ratio"], *cells]))
     holds = arguments.quick or all(abs(float(row["ratio"]) - 1) <= BOUND for row in rows)
     print(f"torch {torch.__version__}; all within {BOUND:.0%}: {'not judged' if arguments.quick else holds}")
-    print(json.dumps({"network": kind, "delay_ms": arguments.delay_ms, "rows": rows, "times": figures, "holds": holds}))
+    result = {"network": kind, "delay_ms": arguments.delay_ms, "rows": rows, "times": times, "holds": holds}
+    print(json.dumps(result))
     sys.exit(0 if holds else 1)
 
 

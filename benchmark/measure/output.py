@@ -8,6 +8,8 @@ from typing import Any
 
 from common.paths import atomic_write
 
+MB = 10**6  # bytes
+
 
 def text_table(rows: Iterable[Sequence[str]]) -> str:
     """The rows, the first of which has the headings: names to the left, figures to the right."""

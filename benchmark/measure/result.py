@@ -92,6 +92,8 @@ def table(result: dict[str, Any]) -> str:
     for evaluation in result["evaluations"]:
         words = ", ".join(f"{name} {value:.4f}" for name, value in evaluation.items() if name != "step")
         rows.append((f"validation after {evaluation['step']}", words))
+    if "bleu" in result:
+        rows.append(("BLEU", f"{result['bleu']:.2f}"))
     if "step_ms" in result:
         rows.append(("step, ms", f"{shown((result['step_ms'], *result['step_ms_95']), 1)} (median, 95 %)"))
         for name, value in result["phases_ms"].items():

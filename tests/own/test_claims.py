@@ -8,6 +8,7 @@ import pytest
 
 from benchmark.checks import claims, message_times
 from benchmark.checks.delayed_links import network
+from benchmark.checks.ranks import on_ranks
 from cluster.emulate import why_not
 from common.paths import ROOT
 
@@ -43,7 +44,7 @@ def test_gather_and_scatter_wait_for_less_than_the_ring_on_links_with_a_delay():
     if not kind:
         pytest.skip(reason)
 
-    times = message_times.run(kind, 3, 20.0, 2)
+    times = on_ranks(message_times.measure, 3, delay_ms=20.0, rounds=2)[0]
 
     # 20 ms one way: no operation can be faster, however fast the machine is, and a busy one only adds to it.
     assert times["message"] > 0.038 and times["answer"] > 0.018

@@ -36,14 +36,14 @@ def test_a_row_compares_with_one_worker_of_the_same_examples_and_adds_up_the_tim
 
     assert csv_rows(rows)[0] == (
         "model framework workers batch_size speedup over_single examples_per_second slowest fastest total_s "
-        "communication_s exposed_s kept_mb peak_mb validation_loss perplexity"
+        "communication_s exposed_s kept_mb peak_mb validation_loss perplexity bleu"
     ).split(" ")
     assert csv_rows(rows)[3] == (
-        "gpt2-tiny ddp 2 4 1.5000 1.2000 120.0000   4.0000 1.0000 0.2000 3.0000 5.0000 2.0000 7.5000".split(" ")
+        "gpt2-tiny ddp 2 4 1.5000 1.2000 120.0000   4.0000 1.0000 0.2000 3.0000 5.0000 2.0000 7.5000 ".split(" ")
     )
     assert markdown(rows).splitlines()[-1] == (
         "| gpt2-tiny | ddp | 2 | 4 | 1.5000 | 1.2000 | 120.0000 | - | - | 4.0000 | 1.0000 | 0.2000 "
-        "| 3.0000 | 5.0000 | 2.0000 | 7.5000 |"
+        "| 3.0000 | 5.0000 | 2.0000 | 7.5000 | - |"
     )
 
 
@@ -52,8 +52,8 @@ def test_what_was_not_measured_is_empty():
 
     row = row_of(TWO, alone)
 
-    assert csv_rows([row])[1] == "gpt2-tiny ddp 2 4   120.0000   4.0000   3.0000 5.0000  ".split(" ")
-    assert " | - | - | 120.0000 | - | - | 4.0000 | - | - | 3.0000 | 5.0000 | - | - |" in markdown([row])
+    assert csv_rows([row])[1] == "gpt2-tiny ddp 2 4   120.0000   4.0000   3.0000 5.0000   ".split(" ")
+    assert " | - | - | 120.0000 | - | - | 4.0000 | - | - | 3.0000 | 5.0000 | - | - | - |" in markdown([row])
 
 
 def test_of_several_launches_the_row_has_the_median_and_the_range():
