@@ -143,19 +143,14 @@ def _bucket_mb(word: str) -> float | None:
 
 def _strategy(flags: argparse.Namespace) -> str:
     """The strategy's name, also from --framework, --zero_stage and --offload."""
-    framework = flags.framework
-    if framework is None:
-        if flags.zero_stage is not None or flags.offload:
-            raise InputError(
-                "--zero_stage and --offload go with --framework deepspeed; or use --strategy zero2_offload"
-            )
-        return flags.strategy or "ddp"
-    if flags.strategy:
+    framework, stage, offload = flags.framework, flags.zero_stage, flags.offload
+    if framework and flags.strategy:
         raise InputError("expected --strategy or --framework, got both; leave one out")
-    if framework != "deepspeed":
-        if flags.zero_stage is not None or flags.offload:
-            raise InputError(f"--zero_stage and --offload go with --framework deepspeed, got {framework}")
-        return "single" if framework == "none" else framework
-    if flags.offload and not flags.zero_stage:
+    if framework != "deepspeed" and (stage is not None or offload):
+        instead = f", got {framework}" if framework else "; or use --strategy zero2_offload"
+        raise InputError(f"--zero_stage and --offload go with --framework deepspeed{instead}")
+    if offload and not stage:
         raise InputError("--offload needs --zero_stage 1, 2 or 3: stage 0 shards nothing")
-    return f"zero{flags.zero_stage or 0}" + ("_offload" if flags.offload else "")
+    if framework == "deepspeed":
+        return f"zero{stage or 0}{'_offload' * offload}"
+    return "single" if framework == "none" else framework or flags.strategy or "ddp"

@@ -56,6 +56,7 @@ from common.paths import atomic_write
 from common.workers.process_group import Worker, process_group
 
 ENOUGH = 20  # rounds: with fewer, intervals are wide, and their ends depend on single steps
+WIDE = 0.1  # of a ratio: strategies that differ by less cannot be told apart
 # Of a timed step's norm from single's: rounding adds up over the steps. In fp16 the scaler skips steps at its leisure.
 NORM_DEVIATION = {"fp32": 1e-2, "bf16": 0.1}
 
@@ -190,8 +191,15 @@ def table(settings: Settings, rows: list[dict], base: str) -> str:
 def notes_of(settings: Settings, rows: list[dict], base: str, missing: list[str]) -> list[str]:
     """What a reader has to know beside the table."""
     notes = [f"left out: {reason}" for reason in missing]
-    if (rounds := settings.max_steps - WARM_UP) < ENOUGH:
-        notes.append(f"note: {rounds} rounds are few; --max_steps {ENOUGH + WARM_UP} or more narrows the intervals")
+    rounds, widest, width = settings.max_steps - WARM_UP, "", 0.0
+    for row in rows:
+        low, high = row.get("ratio_95", (None, None))
+        if low is not None and (high - low) / row["ratio"] > width:
+            widest, width = row["strategy"], (high - low) / row["ratio"]
+    if rounds < ENOUGH or width > WIDE:
+        example = f" (the widest: {widest}, {width:.0%} of its ratio)" if widest else ""
+        more = max(ENOUGH, 4 * rounds) + WARM_UP  # four times the rounds halve an interval
+        notes.append(f"note: {rounds} rounds are few for these intervals{example}; --max_steps {more} narrows them")
     again = next((row for row in rows if row["strategy"] == f"{base} again" and "ratio" in row), None)
     if again and again["ratio_95"][0] is not None and not again["ratio_95"][0] <= 1 <= again["ratio_95"][1]:
         notes.append(

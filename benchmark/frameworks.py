@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmark.measure.machine import environment, machine_line
 from benchmark.measure.output import cell, write_csv
 from benchmark.names import command_parser
 from benchmark.sweep import check_kept, parse_runs, plan, sweep
@@ -66,6 +67,9 @@ def row_of(run: SweepRun, results: Runs) -> Row:
         "validation_loss": validation.get("loss"),
         "perplexity": validation.get("perplexity"),
         "bleu": found.get("bleu"),  # with -- --bleu
+        **{
+            name: found.get("utilisation", {}).get(name) for name in ("gpu_utilisation", "gpu_power", "gpu_temperature")
+        },
     }
 
 
@@ -95,10 +99,13 @@ def disagreements(rows: list[Row]) -> list[str]:
 
 
 def csv_rows(rows: list[Row], missing: str = "") -> list[list[str]]:
+    """The headings and the cells; columns that nobody could measure are left out."""
+    heads = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
+
     def text(value: object) -> str:
         return cell(value, 4, missing=missing) if value is None or isinstance(value, float) else str(value)
 
-    return [list(rows[0]) if rows else [], *([text(value) for value in row.values()] for row in rows)]
+    return [heads, *([text(row[name]) for name in heads] for row in rows)]
 
 
 def markdown(rows: list[Row]) -> str:
@@ -141,6 +148,7 @@ def validation_flags(model: str, examples: int, workers: int, more: list[str]) -
 
 def main() -> None:
     arguments, runs, more = parse(sys.argv[1:])
+    begin = environment()
     folder, repeats = arguments.output_dir, range(arguments.repeats)
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -156,14 +164,16 @@ def main() -> None:
     launched = {run: [kept(replace(run, repeat=repeat), folder) for repeat in repeats] for run in runs}
     results = {run: combined(found) for run, found in launched.items()}
     rows = [row_of(run, results) for run in runs if "outcome" not in results[run]]
-    write_csv(folder / "frameworks.csv", csv_rows(rows))
+    machine = machine_line(begin)
+    write_csv(folder / "frameworks.csv", csv_rows(rows), machine)
     with atomic_write(folder / "frameworks.md") as file:
-        file.write(markdown(rows) + "\n")
+        file.write(f"{markdown(rows)}\n\n{machine}\n")
     flagged = disagreements(rows)
     busy_runs = [line for run, launches in launched.items() for found in launches for line in busy(found, run.name)]
     said = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in [*flagged, *busy_runs])]
-    print("\n".join([markdown(rows), *said]))
-    print(json.dumps({"rows": rows, "left_out": failures, "flagged": flagged, "busy": busy_runs}))
+    print("\n".join([markdown(rows), "", machine, *said]))
+    figures = {"rows": rows, "left_out": failures, "flagged": flagged, "busy": busy_runs, "environment": begin}
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

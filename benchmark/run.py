@@ -23,6 +23,7 @@ from torch import nn
 from benchmark.arguments import parse
 from benchmark.cost.predicted_memory import what_would_fit
 from benchmark.engines.engine import Engine
+from benchmark.measure.machine import environment
 from benchmark.measure.result import assemble, table
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
@@ -39,6 +40,7 @@ from common.workers.process_group import process_group
 
 def work(settings: Settings) -> None:
     """One worker of a run; the first one keeps the result."""
+    begin = environment()
     with process_group(settings, join) as worker:
         if worker.is_first:
             prepare(settings.output_dir)
@@ -51,7 +53,7 @@ def work(settings: Settings) -> None:
             engine = STRATEGIES[settings.strategy].make(settings, worker, model)
             del model
             measured = train(settings, worker, workload, engine, log, memory)
-        result = assemble(settings, shapes, measured, log)
+        result = assemble(settings, begin, shapes, measured, log)
         if (settings.save or settings.bleu) and (trained := whole_model(settings, engine, workload)):
             if settings.bleu:
                 result["bleu"] = bleu(trained, workload.tokenizer, workload.validation)  # type: ignore[arg-type]

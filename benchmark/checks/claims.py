@@ -70,25 +70,20 @@ def wrapped(model: nn.Module) -> tuple[DistributedDataParallel, list[int]]:
     return ddp, sent
 
 
-def sent_buckets(config: RunConfig) -> Result:
+def buckets(config: RunConfig) -> Verdict:
     """The bytes of DDP's buckets in the first and in the third iteration: 12 parameters of 10 MB."""
     ddp, sent = wrapped(stack(12, 1600))
     steps = []
     for _ in range(3):
         sent.clear()
         ddp(torch.ones(1, 1600)).sum().backward()
-        steps.append(list(sent))
-    return {"first": steps[0], "later": steps[2]}
+        steps.append([round(size / MIB, 1) for size in sent])
+    first, _, later = steps
+    holds = len(first) == 1 and later[0] > 1 and max(later[1:]) > 25 and len(later) > 2
+    return holds, f"first iteration {first} MiB, later {later}"
 
 
-def buckets() -> Verdict:
-    found, _ = on_ranks(sent_buckets, 2)
-    first, later = ([size / MIB for size in found[key]] for key in ("first", "later"))
-    shown = f"first iteration {[round(size, 1) for size in first]} MiB, later {[round(size, 1) for size in later]}"
-    return len(first) == 1 and later[0] > 1 and max(later[1:]) > 25 and len(later) > 2, shown
-
-
-def skipped_buckets(config: RunConfig) -> Result:
+def no_sync(config: RunConfig) -> Verdict:
     """How many buckets are sent if backward alone, or forward as well, is inside no_sync()."""
     ddp, sent = wrapped(stack(4, 64))
     ddp(torch.ones(1, 64)).sum().backward()
@@ -100,15 +95,11 @@ def skipped_buckets(config: RunConfig) -> Result:
     sent.clear()
     with ddp.no_sync():
         ddp(torch.ones(1, 64)).sum().backward()
-    return {"backward_alone": backward_alone, "both": len(sent)}
+    shown = f"buckets sent: {backward_alone} with backward alone, {len(sent)} with forward as well"
+    return backward_alone > 0 == len(sent), shown
 
 
-def no_sync() -> Verdict:
-    found, _ = on_ranks(skipped_buckets, 2)
-    return found["backward_alone"] > 0 == found["both"], f"buckets sent: {found}"
-
-
-def buffer_broadcasts(config: RunConfig) -> Result:
+def buffers(config: RunConfig) -> Verdict:
     """How often DDP broadcasts its buffers: in four forwards without gradients, then in each of two training steps."""
     ddp, log = DistributedDataParallel(stack(2, 16)), CollectiveLog()
 
@@ -129,15 +120,11 @@ def buffer_broadcasts(config: RunConfig) -> Result:
     log.drain()
     for _ in range(2):  # the second one also agrees on new buckets
         broadcasts(step)
-    return {"evaluation": broadcasts(evaluate), "steps": [broadcasts(step), broadcasts(step)]}
+    counts = [broadcasts(evaluate), broadcasts(step), broadcasts(step)]
+    return counts == [1, 0, 1], f"broadcasts in evaluation and two steps: {counts}"
 
 
-def buffers() -> Verdict:
-    found, _ = on_ranks(buffer_broadcasts, 2)
-    return found["evaluation"] == 1 and found["steps"] == [0, 1], f"broadcasts: {found}"
-
-
-def missing_gradient(config: RunConfig) -> Result:
+def unused(config: RunConfig) -> Verdict:
     """In which step DDP complains about a parameter that has got no gradient, and where."""
     model = stack(2, 16)
     ddp = DistributedDataParallel(model)
@@ -149,8 +136,8 @@ def missing_gradient(config: RunConfig) -> Result:
                 else:
                     loss.backward()
             except RuntimeError:
-                return {"step": step, "where": where}
-    return {"step": None, "where": None}
+                return (step, where) == (1, "forward"), f"error in {where} of step {step}"
+    return False, "no error"
 
 
 def _first_layer_only(ddp: DistributedDataParallel) -> Tensor:
@@ -160,11 +147,6 @@ def _first_layer_only(ddp: DistributedDataParallel) -> Tensor:
     loss = ddp(torch.ones(1, 16)).sum()
     model.forward = forward
     return loss
-
-
-def unused() -> Verdict:
-    found, _ = on_ranks(missing_gradient, 2)
-    return found == {"step": 1, "where": "forward"}, f"error: {found}"
 
 
 def in_different_orders(config: RunConfig, size: int) -> Result:
@@ -311,16 +293,23 @@ def fp16() -> Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    check: Callable[[], Verdict]
+    """check: gives the verdict here, or (is_judged_by_rank) on each of two ranks; then rank 0's counts."""
+
+    check: Callable[..., Verdict]
     needs_nodes: bool = False
     measures_seconds: bool = False
+    is_judged_by_rank: bool = False
+
+    def verdict(self) -> Verdict:
+        holds, shown = on_ranks(self.check, 2)[0] if self.is_judged_by_rank else self.check()
+        return holds, shown
 
 
 CLAIMS = {
-    "buckets": Claim(buckets),
-    "no_sync": Claim(no_sync),
-    "buffers": Claim(buffers),
-    "unused": Claim(unused),
+    "buckets": Claim(buckets, is_judged_by_rank=True),
+    "no_sync": Claim(no_sync, is_judged_by_rank=True),
+    "buffers": Claim(buffers, is_judged_by_rank=True),
+    "unused": Claim(unused, is_judged_by_rank=True),
     "order": Claim(order),
     "late": Claim(late, needs_nodes=True),
     "burst": Claim(burst, needs_nodes=True, measures_seconds=True),
@@ -344,7 +333,7 @@ def main() -> None:
         elif claim.measures_seconds and arguments.quick:
             holds, shown = True, "skipped: --quick"
         else:
-            holds, shown = claim.check()
+            holds, shown = claim.verdict()
         found[name] = {"holds": holds, "measured": shown}
         print(f"{name:<10} {'holds' if holds else 'FAILS':<6} {shown}", flush=True)
     print(json.dumps(found))

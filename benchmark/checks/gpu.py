@@ -23,8 +23,9 @@ import torch
 
 from benchmark.arguments import PRECISIONS
 from benchmark.arguments import parse as parse_run
+from benchmark.frameworks import Row, markdown, row_of
 from benchmark.measure.machine import environment
-from benchmark.measure.output import cell, publish, text_table
+from benchmark.measure.output import publish
 from benchmark.names import check_model, command_parser
 from benchmark.sweep import execute
 from benchmark.tables import SweepRun
@@ -37,17 +38,6 @@ STRATEGIES = (
     *("zero1_offload", "zero2_offload", "zero3_offload"),
 )
 NO_GPU = "no GPU that PyTorch can see: nothing was run; use a machine with one, and a build of PyTorch for it"
-FIGURES = {  # heading -> where it is in a result of benchmark.run
-    "ms per step": ("step_ms",),
-    "tokens/s": ("tokens_per_second",),
-    "exposed ms": ("communication", "exposed_ms"),
-    "peak bytes": ("memory", "peak"),  # of the first worker's GPU
-    "GPU %": ("utilisation", "gpu_utilisation"),
-    "W": ("utilisation", "gpu_power"),
-    "degrees C": ("utilisation", "gpu_temperature"),
-    "last loss": ("last_loss",),
-}
-Row = dict[str, Any]
 
 
 def runs(gpus: int, model: str, batch_size: int, quick: bool = False) -> list[tuple[SweepRun, str]]:
@@ -66,32 +56,16 @@ def run_one(run: SweepRun, precision: str, arguments: argparse.Namespace) -> Row
     try:
         parse_run(["--strategy", run.strategy, "--model", run.model, "--workers", str(run.workers), *more])
     except InputError as error:
-        return row_of(run, precision, {}) | {"outcome": "not possible", "message": str(error)}
+        return described(run, precision, {"outcome": "not possible", "message": str(error)})
     (arguments.output_dir / precision / run.name).mkdir(parents=True, exist_ok=True)
-    return row_of(run, precision, execute(run, arguments.output_dir / precision, arguments.steps, more))
+    return described(run, precision, execute(run, arguments.output_dir / precision, arguments.steps, more))
 
 
-def row_of(run: SweepRun, precision: str, result: dict[str, Any]) -> Row:
-    """Return the figures of a result of benchmark.run, or of a failure; None: not measured."""
-    row: Row = {"strategy": run.strategy, "precision": precision, "workers": run.workers}
-    if "outcome" in result:
-        return row | {"outcome": "failed", "message": f"{result['outcome']}: {result['message']}"}
-    row |= {"outcome": "ok", "message": ""}
-    for name, path in FIGURES.items():
-        value: Any = result
-        for key in path:
-            value = value.get(key) if value else None
-        row[name] = value
-    return row
-
-
-def table(rows: list[Row]) -> str:
-    lines = [["strategy", "precision", "workers", *FIGURES, ""]]
-    for row in rows:
-        figures = [cell(row.get(name), 1) for name in FIGURES]
-        said = "" if row["outcome"] == "ok" else f"{row['outcome']}: {row['message']}"
-        lines.append([row["strategy"], row["precision"], str(row["workers"]), *figures, said])
-    return text_table(lines)
+def described(run: SweepRun, precision: str, result: dict[str, Any]) -> Row:
+    """Return a run's row: that of benchmark.frameworks, its precision, and how it ended."""
+    failed = {"outcome": result["outcome"], "message": result["message"]} if "outcome" in result else {}
+    row = row_of(run, {run: {} if failed else result})
+    return {"precision": precision} | row | {"outcome": "ok", "message": None} | failed
 
 
 def main() -> None:
@@ -116,11 +90,11 @@ def main() -> None:
     rows = []
     for run, precision in runs(len(gpus), arguments.model, arguments.batch_size, arguments.quick):
         rows.append(run_one(run, precision, arguments))
-        print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+        print(*rows[-1].values(), file=sys.stderr, flush=True)
     print(f"{len(gpus)} x {gpus[0]}, {arguments.model}, {arguments.batch_size} x {arguments.length} tokens each")
-    print(table(rows))
+    print(markdown(rows))
     publish({"gpus": gpus, "rows": rows, "environment": environment()}, arguments.output_dir / "gpu.json")
-    sys.exit(1 if any(row["outcome"] == "failed" for row in rows) else 0)
+    sys.exit(1 if {"OOM", "error"} & {row["outcome"] for row in rows} else 0)
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def on_ranks(
             log.seek(0)
             if any(codes) and not may_fail:
                 raise InputError(f"{function.__name__} failed on {workers} ranks: {log.read()[-1500:]}")
-        found = sorted(Path(folder).glob("result_*.json"), key=lambda path: int(path.stem.removeprefix("result_")))
-        return [json.loads(path.read_text()) for path in found]
+        files = sorted(Path(folder).glob("result_*.json"), key=lambda path: int(path.stem.removeprefix("result_")))
+        return [json.loads(path.read_text()) for path in files]
 
 
 def main() -> None:

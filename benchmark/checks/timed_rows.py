@@ -286,15 +286,15 @@ def pipe(folder: Path, quick: bool) -> Timed:
 
     def shares(seconds: np.ndarray) -> dict[str, float]:
         of = dict(zip(steps, seconds.T, strict=True))
-        found = {}
+        ratios = {}
         for m in counts:
-            mine, plain, apart = (of[f"{name}, M={m}"] for name in ("pipe", "one after another", "each alone"))
-            found[f"of what these cores can do, M={m}"] = float(np.median((apart * (m - 1) + plain) / m / mine))
+            piped, plain, apart = (of[f"{name}, M={m}"] for name in ("pipe", "one after another", "each alone"))
+            ratios[f"of what these cores can do, M={m}"] = float(np.median((apart * (m - 1) + plain) / m / piped))
             for schedule in ("gpipe", "1f1b"):
-                found[f"step over torch's {schedule}, M={m}"] = float(
-                    np.median(mine / of[f"torch's {schedule}, M={m}"])
+                ratios[f"step over torch's {schedule}, M={m}"] = float(
+                    np.median(piped / of[f"torch's {schedule}, M={m}"])
                 )
-        return found
+        return ratios
 
     def equal() -> bool:
         same = {name: norm for name, norm in norms.items() if not name.startswith("each alone")}

@@ -35,25 +35,28 @@ def test_a_row_compares_with_one_worker_of_the_same_examples_and_adds_up_the_tim
     rows = [row_of(run, RESULTS) for run in RESULTS]
 
     assert csv_rows(rows)[0] == (
-        "model framework workers batch_size speedup over_single examples_per_second slowest fastest total_s "
-        "communication_s exposed_s kept_mb peak_mb validation_loss perplexity bleu"
+        "model framework workers batch_size speedup over_single examples_per_second total_s communication_s exposed_s "
+        "kept_mb peak_mb validation_loss perplexity"
     ).split(" ")
     assert csv_rows(rows)[3] == (
-        "gpt2-tiny ddp 2 4 1.5000 1.2000 120.0000   4.0000 1.0000 0.2000 3.0000 5.0000 2.0000 7.5000 ".split(" ")
+        "gpt2-tiny ddp 2 4 1.5000 1.2000 120.0000 4.0000 1.0000 0.2000 3.0000 5.0000 2.0000 7.5000".split(" ")
     )
     assert markdown(rows).splitlines()[-1] == (
-        "| gpt2-tiny | ddp | 2 | 4 | 1.5000 | 1.2000 | 120.0000 | - | - | 4.0000 | 1.0000 | 0.2000 "
-        "| 3.0000 | 5.0000 | 2.0000 | 7.5000 | - |"
+        "| gpt2-tiny | ddp | 2 | 4 | 1.5000 | 1.2000 | 120.0000 | 4.0000 | 1.0000 | 0.2000 "
+        "| 3.0000 | 5.0000 | 2.0000 | 7.5000 |"
     )
 
 
-def test_what_was_not_measured_is_empty():
+def test_what_was_not_measured_is_empty_and_a_column_without_a_figure_is_left_out():
     alone = {TWO: result(120.0, 2.0, communication={"total_ms": None, "exposed_ms": None}, evaluations=[])}
 
     row = row_of(TWO, alone)
 
-    assert csv_rows([row])[1] == "gpt2-tiny ddp 2 4   120.0000   4.0000   3.0000 5.0000   ".split(" ")
-    assert " | - | - | 120.0000 | - | - | 4.0000 | - | - | 3.0000 | 5.0000 | - | - | - |" in markdown([row])
+    figures = ["gpt2-tiny", "ddp", "2", "4", "120.0000", "4.0000", "3.0000", "5.0000"]
+    assert csv_rows([row])[1] == figures
+    beside = [row, row_of(TWO, {TWO: result(120.0, 2.0)})]
+    assert csv_rows(beside)[1] == [*figures[:6], "", "", *figures[6:], "", ""]
+    assert " | - | - | 3.0000 | 5.0000 | - | - |" in markdown(beside).splitlines()[-2]
 
 
 def test_of_several_launches_the_row_has_the_median_and_the_range():
@@ -143,4 +146,5 @@ def test_one_command_makes_the_runs_and_the_table_and_all_validation_losses_agre
     assert all(row["communication_s"] > 0 for row in found["rows"] if row["workers"] == 2)
     assert (folder / "frameworks.md").read_text() in done.stdout
     with (folder / "frameworks.csv").open() as file:
+        assert ", load " in next(file)
         assert len(list(csv.DictReader(file))) == 3
