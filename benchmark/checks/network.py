@@ -1,10 +1,17 @@
-"""Compare the bytes that emulated nodes send, counted at their interfaces, with the expected ones.
+"""Bytes and times on emulated nodes, beside what the lessons' formulas say.
 
-    python -m benchmark.checks.network [--parts tiny,large,rate] [--nodes 2,4] [--steps 10] [--quick]
+    python -m benchmark.checks.network [--parts tiny,large,rate,delay] [--nodes 2,4] [--steps 10] [--quick]
 
 tiny     traffic of an epoch, observed over expected: batch 64, 32, 16, all_reduce and gather + scatter (0.99 to 1.01)
 large    the same with 102 MB of gradients, 3 iterations (payload alone: 0.995 to 1.005)
 rate     a 32 MiB all_reduce at 100 Mbit/s and 1 Gbit/s, and gather + scatter beside it
+delay    gather, scatter and all_reduce of 1,000 numbers on links with a delay of 10 ms, over b.15's times (0.9 to 1.1)
+
+The latency that b.15 needs is measured with two ranks and as many numbers. `message`: all ranks begin at the same
+time. Gloo's receiver first says that it is ready, so this takes a round trip. `answer` is half of there and back: the
+receiver has been waiting already, so this takes one way. gather and scatter, timed apart, and the rounds of all_reduce
+begin at the same time on all ranks. In task 2a one follows the other: there the receivers wait already. 4 kB are little
+beside the delay, so the bandwidth is left out. Where a machine can make no such links, the reason is said.
 
 --steps makes `tiny` short; --quick runs every part on 2 nodes with small models, and judges no times. The last line of
 stdout is one JSON object; exit code 0 only if all bounds hold.
@@ -24,9 +31,11 @@ import torch.distributed as dist
 import transformers
 from transformers import BertForSequenceClassification
 
+from benchmark.checks.delayed_links import network
 from benchmark.checks.ranks import on_ranks
 from benchmark.measure.output import text_table
 from benchmark.names import names_of, numbers_of
+from beyond.cost_model import Link, gather_scatter_seconds, ring_all_reduce_seconds
 from cluster.random_bert import bert_config
 from common.arguments import parse_traffic_arguments
 from common.config import RunConfig
@@ -42,6 +51,8 @@ from task4_traffic.traffic import TrafficRecord
 
 BATCHES = [64, 32, 16]
 WIRE_LIMITS = {2: 0.92, 4: 0.87}  # least share of the configured rate, by nodes
+NUMBERS, DELAY_MS, ROUNDS, IN_A_ROUND = 1000, 10.0, 15, 3  # of the part `delay`
+BOUND = 0.1  # of its times
 COLLECTIVE_TIME = 0.15  # gather + scatter takes nodes times as long as all_reduce, within this
 Row = dict[str, Any]
 
@@ -171,6 +182,100 @@ def rate(nodes: list[int], quick: bool) -> list[Row]:
     return rows
 
 
+def time_messages(config: RunConfig, rounds: int) -> dict[str, float]:
+    """Return the seconds of each operation, the same on every rank: the shortest, since other programs only add."""
+    rank, nodes = config.rank, config.world_size
+    tensor, other = torch.zeros(NUMBERS), torch.zeros(NUMBERS)
+    everyone = [torch.zeros(NUMBERS) for _ in range(nodes)] if rank == 0 else None
+
+    def message() -> None:
+        if rank < 2:
+            dist.send(tensor, 1) if rank == 0 else dist.recv(other, 0)
+
+    def there_and_back() -> None:
+        for sender in (0, 1):
+            if rank < 2:
+                dist.send(tensor, 1 - rank) if rank == sender else dist.recv(other, 1 - rank)
+
+    def gather() -> None:
+        dist.gather(tensor, everyone, dst=0)
+
+    def scatter() -> None:
+        dist.scatter(tensor, everyone, src=0)
+
+    def gather_scatter() -> None:
+        gather()
+        scatter()
+
+    return {
+        "message": together(message, nodes, rounds),
+        "answer": in_a_row(there_and_back, rounds) / 2,
+        "gather": together(gather, nodes, rounds),
+        "scatter": together(scatter, nodes, rounds),
+        "gather_scatter": in_a_row(gather_scatter, rounds),
+        "all_reduce": in_a_row(lambda: dist.all_reduce(tensor), rounds),
+    }
+
+
+def together(operation: Callable[[], None], nodes: int, rounds: int) -> float:
+    """Return the seconds from a moment at which all ranks begin until the last one is done."""
+    taken = []
+    for _ in range(1 + rounds):
+        begin = torch.tensor(time.perf_counter() + 0.05 * nodes, dtype=torch.float64)  # one clock: it is one machine
+        dist.broadcast(begin, 0)
+        time.sleep(max(0.0, begin.item() - time.perf_counter()))
+        operation()
+        end = torch.tensor(time.perf_counter(), dtype=torch.float64)
+        dist.all_reduce(end, op=dist.ReduceOp.MAX)
+        taken.append((end - begin).item())
+    return min(taken[1:])
+
+
+def in_a_row(operation: Callable[[], None], rounds: int) -> float:
+    """Return the mean seconds of an operation that follows itself IN_A_ROUND times, on the slowest rank."""
+    found = []
+    for _ in range(rounds):
+        operation()
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(IN_A_ROUND):
+            operation()
+        taken = torch.tensor((time.perf_counter() - begin) / IN_A_ROUND, dtype=torch.float64)
+        dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+        found.append(taken.item())
+    return min(found)
+
+
+def beside_b15(nodes: int, measured: dict[str, float]) -> list[Row]:
+    """Return what was measured beside b.15's times."""
+    begin_together, receiver_waits = Link(measured["message"], float("inf")), Link(measured["answer"], float("inf"))
+    apart, size = measured["gather"] + measured["scatter"], 4 * NUMBERS
+    pairs = {
+        "gather + scatter": (apart, gather_scatter_seconds(size, nodes, begin_together)),
+        "the same in a row": (measured["gather_scatter"], gather_scatter_seconds(size, nodes, receiver_waits)),
+        "all_reduce": (measured["all_reduce"], ring_all_reduce_seconds(size, nodes, begin_together)),
+    }
+    return [
+        {"what": name, "nodes": nodes, "measured": seconds, "b.15": model, "ratio": seconds / model}
+        for name, (seconds, model) in pairs.items()
+    ]
+
+
+def delay(nodes: list[int], quick: bool) -> list[Row]:
+    """Messages on links with a delay."""
+    kind, reason = network()
+    if not kind:
+        print(f"\ndelay: skipped: {reason}")
+        return []
+    rows = []
+    for n in nodes:
+        times = on_ranks(time_messages, n, delay_ms=DELAY_MS, rounds=2 if quick else ROUNDS)[0]
+        rows += [row | {"holds": quick or abs(row["ratio"] - 1) <= BOUND} for row in beside_b15(n, times)]
+    print(f"\ndelay: links with a delay of {DELAY_MS:g} ms ({kind}); {NUMBERS:,} numbers; seconds")
+    show(rows, {"measured": ".4f", "b.15": ".4f", "ratio": ".2f"})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="all", help="parts to run, separated by commas (all)")
@@ -179,14 +284,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="smallest sizes, takes seconds; judges no times")
     arguments = parser.parse_args()
     parts, nodes = (
-        names_of("--parts", arguments.parts, ("tiny", "large", "rate")),
+        names_of("--parts", arguments.parts, ("tiny", "large", "rate", "delay")),
         numbers_of("--nodes", arguments.nodes),
     )
     if arguments.quick:
         nodes, arguments.steps = [2], 3
-    found = {part: traffic(part, nodes, arguments.steps, arguments.quick) for part in parts if part != "rate"}
+    found = {
+        part: traffic(part, nodes, arguments.steps, arguments.quick) for part in parts if part in ("tiny", "large")
+    }
     if "rate" in parts:
         found["rate"] = rate(nodes, arguments.quick)
+    if "delay" in parts:
+        found["delay"] = delay(nodes, arguments.quick)
     holds = all(row["holds"] for rows in found.values() for row in rows)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}; all bounds hold: {holds}")
     print(json.dumps({**found, "holds": holds}))
