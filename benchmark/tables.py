@@ -26,14 +26,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmark.measure.machine import machine_line
 from benchmark.measure.output import MB, cell, write_csv
 from benchmark.names import command_parser, models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES
 from common.errors import InputError, exit_on_input_error
+from common.paths import atomic_write
 
 LEVELS = "zero0,zero1,zero2,zero2_offload,zero3,zero3_offload"
 BUSY = 0.5  # other programs' load per core before a run, from which its times are flagged
+SAME = 1e-4  # validation losses in fp32 that differ by more are not of the same training
 Figure = Callable[[dict], float | None]
+Row = dict[str, Any]
 Rows = list[list[str]]
 
 
@@ -54,28 +58,30 @@ class SweepRun:
 
 
 Runs = dict[SweepRun, dict]
+KEPT = ("result.json", "failure.json")
 
 
 def kept(run: SweepRun, folder: Path) -> dict:
     """What a run has left: its result, its failure, or nothing."""
-    for name in ("result.json", "failure.json"):
-        if (folder / run.name / name).exists():
-            found: dict = json.loads((folder / run.name / name).read_text())
-            return found
-    return {}
+    return next((read_json(folder / run.name / name) for name in KEPT if (folder / run.name / name).exists()), {})
+
+
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text())  # type: ignore[no-any-return]
 
 
 def read_runs(folder: Path) -> Runs:
     """Results and failures by what was run; raises InputError if there is nothing."""
-    found: Runs = {}
+    launches: dict[SweepRun, list[dict]] = {}
     for place in sorted(folder.glob("*-b*-w*")):
-        match = re.fullmatch(r"(.+)-(\w+)-b(\d+)-w(\d+)", place.name)
-        run = match and SweepRun(match[2], match[1], int(match[3]), int(match[4]))
-        if run and (result := kept(run, folder)):
-            found[run] = result
-    if not found:
+        match = re.fullmatch(r"(.+)-(\w+)-b(\d+)-w(\d+)(-r\d+)?", place.name)
+        result = next((read_json(place / name) for name in KEPT if (place / name).exists()), None)
+        if match and result:
+            run = SweepRun(match[2], match[1], int(match[3]), int(match[4]))
+            launches.setdefault(run, []).append(result)
+    if not launches:
         raise InputError(f"{folder} holds no runs; run python -m benchmark.sweep first")
-    return found
+    return {run: combined(found) for run, found in launches.items()}
 
 
 def latency(run: dict) -> float | None:
@@ -164,6 +170,84 @@ def busy(result: dict, name: str) -> list[str]:
     ]
 
 
+def row_of(run: SweepRun, results: Runs) -> Row:
+    """A run's figures, and its throughput over that of one worker; None for what was not measured.
+
+    Times are those of all timed steps, sizes those of the worker with the most.
+    """
+    found, examples = results[run], run.batch_size * run.workers
+    speed, steps = found.get("samples_per_second"), found.get("steps", {}).get("timed", 0)
+    one, single = (
+        results.get(SweepRun(name, run.model, examples, 1), {}).get("samples_per_second")
+        for name in (run.strategy, "single")
+    )
+    communication, exposed = (found.get("communication", {}).get(name) for name in ("total_ms", "exposed_ms"))
+    validation = (found.get("evaluations") or [{}])[-1]
+    return {
+        "model": Path(run.model).name,
+        "framework": run.strategy,
+        "workers": run.workers,
+        "batch_size": run.batch_size,  # of one worker
+        "speedup": speed and one and speed / one,  # over the same framework on one worker
+        "over_single": speed and single and speed / single,  # over one worker without any framework
+        "examples_per_second": speed,
+        "slowest": min(found.get("launches", []), default=None),  # examples per second, with --repeats
+        "fastest": max(found.get("launches", []), default=None),
+        "total_s": found.get("wall_s"),
+        "communication_s": communication and communication * steps / 1e3,  # under way, by the traced steps
+        "exposed_s": exposed and exposed * steps / 1e3,  # the part of it in which nothing was computed
+        "kept_mb": most_mb(found, lambda memory: (memory["persistent_counted"] or {}).get("total")),
+        "peak_mb": most_mb(found, lambda memory: memory["peak"]),
+        "validation_loss": validation.get("loss"),
+        "perplexity": validation.get("perplexity"),
+        "bleu": found.get("bleu"),  # with -- --bleu
+        **{
+            name: found.get("utilisation", {}).get(name) for name in ("gpu_utilisation", "gpu_power", "gpu_temperature")
+        },
+    }
+
+
+def combined(launches: list[dict]) -> dict:
+    """The launch with the median throughput, and the throughput of all; a failure where all failed."""
+    timed = [found for found in launches if "outcome" not in found]
+    if len(launches) == 1 or not timed:
+        return launches[0]
+    timed.sort(key=lambda found: found["samples_per_second"])
+    middle = timed[(len(timed) - 1) // 2]
+    return middle | {"launches": [found["samples_per_second"] for found in timed]}
+
+
+def disagreements(rows: list[Row]) -> list[str]:
+    """Frameworks whose validation loss is not that of the first row of the same model."""
+    found = []
+    for row in rows:
+        first = next(other for other in rows if other["model"] == row["model"])
+        loss, expected = row["validation_loss"], first["validation_loss"]
+        if loss is not None and expected is not None and not abs(loss - expected) <= SAME:  # a NaN is one, too
+            found.append(
+                f"{row['model']}, {row['framework']}, {row['workers']} workers: validation loss {loss:.6f}, "
+                f"but {expected:.6f} with {first['framework']} on {first['workers']}"
+            )
+    return found
+
+
+def csv_rows(rows: list[Row], missing: str = "") -> list[list[str]]:
+    """The headings and the cells; columns that nobody could measure are left out."""
+    heads = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
+
+    def text(value: object) -> str:
+        return cell(value, 4, missing=missing) if value is None or isinstance(value, float) else str(value)
+
+    return [heads, *([text(row[name]) for name in heads] for row in rows)]
+
+
+def markdown(rows: list[Row]) -> str:
+    """The same as a table; a dash stands for what was not measured."""
+    head, *body = csv_rows(rows, "-")
+    lines = [[name.replace("_", " ") for name in head], ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def write_tables(folder: Path) -> dict[str, Any]:
     """All files, and what stands in the last line of a sweep."""
     runs = read_runs(folder)
@@ -180,6 +264,23 @@ def write_tables(folder: Path) -> dict[str, Any]:
     for name in ("latency", "mem", "scaling"):
         show(folder / f"{name}.csv")
     return {"folder": folder.name, "flagged": found, "latency": tables["latency"]}
+
+
+def write_frameworks(
+    folder: Path, launched: dict[SweepRun, list[dict]], failures: list[str], begin: dict
+) -> dict[str, Any]:
+    """frameworks.csv, frameworks.md and figures of runs, each with its launches; and what stands in the last line."""
+    results = {run: combined(launches) for run, launches in launched.items()}
+    rows = [row_of(run, results) for run in results if "outcome" not in results[run]]
+    machine, flagged = machine_line(begin), disagreements(rows)
+    write_csv(folder / "frameworks.csv", csv_rows(rows), machine)
+    with atomic_write(folder / "frameworks.md") as file:
+        file.write(f"{markdown(rows)}\n\n{machine}\n")
+    draw(folder, results, max(run.workers for run in results))
+    busy_runs = [line for run, launches in launched.items() for result in launches for line in busy(result, run.name)]
+    said = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in [*flagged, *busy_runs])]
+    print("\n".join([markdown(rows), "", machine, *said]))
+    return {"rows": rows, "flagged": flagged, "busy": busy_runs, "environment": begin}
 
 
 def show(path: Path) -> None:
@@ -203,7 +304,9 @@ def draw(folder: Path, runs: Runs, workers: int) -> None:
         shown = {run.strategy: found for run, found in done.items() if (run.model, run.batch_size) == (model, batch)}
         for name, (label, values) in figures.items():
             bars = [Bar(strategy, *values(found)) for strategy, found in shown.items()]
-            draw_ranking(folder / f"{name}_{model}.png", bars, label, f"{model}, batch {batch} x {workers} workers")
+            draw_ranking(
+                folder / f"{name}_{Path(model).name}.png", bars, label, f"{model}, batch {batch} x {workers} workers"
+            )
 
 
 def fill(arguments: argparse.Namespace) -> dict[str, Rows]:

@@ -23,12 +23,11 @@ import torch
 
 from benchmark.arguments import PRECISIONS
 from benchmark.arguments import parse as parse_run
-from benchmark.frameworks import Row, markdown, row_of
 from benchmark.measure.machine import environment
 from benchmark.measure.output import publish
 from benchmark.names import check_model, command_parser
 from benchmark.sweep import execute
-from benchmark.tables import SweepRun
+from benchmark.tables import Row, SweepRun, markdown, row_of
 from common.errors import InputError, exit_on_input_error
 from common.flags import check_at_least
 from common.paths import ROOT

@@ -452,6 +452,16 @@ def test_scaling_is_the_throughput_over_one_workers(tmp_path):
     assert (tmp_path / "scaling.csv").read_text() == "framework,model,batch_size,1,2\nddp,gpt2,4,1.000,2.000\n"
 
 
+def test_of_several_launches_the_tables_have_the_one_with_the_median_speed(tmp_path):
+    for repeat, speed in enumerate((90.0, 100.0, 130.0)):
+        run = SweepRun("ddp", "gpt2", 4, 2, repeat)
+        keep(tmp_path, run, samples_per_second=speed, step_ms=800.0 / speed, wall_s=40 / speed)
+
+    write_tables(tmp_path)
+
+    assert (tmp_path / "latency.csv").read_text() == "ddp,4\ngpt2,8.00\n"
+
+
 def test_an_empty_folder_has_no_tables(tmp_path):
     with pytest.raises(InputError, match="holds no runs"):
         read_runs(tmp_path)

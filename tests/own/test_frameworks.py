@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from benchmark.frameworks import combined, csv_rows, disagreements, markdown, parse, row_of, validation_flags
-from benchmark.sweep import check_kept
-from benchmark.tables import SweepRun
+from benchmark.frameworks import DEFAULTS
+from benchmark.sweep import check_kept, parse, validation_flags
+from benchmark.tables import SweepRun, combined, csv_rows, disagreements, markdown, row_of
 from common.errors import InputError
 from tests.own.started_processes import run as run_python
 
@@ -81,7 +81,7 @@ def test_a_framework_that_trains_something_else_is_flagged(loss):
 
 
 def test_every_run_has_the_same_examples_in_a_step():
-    _, runs, more = parse(["--strategies", "single,ddp", "--workers", "1,2,4", "--", "--precision", "bf16"])
+    _, runs, more = parse([*DEFAULTS, "--strategies", "single,ddp", "--", "--precision", "bf16"])
 
     assert [(run.strategy, run.workers, run.batch_size) for run in runs] == [
         ("single", 1, 16), ("ddp", 1, 16), ("ddp", 2, 8), ("ddp", 4, 4),
@@ -101,11 +101,13 @@ def test_every_run_has_the_same_examples_in_a_step():
 )
 def test_what_cannot_be_run_is_one_clear_line(words, message):
     with pytest.raises(InputError, match=message):
-        parse(words)
+        parse([*DEFAULTS, *words])
 
 
 def test_a_folder_with_runs_of_another_length_is_refused(tmp_path):
-    given, runs, _ = parse(["--strategies", "ddp", "--workers", "1", "--steps", "30", "--output_dir", str(tmp_path)])
+    given, runs, _ = parse(
+        [*DEFAULTS, "--strategies", "ddp", "--workers", "1", "--steps", "30", "--output_dir", str(tmp_path)]
+    )
     (tmp_path / runs[0].name).mkdir()
     (tmp_path / runs[0].name / "result.json").write_text(json.dumps(RESULTS[ONE]))
 

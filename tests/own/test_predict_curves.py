@@ -17,8 +17,7 @@ from benchmark.cost.collective_times import Links, Table, hops, moved, rising
 from benchmark.cost.curve import bend, curve, read_axis, rows, sentence
 from benchmark.cost.predict_step import Surroundings, predict
 from benchmark.cost.predicted_timeline import timeline
-from benchmark.frameworks import markdown
-from benchmark.tables import SweepRun
+from benchmark.tables import SweepRun, markdown
 from common.errors import InputError
 from common.timeline.trace import read_trace
 from tests.own.made_up_calibration import made_up_calibration
