@@ -7,8 +7,8 @@ latency.csv (ms per step, median) and mem.csv (MB that a step needs at its peak,
 block of rows for each optimization level, a row for each model and a column for each batch size of one worker, as in
 the DeepSpeed profiling project. A cell is "OOM" or "error" if the run failed, and empty if there was no run. If several
 worker counts were run, each has its own file (latency_2.csv, ...); latency.csv has the largest count. scaling.csv has
-the throughput divided by one worker's, for each framework. load.csv says how busy the machine was before each run.
-Impossible values and busy machines are flagged.
+the throughput divided by one worker's, for each framework, if there are runs on one worker. load.csv says how busy the
+machine was before each run. Impossible values and busy machines are flagged.
 
 --predict writes latency_filled.csv and mem_filled.csv instead: cells that were not run say "123.45 predicted", or "does
 not fit". Predictions are made from benchmark.calibrate's file, by arithmetic where the model is not in it: they say
@@ -254,14 +254,15 @@ def write_tables(folder: Path) -> dict[str, Any]:
     counts = sorted({run.workers for run in runs})
     tables = {f"{name}_{n}": measured_rows(runs, n, figure) for name, figure in FIGURES.items() for n in counts}
     tables |= {name: tables[f"{name}_{counts[-1]}"] for name in FIGURES}
-    tables |= {"scaling": scaling_rows(runs), "load": load_rows(runs)}
+    scaling = {"scaling": scaling_rows(runs)} if counts[0] == 1 else {}
+    tables |= scaling | {"load": load_rows(runs)}
     for name, rows in tables.items():
         write_csv(folder / f"{name}.csv", rows)
     draw(folder, runs, counts[-1])
     found = flags(runs)
     for line in found:
         print(f"flagged: {line}", file=sys.stderr)
-    for name in ("latency", "mem", "scaling"):
+    for name in (*FIGURES, *scaling):
         show(folder / f"{name}.csv")
     return {"folder": folder.name, "flagged": found, "latency": tables["latency"]}
 

@@ -460,6 +460,7 @@ def test_of_several_launches_the_tables_have_the_one_with_the_median_speed(tmp_p
     write_tables(tmp_path)
 
     assert (tmp_path / "latency.csv").read_text() == "ddp,4\ngpt2,8.00\n"
+    assert not (tmp_path / "scaling.csv").exists()  # nothing ran on one worker
 
 
 def test_an_empty_folder_has_no_tables(tmp_path):
