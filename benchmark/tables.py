@@ -274,6 +274,7 @@ def write_frameworks(
     results = {run: combined(launches) for run, launches in launched.items()}
     rows = [row_of(run, results) for run in results if "outcome" not in results[run]]
     machine, flagged = machine_line(begin), disagreements(rows)
+    rows.sort(key=lambda row: (row["model"], row["workers"], -(row["examples_per_second"] or 0.0)))
     write_csv(folder / "frameworks.csv", csv_rows(rows), machine)
     with atomic_write(folder / "frameworks.md") as file:
         file.write(f"{markdown(rows)}\n\n{machine}\n")

@@ -7,7 +7,7 @@ import pytest
 
 from benchmark.frameworks import DEFAULTS
 from benchmark.sweep import check_kept, parse, validation_flags
-from benchmark.tables import SweepRun, combined, csv_rows, disagreements, markdown, row_of
+from benchmark.tables import SweepRun, combined, csv_rows, disagreements, markdown, row_of, write_frameworks
 from common.errors import InputError
 from tests.own.started_processes import run as run_python
 
@@ -80,6 +80,20 @@ def test_a_framework_that_trains_something_else_is_flagged(loss):
     assert "but 2.000000 with single on 1" in flagged[0]
 
 
+def test_the_table_has_the_fastest_framework_of_each_number_of_workers_first(tmp_path):
+    launched = {SINGLE: [result(70.0, 2.0)], ONE: [result(80.0, 2.0)], TWO: [result(120.0, 2.5)]}
+    for found in launched.values():
+        found[0]["environment"] = {"load": 9.0, "cores": 2}
+    versions = {"versions": {}, "cores": 2, "gpu": None, "load": 9.0, "commit": "c", "date": "today"}
+
+    written = write_frameworks(tmp_path, launched, [], versions)
+
+    assert [(row["framework"], row["workers"]) for row in written["rows"]] == [("ddp", 1), ("single", 1), ("ddp", 2)]
+    assert len(written["flagged"]) == 1 and "with single on 1" in written["flagged"][0]
+    assert len(written["busy"]) == 3
+    assert (tmp_path / "frameworks.csv").read_text().startswith("# 2 cores, no GPU, load 9.0")
+
+
 def test_every_run_has_the_same_examples_in_a_step():
     _, runs, more = parse([*DEFAULTS, "--strategies", "single,ddp", "--", "--precision", "bf16"])
 
@@ -141,7 +155,7 @@ def test_one_command_makes_the_runs_and_the_table_and_all_validation_losses_agre
 
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert [(row["framework"], row["workers"]) for row in found["rows"]] == [("single", 1), ("ddp", 1), ("ddp", 2)]
+    assert {(row["framework"], row["workers"]) for row in found["rows"]} == {("single", 1), ("ddp", 1), ("ddp", 2)}
     assert found["flagged"] == found["left_out"] == []
     losses = [row["validation_loss"] for row in found["rows"]]
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
