@@ -23,21 +23,24 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import torch.distributed as dist
 
 from benchmark.arguments import parse
+from benchmark.measure.compared import WARM_UP, ComparedStrategy
 from benchmark.measure.machine import environment, interface_bytes, machine_line
 from benchmark.measure.memory import counted
-from benchmark.measure.payload import Payload
+from benchmark.measure.output import MB, cell, publish, text_table
+from benchmark.measure.turns import nothing
 from benchmark.names import names_of, numbers_of
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
-from benchmark.training.loop import PERIOD
 from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import join, make_ready, on_emulated_nodes, reports, start_workers, without
 from common.errors import exit_on_input_error
 from common.paths import atomic_write
-from common.peak_memory import PeakMemory
 from common.workers.process_group import Worker, process_group
 
-WARM_UP, MEASURED = 2, 2  # steps
+HEADS = (
+    *("strategy", "workers", "ideal MB", "documented", "counted", "ratio", "peak MB"),
+    *("payload MB", "interface", "ratio", "units", "calls"),
+)
 
 
 def work(settings: Settings, names: list[str]) -> None:
@@ -56,58 +59,42 @@ def work(settings: Settings, names: list[str]) -> None:
 
 
 def account(settings: Settings, worker: Worker, workload: Workload) -> dict[str, Any]:
-    """One strategy's row, on every worker: means over the workers."""
-    memory, row = PeakMemory(worker.device), STRATEGIES[settings.strategy]
-    model = workload.build(settings, worker.device)
-    shapes = [parameter.shape for parameter in model.parameters()]
-    engine = row.make(settings, worker, model)
-    del model
-    batches = worker.batches(workload.batches(settings))
+    """One strategy's row, on every worker: means over the workers. The last round of warm-up counts what is sent."""
+    strategy, row = ComparedStrategy(settings.strategy, settings, worker, workload), STRATEGIES[settings.strategy]
     persistent: dict[str, int] = {}
-    memory.start(PERIOD)
-
-    def step() -> None:
-        for micro in range(settings.accumulation):
-            output = engine.forward(next(batches))
-            memory.sample()
-            engine.backward(output, last=micro == settings.accumulation - 1)
-            memory.sample()
-        if not persistent:
-            persistent.update(counted(engine))
-        engine.step(settings.learning_rate)
-
-    step()
-    persistent.clear()  # before its first step an optimizer has no state
-    for _ in range(WARM_UP - 1):
-        step()
+    strategy.turn(0)()  # before its first step an optimizer has no state
+    strategy.after_backward = lambda: persistent.update(counted(strategy.engine))
+    strategy.turn(1)()
+    strategy.after_backward = nothing
+    step = strategy.turn(WARM_UP - 1)
     dist.barrier()
-    payload, before = Payload(), transmitted()
-    for _ in range(MEASURED):
-        step()
-    memory.stop()
+    before = transmitted()
+    step()
     dist.barrier()
     after = transmitted()
-    sent = payload.of_engine(engine, settings, MEASURED)
-    on_wire = None if before is None or after is None else (after - before) / MEASURED
-    mine = {"payload": sent["bytes"], "interface": on_wire, "peak": memory.bytes, **persistent}
-    everybody: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(everybody, mine)
-    means = {k: None if mine[k] is None else sum(other[k] for other in everybody) / len(everybody) for k in mine}
-    count = sum(shape.numel() for shape in shapes)
-    unit = 4 * count * (worker.world_size - 1) / worker.world_size
+    on_wire = None if before is None or after is None else after - before
+    figures = {"interface": on_wire, **strategy.figures}
+    of_all: list[Any] = [None] * worker.world_size
+    dist.all_gather_object(of_all, figures)
+    mean, most = (
+        {name: None if figures[name] is None else summary(other[name] for other in of_all) for name in figures}
+        for summary in (lambda values: sum(values) / worker.world_size, max)
+    )
+    parameters = sum(shape.numel() for shape in strategy.shapes)
+    unit = 4 * parameters * (worker.world_size - 1) / worker.world_size
     return {
         "strategy": settings.strategy,
         "workers": worker.world_size,
-        "parameters": count,
-        "ideal": row.ideal_bytes(count, worker.world_size),
-        "documented": row.documented_bytes(shapes, worker.world_size),
-        "counted": mine["total"],  # of the first worker, as `documented`
-        "peak": None if memory.bytes is None else max(other["peak"] for other in everybody),
-        "by_kind": {name: mine[name] for name in ("parameters", "gradients", "rest")},
-        "payload": means["payload"],
-        "calls": sent["calls"],
-        "units": None if not unit or means["payload"] is None else means["payload"] / unit,
-        "interface": means["interface"],
+        "parameters": parameters,
+        "ideal": row.ideal_bytes(parameters, worker.world_size),
+        "documented": row.documented_bytes(strategy.shapes, worker.world_size),
+        "counted": persistent["total"],  # of the first worker, as `documented`
+        "peak": most["peak_bytes"],
+        "by_kind": {name: persistent[name] for name in ("parameters", "gradients", "rest")},
+        "payload": mean["sent_bytes"],
+        "calls": figures["calls"],
+        "units": quotient(mean["sent_bytes"], unit),
+        "interface": mean["interface"],
     }
 
 
@@ -116,30 +103,23 @@ def transmitted() -> int | None:
     return interface_bytes() if "COS598D_EMULATED" in os.environ else None
 
 
+def quotient(left: float | None, right: float | None) -> float | None:
+    return None if left is None or not right else left / right
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    """Both accounts; MB are 10^6 bytes."""
-
-    def mb(value: float | None) -> str:
-        return "-" if value is None else f"{value / 1e6:.2f}"
-
-    def quotient(left: float | None, right: float | None) -> str:
-        return "-" if left is None or not right else f"{left / right:.4f}"
-
-    lines = [
-        f"{'workers':>7} {'strategy':<14}| persistent MB: {'ideal':>9}{'documented':>11}{'counted':>9}{'ratio':>8}"
-        f" |{'peak MB':>9}"
-        f" | sent per step MB: {'payload':>9}{'interface':>10}{'ratio':>8}{'units':>7}{'calls':>7}"
-    ]
+    """Both accounts: what is kept, and what is sent in a step; MB are 10^6 bytes."""
+    lines = []
     for row in rows:
-        units = "-" if row["units"] is None else f"{row['units']:.2f}"
-        calls = "-" if row["calls"] is None else f"{row['calls']:.0f}"
-        lines.append(
-            f"{row['workers']:>7} {row['strategy']:<14}|{'':>15}{mb(row['ideal']):>9}{mb(row['documented']):>11}"
-            f"{mb(row['counted']):>9}{quotient(row['counted'], row['documented']):>8} |{mb(row['peak']):>9}"
-            f" |{'':>18}{mb(row['payload']):>9}"
-            f"{mb(row['interface']):>10}{quotient(row['interface'], row['payload']):>8}{units:>7}{calls:>7}"
+        ideal, documented, kept, peak, payload, interface = (
+            cell(row[name], 2, MB) for name in ("ideal", "documented", "counted", "peak", "payload", "interface")
         )
-    return "\n".join(lines)
+        kept_ratio, sent_ratio = quotient(row["counted"], row["documented"]), quotient(row["interface"], row["payload"])
+        lines.append(
+            [row["strategy"], str(row["workers"]), ideal, documented, kept, cell(kept_ratio, 4), peak,
+             payload, interface, cell(sent_ratio, 4), cell(row["units"]), cell(row["calls"], 0)]
+        )  # fmt: skip
+    return text_table([HEADS, *lines])
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -167,17 +147,11 @@ def main() -> None:
             if code := start("benchmark.accounting", count, words):
                 sys.exit(code)
     if reports(settings):
-        report(settings, counts, begin)
-
-
-def report(settings: Settings, counts: list[int], begin: dict) -> None:
-    """Print the table and, as the last line, the figures; both are kept in accounting.json."""
-    rows = [row for count in counts for row in json.loads((settings.output_dir / f"workers_{count}.json").read_text())]
-    print(table(rows), machine_line(begin), sep="\n")
-    result = {"rows": rows, "environment": begin}
-    with atomic_write(settings.output_dir / "accounting.json") as file:
-        json.dump(result, file, indent=1)
-    print(json.dumps(result))
+        rows = [
+            row for count in counts for row in json.loads((settings.output_dir / f"workers_{count}.json").read_text())
+        ]
+        print(table(rows), machine_line(begin), sep="\n")
+        publish({"rows": rows, "environment": begin}, settings.output_dir / "accounting.json")
 
 
 if __name__ == "__main__":

@@ -8,20 +8,21 @@ from pathlib import Path
 
 import torch
 
-from benchmark.names import MODELS, check_model
+from benchmark.names import MODELS, check_model, command_parser
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
+from benchmark.training.model_config import kind_of
 from common.arguments import add_common_flags, complete
 from common.errors import InputError
-from common.flags import Parser, add_memory_limit, check_at_least
+from common.flags import add_memory_limit, check_at_least
 from common.workers.place import PORT, place_starter, place_worker
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 # Flags of benchmark.run that the other commands, which take their own steps, do not have.
 RUN_ONLY = {
     "strategy": None, "framework": None, "zero_stage": None, "offload": False, "eval_every": 0, "eval_batches": 8,
-    "checkpoint_every": 0, "resume": False, "save": False, "dropped": 2, "keep_trace": False, "wandb": False,
-    "memory_limit_mb": None, "cosine": False,
+    "checkpoint_every": 0, "resume": False, "save": False, "bleu": False, "dropped": 2, "keep_trace": False,
+    "wandb": False, "memory_limit_mb": None, "cosine": False,
 }  # fmt: skip
 OF_STRATEGY = {
     "bucket_mb": ["own_overlap"],
@@ -70,7 +71,10 @@ def parse(
         raise InputError("--precision fp16 needs a GPU that PyTorch can see; use bf16 or fp32 here")
     if settings.warmup_steps >= settings.max_steps:
         raise InputError(f"--warmup_steps: expected fewer than {settings.max_steps} steps, got {settings.warmup_steps}")
-    for package in [] if add_flags else ["tensorboard", *(["wandb"] if settings.wandb else [])]:
+    if settings.bleu and kind_of(settings.model) != "t5":
+        raise InputError(f"--bleu is for T5, got {settings.model}; leave it out: validation has the loss")
+    packages = {"tensorboard": not add_flags, "wandb": settings.wandb, "sacrebleu": settings.bleu}
+    for package in [package for package, is_needed in packages.items() if is_needed]:
         if not importlib.util.find_spec(package):
             raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
     if reason := why_not(settings):
@@ -80,13 +84,7 @@ def parse(
 
 
 def _parser(command: str, about: str | None, add_flags: AddFlags | None) -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=f"python -m benchmark.{command}",
-        description=about,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        conflict_handler="resolve",  # --model_name_or_path is another name of --model here
-    )
+    parser = command_parser(command, about)
     add_common_flags(parser)
     parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20, optimizer="adamw", usual_workers=1)
     add = parser.add_argument
@@ -121,6 +119,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint_every", type=int, default=0, help="save a checkpoint every N steps")
     add("--resume", action="store_true", help="continue from the last checkpoint in --output_dir")
     add("--save", action="store_true", help="save the trained model in Hugging Face's format")
+    add("--bleu", action="store_true", help="T5: BLEU of the trained model, which the first worker gathers")
     add("--dropped", type=int, default=2, help="warm-up steps that are not measured (2)")
     add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
     add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
@@ -144,19 +143,14 @@ def _bucket_mb(word: str) -> float | None:
 
 def _strategy(flags: argparse.Namespace) -> str:
     """The strategy's name, also from --framework, --zero_stage and --offload."""
-    framework = flags.framework
-    if framework is None:
-        if flags.zero_stage is not None or flags.offload:
-            raise InputError(
-                "--zero_stage and --offload go with --framework deepspeed; or use --strategy zero2_offload"
-            )
-        return flags.strategy or "ddp"
-    if flags.strategy:
+    framework, stage, offload = flags.framework, flags.zero_stage, flags.offload
+    if framework and flags.strategy:
         raise InputError("expected --strategy or --framework, got both; leave one out")
-    if framework != "deepspeed":
-        if flags.zero_stage is not None or flags.offload:
-            raise InputError(f"--zero_stage and --offload go with --framework deepspeed, got {framework}")
-        return "single" if framework == "none" else framework
-    if flags.offload and not flags.zero_stage:
+    if framework != "deepspeed" and (stage is not None or offload):
+        instead = f", got {framework}" if framework else "; or use --strategy zero2_offload"
+        raise InputError(f"--zero_stage and --offload go with --framework deepspeed{instead}")
+    if offload and not stage:
         raise InputError("--offload needs --zero_stage 1, 2 or 3: stage 0 shards nothing")
-    return f"zero{flags.zero_stage or 0}" + ("_offload" if flags.offload else "")
+    if framework == "deepspeed":
+        return f"zero{stage or 0}{'_offload' * offload}"
+    return "single" if framework == "none" else framework or flags.strategy or "ddp"

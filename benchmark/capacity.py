@@ -10,7 +10,6 @@ counted has been trained, and one that is at most a twentieth larger has failed.
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
-import argparse
 import json
 import subprocess
 import sys
@@ -21,11 +20,11 @@ from benchmark.cost.cell import Cell
 from benchmark.cost.describe_model import describe
 from benchmark.cost.predicted_memory import peak
 from benchmark.measure.machine import environment
-from benchmark.names import names_of
+from benchmark.names import command_parser, names_of
 from benchmark.strategies import STRATEGIES
 from common.errors import exit_on_input_error
 from common.figures import bars
-from common.flags import Parser, check_at_least
+from common.flags import check_at_least
 from common.paths import ROOT
 
 COMPARED = "single,ddp,own_zero1,own_zero2,own_zero3,fsdp,tensor"
@@ -100,8 +99,7 @@ def search(strategy: str, workers: int, limit_mb: int) -> Largest:
 
 
 def main() -> None:
-    parser = Parser(prog="python -m benchmark.capacity", description=__doc__, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = command_parser("capacity", __doc__)
     add = parser.add_argument
     add("--limit_mb", type=int, default=600, help="MB (10^6 bytes) that a worker may take for model and training (600)")
     add("--workers", type=int, default=4, help="4; with single there is one")

@@ -19,11 +19,12 @@ Writes comparison.json, comparison.csv and comparison.png to --output_dir. Other
 """
 
 import argparse
-import csv
 import json
 import math
+import statistics
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from benchmark.arguments import add_cosine, parse
 from benchmark.measure.compared import WARM_UP, ComparedStrategy, trace
 from benchmark.measure.intervals import interval, ratio, shown
 from benchmark.measure.machine import environment, machine_line
+from benchmark.measure.mfu import utilisation
+from benchmark.measure.output import MB, cell, publish, text_table, write_csv
 from benchmark.measure.ranking import Bar, draw_ranking
 from benchmark.measure.turns import take_round
 from benchmark.measure.two_results import compare_results
@@ -46,14 +49,14 @@ from benchmark.prove import Engines, prove_all, verdict
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.training.workload import load_workload, what_is_trained
-from benchmark.workers import join, make_ready, reports, start_workers, without
+from benchmark.workers import join, on_workers
 from cluster.guard import threads_per_command
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
-from common.peak_memory import MB
 from common.workers.process_group import Worker, process_group
 
 ENOUGH = 20  # rounds: with fewer, intervals are wide, and their ends depend on single steps
+WIDE = 0.1  # of a ratio: strategies that differ by less cannot be told apart
 # Of a timed step's norm from single's: rounding adds up over the steps. In fp16 the scaler skips steps at its leisure.
 NORM_DEVIATION = {"fp32": 1e-2, "bf16": 0.1}
 
@@ -112,12 +115,12 @@ def fault(settings: Settings, losses: np.ndarray, norms: list[float | None], rig
     return "" if np.isfinite(losses).all() else "loss is not a number"
 
 
-def evaluate(settings: Settings, base: str, found: dict) -> list[dict]:
+def evaluate(settings: Settings, base: str, found: dict, begin: dict) -> list[dict]:
     """One row for each strategy, by speed; those that are wrong have no times, and come last."""
     seconds, losses = np.array(found["seconds"])[WARM_UP:], np.array(found["losses"])
     labels, norms, rows = found["labels"], found["norms"], []
     wrong = [
-        {"strategy": proof["strategy"], "gradient": proof["gradient"], "sentence": proof["sentence"]}
+        {name: proof[name] for name in ("strategy", "gradient", "sentence")}
         for proof in found["proofs"]
         if proof["gradient"] != "ok"
     ]
@@ -127,6 +130,7 @@ def evaluate(settings: Settings, base: str, found: dict) -> list[dict]:
             continue
         mean_ratio, low, high = ratio(seconds[:, column], seconds[:, labels.index(base)])
         median, *ends = interval(seconds[:, column] * 1e3)
+        speed, of_workers = settings.examples_per_step / median * 1e3, [some[column] for some in found["figures"]]
         row = {
             "strategy": label,
             "gradient": "ok",
@@ -134,22 +138,18 @@ def evaluate(settings: Settings, base: str, found: dict) -> list[dict]:
             "step_ms_95": ends,
             "ratio": mean_ratio,
             "ratio_95": [low, high],
-            "samples_per_second": settings.examples_per_step / median * 1e3,
-            "tokens_per_second": settings.examples_per_step * settings.length / median * 1e3,
+            "samples_per_second": speed,
+            "tokens_per_second": speed * settings.length,
+            "mfu": utilisation(settings, speed, begin["gpu"]),
             "loss_difference": float(np.abs(losses[column] - losses[0]).max()),
             "last_loss": float(losses[column, -1]),
             "norm": norms[column][-1],
         }
-        of_workers = [figures[column] for figures in found["figures"]]
-        for name, summary in (("peak_bytes", max), ("sent_bytes", mean), ("exposed_ms", max)):
+        for name, summary in (("peak_bytes", max), ("sent_bytes", statistics.fmean), ("exposed_ms", max)):
             values = [figures[name] for figures in of_workers if figures[name] is not None]
             row[name] = summary(values) if values else None
         rows.append(row)
     return sorted(rows, key=lambda row: row["step_ms"]) + wrong
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def labels_of(settings: Settings, only: str, base: str) -> tuple[list[str], list[str]]:
@@ -165,34 +165,41 @@ def labels_of(settings: Settings, only: str, base: str) -> tuple[list[str], list
 
 
 def table(settings: Settings, rows: list[dict], base: str) -> str:
-    speed, unit = ("samples_per_second", "examples/s") if is_own(settings.model) else ("tokens_per_second", "tokens/s")
-    heads = ("ms per step", f"ratio to {base} [95 %]", unit, "peak MB", "sent MB", "exposed ms", "norm", "loss")
-    widths = (12, 26, 11, 9, 9, 11, 9, 10)
-    lines = [
-        f"{what_is_trained(settings)}, {settings.precision}, "
-        f"{settings.max_steps - WARM_UP} rounds after {WARM_UP} of warm-up",
-        f"{'strategy':<16}" + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))
-        + f"{'from single':>13}  gradient",
-    ]  # fmt: skip
+    own = is_own(settings.model)
+    columns = {  # heading -> figure, unit, digits; a column that nobody could measure is left out
+        "examples/s" if own else "tokens/s": ("samples_per_second" if own else "tokens_per_second", 1, 0),
+        "MFU %": ("mfu", 0.01, 1),
+        "peak MB": ("peak_bytes", MB, 1),
+        "sent MB": ("sent_bytes", MB, 2),
+        "exposed ms": ("exposed_ms", 1, 2),
+        "norm": ("norm", 1, 4),
+        "loss": ("last_loss", 1, 5),
+    }
+    columns = {head: of for head, of in columns.items() if any(row.get(of[0]) is not None for row in rows)}
+    lines = [["strategy", "ms per step", f"ratio to {base} [95 %]", *columns, "from single", "gradient"]]
     for row in rows:
         if row["gradient"] != "ok":
-            lines.append(f"{row['strategy']:<16}{'':<110}  {row['gradient']}")
+            lines.append([row["strategy"], *[""] * (len(lines[0]) - 2), row["gradient"]])
             continue
-        cells = [f"{row['step_ms']:.1f}", shown((row["ratio"], *row["ratio_95"])), f"{row[speed]:.0f}"]
-        for name, size, digits in (
-            ("peak_bytes", MB, 1), ("sent_bytes", MB, 2), ("exposed_ms", 1, 2), ("norm", 1, 4), ("last_loss", 1, 5),
-        ):  # fmt: skip
-            cells.append("-" if row[name] is None else f"{row[name] / size:.{digits}f}")
-        line = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        lines.append(f"{row['strategy']:<16}{line}{row['loss_difference']:>13.1e}  ok")
-    return "\n".join(lines)
+        figures = [cell(row[name], digits, unit) for name, unit, digits in columns.values()]
+        times = [f"{row['step_ms']:.1f}", shown((row["ratio"], *row["ratio_95"]))]
+        lines.append([row["strategy"], *times, *figures, f"{row['loss_difference']:.1e}", "ok"])
+    rounds = f"{settings.max_steps - WARM_UP} rounds after {WARM_UP} of warm-up"
+    return f"{what_is_trained(settings)}, {settings.precision}, {rounds}\n{text_table(lines)}"
 
 
 def notes_of(settings: Settings, rows: list[dict], base: str, missing: list[str]) -> list[str]:
     """What a reader has to know beside the table."""
     notes = [f"left out: {reason}" for reason in missing]
-    if (rounds := settings.max_steps - WARM_UP) < ENOUGH:
-        notes.append(f"note: {rounds} rounds are few; --max_steps {ENOUGH + WARM_UP} or more narrows the intervals")
+    rounds, widest, width = settings.max_steps - WARM_UP, "", 0.0
+    for row in rows:
+        low, high = row.get("ratio_95", (None, None))
+        if low is not None and (high - low) / row["ratio"] > width:
+            widest, width = row["strategy"], (high - low) / row["ratio"]
+    if rounds < ENOUGH or width > WIDE:
+        example = f" (the widest: {widest}, {width:.0%} of its ratio)" if widest else ""
+        more = max(ENOUGH, 4 * rounds) + WARM_UP  # four times the rounds halve an interval
+        notes.append(f"note: {rounds} rounds are few for these intervals{example}; --max_steps {more} narrows them")
     again = next((row for row in rows if row["strategy"] == f"{base} again" and "ratio" in row), None)
     if again and again["ratio_95"][0] is not None and not again["ratio_95"][0] <= 1 <= again["ratio_95"][1]:
         notes.append(
@@ -221,13 +228,8 @@ def main() -> None:
     if settings.max_steps <= WARM_UP:
         raise InputError(f"--max_steps: expected more than the {WARM_UP} rounds of warm-up, got {settings.max_steps}")
     labels, missing = labels_of(settings, flags.only, flags.base)
-    if flags.start is None:
-        work(settings, labels)
-    else:
-        make_ready(settings, [label.split()[0] for label in labels])
-        if code := start_workers("benchmark.compare", flags.start, without(argv, "--workers")):
-            sys.exit(code)
-    if reports(settings):
+    names = [label.split()[0] for label in labels]
+    if on_workers("benchmark.compare", settings, flags.start, names, partial(work, settings, labels)):
         report(settings, missing, flags.base, begin)
 
 
@@ -236,29 +238,23 @@ def report(settings: Settings, missing: list[str], base: str, begin: dict) -> No
     folder = settings.output_dir
     found = json.loads((folder / "rounds.json").read_text())
     base = base if base in found["labels"] else "single"  # a wrong base is compared with nothing
-    rows = evaluate(settings, base, found)
+    rows = evaluate(settings, base, found, begin)
     wrong, machine = verdict(rows), machine_line(begin)
-    print(
-        "\n".join([table(settings, rows, base), machine, *notes_of(settings, rows, base, missing), wrong or "all ok"])
+    print(table(settings, rows, base), machine, *notes_of(settings, rows, base, missing), wrong or "all ok", sep="\n")
+    flat = [flattened(row) for row in rows]
+    write_csv(
+        folder / "comparison.csv", [list(flat[0]), *([row.get(name) for name in flat[0]] for row in flat)], machine
     )
-    result: dict[str, Any] = {"wrong": [row["strategy"] for row in rows if row["gradient"] != "ok"], "rows": rows}
-    result |= {"steps_ms": {  # without the warm-up
-        label: [1e3 * times[column] for times in found["seconds"][WARM_UP:]]
-        for column, label in enumerate(found["labels"])
-    }}  # fmt: skip
-    result |= {"left_out": missing, "base": base, "environment": begin, "settings": settings.as_json()}
-    with atomic_write(folder / "comparison.json") as file:
-        json.dump(result, file, indent=1)
-    with atomic_write(folder / "comparison.csv") as file:
-        file.write(f"# {machine}\n")
-        flat = [flattened(row) for row in rows]
-        lines = csv.DictWriter(file, list(flat[0]))
-        lines.writeheader()
-        lines.writerows(flat)
     bars = [Bar(row["strategy"], row["ratio"], *row["ratio_95"]) for row in rows if "ratio" in row]
     title = f"{settings.model}, {settings.world_size} workers"
     draw_ranking(folder / "comparison.png", bars, f"time of a step, over that of {base}", title)
-    print(json.dumps(result), flush=True)
+    steps_ms = {  # without the warm-up
+        label: [1e3 * times[column] for times in found["seconds"][WARM_UP:]]
+        for column, label in enumerate(found["labels"])
+    }
+    names = [row["strategy"] for row in rows if row["gradient"] != "ok"]
+    result: dict[str, Any] = {"wrong": names, "rows": rows, "steps_ms": steps_ms, "left_out": missing, "base": base}
+    publish(result | {"environment": begin, "settings": settings.as_json()}, folder / "comparison.json")
     if wrong:
         sys.exit(wrong)
 

@@ -1,10 +1,3 @@
-"""The old name of `python -m benchmark.tables FOLDER --predict`: it takes the same flags and does the same."""
+"""The old name of `benchmark.tables FOLDER --predict`."""
 
-import sys
-
-from benchmark.tables import main
-from common.errors import exit_on_input_error
-
-if __name__ == "__main__":
-    sys.argv.insert(1, "--predict")
-    exit_on_input_error(main)
+raise SystemExit("benchmark.fill_tables is python -m benchmark.tables FOLDER --predict now; it takes the same flags")

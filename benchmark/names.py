@@ -1,12 +1,25 @@
 """The names of models, and lists of names and numbers on the command line. Flags are checked without loading torch."""
 
+import argparse
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from common.errors import InputError
+from common.flags import Parser
 
 MODELS = ("gpt2", "gpt2-tiny", "gpt2-24m", "t5-tiny", "t5-small", "t5-large", "t5-3b", "t5-11b")
+
+
+def command_parser(command: str, about: str | None) -> Parser:
+    """The parser of a command of benchmark/; `about` is the module's docstring. A flag may be defined once more."""
+    return Parser(
+        prog=f"python -m benchmark.{command}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        conflict_handler="resolve",
+    )
 
 
 def sized_gpt2(name: str) -> tuple[int, int] | None:

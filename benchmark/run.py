@@ -18,11 +18,12 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from benchmark.arguments import parse
 from benchmark.cost.predicted_memory import what_would_fit
 from benchmark.engines.engine import Engine
-from benchmark.engines.operators import compile_operators
+from benchmark.measure.machine import environment
 from benchmark.measure.result import assemble, table
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
@@ -30,7 +31,7 @@ from benchmark.training.log import Log
 from benchmark.training.loop import train
 from benchmark.training.translation import bleu
 from benchmark.training.workload import Workload, load_workload
-from benchmark.workers import join, prepare, reports, start_workers, without
+from benchmark.workers import join, on_workers, prepare
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 from common.peak_memory import PeakMemory
@@ -39,6 +40,7 @@ from common.workers.process_group import process_group
 
 def work(settings: Settings) -> None:
     """One worker of a run; the first one keeps the result."""
+    begin = environment()
     with process_group(settings, join) as worker:
         if worker.is_first:
             prepare(settings.output_dir)
@@ -51,9 +53,12 @@ def work(settings: Settings) -> None:
             engine = STRATEGIES[settings.strategy].make(settings, worker, model)
             del model
             measured = train(settings, worker, workload, engine, log, memory)
-        result = assemble(settings, shapes, measured, log)
-        if settings.save:
-            result["bleu"] = save_model(settings, engine, workload)
+        result = assemble(settings, begin, shapes, measured, log)
+        if (settings.save or settings.bleu) and (trained := whole_model(settings, engine, workload)):
+            if settings.bleu:
+                result["bleu"] = bleu(trained, workload.tokenizer, workload.validation)  # type: ignore[arg-type]
+            if settings.save:
+                save_model(settings.output_dir / "model", trained, workload)
         log.close()
         everybody: list[Any] = [None] * worker.world_size
         dist.all_gather_object(everybody, result)
@@ -62,40 +67,35 @@ def work(settings: Settings) -> None:
                 json.dump(result | {"workers": everybody}, file, indent=1)
 
 
-def save_model(settings: Settings, engine: Engine, workload: Workload) -> float | None:
-    """The trained model and its tokenizer in Hugging Face's format, by the first worker; T5's BLEU.
-
-    Of a user's own model, its state_dict in model.pt.
-    """
-    full = engine.full_parameters()  # a collective
+def whole_model(settings: Settings, engine: Engine, workload: Workload) -> nn.Module | None:
+    """The trained model, on the first worker; None on the others. A collective."""
+    full = engine.full_parameters()
     if not full:
         return None
-    model: Any = workload.build(settings)
+    model = workload.build(settings)
     missing = model.load_state_dict(full, strict=False)
     assert not missing.unexpected_keys, missing
-    folder = settings.output_dir / "model"
+    return model
+
+
+def save_model(folder: Path, model: Any, workload: Workload) -> None:
+    """The model and its tokenizer in Hugging Face's format. Of a user's own model, its state_dict in model.pt."""
     try:
         if workload.kind == "own":
             folder.mkdir(exist_ok=True)
             torch.save(model.model.state_dict(), folder / "model.pt")
-            return None
+            return
         model.save_pretrained(folder)
         workload.tokenizer.save_pretrained(folder)
     except OSError as error:
         raise InputError(f"cannot save the model to {folder}: {error.strerror}; free disk space") from None
-    return bleu(model, workload.tokenizer, workload.validation) if workload.kind == "t5" else None  # type: ignore[arg-type]
 
 
 def main() -> None:
     settings, flags = parse(sys.argv[1:], "run", __doc__)
-    if flags.start is None:
-        work(settings)
-    else:
-        compile_operators([settings.strategy], settings.no_cuda)
+    if flags.start is not None:
         load_workload(settings)  # a wrong name or empty data is said once, not by every worker
-        if code := start_workers("benchmark.run", flags.start, without(sys.argv[1:], "--workers")):
-            sys.exit(code)
-    if reports(settings):
+    if on_workers("benchmark.run", settings, flags.start, [settings.strategy], partial(work, settings)):
         show(settings)
 
 

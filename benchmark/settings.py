@@ -24,6 +24,7 @@ class Settings(RunConfig):
     checkpoint_every: int  # steps; 0: none
     resume: bool
     save: bool
+    bleu: bool
     dropped: int  # steps at the beginning that are not measured
     keep_trace: bool
     wandb: bool

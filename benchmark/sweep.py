@@ -5,7 +5,7 @@
 Each combination writes a folder with result.json, or with failure.json if it ran out of memory or crashed. Existing
 results of the same flags and commit are kept (--retry reruns failures), so an interrupted sweep continues where it
 stopped. Flags after a lone "--" go to benchmark.run. At the end tables.py writes latency.csv, mem.csv, scaling.csv and
-figures.
+figures; with --examples_per_step the table of benchmark.frameworks, which is this command with other defaults.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -13,27 +13,31 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import psutil
 from tqdm import tqdm
 
-from benchmark.measure.machine import commit
-from benchmark.names import models_of, names_of, numbers_of
+from benchmark.measure.machine import commit, environment
+from benchmark.names import command_parser, models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES, one_process
-from benchmark.tables import LEVELS, SweepRun, kept, write_tables
+from benchmark.tables import LEVELS, SweepRun, kept, write_frameworks, write_tables
 from common.errors import InputError, exit_on_input_error
-from common.flags import Parser, add_memory_limit
+from common.flags import add_memory_limit, check_at_least
 from common.paths import ROOT, atomic_write
 
 BATCH_SIZES = "1,2,4,8,16,32,64,128"
 OOM = ("out of memory", "can't allocate memory", "MemoryError", "bad_alloc", "killed by SIGKILL", "--memory_limit_mb")
 LEAST_STEPS, MOST_STEPS = 6, 400
 LENGTH = 64  # tokens, the default of benchmark.run
+VALIDATION_STEPS = 4  # with --examples_per_step: validation takes so many steps' examples, or as many as there are
 
 
 def plan(strategies: list[str], models: list[str], batch_sizes: list[int], workers: list[int]) -> list[SweepRun]:
@@ -99,17 +103,16 @@ def keep(path: Path, figures: dict) -> dict:
 
 def check_kept(runs: list[SweepRun], folder: Path, steps: int, more: Sequence[str]) -> None:
     """Raises InputError if the folder holds a run of other settings: its figures cannot stand beside the others'."""
+    now = {"flags": list(more), "commit": commit()}
     for run in runs:
         place = folder / run.name
-        found = sum(kept(run, folder).get("steps", {}).values())
         about = json.loads((place / "command.json").read_text()) if (place / "command.json").exists() else {}
-        now = {"flags": list(more), "commit": commit()}
         different = [
-            f"{name} {' '.join(about[name]) or 'none' if name == 'flags' else about[name]}" for name in about
-            if about[name] != now[name]
+            f"{name} {' '.join(value) or 'none' if name == 'flags' else value}"
+            for name, value in about.items() if value != now[name]
         ]  # fmt: skip
-        if steps and found not in (0, steps):
-            different.append(f"{found} steps, expected {steps}")
+        found = sum(kept(run, folder).get("steps", {}).values())
+        different += [f"{found} steps, expected {steps}"] if steps and found not in (0, steps) else []
         if different and (place / "result.json").exists():
             raise InputError(
                 f"{place} holds a run of {', '.join(different)}; delete the folder, or name another with --output_dir"
@@ -119,15 +122,13 @@ def check_kept(runs: list[SweepRun], folder: Path, steps: int, more: Sequence[st
 def sweep(runs: list[SweepRun], arguments: argparse.Namespace, more: list[str]) -> list[str]:
     """Everything that is not there yet; the lines of what went wrong."""
     failures = []
-    limit = [] if arguments.memory_limit_mb is None else ["--memory_limit_mb", str(arguments.memory_limit_mb)]
-    check_kept(runs, arguments.output_dir, arguments.steps, [*limit, *more])
     bar = tqdm(runs, desc="sweep")
     for run in bar:
         bar.set_postfix_str(run.name)
         outcome = kept(run, arguments.output_dir)
         if not outcome or ("outcome" in outcome and arguments.retry):
             (arguments.output_dir / run.name / "failure.json").unlink(missing_ok=True)
-            outcome = attempt(run, arguments, [*limit, *more])
+            outcome = attempt(run, arguments, more)
         if "outcome" in outcome:
             failures.append(f"{run.name}: {outcome['outcome']}: {outcome['message']}")
             tqdm.write(failures[-1], file=sys.stderr)
@@ -146,44 +147,78 @@ def attempt(run: SweepRun, arguments: argparse.Namespace, more: list[str]) -> di
     return execute(run, arguments.output_dir, steps, more)
 
 
-def parse_runs(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The flags of a command that runs many combinations, and what is handed on to benchmark.run: behind a lone --."""
+def parse(
+    argv: list[str], command: str = "sweep", about: str | None = __doc__
+) -> tuple[Any, list[SweepRun], list[str]]:
+    """The flags, the combinations and the flags of benchmark.run; raises InputError before anything is run."""
     own, more = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = command_parser(command, about)
     add = parser.add_argument
+    add("--strategies", default=LEVELS, help="names, or all (%(default)s)")
     add("--models", default="gpt2-tiny", help="models, separated by commas (gpt2-tiny)")
+    add("--workers", default="2", help="numbers of workers, separated by commas (%(default)s)")
+    add("--batch_sizes", default=BATCH_SIZES, help="batch sizes per worker, separated by commas (%(default)s)")
+    add("--examples_per_step", type=int, help="divide so many examples among the workers, instead of --batch_sizes")
+    add("--steps", type=int, default=0, help="steps per run, including 2 warm-up and 2 traced steps (0: --seconds)")
+    add("--seconds", type=float, default=10.0, help="seconds of measurement per run (10)")
+    add("--repeats", type=int, default=1, help="launches of each run: the median and the range (1)")
+    add("--seed", type=int, default=1, help="of the order, which is drawn where --steps says how long a run is (1)")
+    add("--output_dir", type=Path, default=ROOT / "runs/benchmark/sweep", help="%(default)s")
     add_memory_limit(parser)
     add("--skip_predicted_oom", action="store_true", help="skip runs that cannot fit into memory")
     add("--retry", action="store_true", help="rerun failed runs")
     arguments = parser.parse_args(own)
     arguments.output_dir = arguments.output_dir.absolute()
-    arguments.strategies = names_of("--strategies", arguments.strategies, STRATEGIES)
-    arguments.models = models_of(arguments.models)
-    arguments.workers = numbers_of("--workers", arguments.workers)
-    return arguments, more
+    if arguments.memory_limit_mb is not None:
+        more = ["--memory_limit_mb", str(arguments.memory_limit_mb), *more]
+    strategies, models = names_of("--strategies", arguments.strategies, STRATEGIES), models_of(arguments.models)
+    workers, examples = numbers_of("--workers", arguments.workers), arguments.examples_per_step
+    check_at_least(arguments, 1, "repeats")
+    if examples is None:
+        return arguments, plan(strategies, models, numbers_of("--batch_sizes", arguments.batch_sizes), workers), more
+    check_at_least(arguments, 1, "steps")
+    for count in sorted(set(workers)):
+        if examples < 1 or examples % count:
+            raise InputError(
+                f"--examples_per_step: expected a multiple of {count}, the number of workers; got {examples}; "
+                f"use {count * max(1, examples // count)}, for example"
+            )
+    runs = [replace(run, batch_size=examples // run.workers) for run in plan(strategies, models, [1], workers)]
+    return arguments, runs, more
 
 
-def parse(argv: list[str]) -> tuple[argparse.Namespace, list[SweepRun], list[str]]:
-    """The flags, the combinations and what is handed on; raises InputError before anything is run."""
-    parser = Parser(prog="python -m benchmark.sweep", description=__doc__, allow_abbrev=False)
-    add = parser.add_argument
-    add("--strategies", default=LEVELS, help="names, or all (%(default)s)")
-    add("--batch_sizes", default=BATCH_SIZES, help=f"batch sizes per worker, separated by commas ({BATCH_SIZES})")
-    add("--workers", default="2", help="numbers of workers, separated by commas (2)")
-    add("--seconds", type=float, default=10.0, help="seconds of measurement per run (10)")
-    add("--steps", type=int, default=0, help="a fixed number of steps instead")
-    add("--output_dir", type=Path, default=ROOT / "runs" / "benchmark" / "sweep", help="runs/benchmark/sweep")
-    arguments, more = parse_runs(parser, argv)
-    batch_sizes = numbers_of("--batch_sizes", arguments.batch_sizes)
-    return arguments, plan(arguments.strategies, arguments.models, batch_sizes, arguments.workers), more
+def validation_flags(model: str, examples: int, workers: int, more: list[str]) -> list[str]:
+    """Validation on the same examples for any number of workers: its batches are as large as those of training."""
+    from benchmark.arguments import parse as parse_run  # here: it loads torch, and the flags are checked before
+    from benchmark.training.workload import load_workload
+
+    settings, _ = parse_run(["--model", model, "--strategy", "single", *more])
+    there = len(load_workload(settings).validation) // examples  # type: ignore[arg-type]
+    return ["--eval_batches", str(workers * max(1, min(VALIDATION_STEPS, there)))]
 
 
-def main() -> None:
-    arguments, runs, more = parse(sys.argv[1:])
-    os.makedirs(arguments.output_dir, exist_ok=True)
-    failures = sweep(runs, arguments, more)
-    result = write_tables(arguments.output_dir)
-    print(json.dumps({"runs": len(runs), "failures": failures, **result}))
+def main(command: str = "sweep", about: str | None = __doc__, defaults: Sequence[str] = ()) -> None:
+    arguments, runs, more = parse([*defaults, *sys.argv[1:]], command, about)
+    begin, folder, examples = environment(), arguments.output_dir, arguments.examples_per_step
+    folder.mkdir(parents=True, exist_ok=True)
+    if examples:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    groups = []
+    for model, count in dict.fromkeys((run.model, run.workers) for run in runs):
+        some = [run for run in runs if (run.model, run.workers) == (model, count)]
+        flags = [*validation_flags(model, examples, count, more), *more] if examples else more
+        launches = [replace(run, repeat=repeat) for repeat in range(arguments.repeats) for run in some]
+        if arguments.steps:  # otherwise the runs with small batches tell how many steps the others need
+            random.Random(arguments.seed).shuffle(launches)
+        groups.append((launches, flags))
+        check_kept(launches, folder, arguments.steps, flags)
+    failures = [line for launches, flags in groups for line in sweep(launches, arguments, flags)]
+    if examples:
+        launched = {run: [kept(replace(run, repeat=n), folder) for n in range(arguments.repeats)] for run in runs}
+        result = {"left_out": failures, **write_frameworks(folder, launched, failures, begin)}
+    else:
+        result = {"runs": len(runs), "failures": failures, **write_tables(folder)}
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ latency.csv (ms per step, median) and mem.csv (MB that a step needs at its peak,
 block of rows for each optimization level, a row for each model and a column for each batch size of one worker, as in
 the DeepSpeed profiling project. A cell is "OOM" or "error" if the run failed, and empty if there was no run. If several
 worker counts were run, each has its own file (latency_2.csv, ...); latency.csv has the largest count. scaling.csv has
-the throughput divided by one worker's, for each framework. load.csv says how busy the machine was before each run.
-Impossible values and busy machines are flagged.
+the throughput divided by one worker's, for each framework, if there are runs on one worker. load.csv says how busy the
+machine was before each run. Impossible values and busy machines are flagged.
 
 --predict writes latency_filled.csv and mem_filled.csv instead: cells that were not run say "123.45 predicted", or "does
 not fit". Predictions are made from benchmark.calibrate's file, by arithmetic where the model is not in it: they say
@@ -18,7 +18,6 @@ what order of magnitude to expect, not which of two frameworks is a little faste
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import argparse
-import csv
 import json
 import re
 import sys
@@ -27,15 +26,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.names import models_of, names_of, numbers_of
+from benchmark.measure.machine import machine_line
+from benchmark.measure.output import MB, cell, write_csv
+from benchmark.names import command_parser, models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES
 from common.errors import InputError, exit_on_input_error
-from common.flags import Parser
 from common.paths import atomic_write
 
 LEVELS = "zero0,zero1,zero2,zero2_offload,zero3,zero3_offload"
 BUSY = 0.5  # other programs' load per core before a run, from which its times are flagged
+SAME = 1e-4  # validation losses in fp32 that differ by more are not of the same training
 Figure = Callable[[dict], float | None]
+Row = dict[str, Any]
 Rows = list[list[str]]
 
 
@@ -55,48 +57,31 @@ class SweepRun:
         return f"{Path(self.model).name}-{self.strategy}-b{self.batch_size}-w{self.workers}{again}"
 
 
+Runs = dict[SweepRun, dict]
+KEPT = ("result.json", "failure.json")
+
+
 def kept(run: SweepRun, folder: Path) -> dict:
     """What a run has left: its result, its failure, or nothing."""
-    for name in ("result.json", "failure.json"):
-        if (folder / run.name / name).exists():
-            found: dict = json.loads((folder / run.name / name).read_text())
-            return found
-    return {}
+    return next((read_json(folder / run.name / name) for name in KEPT if (folder / run.name / name).exists()), {})
 
 
-def read_runs(folder: Path) -> dict[SweepRun, dict]:
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+
+def read_runs(folder: Path) -> Runs:
     """Results and failures by what was run; raises InputError if there is nothing."""
-    found: dict[SweepRun, dict] = {}
+    launches: dict[SweepRun, list[dict]] = {}
     for place in sorted(folder.glob("*-b*-w*")):
-        match = re.fullmatch(r"(.+)-(\w+)-b(\d+)-w(\d+)", place.name)
-        run = match and SweepRun(match[2], match[1], int(match[3]), int(match[4]))
-        if run and (result := kept(run, folder)):
-            found[run] = result
-    if not found:
+        match = re.fullmatch(r"(.+)-(\w+)-b(\d+)-w(\d+)(-r\d+)?", place.name)
+        result = next((read_json(place / name) for name in KEPT if (place / name).exists()), None)
+        if match and result:
+            run = SweepRun(match[2], match[1], int(match[3]), int(match[4]))
+            launches.setdefault(run, []).append(result)
+    if not launches:
         raise InputError(f"{folder} holds no runs; run python -m benchmark.sweep first")
-    return found
-
-
-def level(strategy: str) -> str:
-    """A strategy as the DeepSpeed profiling project names its blocks."""
-    return f"optimization_level{strategy.removeprefix('zero')}" if STRATEGIES[strategy].zero else strategy
-
-
-def block_rows(runs: dict[SweepRun, dict], workers: int, figure: Figure) -> Rows:
-    """The rows of latency.csv or mem.csv."""
-    here = [run for run in runs if run.workers == workers]
-    batches = sorted({run.batch_size for run in here})
-    rows = []
-    for strategy in dict.fromkeys(sorted(run.strategy for run in here)):
-        rows.append([level(strategy), *map(str, batches)])
-        for model in dict.fromkeys(run.model for run in here if run.strategy == strategy):
-            cells = [runs.get(SweepRun(strategy, model, batch, workers), {}) for batch in batches]
-            rows.append([model, *(run.get("outcome") or as_text(figure(run)) for run in cells)])
-    return rows
-
-
-def as_text(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+    return {run: combined(found) for run, found in launches.items()}
 
 
 def latency(run: dict) -> float | None:
@@ -110,31 +95,50 @@ def peak_mb(run: dict) -> float | None:
 def most_mb(run: dict, figure: Figure) -> float | None:
     """A figure of a result's memory, in MB, of the worker with the most."""
     found = [figure(worker["memory"]) for worker in run.get("workers", [run]) if "memory" in worker]
-    return max((size / 1e6 for size in found if size is not None), default=None)
+    return max((size / MB for size in found if size is not None), default=None)
 
 
-def scaling_rows(runs: dict[SweepRun, dict]) -> Rows:
+FIGURES: dict[str, Figure] = {"latency": latency, "mem": peak_mb}
+
+
+def block_rows(cells: list[SweepRun], text: Callable[[SweepRun], str]) -> Rows:
+    """The rows of latency.csv or mem.csv, with the text of each cell; strategies and models in the order of `cells`."""
+    batches, rows = sorted({run.batch_size for run in cells}), []
+    for strategy in dict.fromkeys(run.strategy for run in cells):
+        # The DeepSpeed profiling project calls its strategies so.
+        level = f"optimization_level{strategy.removeprefix('zero')}" if STRATEGIES[strategy].zero else strategy
+        rows.append([level, *map(str, batches)])
+        for model in dict.fromkeys(run.model for run in cells if run.strategy == strategy):
+            rows.append([model, *(text(SweepRun(strategy, model, batch, cells[0].workers)) for batch in batches)])
+    return rows
+
+
+def measured_rows(runs: Runs, workers: int, figure: Figure) -> Rows:
+    def text(run: SweepRun) -> str:
+        found = runs.get(run, {})
+        return found.get("outcome") or cell(figure(found), missing="")
+
+    return block_rows(sorted((run for run in runs if run.workers == workers), key=lambda run: run.strategy), text)
+
+
+def scaling_rows(runs: Runs) -> Rows:
     """framework, model, batch size; then the speed-up with each number of workers against one."""
     counts = sorted({run.workers for run in runs})
     rows = [["framework", "model", "batch_size", *map(str, counts)]]
     for place in dict.fromkeys((run.strategy, run.model, run.batch_size) for run in runs):
         one, *many = (runs.get(SweepRun(*place, count), {}).get("samples_per_second") for count in [1, *counts])
         if one:
-            speedups = [as_text(value and value / one, 3) for value in many]
-            rows.append([*map(str, place), *speedups])
+            rows.append([*map(str, place), *(cell(value and value / one, 3, missing="") for value in many)])
     return rows
 
 
-def load_rows(runs: dict[SweepRun, dict]) -> Rows:
+def load_rows(runs: Runs) -> Rows:
     """The load before each run, and the cores that it had."""
-    rows = [["run", "load", "cores"]]
-    for run, result in runs.items():
-        if "environment" in result:
-            rows.append([run.name, *(str(result["environment"][name]) for name in ("load", "cores"))])
-    return rows
+    machines = [(run.name, result["environment"]) for run, result in runs.items() if "environment" in result]
+    return [["run", "load", "cores"], *([name, str(found["load"]), str(found["cores"])] for name, found in machines)]
 
 
-def flags(runs: dict[SweepRun, dict]) -> list[str]:
+def flags(runs: Runs) -> list[str]:
     """What cannot be true, and what should not be believed."""
     found = []
     for run, result in runs.items():
@@ -166,103 +170,183 @@ def busy(result: dict, name: str) -> list[str]:
     ]
 
 
+def row_of(run: SweepRun, results: Runs) -> Row:
+    """A run's figures, and its throughput over that of one worker; None for what was not measured.
+
+    Times are those of all timed steps, sizes those of the worker with the most.
+    """
+    found, examples = results[run], run.batch_size * run.workers
+    speed, steps = found.get("samples_per_second"), found.get("steps", {}).get("timed", 0)
+    one, single = (
+        results.get(SweepRun(name, run.model, examples, 1), {}).get("samples_per_second")
+        for name in (run.strategy, "single")
+    )
+    communication, exposed = (found.get("communication", {}).get(name) for name in ("total_ms", "exposed_ms"))
+    validation = (found.get("evaluations") or [{}])[-1]
+    return {
+        "model": Path(run.model).name,
+        "framework": run.strategy,
+        "workers": run.workers,
+        "batch_size": run.batch_size,  # of one worker
+        "speedup": speed and one and speed / one,  # over the same framework on one worker
+        "over_single": speed and single and speed / single,  # over one worker without any framework
+        "examples_per_second": speed,
+        "slowest": min(found.get("launches", []), default=None),  # examples per second, with --repeats
+        "fastest": max(found.get("launches", []), default=None),
+        "total_s": found.get("wall_s"),
+        "communication_s": communication and communication * steps / 1e3,  # under way, by the traced steps
+        "exposed_s": exposed and exposed * steps / 1e3,  # the part of it in which nothing was computed
+        "kept_mb": most_mb(found, lambda memory: (memory["persistent_counted"] or {}).get("total")),
+        "peak_mb": most_mb(found, lambda memory: memory["peak"]),
+        "validation_loss": validation.get("loss"),
+        "perplexity": validation.get("perplexity"),
+        "bleu": found.get("bleu"),  # with -- --bleu
+        **{
+            name: found.get("utilisation", {}).get(name) for name in ("gpu_utilisation", "gpu_power", "gpu_temperature")
+        },
+    }
+
+
+def combined(launches: list[dict]) -> dict:
+    """The launch with the median throughput, and the throughput of all; a failure where all failed."""
+    timed = [found for found in launches if "outcome" not in found]
+    if len(launches) == 1 or not timed:
+        return launches[0]
+    timed.sort(key=lambda found: found["samples_per_second"])
+    middle = timed[(len(timed) - 1) // 2]
+    return middle | {"launches": [found["samples_per_second"] for found in timed]}
+
+
+def disagreements(rows: list[Row]) -> list[str]:
+    """Frameworks whose validation loss is not that of the first row of the same model."""
+    found = []
+    for row in rows:
+        first = next(other for other in rows if other["model"] == row["model"])
+        loss, expected = row["validation_loss"], first["validation_loss"]
+        if loss is not None and expected is not None and not abs(loss - expected) <= SAME:  # a NaN is one, too
+            found.append(
+                f"{row['model']}, {row['framework']}, {row['workers']} workers: validation loss {loss:.6f}, "
+                f"but {expected:.6f} with {first['framework']} on {first['workers']}"
+            )
+    return found
+
+
+def csv_rows(rows: list[Row], missing: str = "") -> list[list[str]]:
+    """The headings and the cells; columns that nobody could measure are left out."""
+    heads = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
+
+    def text(value: object) -> str:
+        return cell(value, 4, missing=missing) if value is None or isinstance(value, float) else str(value)
+
+    return [heads, *([text(row[name]) for name in heads] for row in rows)]
+
+
+def markdown(rows: list[Row]) -> str:
+    """The same as a table; a dash stands for what was not measured."""
+    head, *body = csv_rows(rows, "-")
+    lines = [[name.replace("_", " ") for name in head], ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def write_tables(folder: Path) -> dict[str, Any]:
     """All files, and what stands in the last line of a sweep."""
     runs = read_runs(folder)
     counts = sorted({run.workers for run in runs})
-    for name, figure in (("latency", latency), ("mem", peak_mb)):
-        for count in counts:
-            write_csv(folder / f"{name}_{count}.csv", block_rows(runs, count, figure))
-        write_csv(folder / f"{name}.csv", block_rows(runs, counts[-1], figure))
-    write_csv(folder / "scaling.csv", scaling_rows(runs))
-    write_csv(folder / "load.csv", load_rows(runs))
+    tables = {f"{name}_{n}": measured_rows(runs, n, figure) for name, figure in FIGURES.items() for n in counts}
+    tables |= {name: tables[f"{name}_{counts[-1]}"] for name in FIGURES}
+    scaling = {"scaling": scaling_rows(runs)} if counts[0] == 1 else {}
+    tables |= scaling | {"load": load_rows(runs)}
+    for name, rows in tables.items():
+        write_csv(folder / f"{name}.csv", rows)
     draw(folder, runs, counts[-1])
     found = flags(runs)
     for line in found:
         print(f"flagged: {line}", file=sys.stderr)
-    for name in ("latency", "mem", "scaling"):
-        print(f"\n{name}.csv\n{(folder / f'{name}.csv').read_text()}", end="")
-    return {"folder": folder.name, "flagged": found, "latency": block_rows(runs, counts[-1], latency)}
+    for name in (*FIGURES, *scaling):
+        show(folder / f"{name}.csv")
+    return {"folder": folder.name, "flagged": found, "latency": tables["latency"]}
 
 
-def draw(folder: Path, runs: dict[SweepRun, dict], workers: int) -> None:
+def write_frameworks(
+    folder: Path, launched: dict[SweepRun, list[dict]], failures: list[str], begin: dict
+) -> dict[str, Any]:
+    """frameworks.csv, frameworks.md and figures of runs, each with its launches; and what stands in the last line."""
+    results = {run: combined(launches) for run, launches in launched.items()}
+    rows = [row_of(run, results) for run in results if "outcome" not in results[run]]
+    machine, flagged = machine_line(begin), disagreements(rows)
+    rows.sort(key=lambda row: (row["model"], row["workers"], -(row["examples_per_second"] or 0.0)))
+    write_csv(folder / "frameworks.csv", csv_rows(rows), machine)
+    with atomic_write(folder / "frameworks.md") as file:
+        file.write(f"{markdown(rows)}\n\n{machine}\n")
+    draw(folder, results, max(run.workers for run in results))
+    busy_runs = [line for run, launches in launched.items() for result in launches for line in busy(result, run.name)]
+    said = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in [*flagged, *busy_runs])]
+    print("\n".join([markdown(rows), "", machine, *said]))
+    return {"rows": rows, "flagged": flagged, "busy": busy_runs, "environment": begin}
+
+
+def show(path: Path) -> None:
+    print(f"\n{path.name}\n{path.read_text()}", end="")
+
+
+def draw(folder: Path, runs: Runs, workers: int) -> None:
     """Throughput, total time and communication time of each strategy, one figure per model at its largest batch."""
     from benchmark.measure.ranking import Bar, draw_ranking
 
-    for model in dict.fromkeys(run.model for run in runs):
-        done = {r: result for r, result in runs.items() if (r.model, r.workers) == (model, workers) and latency(result)}
-        if not done:
-            continue
-        batch = max(run.batch_size for run in done)
-        shown = {run.strategy: result for run, result in done.items() if run.batch_size == batch}
-        figures: dict[str, tuple[str, list[Bar]]] = {
-            "throughput": ("examples per second", [Bar(s, r["samples_per_second"]) for s, r in shown.items()]),
-            "total_time": (
-                "timed steps, ms per step",
-                [Bar(s, r["step_ms"], *r.get("step_ms_95", ())) for s, r in shown.items()],
-            ),
-            "communication_time": (
-                "communication, ms per step",
-                [Bar(s, r["communication"]["total_ms"]) for s, r in shown.items()],
-            ),
-        }
-        for name, (label, bars) in figures.items():
-            title = f"{model}, batch {batch} x {workers} workers"
-            draw_ranking(folder / f"{name}_{model}.png", bars, label, title)
+    figures: dict[str, tuple[str, Callable[[dict], tuple]]] = {
+        "throughput": ("examples per second", lambda found: (found["samples_per_second"],)),
+        "total_time": (
+            "timed steps, ms per step", lambda found: (found["step_ms"], *found.get("step_ms_95", ()))
+        ),
+        "communication_time": ("communication, ms per step", lambda found: (found["communication"]["total_ms"],)),
+    }  # fmt: skip
+    done = {run: result for run, result in runs.items() if run.workers == workers and latency(result)}
+    for model in dict.fromkeys(run.model for run in done):
+        batch = max(run.batch_size for run in done if run.model == model)
+        shown = {run.strategy: found for run, found in done.items() if (run.model, run.batch_size) == (model, batch)}
+        for name, (label, values) in figures.items():
+            bars = [Bar(strategy, *values(found)) for strategy, found in shown.items()]
+            draw_ranking(
+                folder / f"{name}_{Path(model).name}.png", bars, label, f"{model}, batch {batch} x {workers} workers"
+            )
 
 
-def write_csv(path: Path, rows: Rows) -> None:
-    with atomic_write(path) as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
-
-
-def filled(figure: str, runs: dict[SweepRun, dict], arguments: argparse.Namespace) -> Rows:
-    """The rows of one table, latency or mem, with predictions where nothing was run."""
+def fill(arguments: argparse.Namespace) -> dict[str, Rows]:
+    """Write latency and mem with predictions where nothing was run."""
     from benchmark.cost import calibration as stored  # here: they load numpy
     from benchmark.cost.cell import Cell
     from benchmark.cost.predict_step import Surroundings, predict
 
-    calibration = stored.load(arguments.calibration)
+    folder, calibration = arguments.folder, stored.load(arguments.calibration)
+    runs = read_runs(folder) if folder.is_dir() and any(folder.glob("*-b*-w*")) else {}
     where = Surroundings(memory=None if arguments.memory_gb is None else arguments.memory_gb * 1e9)
+    cells = [
+        SweepRun(strategy, model, batch, arguments.workers)
+        for strategy in arguments.strategies for model in arguments.models for batch in arguments.batch_sizes
+    ]  # fmt: skip
 
-    def predicted(run: SweepRun) -> str:
+    def text(run: SweepRun, name: str) -> str:
+        if known := cell(FIGURES[name](runs.get(run, {})), missing=""):
+            return known
+        place = Cell(run.strategy, run.model, run.workers, run.batch_size, arguments.length)
         try:
-            found = predict(
-                calibration, Cell(run.strategy, run.model, run.workers, run.batch_size, arguments.length), where
-            )
+            found = predict(calibration, place, where)
         except InputError as error:
             if "does not fit" not in str(error):
                 raise
             return "does not fit"
-        value = found.seconds * 1e3 if figure == "latency" else found.memory.peak / 1e6
-        return f"{value:.2f} predicted"
+        return f"{found.seconds * 1e3 if name == 'latency' else found.memory.peak / MB:.2f} predicted"
 
-    measured, rows = latency if figure == "latency" else peak_mb, []
-    for strategy in arguments.strategies:
-        rows.append([level(strategy), *map(str, arguments.batch_sizes)])
-        for model in arguments.models:
-            cells = [SweepRun(strategy, model, batch, arguments.workers) for batch in arguments.batch_sizes]
-            rows.append([model, *(as_text(measured(runs.get(cell, {}))) or predicted(cell) for cell in cells)])
-    return rows
-
-
-def fill(arguments: argparse.Namespace) -> dict[str, Rows]:
-    """Write the completed tables."""
-    folder = arguments.folder
-    runs = read_runs(folder) if folder.is_dir() and any(folder.glob("*-b*-w*")) else {}
-    tables = {name: filled(name, runs, arguments) for name in ("latency", "mem")}
+    tables = {name: block_rows(cells, lambda run, name=name: text(run, name)) for name in FIGURES}  # type: ignore[misc]
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in tables.items():
-        path = folder / f"{name}_filled.csv"
-        write_csv(path, rows)
-        print(f"\n{path.name}\n{path.read_text()}", end="")
+        write_csv(folder / f"{name}_filled.csv", rows)
+        show(folder / f"{name}_filled.csv")
     return tables
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Return the flags; raises InputError."""
-    parser = Parser(prog="python -m benchmark.tables", description=__doc__, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def main() -> None:
+    parser = command_parser("tables", __doc__)
     add = parser.add_argument
     add("folder", type=Path, help="output folder of a sweep; with --predict a new one, too: then all is predicted")
     add("--predict", action="store_true", help="complete the tables by predictions; the other flags belong to this")
@@ -273,15 +357,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--length", type=int, default=64, help="tokens of an example (64)")
     add("--memory_gb", type=float, help="of the machine (default: of this one)")
     add("--calibration", type=Path, default=Path("runs/benchmark/calibration.json"), help="%(default)s")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args()
     arguments.models = models_of(arguments.models)
     arguments.strategies = names_of("--strategies", arguments.strategies, STRATEGIES)
     arguments.batch_sizes = numbers_of("--batch_sizes", arguments.batch_sizes)
-    return arguments
-
-
-def main() -> None:
-    arguments = parse(sys.argv[1:])
     if arguments.predict:
         print(json.dumps({"folder": arguments.folder.name, **fill(arguments)}))
     else:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from common.config import RunConfig
 from common.errors import InputError
 from common.paths import ROOT
 
+Work = Callable[[], None]
 STARTER_REPORTS = "COS598D_STARTER_REPORTS"  # in the environment of workers that were started by start_workers
 
 
@@ -56,6 +57,17 @@ def make_ready(settings: Settings, strategies: Iterable[str], no_cuda: bool = Fa
     """Build what the strategies need, and make the output folder: before workers start, and once."""
     compile_operators(strategies, settings.no_cuda or no_cuda)
     prepare(settings.output_dir)
+
+
+def on_workers(module: str, settings: Settings, count: int | None, strategies: Iterable[str], work: Work) -> bool:
+    """Do the work here if this process is a worker (count None), or start `count`; whether this process reports."""
+    if count is None:
+        work()
+    else:
+        make_ready(settings, strategies)
+        if code := start_workers(module, count, without(sys.argv[1:], "--workers")):
+            sys.exit(code)
+    return reports(settings)
 
 
 def prepare(folder: Path) -> None:

@@ -13,12 +13,10 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import json
-import multiprocessing
-import os
 import sys
-import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +26,16 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from benchmark.checks.ranks import on_ranks
+from benchmark.measure.output import MB, cell, text_table
+from benchmark.names import numbers_of
 from beyond.on_grid import SCHEDULES
 from beyond.one_f_one_b import Action
 from beyond.stage_runner import Stage, StageRunner
+from common.config import RunConfig
 from common.errors import InputError, exit_on_input_error
 from common.figures import COLOURS, figure
+from common.flags import check_at_least
 
 WIDTH, LENGTH, ROWS, VOCABULARY = 128, 64, 2, 500
 TOLERANCE = 0.02
@@ -104,47 +107,37 @@ def most_alive(actions: list[Action]) -> int:
     return most
 
 
-def work(rank: int, stages: int, counts: list[int], batch: int | None, store: str, results: Any) -> None:
+def measure_stage(config: RunConfig, counts: list[int], batch: int | None) -> list[dict[str, Any]]:
     """One stage: a row for every schedule and number of micro-batches. batch: examples in all of them together."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=stages)
+    stage, stages = config.rank, config.world_size
     torch.manual_seed(0)
     sizes = {"n_positions": LENGTH, "n_embd": WIDTH, "n_layer": stages, "n_head": 4, "vocab_size": VOCABULARY}
     sizes |= {"bos_token_id": 0, "eos_token_id": 0}
-    config = GPT2Config(**sizes, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)  # type: ignore[arg-type]
+    model_config = GPT2Config(**sizes, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)  # type: ignore[arg-type]
     group = dist.group.WORLD
     assert group is not None
-    runner = StageRunner(Stage(GPT2LMHeadModel(config), rank, stages), group)
+    runner = StageRunner(Stage(GPT2LMHeadModel(model_config), stage, stages), group)
     parameters = {p.untyped_storage().data_ptr() for p in runner.stage.parameters()}
     tokens = torch.randint(VOCABULARY, (batch or max(counts) * ROWS, LENGTH))
 
     def peak(schedule: str, count: int, rows: int) -> tuple[int, int]:
-        saved, actions = SavedBytes(parameters), SCHEDULES[schedule](count, stages, rank)
+        saved, actions = SavedBytes(parameters), SCHEDULES[schedule](count, stages, stage)
         with saved.hooks():
             runner.run(actions, tokens[: count * rows].chunk(count))
         return saved.most, most_alive(actions)
 
-    for schedule in SCHEDULES:
-        for count in counts:
-            rows = batch // count if batch else ROWS
-            one, _ = peak("gpipe", 1, rows)
-            measured, alive = peak(schedule, count, rows)
-            results.put(Peak(schedule, count, rank, alive, alive * one, measured))
-    dist.destroy_process_group()
+    found = []
+    for schedule, count in product(SCHEDULES, counts):
+        rows = batch // count if batch else ROWS
+        one, _ = peak("gpipe", 1, rows)
+        measured, alive = peak(schedule, count, rows)
+        found.append(asdict(Peak(schedule, count, stage, alive, alive * one, measured)))
+    return found
 
 
 def measure(stages: int, counts: list[int], batch: int | None = None) -> list[Peak]:
     """Run all stages; rows in the order of schedule, micro-batches and stage."""
-    context = multiprocessing.get_context("spawn")
-    results: Any = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (stages, counts, batch, os.path.join(folder, "store"), results)
-        processes = [context.Process(target=work, args=(rank, *arguments), daemon=True) for rank in range(stages)]
-        for process in processes:
-            process.start()
-        rows = [results.get(timeout=300) for _ in range(stages * len(counts) * len(SCHEDULES))]
-        for process in processes:
-            process.join()
+    rows = [Peak(**row) for rows in on_ranks(measure_stage, stages, counts=counts, batch=batch) for row in rows]
     return sorted(rows, key=lambda row: (row.schedule, row.micro_batches, row.stage))
 
 
@@ -176,22 +169,17 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.stages, arguments.micro_batches = 2, "3"
-    words = arguments.micro_batches.split(",")
-    if arguments.stages < 1:
-        raise InputError(f"--stages: expected at least 1, got {arguments.stages}")
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise InputError(f"--micro_batches: expected numbers such as 4,8,16, got {arguments.micro_batches!r}")
-    if arguments.batch is not None and any(
-        arguments.batch < int(word) or arguments.batch % int(word) for word in words
-    ):
-        raise InputError(f"--batch: expected a multiple of {arguments.micro_batches}, got {arguments.batch}")
-    rows = measure(arguments.stages, [int(word) for word in words], arguments.batch)
-    print(f"{'schedule':<9}{'micro-batches':>14}{'stage':>7}{'alive':>7}{'expected MB':>13}{'measured MB':>13}")
-    for row in rows:
-        print(
-            f"{row.schedule:<9}{row.micro_batches:>14}{row.stage:>7}{row.alive:>7}"
-            f"{row.expected / 1e6:>13.2f}{row.measured / 1e6:>13.2f}"
-        )
+    check_at_least(arguments, 1, "stages")
+    counts, batch = numbers_of("--micro_batches", arguments.micro_batches), arguments.batch
+    if batch is not None and any(batch < count or batch % count for count in counts):
+        raise InputError(f"--batch: expected a multiple of {arguments.micro_batches}, got {batch}")
+    rows = measure(arguments.stages, counts, batch)
+    cells = [
+        [row.schedule, *map(str, (row.micro_batches, row.stage, row.alive)), cell(row.expected, 2, MB),
+         cell(row.measured, 2, MB)]
+        for row in rows
+    ]  # fmt: skip
+    print(text_table([["schedule", "micro-batches", "stage", "alive", "expected MB", "measured MB"], *cells]))
     if arguments.plot:
         draw(arguments.plot, rows)
     print(json.dumps([asdict(row) for row in rows]))

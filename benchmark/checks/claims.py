@@ -22,108 +22,259 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import json
-import subprocess
+import statistics
 import sys
-import tempfile
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from benchmark.checks.ranks import on_ranks
+from benchmark.names import names_of
 from cluster.emulate import bits_per_second, why_not
-from cluster.launch import free_port
-from common.errors import InputError, exit_on_input_error
+from common.config import RunConfig
+from common.errors import exit_on_input_error
 from common.flags import burst_bytes
-from common.paths import ROOT
+from common.workers.collectives import CollectiveLog
+from task4_traffic.counters import KERNEL, read_kernel
 from task4_traffic.expected import example_model
 
 MIB = 2**20
-Results = list[dict[str, Any]]
 Verdict = tuple[bool, str]
+Result = dict[str, object]  # of a rank
 
 
-def on_ranks(claim: str, workers: int, rate: str | None = None, may_fail: bool = False) -> tuple[Results, list[int]]:
-    """Run a claim on loopback (rate None) or on emulated nodes; return the results, and each rank's exit code."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["benchmark/checks/claims_rank.py", claim, folder, "--world_size", str(workers)]
-        if rate is None:
-            place = ["--master_port", str(free_port())]
-            ranks = [[sys.executable, *words, *place, "--local_rank", str(rank)] for rank in range(workers)]
-        else:
-            place = ["--master_ip", "10.10.1.1", "--master_port", "6585", "--local_rank", "{rank}"]
-            emulate = [sys.executable, "-m", "cluster.emulate", "--nodes", str(workers), "--rate", rate, "--"]
-            ranks = [[*emulate, "python", *words, *place]]
-        output = Path(folder) / "output"
-        with output.open("w") as log:
-            started = [subprocess.Popen(rank, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT) for rank in ranks]
-            codes = [one.wait() for one in started]
-        if any(codes) and not may_fail:
-            raise InputError(f"{claim} failed: {output.read_text()[-1500:]}")
-        found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("result_*.json"))]
-        return found, codes
+def stack(layers: int, width: int) -> nn.Sequential:
+    """Linear layers, and a buffer, as BERT has for its position ids."""
+    model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)])
+    model.register_buffer("positions", torch.zeros(8))
+    return model
 
 
-def buckets() -> Verdict:
-    (found, *_), _ = on_ranks("buckets", 2)
-    first, later = ([size / MIB for size in found[key]] for key in ("first", "later"))
-    shown = f"first iteration {[round(size, 1) for size in first]} MiB, later {[round(size, 1) for size in later]}"
-    return len(first) == 1 and later[0] > 1 and max(later[1:]) > 25 and len(later) > 2, shown
+def wrapped(model: nn.Module) -> tuple[DistributedDataParallel, list[int]]:
+    """The model in DDP, and a list that gets the bytes of each bucket that is sent."""
+    ddp, sent = DistributedDataParallel(model), list[int]()
+
+    def note(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        sent.append(bucket.buffer().nbytes)
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
+
+    ddp.register_comm_hook(None, note)
+    return ddp, sent
 
 
-def no_sync() -> Verdict:
-    (found, *_), _ = on_ranks("no_sync", 2)
-    return found["backward_alone"] > 0 == found["both"], f"buckets sent: {found}"
+def buckets(config: RunConfig) -> Verdict:
+    """The bytes of DDP's buckets in the first and in the third iteration: 12 parameters of 10 MB."""
+    ddp, sent = wrapped(stack(12, 1600))
+    steps = []
+    for _ in range(3):
+        sent.clear()
+        ddp(torch.ones(1, 1600)).sum().backward()
+        steps.append([round(size / MIB, 1) for size in sent])
+    first, _, later = steps
+    holds = len(first) == 1 and later[0] > 1 and max(later[1:]) > 25 and len(later) > 2
+    return holds, f"first iteration {first} MiB, later {later}"
 
 
-def buffers() -> Verdict:
-    (found, *_), _ = on_ranks("buffers", 2)
-    return found["evaluation"] == 1 and found["steps"] == [0, 1], f"broadcasts: {found}"
+def no_sync(config: RunConfig) -> Verdict:
+    """How many buckets are sent if backward alone, or forward as well, is inside no_sync()."""
+    ddp, sent = wrapped(stack(4, 64))
+    ddp(torch.ones(1, 64)).sum().backward()
+    sent.clear()
+    loss = ddp(torch.ones(1, 64)).sum()
+    with ddp.no_sync():
+        loss.backward()
+    backward_alone = len(sent)
+    sent.clear()
+    with ddp.no_sync():
+        ddp(torch.ones(1, 64)).sum().backward()
+    shown = f"buckets sent: {backward_alone} with backward alone, {len(sent)} with forward as well"
+    return backward_alone > 0 == len(sent), shown
 
 
-def unused() -> Verdict:
-    (found, *_), _ = on_ranks("unused", 2)
-    return found == {"step": 1, "where": "forward"}, f"error: {found}"
+def buffers(config: RunConfig) -> Verdict:
+    """How often DDP broadcasts its buffers: in four forwards without gradients, then in each of two training steps."""
+    ddp, log = DistributedDataParallel(stack(2, 16)), CollectiveLog()
+
+    def broadcasts(action: Callable[[], object]) -> int:
+        before = log.total.get("broadcast", 0)
+        action()
+        log.drain()
+        return log.total.get("broadcast", 0) - before
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            for _ in range(4):
+                ddp(torch.ones(1, 16))
+
+    def step() -> None:
+        ddp(torch.ones(1, 16)).sum().backward()
+
+    log.drain()
+    for _ in range(2):  # the second one also agrees on new buckets
+        broadcasts(step)
+    counts = [broadcasts(evaluate), broadcasts(step), broadcasts(step)]
+    return counts == [1, 0, 1], f"broadcasts in evaluation and two steps: {counts}"
+
+
+def unused(config: RunConfig) -> Verdict:
+    """In which step DDP complains about a parameter that has got no gradient, and where."""
+    model = stack(2, 16)
+    ddp = DistributedDataParallel(model)
+    for step in range(2):
+        for where in ("forward", "backward"):
+            try:
+                if where == "forward":
+                    loss = ddp(torch.ones(1, 16)).sum() if step else _first_layer_only(ddp)
+                else:
+                    loss.backward()
+            except RuntimeError:
+                return (step, where) == (1, "forward"), f"error in {where} of step {step}"
+    return False, "no error"
+
+
+def _first_layer_only(ddp: DistributedDataParallel) -> Tensor:
+    model = ddp.module
+    forward = model.forward
+    model.forward = model[0].forward
+    loss = ddp(torch.ones(1, 16)).sum()
+    model.forward = forward
+    return loss
+
+
+def in_different_orders(config: RunConfig, size: int) -> Result:
+    """Two ranks all_reduce 1,000 1s and `size` 10s in different orders: what each of them gets, if it gets anything."""
+    ones, tens = torch.full((1000,), 1.0), torch.full((size,), 10.0)
+    for tensor in (ones, tens) if config.rank == 0 else (tens, ones):
+        dist.all_reduce(tensor)
+    return {"ones": ones[0].item(), "tens": tens[0].item()}
 
 
 def order() -> Verdict:
-    equal, _ = on_ranks("order_equal", 2)
-    _, codes = on_ranks("order_unequal", 2, may_fail=True)
+    equal = on_ranks(in_different_orders, 2, size=1000)
+    unequal = on_ranks(in_different_orders, 2, size=100_000, may_fail=True)
     wrong = all(result == {"ones": 11.0, "tens": 11.0} for result in equal)
-    return wrong and any(codes), f"equal sizes: {equal[0]} for 2 and 20; different sizes: exit codes {codes}"
+    shown = f"equal sizes: {equal[0]} for 2 and 20; different sizes: {len(unequal)} of 2 ranks come to an end"
+    return wrong and len(unequal) < 2, shown
+
+
+def eth0() -> int:
+    """The bytes that this node has sent."""
+    return read_kernel(KERNEL.read_text())["eth0"][1]
+
+
+def early_bytes(config: RunConfig) -> Result:
+    """The bytes that this rank has sent and received 1 s before the last rank calls gather, and after it."""
+    rank, tensor = dist.get_rank(), torch.ones(2_500_000)
+    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())] if rank == 0 else None
+    dist.barrier()
+    before, halfway = eth0(), list[int]()
+    look = threading.Timer(1.0, lambda: halfway.append(eth0() - before))
+    look.start()
+    if rank == dist.get_world_size() - 1:
+        time.sleep(2.0)
+    dist.gather(tensor, everyone, dst=0)
+    look.join()
+    return {"early": halfway[0], "all": eth0() - before, "bytes": tensor.nbytes}
 
 
 def late() -> Verdict:
-    found, _ = on_ranks("late", 4, "1gbit")
+    found = on_ranks(early_bytes, 4, "1gbit")
     early = [result["early"] / 1e6 for result in found]
     shown = "MB sent before the last rank's call: " + ", ".join(f"{size:.1f}" for size in early)
     return min(early[1], early[2]) > 0.5 * found[0]["bytes"] / 1e6 > early[3], shown
 
 
+def message_seconds(config: RunConfig) -> Result:
+    """The seconds of 100 kB from rank 0 to rank 1 after a pause, the shortest of ten."""
+    tensor, taken = torch.ones(25_000), []
+    for _ in range(10):
+        dist.barrier()
+        time.sleep(0.05)
+        begin = time.perf_counter()
+        dist.send(tensor, 1) if dist.get_rank() == 0 else dist.recv(tensor, 0)
+        taken.append(time.perf_counter() - begin)
+    return {"seconds": min(taken), "bytes": tensor.nbytes}
+
+
 def burst() -> Verdict:
-    (_, found), _ = on_ranks("burst", 2, "100mbit")
+    _, found = on_ranks(message_seconds, 2, "100mbit")
     rate = bits_per_second("100mbit") / 8
     plain, least = found["bytes"] / rate, (found["bytes"] - burst_bytes(8 * rate)) / rate
     shown = f"{found['seconds'] * 1e3:.1f} ms; {plain * 1e3:.1f} by the rate, {least * 1e3:.1f} with the burst"
     return least <= found["seconds"] < plain, shown
 
 
+def bytes_in_units(config: RunConfig) -> Result:
+    """Bytes out of the interface over the payload, for each collective of 8 MB."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    whole = torch.ones(2_000_000)
+    part, other = torch.ones(len(whole) // n), torch.empty_like(whole)
+    unit = whole.nbytes * (n - 1) / n
+    found: Result = {}
+    for name, call in {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(other, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+    }.items():
+        call()
+        dist.barrier()
+        time.sleep(0.1)
+        before = eth0()
+        call()
+        time.sleep(0.1)  # for the last acknowledgements
+        found[name] = (eth0() - before) / unit
+        dist.barrier()
+    return found | {"rank": rank}
+
+
 def frames() -> Verdict:
-    shares = {rate: on_ranks("frames", 2, rate)[0][0]["all_reduce"] / 2 for rate in ("1gbit", "300mbit", "250mbit")}
+    shares = {rate: on_ranks(bytes_in_units, 2, rate)[0]["all_reduce"] / 2 for rate in ("1gbit", "300mbit", "250mbit")}
     holds = shares["1gbit"] < 1.005 and shares["300mbit"] < 1.005 and 1.04 < shares["250mbit"] < 1.06
     return holds, "bytes over payload: " + ", ".join(f"{rate} {share:.3f}" for rate, share in shares.items())
 
 
 def units() -> Verdict:
     expected = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 2, "all_to_all": 1}
-    found = on_ranks("frames", 4, "1gbit")[0][0]
+    found = on_ranks(bytes_in_units, 4, "1gbit")[0]
     shown = ", ".join(f"{name} {found[name]:.2f}" for name in expected)
     return all(abs(found[name] / units - 1) < 0.02 for name, units in expected.items()), f"units: {shown}"
 
 
+def slowed_computing(config: RunConfig) -> Result:
+    """How many times as long computing takes beside a collective that is under way: the median of interleaved pairs."""
+    matrix, message = torch.ones(384, 384), torch.ones(25_000_000)
+
+    def compute() -> float:
+        begin = time.perf_counter()
+        for _ in range(60):
+            matrix @ matrix
+        return time.perf_counter() - begin
+
+    ratios = []
+    for _ in range(15):
+        dist.barrier()
+        alone = compute()
+        work = dist.all_reduce(message, async_op=True)
+        assert work is not None
+        together = compute()
+        ratios.append(together / alone)
+        still_under_way = not work.is_completed()
+        work.wait()
+        message.fill_(1.0)
+    return {"ratio": statistics.median(ratios), "under_way": still_under_way}
+
+
 def beside() -> Verdict:
-    found, _ = on_ranks("beside", 2, "1gbit")
+    found = on_ranks(slowed_computing, 2, "1gbit")
     ratios = [result["ratio"] for result in found]
     holds = sum(ratios) > len(ratios) and all(result["under_way"] for result in found)
     return holds, "computing takes " + " and ".join(f"{ratio:.2f}" for ratio in ratios) + " times as long"
@@ -142,16 +293,23 @@ def fp16() -> Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    check: Callable[[], Verdict]
+    """check: gives the verdict here, or (is_judged_by_rank) on each of two ranks; then rank 0's counts."""
+
+    check: Callable[..., Verdict]
     needs_nodes: bool = False
     measures_seconds: bool = False
+    is_judged_by_rank: bool = False
+
+    def verdict(self) -> Verdict:
+        holds, shown = on_ranks(self.check, 2)[0] if self.is_judged_by_rank else self.check()
+        return holds, shown
 
 
 CLAIMS = {
-    "buckets": Claim(buckets),
-    "no_sync": Claim(no_sync),
-    "buffers": Claim(buffers),
-    "unused": Claim(unused),
+    "buckets": Claim(buckets, is_judged_by_rank=True),
+    "no_sync": Claim(no_sync, is_judged_by_rank=True),
+    "buffers": Claim(buffers, is_judged_by_rank=True),
+    "unused": Claim(unused, is_judged_by_rank=True),
     "order": Claim(order),
     "late": Claim(late, needs_nodes=True),
     "burst": Claim(burst, needs_nodes=True, measures_seconds=True),
@@ -164,21 +322,18 @@ CLAIMS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(CLAIMS), help="claims, separated by commas (all)")
+    parser.add_argument("--only", default="all", help="claims, separated by commas (all)")
     parser.add_argument("--quick", action="store_true", help="leave out the claims that measure seconds")
     arguments = parser.parse_args()
-    names = arguments.only.split(",")
-    if unknown := set(names) - set(CLAIMS):
-        raise InputError(f"--only: expected some of {', '.join(CLAIMS)}; got {min(unknown)!r}")
     no_nodes, found = why_not(), {}
-    for name in names:
+    for name in names_of("--only", arguments.only, CLAIMS):
         claim = CLAIMS[name]
         if claim.needs_nodes and no_nodes:
             holds, shown = True, f"skipped: {no_nodes}"
         elif claim.measures_seconds and arguments.quick:
             holds, shown = True, "skipped: --quick"
         else:
-            holds, shown = claim.check()
+            holds, shown = claim.verdict()
         found[name] = {"holds": holds, "measured": shown}
         print(f"{name:<10} {'holds' if holds else 'FAILS':<6} {shown}", flush=True)
     print(json.dumps(found))

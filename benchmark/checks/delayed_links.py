@@ -1,12 +1,9 @@
-"""Runs a command on nodes whose links have a delay, on this machine: by the kernel's netem, else by a switch here.
-
-    python -m benchmark.checks.delayed_links --nodes 2 --delay_ms 10 -- python script.py {rank}
+"""Nodes whose links have a delay, on this machine: by the kernel's netem, else by a switch here.
 
 As in cluster.emulate, node r has the address 10.10.1.{r+1}, and {rank} is replaced. The switch connects one TAP device
 of each node, and passes every frame on when the delay is over. It is a Python program: use it for small messages.
 """
 
-import argparse
 import fcntl
 import os
 import select
@@ -18,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from cluster.emulate import namespaces, run, search_path, why_not, words
-from common.errors import InputError, exit_on_input_error
+from common.errors import InputError
 from common.paths import ROOT
 
 TUN = "/dev/net/tun"
@@ -38,12 +35,15 @@ def network() -> tuple[str, str]:
     return "switch", ""
 
 
-def command_on_nodes(kind: str, nodes: int, delay_ms: float, command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command` on every node, with a delay of the given kind."""
+def command_on_nodes(nodes: int, delay_ms: float, command: Sequence[str]) -> list[str]:
+    """Return the command that runs `command` on every node; raises InputError if this machine has no such links."""
+    kind, reason = network()
+    if not kind:
+        raise InputError(reason)
     if kind == "netem":
         return [*emulate(nodes, delay_ms), *command]
-    own = [sys.executable, "-m", "benchmark.checks.delayed_links", "--nodes", str(nodes), "--delay_ms", str(delay_ms)]
-    return [*namespaces(), *own, "--", *command]
+    own = [sys.executable, "-m", "benchmark.checks.delayed_links", str(nodes), str(delay_ms)]
+    return [*namespaces(), *own, *command]
 
 
 def emulate(nodes: int, delay_ms: float) -> list[str]:
@@ -92,33 +92,20 @@ def switch(taps: Sequence[int], delay: float, ranks: Sequence[subprocess.Popen])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--delay_ms", type=float, default=10.0, help="one way, from a node to another (%(default)s)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="command to run on each node; {rank} is replaced")
-    arguments = parser.parse_args()
-    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    if os.getpid() != 1:  # not the first process of its own namespaces
-        kind, reason = network()
-        if not kind:
-            raise InputError(reason)
-        sys.exit(
-            subprocess.run(
-                command_on_nodes(kind, arguments.nodes, arguments.delay_ms, command), cwd=ROOT, env=environment()
-            ).returncode
-        )
+    """The first process of its own namespaces."""
+    nodes, delay_ms, *command = sys.argv[1:]
     for line in ("mount --make-rprivate /", "mount -t tmpfs none /run", "mkdir /run/netns", "ip link set lo up"):
         run(words(line))
-    taps = [plug(node) for node in range(arguments.nodes)]
+    taps = [plug(node) for node in range(int(nodes))]
     ranks = [
         subprocess.Popen(
             [*words(f"ip netns exec node{node}"), *(word.replace("{rank}", str(node)) for word in command)]
         )
-        for node in range(arguments.nodes)
+        for node in range(int(nodes))
     ]
-    switch(taps, arguments.delay_ms / 1e3, ranks)
+    switch(taps, float(delay_ms) / 1e3, ranks)
     sys.exit(max(abs(rank.returncode) for rank in ranks))
 
 
 if __name__ == "__main__":
-    exit_on_input_error(main)
+    main()

@@ -3,25 +3,33 @@
 import contextlib
 import copy
 import io
+import json
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
-from transformers import get_linear_schedule_with_warmup
+from transformers import BertConfig, BertForSequenceClassification, get_linear_schedule_with_warmup
 
+from benchmark.checks.pipeline_speed import ROWS, STAGES, batch, loss_of, make_pipe, make_stage
 from benchmark.measure.turns import Clock, Step
 from common.arguments import parse_glue_arguments
+from common.config import RunConfig
 from common.data.glue import load_glue
 from common.data.sample_data import glue_sample_dir
 from common.models.load import load_tokenizer
@@ -29,9 +37,10 @@ from common.optim import set_seed
 from common.paths import ROOT, import_file
 from common.record import Record
 from common.workers.process_group import Worker
+from common.workers.pulse import Pulse
+from common.workers.pulse import Thread as ThreadClock
+from common.workers.watchdog import Watchdog
 
-WORLD_SIZE = 4  # of the graders
-ENOUGH = 3_000_000  # bytes of text: a start costs some milliseconds whatever follows
 LABELS = {"entailment": 0, "not_entailment": 1}
 
 
@@ -139,8 +148,6 @@ def record(folder: Path, quick: bool) -> Timed:
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
 
     def shares(seconds: np.ndarray) -> dict[str, float]:
-        import json
-
         step = json.loads((folder / "run" / "rank0.json").read_text())["seconds_per_iteration"]
         return {"record without a timeline": off / step}
 
@@ -148,68 +155,209 @@ def record(folder: Path, quick: bool) -> Timed:
     return Timed({"without": run, "--timeline": lambda: run("--timeline")}, limits, cpu_of_children, shares=shares)
 
 
-def graders(folder: Path, quick: bool) -> Timed:
-    """The same student's function on the same gradients, by four forked ranks and by four fresh interpreters."""
-    from grader import ranks
-    from grader.in_rank import PROBE
-    from grader.wire import drawn
-    from tests.gradients import test_averaging as averaging
+def ladder(config: RunConfig, worker: Worker, quick: bool) -> Timed:
+    """One step of each strategy of the ladder, and its ratio to a step of DDP."""
+    width, layers, vocabulary, examples, tokens = (64, 2, 1273, 16, 64) if quick else (384, 6, 30522, 2, 32)
+    shape = BertConfig(
+        vocab_size=vocabulary, hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 32,
+        intermediate_size=4 * width,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    batch = {"input_ids": torch.randint(5, 1000, (examples, tokens)), "labels": torch.zeros(examples).long()}
+    plain = BertForSequenceClassification(shape)
+    tasks = [lesson("task2a_gather_scatter"), lesson("task2b_allreduce")]
 
-    gradients = [drawn.gradients(1, rank, list(drawn.SHAPES)) for rank in range(WORLD_SIZE)]
-    each = [{"gradients": [own], "weight": drawn.weight(rank)} for rank, own in enumerate(gradients)]  # one call
-    setting = {"shapes": drawn.SHAPES, "frozen": [], "tied": False, "dtype": "float32", "calls": averaging.SYNC}
-    arguments = averaging.average.arguments() | setting | {"file": "task2b_allreduce/run_glue.py", "each": each}
-    means = dict[str, list[np.ndarray]]()
+    def step_of(model: nn.Module, sync: Step) -> Step:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-    def zygote() -> None:
-        left = ranks.run(PROBE, WORLD_SIZE, arguments).values[0][0]
-        means["zygote"] = [left[f"parameter {k}"] for k in range(len(drawn.SHAPES))]
+        def step() -> None:
+            worker.pulse.beat()
+            model(**batch).loss.backward()
+            sync()
+            optimizer.step()
+            model.zero_grad()
 
-    def spawn() -> None:
-        (folder / "meeting").unlink(missing_ok=True)
-        torch.multiprocessing.spawn(spawned, args=(str(folder), gradients), nprocs=WORLD_SIZE)
-        with np.load(folder / "grads.npz") as saved:
-            means["spawn"] = [saved[f"arr_{number}"] for number in range(len(gradients[0]))]
+        return step
+
+    def flat() -> None:
+        """One message instead of one for every parameter."""
+        gradients = [parameter.grad for parameter in plain.parameters() if parameter.grad is not None]
+        whole = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(whole)
+        pieces = (whole / worker.world_size).split([gradient.numel() for gradient in gradients])
+        for gradient, mean in zip(gradients, pieces, strict=True):
+            gradient.copy_(mean.view_as(gradient))
+
+    ddp = [step_of(DistributedDataParallel(BertForSequenceClassification(shape)), lambda: None) for _ in range(2)]
+    return Timed(
+        {
+            "3 DDP": ddp[0],
+            "3 DDP again": ddp[1],
+            "no communication": step_of(plain, lambda: None),
+            "2a gather + scatter": step_of(plain, lambda: tasks[0].sync_gradients(plain, worker.world_size)),
+            "2b all_reduce": step_of(plain, lambda: tasks[1].sync_gradients(plain, worker.world_size)),
+            "2b one flat tensor": step_of(plain, flat),
+        },
+        {"3 DDP again": (0.95, 1.05)},
+    )
+
+
+def watchdog(config: RunConfig, worker: Worker, quick: bool) -> Timed:
+    """Steps with one all_reduce per parameter; with the watchdog's thread and store, and the notes of a step."""
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(vocab_size=1273, hidden_size=64, num_hidden_layers=2,
+                                                     num_attention_heads=4, intermediate_size=256))  # fmt: skip
+    batch = {"input_ids": torch.ones(16, 64).long(), "labels": torch.zeros(16).long()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    sync, threads = lesson("task2b_allreduce").sync_gradients, list[float]()
+
+    def block(watched: bool) -> None:
+        pulse = Pulse()
+        guard = Watchdog(config, pulse, worker.collectives) if watched else None
+        thread = ThreadClock(guard.thread_ident) if guard else None
+        begin = store_seconds() + ((thread.cpu_seconds or 0.0) if thread else 0.0)
+        for _ in range(3 if quick else 20):
+            worker.pulse.beat()
+            if watched:
+                pulse.beat()
+                for _ in range(4):
+                    pulse.phase = "forward"
+                    pulse.phase = ""
+            model(**batch).loss.backward()
+            sync(model, worker.world_size)
+            optimizer.step()
+            optimizer.zero_grad()
+        if guard and thread:
+            threads.append(store_seconds() + (thread.cpu_seconds or 0.0) - begin)
+            guard.close()
+
+    def shares(seconds: np.ndarray) -> dict[str, float]:
+        return {"thread and store, of a step": sum(threads[-len(seconds) :]) / float(seconds[:, 1].sum())}
+
+    steps = {"without": lambda: block(False), "watched": lambda: block(True)}
+    return Timed(steps, {"thread and store, of a step": (0.0, 0.005)}, time.process_time, shares=shares)
+
+
+def store_seconds() -> float:
+    """CPU seconds of the threads that serve the ranks' stores in this process (Linux)."""
+    threads = [task for task in Path("/proc/self/task").glob("*") if "tcpstore" in (task / "comm").read_text()]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in threads) / 1e9
+
+
+def pipe(folder: Path, quick: bool) -> Timed:
+    """A step of the pipe, of its two stages one after the other, of the stages apart, and of torch's schedules.
+
+    Two cores that share a memory, a cache or, on a rented machine, one physical core are not twice as fast as one. So
+    what these cores can do takes M-1 micro-batches at the speed of two stages that run at the same time and never wait
+    for each other, and one micro-batch, the bubble, at the speed of one stage after the other. What the pipe lacks to
+    it is the pipe's own cost: wake-ups, queues, cutting the graph, and a clock cycle as long as its slower stage.
+    """
+    torch.set_num_threads(1)
+    model, stages = make_pipe()
+    parameters, norms = list(model.parameters()), dict[str, float]()
+    ask, steps, counts = torch_processes(folder), dict[str, Step](), [4] if quick else [4, 8, 16]
+
+    def ours(step: Step, name: str) -> Step:
+        def forgetting() -> None:  # no gradient has to add to another's
+            step()
+            norms[name] = float(torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm())
+            for parameter in parameters:
+                parameter.grad = None
+
+        return forgetting
+
+    def one_after_another(x: torch.Tensor) -> None:
+        for rows in x.split(ROWS):
+            loss_of(stages[1](stages[0](rows))).backward()
+
+    def theirs(name: str, schedule: str, m: int) -> None:
+        norms[name] = ask(schedule, m)
+
+    for m in counts:
+        x = batch(m)
+        for name, step in (
+            ("pipe", partial(lambda x: loss_of(model(x)).backward(), x)),
+            ("one after another", partial(one_after_another, x)),
+            ("each alone", partial(each_in_a_thread, stages, x)),
+        ):
+            steps[f"{name}, M={m}"] = ours(step, f"{name}, M={m}")
+        for schedule in ("gpipe", "1f1b"):
+            steps[f"torch's {schedule}, M={m}"] = partial(theirs, f"torch's {schedule}, M={m}", schedule, m)
+
+    def shares(seconds: np.ndarray) -> dict[str, float]:
+        of = dict(zip(steps, seconds.T, strict=True))
+        ratios = {}
+        for m in counts:
+            piped, plain, apart = (of[f"{name}, M={m}"] for name in ("pipe", "one after another", "each alone"))
+            ratios[f"of what these cores can do, M={m}"] = float(np.median((apart * (m - 1) + plain) / m / piped))
+            for schedule in ("gpipe", "1f1b"):
+                ratios[f"step over torch's {schedule}, M={m}"] = float(
+                    np.median(piped / of[f"torch's {schedule}, M={m}"])
+                )
+        return ratios
 
     def equal() -> bool:
-        pairs = zip(means["zygote"], means["spawn"], strict=True)
-        return all(np.allclose(one, other, rtol=1e-6, atol=1e-7) for one, other in pairs)
+        same = {name: norm for name, norm in norms.items() if not name.startswith("each alone")}
+        return all(abs(norm / norms[f"pipe, M={name.rpartition('=')[2]}"] - 1) < 1e-4 for name, norm in same.items())
 
-    return Timed({"zygote": zygote, "spawn": spawn}, {"spawn": (10.0, float("inf"))}, equal=equal)
+    limits = {f"step over torch's {name}, M={m}": (0.0, most) for m in counts for name, most in AT_MOST.items()}
+    limits |= {f"of what these cores can do, M={m}": (0.95, float("inf")) for m in counts}
+    return Timed(steps, limits, equal=equal, shares=shares)
 
 
-def spawned(rank: int, folder: str, gradients: list[list[np.ndarray]]) -> None:
-    """One rank of the other way: load torch and the student's file, join, average, let rank 0 save what it has."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD_SIZE)
-    model = nn.ParameterList([nn.Parameter(torch.zeros(gradient.shape)) for gradient in gradients[rank]])
-    for parameter, gradient in zip(model, gradients[rank], strict=True):
-        parameter.grad = torch.from_numpy(gradient)
-    lesson("task2b_allreduce").sync_gradients(model, WORLD_SIZE)
-    if rank == 0:
-        np.savez(f"{folder}/grads.npz", *[parameter.grad.numpy() for parameter in model])
+AT_MOST = {"gpipe": 0.95, "1f1b": 1.00}
+
+
+def each_in_a_thread(stages: list[nn.Sequential], x: torch.Tensor) -> None:
+    """Forward and backward of all micro-batches by each stage alone: nobody waits for anybody."""
+
+    def work(stage: nn.Sequential) -> None:
+        torch.set_num_threads(1)
+        outputs = [stage(rows) for rows in x.split(ROWS)]
+        for output in reversed(outputs):
+            loss_of(output).backward()
+
+    threads = [Thread(target=work, args=(stage,)) for stage in stages]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def torch_processes(folder: Path) -> Callable[[str, int], float]:
+    """Start two processes with a stage each; the function takes a step there, and returns the gradients' norm."""
+    context, connections = get_context("spawn"), []
+    for rank in range(STAGES):
+        mine, other = context.Pipe()
+        context.Process(target=torch_process, args=(rank, f"{folder}/store", other), daemon=True).start()
+        connections.append(mine)
+
+    def ask(schedule: str, m: int) -> float:
+        for connection in connections:
+            connection.send((schedule, m))
+        return sum(connection.recv() for connection in connections) ** 0.5
+
+    return ask
+
+
+def torch_process(rank: int, store: str, connection: Connection) -> None:
+    """One stage: run the step that is asked for, answer the squared norm of the gradients."""
+    from pipeline.distributed import make_schedule
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, STAGES), rank=rank, world_size=STAGES)
+    stage, schedules = make_stage(rank), {}
+    with contextlib.suppress(EOFError):
+        while True:
+            name, m = connection.recv()
+            x = batch(m)
+            if (name, m) not in schedules:
+                schedules[name, m] = make_schedule(name, [stage], m, loss_of, torch.device("cpu"))
+            schedules[name, m].step(*([x] if rank == 0 else []), target=x, return_outputs=False)
+            connection.send(sum(float(p.grad.norm()) ** 2 for p in stage.parameters() if p.grad is not None))
+            stage.zero_grad()
     dist.destroy_process_group()
 
 
-def commands(folder: Path, quick: bool) -> Timed:
-    """What a student waits for: each in a fresh process."""
-    regions = ["p.2"] if quick else ["1.2", "2a.3", "2b.1", "3.1", "4.1", "p.4", "b.1"]
-    lines = {
-        "import torch, transformers": ["-c", "import torch, transformers"],
-        "task1_single/run_glue.py --help": ["task1_single/run_glue.py", "--help"],
-        "cluster.launch --help": ["-m", "cluster.launch", "--help"],
-        **{f"pytest --region {region}": ["-m", "pytest", "-q", "--region", region] for region in regions},
-    }
-
-    def run(words: list[str]) -> Step:
-        return lambda: subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True)
-
-    steps = {name: run(words) for name, words in lines.items()}
-    return Timed(steps, {"task1_single/run_glue.py --help": (0, 1.3)})
-
-
-ROWS: dict[str, Callable[[Path, bool], Timed]] = {
-    "loop": loop,
-    "record": record,
-    "graders": graders,
-    "commands": commands,
-}
+ROWS_HERE: dict[str, Callable[[Path, bool], Timed]] = {"loop": loop, "record": record, "pipe": pipe}
+IN_RANKS: dict[str, Callable[[RunConfig, Worker, bool], Timed]] = {"ladder": ladder, "watchdog": watchdog}

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from benchmark.measure.meter import Meter
 from benchmark.measure.payload import Payload
 from benchmark.measure.profile import Tracer, inside, mark, read_trace
-from benchmark.measure.turns import Step
+from benchmark.measure.turns import Step, nothing
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from benchmark.training.loop import PERIOD, TRACED, rate_at
@@ -33,13 +33,16 @@ class ComparedStrategy:
             settings = replace(settings, **{more: getattr(settings, more) * settings.world_size}, world_size=1, rank=0)
         self.settings, self.worker = replace(settings, strategy=strategy), worker
         self.memory = PeakMemory(worker.device)
-        self.engine = STRATEGIES[strategy].make(self.settings, worker, workload.build(self.settings, worker.device))
+        model = workload.build(self.settings, worker.device)
+        self.shapes = [parameter.shape for parameter in model.parameters()]
+        self.engine = STRATEGIES[strategy].make(self.settings, worker, model)
         self.batches = worker.batches(workload.batches(self.settings))
         self.meter = Meter(worker) if label.endswith("metered") else None
         self.losses: list[torch.Tensor] = []
         self.norms: list[torch.Tensor | float | None] = []
         self.kept = (alive_bytes(worker.device) or 0) - self.memory.before  # what the engine has between its steps
-        self.figures: dict[str, float | None] = {"peak_bytes": None, "sent_bytes": None, "exposed_ms": None}
+        self.after_backward: Step = nothing
+        self.figures: dict[str, float | None] = dict.fromkeys(("peak_bytes", "sent_bytes", "calls", "exposed_ms"))
 
     def turn(self, number: int) -> Step:
         """The step of a round; its data are ready."""
@@ -61,7 +64,8 @@ class ComparedStrategy:
         if self.memory.bytes is not None:
             self.figures["peak_bytes"] = max(self.figures["peak_bytes"] or 0, self.memory.bytes)
         if payload:
-            self.figures["sent_bytes"] = payload.of_engine(self.engine, self.settings, 1)["bytes"]
+            sent = payload.of_engine(self.engine, self.settings, 1)
+            self.figures |= {"sent_bytes": sent["bytes"], "calls": sent["calls"]}
 
     def take_step(self, number: int, batches: list) -> None:
         def phase(name: str) -> Any:
@@ -77,6 +81,7 @@ class ComparedStrategy:
                 self.memory.sample()
             with phase("backward"):
                 loss = loss + self.engine.backward(output, last=i == len(batches) - 1).cpu() / len(batches)
+        self.after_backward()
         with phase("optimizer"):
             self.engine.step(rate_at(self.settings, number))
         if self.meter:

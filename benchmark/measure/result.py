@@ -5,13 +5,16 @@ from typing import Any
 import torch
 
 from benchmark.measure.intervals import interval, shown
-from benchmark.measure.machine import environment
+from benchmark.measure.machine import machine_line
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 
 
-def assemble(settings: Settings, shapes: list[torch.Size], measured: dict, log: Any) -> dict[str, Any]:
-    """All figures of this worker; seconds in ms, bytes in bytes, None for what could not be measured."""
+def assemble(settings: Settings, begin: dict, shapes: list[torch.Size], measured: dict, log: Any) -> dict[str, Any]:
+    """All figures of this worker; seconds in ms, bytes in bytes, None for what could not be measured.
+
+    begin: the machine as it was before.
+    """
     plan, window = measured["plan"], measured["window"]
     parameters = sum(shape.numel() for shape in shapes)
     steps = window.steps if window else []
@@ -29,7 +32,7 @@ def assemble(settings: Settings, shapes: list[torch.Size], measured: dict, log: 
         "evaluations": log.evaluations,
         "first_loss": log.means[0] if log.means else None,
         "last_loss": log.means[-1] if log.means else None,
-        "environment": environment(),
+        "environment": begin,
         "settings": settings.as_json(),
         "steps_ms": [step["wall"] * 1e3 for step in steps],
     }
@@ -92,6 +95,8 @@ def table(result: dict[str, Any]) -> str:
     for evaluation in result["evaluations"]:
         words = ", ".join(f"{name} {value:.4f}" for name, value in evaluation.items() if name != "step")
         rows.append((f"validation after {evaluation['step']}", words))
+    if "bleu" in result:
+        rows.append(("BLEU", f"{result['bleu']:.2f}"))
     if "step_ms" in result:
         rows.append(("step, ms", f"{shown((result['step_ms'], *result['step_ms_95']), 1)} (median, 95 %)"))
         for name, value in result["phases_ms"].items():
@@ -119,4 +124,5 @@ def table(result: dict[str, Any]) -> str:
     for name, value in memory.items():
         value = value["total"] if isinstance(value, dict) else value
         rows.append((name.replace("_", " "), "not measured" if value is None else f"{value / 1e6:.2f} MB"))
-    return "\n".join([f"\n{result['strategy']}", *(f"  {name:<22} {value}" for name, value in rows)])
+    lines = [f"\n{result['strategy']}", *(f"  {name:<22} {value}" for name, value in rows)]
+    return "\n".join([*lines, machine_line(result["environment"])])

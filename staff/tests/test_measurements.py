@@ -24,11 +24,10 @@ SMALL = {
     r"benchmark\.checks\.timings(?! --only loop)": "-m benchmark.checks.timings --quick",
     r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
     r"benchmark\.checks\.claims": "-m benchmark.checks.claims --quick",
-    r"benchmark\.checks\.message_times": "-m benchmark.checks.message_times --quick",
     r"benchmark\.checks\.activation_memory": "-m benchmark.checks.activation_memory --quick",
     r"make pictures|cluster\.pictures": "-m cluster.pictures --only pipeline --into runs/pictures",
     r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
-    r"benchmark\.checks\.network --parts (tiny,large|rate|ladder)": "-m benchmark.checks.network --quick",
+    r"benchmark\.checks\.network --parts (tiny,large|rate|delay)": "-m benchmark.checks.network --quick",
     r"make demo$|cluster\.ladder --(workers|demo)": "-m cluster.ladder --workers 2 --batch 4 --iterations 2",
     r"cluster\.two_workers": "-m cluster.two_workers --steps 2",
     r"make demo-cluster|cluster\.ladder --nodes": "-m cluster.ladder --nodes 2 --random_bert 1M --iterations 2",
@@ -59,7 +58,7 @@ ELSEWHERE = {
     r"staff\.attacks": "test_no_attack_gains_anything",
     r"staff\.(proofs\.class_of_submissions|grade|proofs\.class_check)": "test_a_class_is_graded_as_it_must_be",
     r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
-    r"benchmark\.(predict|fill_tables|checks\.gpu)": "tests/own/test_predict_curves.py and test_predict.py",
+    r"benchmark\.(predict|tables .*--predict|checks\.gpu)": "tests/own/test_predict_curves.py and test_predict.py",
 }
 # The commands of a README that produce a figure.
 FIGURES = r"benchmark\.|cluster\.(ladder|two_workers)|make demo|make pictures"
@@ -99,7 +98,7 @@ def test_every_check_of_the_benchmark_is_run():
     tests = "".join(path.read_text(encoding="utf-8") for path in files)
     started = [path.stem for path in checks if re.search(rf'checks\.{path.stem}(", "| )--quick', tests)]
 
-    started_by_others = {"claims_rank", "delayed_links", "network_rank"}  # claims, message_times, network
+    started_by_others = {"ranks", "delayed_links"}  # by claims, network and others
     assert {path.stem for path in checks} - set(started) == started_by_others
 
 

@@ -15,12 +15,15 @@ import torch
 from torch import nn
 
 from benchmark.arguments import parse
+from benchmark.cost.describe_model import describe
 from benchmark.engines.deepspeed_config import CONFIGS, deepspeed_config
 from benchmark.engines.operators import remove_left_locks
 from benchmark.measure.intervals import interval, ratio, shown
 from benchmark.measure.machine import commit
 from benchmark.measure.memory import counted
 from benchmark.measure.meter import Meter
+from benchmark.measure.mfu import utilisation
+from benchmark.measure.output import text_table, write_csv
 from benchmark.measure.payload import sent
 from benchmark.measure.profile import common, merge, read_trace
 from benchmark.measure.profile import without as spans_without
@@ -449,6 +452,17 @@ def test_scaling_is_the_throughput_over_one_workers(tmp_path):
     assert (tmp_path / "scaling.csv").read_text() == "framework,model,batch_size,1,2\nddp,gpt2,4,1.000,2.000\n"
 
 
+def test_of_several_launches_the_tables_have_the_one_with_the_median_speed(tmp_path):
+    for repeat, speed in enumerate((90.0, 100.0, 130.0)):
+        run = SweepRun("ddp", "gpt2", 4, 2, repeat)
+        keep(tmp_path, run, samples_per_second=speed, step_ms=800.0 / speed, wall_s=40 / speed)
+
+    write_tables(tmp_path)
+
+    assert (tmp_path / "latency.csv").read_text() == "ddp,4\ngpt2,8.00\n"
+    assert not (tmp_path / "scaling.csv").exists()  # nothing ran on one worker
+
+
 def test_an_empty_folder_has_no_tables(tmp_path):
     with pytest.raises(InputError, match="holds no runs"):
         read_runs(tmp_path)
@@ -473,3 +487,28 @@ def test_heads_that_cannot_be_divided_among_the_workers_are_one_clear_line():
 
     with pytest.raises(InputError, match="6 heads cannot be divided among 4 workers"):
         TensorParallel.wrap(engine, model)
+
+
+# ------------------------------------------------------------------------------------- output
+
+
+def test_a_table_has_names_to_the_left_and_figures_to_the_right():
+    assert text_table([["name", "ms"], ["ddp", "10.0"], ["own_zero3", "7.5"]]) == (
+        "name         ms\nddp        10.0\nown_zero3   7.5"
+    )
+
+
+def test_a_table_in_a_file_begins_with_the_machine_and_leaves_out_what_was_not_measured(tmp_path):
+    write_csv(tmp_path / "a.csv", [["name", "ms"], ["ddp", None]], "2 cores")
+
+    assert (tmp_path / "a.csv").read_text() == "# 2 cores\nname,ms\nddp,\n"
+
+
+def test_the_model_s_arithmetic_is_compared_with_the_peak_of_all_gpus(monkeypatch):
+    settings, _ = parse(["--world_size", "2", "--precision", "bf16"])
+    flops = 3 * sum(describe("gpt2-tiny", settings.length).flops.values())
+
+    assert utilisation(settings, 989e12 / flops, "NVIDIA H100 80GB HBM3") == pytest.approx(0.5)
+    assert utilisation(settings, 756e12 / flops, "NVIDIA H100 PCIe") == pytest.approx(0.5)
+    assert utilisation(settings, 1e6, "a GPU of tomorrow") is None
+    assert utilisation(settings, 1e6, None) is None

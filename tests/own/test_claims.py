@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
-from benchmark.checks import claims, message_times
+from benchmark.checks import claims
 from benchmark.checks.delayed_links import network
+from benchmark.checks.network import beside_b15, time_messages
+from benchmark.checks.ranks import on_ranks
 from cluster.emulate import why_not
 from common.paths import ROOT
 
@@ -31,7 +33,7 @@ def test_a_sentence_holds(name):
 def test_of_each_pattern_b_15_gets_the_latency_that_its_messages_have():
     measured = {"message": 0.021, "answer": 0.0105, "gather": 0.0215, "scatter": 0.0215, "gather_scatter": 0.022}
 
-    rows = message_times.compare(4, measured | {"all_reduce": 0.126})
+    rows = beside_b15(4, measured | {"all_reduce": 0.126})
 
     assert [row["b.15"] for row in rows] == pytest.approx([0.042, 0.021, 0.126])
     assert [row["measured"] for row in rows] == pytest.approx([0.043, 0.022, 0.126])
@@ -43,7 +45,7 @@ def test_gather_and_scatter_wait_for_less_than_the_ring_on_links_with_a_delay():
     if not kind:
         pytest.skip(reason)
 
-    times = message_times.run(kind, 3, 20.0, 2)
+    times = on_ranks(time_messages, 3, delay_ms=20.0, rounds=2)[0]
 
     # 20 ms one way: no operation can be faster, however fast the machine is, and a busy one only adds to it.
     assert times["message"] > 0.038 and times["answer"] > 0.018

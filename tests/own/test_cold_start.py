@@ -1,7 +1,6 @@
 """What a command imports before it answers --help, a wrong flag or a wrong value: a reader waits for every import.
 
-Nothing is timed here. Which modules are loaded by then is the same on every machine;
-`benchmark.checks.timings --only commands` times some.
+Nothing is timed here. Which modules are loaded by then is the same on every machine.
 """
 
 import json

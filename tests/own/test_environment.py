@@ -8,7 +8,8 @@ import pytest
 from common.paths import ROOT
 
 STARTED_BY_US = {  # never by a person
-    "benchmark/checks/network_rank.py",
+    "benchmark/checks/delayed_links.py",
+    "benchmark/checks/ranks.py",
     "benchmark/cost/measuring/rank.py",
     "cluster/cloudlab_profile.py",
     "staff/gradescope/autograder.py",

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from benchmark.frameworks import combined, csv_rows, disagreements, markdown, parse, row_of, validation_flags
-from benchmark.sweep import check_kept
-from benchmark.tables import SweepRun
+from benchmark.frameworks import DEFAULTS
+from benchmark.sweep import check_kept, parse, validation_flags
+from benchmark.tables import SweepRun, combined, csv_rows, disagreements, markdown, row_of, write_frameworks
 from common.errors import InputError
 from tests.own.started_processes import run as run_python
 
@@ -35,25 +35,28 @@ def test_a_row_compares_with_one_worker_of_the_same_examples_and_adds_up_the_tim
     rows = [row_of(run, RESULTS) for run in RESULTS]
 
     assert csv_rows(rows)[0] == (
-        "model framework workers batch_size speedup over_single examples_per_second slowest fastest total_s "
-        "communication_s exposed_s kept_mb peak_mb validation_loss perplexity"
+        "model framework workers batch_size speedup over_single examples_per_second total_s communication_s exposed_s "
+        "kept_mb peak_mb validation_loss perplexity"
     ).split(" ")
     assert csv_rows(rows)[3] == (
-        "gpt2-tiny ddp 2 4 1.5000 1.2000 120.0000   4.0000 1.0000 0.2000 3.0000 5.0000 2.0000 7.5000".split(" ")
+        "gpt2-tiny ddp 2 4 1.5000 1.2000 120.0000 4.0000 1.0000 0.2000 3.0000 5.0000 2.0000 7.5000".split(" ")
     )
     assert markdown(rows).splitlines()[-1] == (
-        "| gpt2-tiny | ddp | 2 | 4 | 1.5000 | 1.2000 | 120.0000 | - | - | 4.0000 | 1.0000 | 0.2000 "
+        "| gpt2-tiny | ddp | 2 | 4 | 1.5000 | 1.2000 | 120.0000 | 4.0000 | 1.0000 | 0.2000 "
         "| 3.0000 | 5.0000 | 2.0000 | 7.5000 |"
     )
 
 
-def test_what_was_not_measured_is_empty():
+def test_what_was_not_measured_is_empty_and_a_column_without_a_figure_is_left_out():
     alone = {TWO: result(120.0, 2.0, communication={"total_ms": None, "exposed_ms": None}, evaluations=[])}
 
     row = row_of(TWO, alone)
 
-    assert csv_rows([row])[1] == "gpt2-tiny ddp 2 4   120.0000   4.0000   3.0000 5.0000  ".split(" ")
-    assert " | - | - | 120.0000 | - | - | 4.0000 | - | - | 3.0000 | 5.0000 | - | - |" in markdown([row])
+    figures = ["gpt2-tiny", "ddp", "2", "4", "120.0000", "4.0000", "3.0000", "5.0000"]
+    assert csv_rows([row])[1] == figures
+    beside = [row, row_of(TWO, {TWO: result(120.0, 2.0)})]
+    assert csv_rows(beside)[1] == [*figures[:6], "", "", *figures[6:], "", ""]
+    assert " | - | - | 3.0000 | 5.0000 | - | - |" in markdown(beside).splitlines()[-2]
 
 
 def test_of_several_launches_the_row_has_the_median_and_the_range():
@@ -62,7 +65,7 @@ def test_of_several_launches_the_row_has_the_median_and_the_range():
 
     row = row_of(TWO, RESULTS | {TWO: combined(launches)})
 
-    assert (row.examples_per_second, row.slowest, row.fastest) == (120.0, 100.0, 140.0)
+    assert [row[name] for name in ("examples_per_second", "slowest", "fastest")] == [120.0, 100.0, 140.0]
     assert combined([failed, failed]) == failed
 
 
@@ -77,8 +80,22 @@ def test_a_framework_that_trains_something_else_is_flagged(loss):
     assert "but 2.000000 with single on 1" in flagged[0]
 
 
+def test_the_table_has_the_fastest_framework_of_each_number_of_workers_first(tmp_path):
+    launched = {SINGLE: [result(70.0, 2.0)], ONE: [result(80.0, 2.0)], TWO: [result(120.0, 2.5)]}
+    for found in launched.values():
+        found[0]["environment"] = {"load": 9.0, "cores": 2}
+    versions = {"versions": {}, "cores": 2, "gpu": None, "load": 9.0, "commit": "c", "date": "today"}
+
+    written = write_frameworks(tmp_path, launched, [], versions)
+
+    assert [(row["framework"], row["workers"]) for row in written["rows"]] == [("ddp", 1), ("single", 1), ("ddp", 2)]
+    assert len(written["flagged"]) == 1 and "with single on 1" in written["flagged"][0]
+    assert len(written["busy"]) == 3
+    assert (tmp_path / "frameworks.csv").read_text().startswith("# 2 cores, no GPU, load 9.0")
+
+
 def test_every_run_has_the_same_examples_in_a_step():
-    _, runs, more = parse(["--strategies", "single,ddp", "--workers", "1,2,4", "--", "--precision", "bf16"])
+    _, runs, more = parse([*DEFAULTS, "--strategies", "single,ddp", "--", "--precision", "bf16"])
 
     assert [(run.strategy, run.workers, run.batch_size) for run in runs] == [
         ("single", 1, 16), ("ddp", 1, 16), ("ddp", 2, 8), ("ddp", 4, 4),
@@ -98,11 +115,13 @@ def test_every_run_has_the_same_examples_in_a_step():
 )
 def test_what_cannot_be_run_is_one_clear_line(words, message):
     with pytest.raises(InputError, match=message):
-        parse(words)
+        parse([*DEFAULTS, *words])
 
 
 def test_a_folder_with_runs_of_another_length_is_refused(tmp_path):
-    given, runs, _ = parse(["--strategies", "ddp", "--workers", "1", "--steps", "30", "--output_dir", str(tmp_path)])
+    given, runs, _ = parse(
+        [*DEFAULTS, "--strategies", "ddp", "--workers", "1", "--steps", "30", "--output_dir", str(tmp_path)]
+    )
     (tmp_path / runs[0].name).mkdir()
     (tmp_path / runs[0].name / "result.json").write_text(json.dumps(RESULTS[ONE]))
 
@@ -136,11 +155,12 @@ def test_one_command_makes_the_runs_and_the_table_and_all_validation_losses_agre
 
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert [(row["framework"], row["workers"]) for row in found["rows"]] == [("single", 1), ("ddp", 1), ("ddp", 2)]
+    assert {(row["framework"], row["workers"]) for row in found["rows"]} == {("single", 1), ("ddp", 1), ("ddp", 2)}
     assert found["flagged"] == found["left_out"] == []
     losses = [row["validation_loss"] for row in found["rows"]]
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
     assert all(row["communication_s"] > 0 for row in found["rows"] if row["workers"] == 2)
     assert (folder / "frameworks.md").read_text() in done.stdout
     with (folder / "frameworks.csv").open() as file:
+        assert ", load " in next(file)
         assert len(list(csv.DictReader(file))) == 3

@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 
 from benchmark.calibrate import together
-from benchmark.checks.gpu import row_of, runs
-from benchmark.checks.gpu import table as gpu_table
+from benchmark.checks.gpu import described, runs
 from benchmark.checks.prediction import ComparedCell, Place, all_places, draw, right_order, summary, turns_of
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import EngineTimes, TransferTimes, save
@@ -18,7 +17,7 @@ from benchmark.cost.collective_times import Links, Table, hops, moved, rising
 from benchmark.cost.curve import bend, curve, read_axis, rows, sentence
 from benchmark.cost.predict_step import Surroundings, predict
 from benchmark.cost.predicted_timeline import timeline
-from benchmark.tables import SweepRun
+from benchmark.tables import SweepRun, markdown
 from common.errors import InputError
 from common.timeline.trace import read_trace
 from tests.own.made_up_calibration import made_up_calibration
@@ -114,7 +113,7 @@ def test_cells_that_cannot_be_run_are_filled_and_marked(file, tmp_path):
     (kept / "result.json").write_text(json.dumps({"step_ms": 33.0, "memory": {"peak": 5e6}}))
     words = ["--strategies", "zero2", "--models", "t5-tiny", "--batch_sizes", "1,2,9999", "--calibration", file]
 
-    done = run("-m", "benchmark.fill_tables", tmp_path / "sweep", *words)
+    done = run("-m", "benchmark.tables", tmp_path / "sweep", "--predict", *words)
 
     assert done.returncode == 0, done.stderr
     for name, figure in (("latency", "33.00"), ("mem", "5.00")):
@@ -285,20 +284,17 @@ def test_with_two_gpus_every_framework_runs_on_one_and_on_both_in_each_precision
     assert ("dp", 2, "fp32") not in planned
 
 
-def test_what_a_gpu_did_is_in_its_row():
-    result = {
-        "step_ms": 12.0, "tokens_per_second": 9e4, "communication": {"exposed_ms": 1.5}, "last_loss": 6.5,
-        "memory": {"peak": 2e9},
-        "utilisation": {"gpu_utilisation": 97.0, "gpu_power": 310.0, "gpu_temperature": 61.0},
-    }  # fmt: skip
+def test_what_a_gpu_did_is_in_its_row_and_a_failure_has_its_reason():
+    result = {"samples_per_second": 350.0, "utilisation": {"gpu_utilisation": 97.0, "gpu_power": 310.0}}
 
-    row = row_of(SweepRun("ddp", "gpt2", 8, 2), "bf16", result)
+    row = described(SweepRun("ddp", "gpt2", 8, 2), "bf16", result)
+    failed = described(SweepRun("fsdp", "gpt2", 8, 2), "fp16", {"outcome": "OOM", "message": "out of memory"})
 
-    assert list(row.values()) == ["ddp", "bf16", 2, "ok", "", 12.0, 9e4, 1.5, 2e9, 97.0, 310.0, 61.0, 6.5]
-    figures = "12.0 90000.0 1.5 2000000000.0 97.0 310.0 61.0 6.5"
-    assert gpu_table([row]).splitlines()[-1].split() == ["ddp", "bf16", "2", *figures.split()]
-    failed = row_of(SweepRun("fsdp", "gpt2", 8, 2), "fp16", {"outcome": "OOM", "message": "out of memory"})
-    assert (failed["outcome"], failed["message"]) == ("failed", "OOM: out of memory")
+    assert (row["precision"], row["outcome"], row["gpu_power"]) == ("bf16", "ok", 310.0)
+    assert markdown([row, failed]).splitlines()[2:] == [
+        "| bf16 | gpt2 | ddp | 2 | 8 | 350.0000 | 97.0000 | 310.0000 | ok | - |",
+        "| fp16 | gpt2 | fsdp | 2 | 8 | - | - | - | OOM | out of memory |",
+    ]
 
 
 def test_an_entry_that_is_measured_again_replaces_the_older_one(calibration):

@@ -1,0 +1,41 @@
+"""What a command leaves: a table for people, a CSV, and the figures as JSON in a file and in its last line."""
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.paths import atomic_write
+
+MB = 10**6  # bytes
+
+
+def text_table(rows: Iterable[Sequence[str]]) -> str:
+    """The rows, the first of which has the headings: names to the left, figures to the right."""
+    lines = [list(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = (
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in lines
+    )
+    return "\n".join(text.rstrip() for text in texts)
+
+
+def cell(value: float | None, digits: int = 2, unit: float = 1.0, missing: str = "-") -> str:
+    """A figure in units of `unit`; a dash for what was not measured."""
+    return missing if value is None else f"{value / unit:.{digits}f}"
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]], comment: str = "") -> None:
+    """Write rows; the comment, if there is one, is the first line."""
+    with atomic_write(path) as file:
+        file.write(f"# {comment}\n" * bool(comment))
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def publish(result: dict[str, Any], path: Path) -> None:
+    """Keep the figures, and print them as the last line."""
+    with atomic_write(path) as file:
+        json.dump(result, file, indent=1)
+    print(json.dumps(result), flush=True)
