@@ -19,7 +19,8 @@ PEAKS = {
 
 def peak_flops(gpu: str | None, precision: str) -> float | None:
     """Multiplications and additions that a GPU can do in a second; None for a GPU that is not in the table."""
-    names = [name for name in PEAKS if all(word in (gpu or "") for word in name.split())]
+    words = set((gpu or "").replace("-", " ").split())  # whole words: an A10G is no A10
+    names = [name for name in PEAKS if words.issuperset(name.split())]
     return PEAKS[names[0]][precision != "fp32"] * 1e12 if names else None
 
 

@@ -230,8 +230,11 @@ def disagreement(calls: list[Call]) -> str:
     for aspect, value in aspects.items():
         if len({value(call) for call in calls}) > 1:
             parts = sentence(Phrase(call.rank, "calls", describe(call), call.where) for call in calls)
-            order = "; do all ranks take the same tensors in the same order?" if aspect == "shapes" and not pair else ""
-            return f"different {aspect}: {parts}{order}"
+            advice = ""
+            if aspect == "shapes":
+                order = "do all ranks take the same tensors in the same order?"
+                advice = "; the buffer of a recv must be as long as what is sent to it" if pair else f"; {order}"
+            return f"different {aspect}: {parts}{advice}"
     if calls[0].name == "all_to_all":
         return _unequal_parts(calls)
     if calls[0].name == "init_process_group":

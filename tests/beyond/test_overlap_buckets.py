@@ -149,6 +149,8 @@ def check_order(grade: Grade, ranks: int) -> None:
                     everything[: len(ready)],
                 "has {got}: parameters that were not ready come first: put them last":
                     first_got if got[-len(ready) :] == ready else None,
+                "has {got}: number k is the place of parameter k in the order; expected the parameter at place k":
+                    first_got if [got[k] for k in ready] == list(range(len(ready))) else None,
             }  # fmt: skip
             differs = "has parameters that were not ready in a different order than rank 0"
             got_parts = {"ready": first_got, "rest": got}

@@ -188,6 +188,7 @@ def mistakes_in_sum(rank: int, parts: list[np.ndarray], got: np.ndarray, complet
     return instead | {
         "nothing was added: it is only the rank's own part; after N-1 rounds it must contain all parts": parts[rank],
         "it is the mean; the ring gives the sum": total / len(parts),
+        "the rank's own part is in the sum twice: N ranks need N-1 rounds, one alone needs none": total + parts[rank],
         **{
             f"rank {k}'s part has replaced what was there, instead of being added": part for k, part in enumerate(parts)
         },
