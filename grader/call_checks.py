@@ -24,13 +24,13 @@ class Phase(NamedTuple):
 
 def phases(result: Result, rank: int) -> list[Phase]:
     """Divide the calls of a rank at the events that the function in the rank has noted."""
-    phases: list[Phase] = []
+    divided: list[Phase] = []
     for event in result.ranks[rank].events:
         if not isinstance(event, Call):
-            phases.append(Phase(event, []))
-        elif event.name not in JOINING and phases:
-            phases[-1].calls.append(event)
-    return phases
+            divided.append(Phase(event, []))
+        elif event.name not in JOINING and divided:
+            divided[-1].calls.append(event)
+    return divided
 
 
 def all_calls(result: Result) -> list[Call]:

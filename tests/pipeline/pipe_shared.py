@@ -118,7 +118,7 @@ def must_end(grade: Grade, result: Result, pairs: Pairs, split_size: int = 1) ->
 def must_meet(grade: Grade, result: Result, why: Callable[[Watched, int], str]) -> None:
     """Fail if a partition waited in vain for the others of its group.
 
-    `why` gives the reason, from the events of the same call of compute until then and from the micro-batch.
+    `why(watched, micro_batch)` gives the reason; `watched` has the events of this call of compute up to that moment.
     """
     events = result.ranks[0].events
     number = next((number for number, event in enumerate(events) if event.name == "alone"), None)

@@ -217,7 +217,7 @@ def check_same_time(grade: Grade) -> None:
             break
 
     def why_alone(watched: Watched, micro_batch: int) -> str:
-        """Say why a partition had to wait for others that did not come."""
+        """Say why the other partitions did not run while this one waited for them."""
         cycle = cycles[1] if micro_batch >= WORKERS else cycles[0]
         puts = [put["partition"] for put in watched.named("put")]
         names = [event.name for event in watched.events if event.name in ("put", "get")]

@@ -188,8 +188,11 @@ def check_clipping(training: Training, steps: int) -> None:
 
 
 def check_rates(training: Training) -> None:
-    """Check that step i has the rate loop.RATE / (1 + i): so build_schedule in loop_in_rank.py, which replaces that of
-    common/optim.py, sets it. Check also the number of steps per epoch that it gets."""
+    """Check the learning rate of each step, and the steps per epoch that build_optimizer gets.
+
+    In a graded run, build_schedule of loop_in_rank.py replaces that of common/optim.py. It gives step i the rate
+    loop.RATE / (1 + i).
+    """
     must_step(training, 2)
     trace = training.ranks[0]
     must_have_batches(training, trace.steps)

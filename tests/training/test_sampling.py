@@ -89,7 +89,8 @@ def check_batch_size(training: Training, batch: int) -> None:
     for rank, epochs in enumerate(epochs_of(training)):
         for batches in epochs:
             sizes = [len(examples) for examples in batches]
-            wrong = [size for size in sizes[:-1] if size != batch] + [size for size in sizes[-1:] if size > batch]
+            last = len(sizes) - 1
+            wrong = [size for i, size in enumerate(sizes) if size > batch or (size < batch and i < last)]
             if wrong:
                 training.grade.fail(
                     f"rank {rank} has batches of {wrong[0]} examples, expected {batch}, the batch of one worker "
