@@ -5,7 +5,6 @@ alive as long as the worker.
 """
 
 import contextlib
-import ctypes
 import gc
 import io
 import multiprocessing
@@ -25,9 +24,9 @@ import pytest
 
 from common.paths import ROOT, cache_dir
 from course.table import load_course
-from grader.inside.zygote import PR_SET_PDEATHSIG
 from grader.ranks.running import STARTER
 from staff.grade.hand_ins import grader_files
+from staff.sandbox import kernel
 
 LIMIT = 300  # seconds for one tree: graders have deadlines of their own, so this ends a broken grader only
 
@@ -143,7 +142,7 @@ def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
 def die_with_parent() -> None:
     """A worker whose parent is killed would wait for work for ever; with it ends its zygote."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager
