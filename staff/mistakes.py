@@ -150,9 +150,8 @@ def report_bank(
         show(verdict, columns)
     for place, verdict in enumerate(verdicts):
         if options.again and verdict.complaint:
-            entry, graders, seeds = calls[place]
-            alone = [(entry, graders, [verdict.seed] if verdict.seen else seeds)]
-            (verdicts[place],) = judge_all(pool, alone, 1)  # nothing else runs now
+            entry, graders, _ = calls[place]
+            (verdicts[place],) = judge_all(pool, [(entry, graders, [verdict.seed])], 1)  # nothing else runs now
             print("once more, alone:")
             show(verdicts[place], columns)
     left_out = len(calls) - len(verdicts)

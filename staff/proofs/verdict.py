@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -66,15 +66,15 @@ class Verdict:
         return json.dumps(row | ({"complaint": self.complaint} if self.complaint else {}))
 
 
-Call = tuple[Entry, Tests, Iterable[int]]  # an entry, the graders to run on it, and a seed for each time
+Call = tuple[Entry, Tests, Sequence[int]]  # an entry, the graders to run on it, and a seed for each time
 
 
-def judge(entry: Entry, tests: Tests, seeds: Iterable[int]) -> Verdict:
+def judge(entry: Entry, tests: Tests, seeds: Sequence[int]) -> Verdict:
     """Run these graders on a tree of the entry's own, once for each seed; the first verdict that is not as it must be.
 
     Whatever keeps the entry from being graded is its error.
     """
-    verdict = Verdict(entry, {})
+    seed = seeds[0]
     try:
         if entry.error:
             raise InputError(entry.error)
@@ -91,7 +91,7 @@ def judge(entry: Entry, tests: Tests, seeds: Iterable[int]) -> Verdict:
             return verdict
     except Exception as error:
         words = str(error) if isinstance(error, (InputError, TimeoutError)) else f"{type(error).__name__}: {error}"
-        return Verdict(entry, {}, error=" ".join(words.split())[:LONGEST_ERROR])
+        return Verdict(entry, {}, seed, error=" ".join(words.split())[:LONGEST_ERROR])
 
 
 def judge_all(pool: Executor, calls: Sequence[Call], workers: int, seconds: float = float("inf")) -> Iterator[Verdict]:
@@ -111,7 +111,8 @@ def judge_all(pool: Executor, calls: Sequence[Call], workers: int, seconds: floa
         try:
             yield alone.submit(judge, *calls[done]).result()
         except BrokenProcessPool:
-            yield Verdict(calls[done][0], {}, error="it ended the process that grades it")
+            entry, _, seeds = calls[done]
+            yield Verdict(entry, {}, seeds[0], error="it ended the process that grades it")
     with worker_processes(workers) as others:
         yield from judge_all(others, calls[done + 1 :], workers, end - time.monotonic())
 
