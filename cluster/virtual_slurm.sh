@@ -9,12 +9,13 @@
 set -euo pipefail
 
 if [[ ${1:-} != --inside ]]; then
-  (($#)) || { echo "error: no command; for example: $0 sbatch --wait cluster/course.sbatch cluster/hello.py" >&2; exit 2; }
+  stop() { echo "error: $1" >&2; exit 2; }
+  (($#)) || stop "no command given; for example: $0 sbatch --wait cluster/course.sbatch cluster/hello.py"
   for program in slurmctld slurmd munged unshare ip; do
-    command -v "$program" > /dev/null || { echo "error: no $program; the first lines of $0 say what to install" >&2; exit 2; }
+    command -v "$program" > /dev/null || stop "no $program on this machine; the first lines of $0 say what to install"
   done
-  ((EUID == 0)) || { echo "error: $0 needs root, to make namespaces" >&2; exit 2; }
-  # --kill-child: kill this process, and all of it has ended
+  ((EUID == 0)) || stop "$0 needs root, to make namespaces"
+  # --kill-child: after kill -9 of this process, nothing is left
   exec unshare --mount --net --pid --fork --kill-child --mount-proc "$BASH" "$0" --inside "$@"
 fi
 
@@ -62,7 +63,11 @@ mkdir "$folder/state"
 slurmctld
 for node in n1 n2 n3 n4; do unshare --uts bash -c 'hostname "$1" && slurmd -N "$1"' node "$node"; done
 for _ in {1..150}; do # each takes a fifth of a second, more while sinfo waits for slurmctld
-  [[ $(sinfo --noheader --states=idle --format=%D 2> /dev/null) == 4 ]] && exec "$@"
+  if [[ $(sinfo --noheader --states=idle --format=%D 2> /dev/null) == 4 ]]; then
+    code=0
+    "$@" || code=$? # no exec: the first process of a namespace ignores Ctrl-C
+    exit "$code"
+  fi
   sleep 0.2
 done
 echo "error: SLURM's four nodes did not become idle within 30 s:" >&2
