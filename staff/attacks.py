@@ -13,11 +13,12 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
@@ -25,7 +26,7 @@ from staff.proofs import attack_bank
 from staff.proofs.attack_bank import Attack
 from staff.proofs.attack_runs import Gain, attempt, zip_attempt
 from staff.sandbox import kernel
-from staff.sandbox.graded_run import CONFINING, free_uid, make_interpreter_reachable, probe
+from staff.sandbox.graded_run import CONFINING, become_other, probe
 
 Row = tuple[Attack, Gain, Gain]
 
@@ -82,34 +83,16 @@ def as_user(attacks: Sequence[Attack], jobs: int) -> dict[str, int]:
     """The same in a process without any rights: that of a user who is nobody else."""
     if os.geteuid() != 0:
         return run_mode("user", attacks, jobs)
-    reading, writing = os.pipe()
     sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            uid = free_uid()
-            make_interpreter_reachable()
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            kernel.prctl(kernel.DUMPABLE, 1)
-            os.environ.pop("COS598D_CACHE", None)
-            probe.cache_clear()
-            os.write(writing, json.dumps(run_mode("user", attacks, jobs)).encode())
-            code = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        said = answer.read()
-    os.waitpid(pid, 0)
-    if not said:
-        raise InputError("expected results from the user mode, got none; see the error above")
-    return json.loads(said)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), initializer=become_nobody) as pool:
+        return pool.submit(run_mode, "user", attacks, jobs).result()
+
+
+def become_nobody() -> None:
+    become_other()
+    kernel.prctl(kernel.DUMPABLE, 1)
+    os.environ.pop("COS598D_CACHE", None)
+    probe.cache_clear()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -13,14 +13,14 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 from course.table import load_course
+from staff.grade.hand_ins import grader_files
 from staff.handout.assemble import assemble
-from staff.proofs.grading_pool import Test, collect_all, grade_report, tree_folder, worker_processes
+from staff.proofs.grading_pool import Graded, Test, collect, grade, tree_folder, worker_processes
 
 COURSE = load_course()
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unknown := set(arguments.region) - set(COURSE.regions):
         raise InputError(f"--region: expected some of {', '.join(COURSE.regions)}; got {min(unknown)}")
     with worker_processes(arguments.workers) as pool:
-        tests = pool.submit(collect_all).result()
+        tests, _ = pool.submit(collect).result()
         opened = [pool.submit(graded, set(COURSE.regions) - {id}, arguments.seed) for id in arguments.region]
         solved = [pool.submit(graded, with_needs(id, tests), arguments.seed) for id in arguments.region]
         right = {"regions": len(arguments.region), "open": 0, "solved": 0}
@@ -45,9 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             right["open"] += show(f"{id} open", wrong_when_open(id, tests, seen.statuses), seen)
         for id, future in zip(arguments.region, solved, strict=True):
             seen = future.result()
-            right["solved"] += show(
-                f"{id} solved", wrong_when_solved(with_needs(id, tests), tests, seen.statuses), seen
-            )
+            wrong = wrong_when_solved(with_needs(id, tests), tests, seen.statuses)
+            right["solved"] += show(f"{id} solved", wrong, seen)
     print(json.dumps(right))
     sys.exit(0 if right["open"] == right["solved"] == right["regions"] else 1)
 
@@ -68,14 +67,6 @@ def with_needs(region: str, tests: dict[str, Test]) -> set[str]:
     return {region}.union(*(needs(test) for test in tests.values() if test.region == region))
 
 
-@dataclass(frozen=True)
-class Graded:
-    """What the graders said about a tree: test -> status, test -> message."""
-
-    statuses: dict[str, str]
-    messages: dict[str, str]
-
-
 def graded(solved: set[str], seed: int) -> Graded:
     """Grade the handout with these regions solved."""
     with tree_folder() as tree:
@@ -83,47 +74,44 @@ def graded(solved: set[str], seed: int) -> Graded:
             path = tree / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        tests = {test["id"].rpartition("::")[2]: test for test in grade_report(tree, seed)}
-    return Graded(
-        {name: test["status"] for name, test in tests.items()},
-        {name: str(test.get("message", "")) for name, test in tests.items()},
-    )
+        return grade(tree, grader_files(), seed)
 
 
-def wrong_when_open(open_region: str, tests: dict[str, Test], seen: dict[str, str]) -> list[str]:
+def wrong_when_open(open_region: str, tests: dict[str, Test], statuses: dict[str, str]) -> list[str]:
     """Tests whose status is not what it must be while only `open_region` is not solved."""
-    wrong = []
-    for name, test in tests.items():
-        expected = {"passed"}
+
+    def expected(test: Test) -> set[str]:
         if test.region == open_region:
-            expected = {"not attempted"}
-        elif open_region in needs_to_count(test, tests):
-            expected |= {"skipped"}
-        if seen.get(name) not in expected:
-            wrong.append(unexpected(name, test, expected, seen))
-    return wrong
+            return {"not attempted"}
+        return {"passed", "skipped"} if open_region in needs_to_count(test, tests) else {"passed"}
+
+    return unexpected(tests, expected, statuses)
 
 
-def wrong_when_solved(solved: set[str], tests: dict[str, Test], seen: dict[str, str]) -> list[str]:
+def wrong_when_solved(solved: set[str], tests: dict[str, Test], statuses: dict[str, str]) -> list[str]:
     """Tests whose status is not what it must be while only these regions are solved."""
-    wrong = []
-    for name, test in tests.items():
-        expected = {"not attempted"}
-        if test.region in solved:
-            expected = {"passed"} if needs_to_count(test, tests) <= solved else {"passed", "skipped"}
-        if seen.get(name) not in expected:
-            wrong.append(unexpected(name, test, expected, seen))
-    return wrong
+
+    def expected(test: Test) -> set[str]:
+        if test.region not in solved:
+            return {"not attempted"}
+        return {"passed"} if needs_to_count(test, tests) <= solved else {"passed", "skipped"}
+
+    return unexpected(tests, expected, statuses)
 
 
-def unexpected(name: str, test: Test, expected: set[str], seen: dict[str, str]) -> str:
-    return f"{name} [{test.region}]: expected {' or '.join(sorted(expected))}, got {seen.get(name)}"
+def unexpected(tests: dict[str, Test], expected: Callable[[Test], set[str]], statuses: dict[str, str]) -> list[str]:
+    return [
+        f"{name} [{test.region}]: expected {' or '.join(sorted(expected(test)))}, got {statuses.get(name)}"
+        for name, test in tests.items()
+        if statuses.get(name) not in expected(test)
+    ]
 
 
-def show(name: str, wrong: Sequence[str], seen: Graded) -> bool:
+def show(name: str, wrong: Sequence[str], graded: Graded) -> bool:
     print(f"{name}: {f'{len(wrong)} unexpected results' if wrong else 'OK'}", flush=True)
     for line in wrong:
-        print(f"    {line}: {seen.messages.get(line.partition(' ')[0], '')}", flush=True)
+        test = graded.seen.get(line.partition(" ")[0])
+        print(f"    {line}: {test.message if test else ''}", flush=True)
     return not wrong
 
 

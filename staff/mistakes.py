@@ -22,18 +22,16 @@ import json
 import os
 import random
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
 from course.table import load_course
-from staff.proofs.bank import Entry, load_bank
-from staff.proofs.bank_file import grade_file
+from staff.proofs.bank import Entry, load_bank, load_file
 from staff.proofs.cover import cover
 from staff.proofs.grading_pool import collect, worker_processes
-from staff.proofs.verdict import Tests, Verdict, judge, names_of
+from staff.proofs.verdict import Call, Tests, Verdict, graders_of, judge_all
 
 MARKS = {"passed": ".", "failed": "F", "skipped": "s"}
 
@@ -83,53 +81,82 @@ def summarize(verdicts: Iterable[Verdict]) -> dict[str, int]:
     }
 
 
-def until(futures: Sequence[Future[Verdict]], seconds: float) -> Iterator[Future[Verdict]]:
-    """Yield the futures in order. After `seconds`, those that have not begun are cancelled, and not yielded."""
-    end = time.monotonic() + seconds
-    for future in futures:
-        if time.monotonic() > end:
-            for other in futures:  # all at once: while one is waited for, the pool begins the next
-                other.cancel()
-        if not future.cancelled():
-            yield future
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
-    if options.bank:
-        sys.exit(0 if grade_file(options.bank, options.only, options.workers, options.seed) else 1)
     task = load_course().regions[options.region].task if options.region else options.task
-    bank = [entry for entry in load_bank() if task in (None, entry.task) and options.only in entry.name]
-    verdicts = []
+    entries = load_file(options.bank) if options.bank else load_bank()
+    bank = [entry for entry in entries if task in (None, entry.task) and options.only in entry.name]
+    if not bank:
+        raise InputError(f"{options.bank or 'staff/banks'}: no entry matches; check --task, --region and --only")
     with worker_processes(options.workers) as pool:
-        tests = {task: pool.submit(collect, task).result() for task in sorted({entry.task for entry in bank})}
-        check_names(bank, tests)
-        if options.region:
-            bank = [entry for entry in bank if is_about(entry, options.region, tests[entry.task])]
-        if options.cover:
-            bank = cover(bank)
-        if options.minutes < float("inf"):
-            random.shuffle(bank)  # so that every entry has its turn, whatever is left out
-        if not bank:
-            raise InputError("no entry matches; check --task, --region and --only")
-        used = {test for entry in bank for test in names_of(entry, tests[entry.task], options.all)}
-        columns = [test for names in tests.values() for test in names if test in used]
-        for number, test in enumerate(columns):
-            print(f"{'|' * number}+{'-' * (len(columns) - number)} {test}")
+        tests, copies = pool.submit(collect).result()
+        by_task: dict[str, Tests] = {entry.task: {} for entry in sorted(bank, key=lambda entry: entry.task)}
+        for name, test in tests.items():
+            if test.task in by_task:
+                by_task[test.task][name] = test
+        if not options.bank:
+            bank = select(bank, by_task, options)
         seeds = range(options.seed, options.seed + options.times)
-        futures = [pool.submit(judge, entry, tests[entry.task], options.all, seeds) for entry in bank]
-        for future in until(futures, 60 * options.minutes):
-            verdicts.append(future.result())
-            show(verdicts[-1], columns)
-        for i, verdict in enumerate(verdicts):
-            if options.again and verdict.complaint:
-                future = pool.submit(judge, verdict.entry, tests[verdict.entry.task], options.all, [verdict.seed])
-                verdicts[i] = future.result()  # nothing else runs now
-                print("once more, alone:")
-                show(verdicts[i], columns)
-    left_out = len(bank) - len(verdicts)
+        calls = [(entry, graders_of(entry, by_task[entry.task], copies, options.all), seeds) for entry in bank]
+        verdicts = judge_all(pool, calls, options.workers, 60 * options.minutes)
+        if options.bank:
+            sys.exit(report_file(verdicts, options.seed))
+        sys.exit(report_bank(verdicts, calls, by_task, pool, options))
+
+
+def select(bank: list[Entry], tests: dict[str, Tests], options: argparse.Namespace) -> list[Entry]:
+    """The entries of the bank that --region, --cover and --minutes ask for."""
+    check_names(bank, tests)
+    if options.region:
+        bank = [entry for entry in bank if is_about(entry, options.region, tests[entry.task])]
+    if options.cover:
+        bank = cover(bank)
+    if options.minutes < float("inf"):
+        random.shuffle(bank)  # so that every entry has its turn, whatever is left out
+    if not bank:
+        raise InputError("no entry matches; check --task, --region and --only")
+    return bank
+
+
+def report_file(verdicts: Iterable[Verdict], seed: int) -> int:
+    """Print a line for each entry of a file and one with the figures; 0 if all were graded, and as `fails` says."""
+    done = []
+    for verdict in verdicts:
+        done.append(verdict)
+        print(verdict.as_json(), flush=True)
+    errors = sum(bool(verdict.error) for verdict in done)
+    complaints = sum(bool(verdict.complaint) for verdict in done)  # those with an error among them
+    lost = sum(bool(verdict.points_lost) for verdict in done)
+    figures = {"entries": len(done), "lose_points": lost, "errors": errors, "complaints": complaints - errors}
+    print(json.dumps(figures | {"seed": seed}))
+    return bool(complaints)
+
+
+def report_bank(
+    judged: Iterable[Verdict],
+    calls: Sequence[Call],
+    tests: dict[str, Tests],
+    pool: Executor,
+    options: argparse.Namespace,
+) -> int:
+    """Print the matrix, and what is not as it must be; 0 if all is."""
+    used = {name for _, graders, _ in calls for name in graders}
+    columns = [name for names in tests.values() for name in names if name in used]
+    for number, test in enumerate(columns):
+        print(f"{'|' * number}+{'-' * (len(columns) - number)} {test}")
+    verdicts = []
+    for verdict in judged:
+        verdicts.append(verdict)
+        show(verdict, columns)
+    for place, verdict in enumerate(verdicts):
+        if options.again and verdict.complaint:
+            entry, graders, _ = calls[place]
+            (verdicts[place],) = judge_all(pool, [(entry, graders, [verdict.seed])], 1)  # nothing else runs now
+            print("once more, alone:")
+            show(verdicts[place], columns)
+    left_out = len(calls) - len(verdicts)
     if left_out:
-        print(f"{left_out} of {len(bank)} entries did not fit into {options.minutes} minutes")
+        print(f"{left_out} of {len(calls)} entries did not fit into {options.minutes} minutes")
     caught = {test for verdict in verdicts if verdict.entry.is_mistake for test in verdict.failed}
     wanted = [name for names in tests.values() for name, test in names.items() if options.region in (None, test.region)]
     idle = [] if options.only or left_out else [test for test in wanted if test not in caught]
@@ -140,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if verdict.complaint:
             print(f"{verdict.entry}: {verdict.complaint} (--seed {verdict.seed})")
     print(json.dumps(figures))
-    sys.exit(1 if idle or any(verdict.complaint for verdict in verdicts) else 0)
+    return bool(idle or any(verdict.complaint for verdict in verdicts))
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -138,12 +138,7 @@ class Grading:
         try:
             told = run_apart(read_report.read_report, report, seconds=PAGE_TIME)
         except Unfinished as error:
-            told = {
-                "tests": [],
-                "output": {},
-                "flags": [],
-                "notes": [f"the graders' report could not be read: {error}"],
-            }
+            told = read_report.nothing(f"the graders' report could not be read: {error}")
         notes = [*run["notes"], *told["notes"]]
         if outcome.timed_out:
             notes.append(f"the graders were stopped after {self.deadline:g} s, before the last test")

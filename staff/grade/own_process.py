@@ -5,7 +5,6 @@ the process does. A step costs a fork of a small server process, some ten millis
 """
 
 import contextlib
-import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -16,7 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PR_SET_PDEATHSIG = 1
+from staff.sandbox import kernel
+
 MIB = 1 << 20
 MEMORY = 1024  # MiB that a step may take beyond what its process starts with
 PRELOAD = ["staff.grade.own_texts"]
@@ -65,7 +65,7 @@ def _run(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our parent decides
     if sys.platform == "linux":
         os.sched_setaffinity(0, processors)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
     result: tuple[Exception | None, Any]
     try:
         with limited_memory(MEMORY):

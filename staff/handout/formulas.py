@@ -1,18 +1,21 @@
 """Finds the arithmetic of a region's solution in code that ships, whatever its names and the order of its factors.
 
-Two expressions are the same formula if they have equally many variables and, with the variables matched in some order,
-the same value wherever both are tried. A variable is anything but arithmetic: a name, an attribute, a call. A local
-name that is assigned once is replaced by what it was assigned.
+Two expressions are the same formula if they have equally many variables and, with the variables in some order, the same
+value wherever both are tried. A variable is anything but arithmetic: a name, an attribute, a call. A local name that is
+assigned once is replaced by what it was assigned.
 
 Not found: a formula in words (prose may teach it), as a table, a loop or a recursion, or spread over several functions.
 """
 
 import ast
+import copy
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from types import CodeType
+from typing import Any, NamedTuple
 
 from staff.handout.regions import Region
 
@@ -25,146 +28,119 @@ SAMPLES = (0, 1, 2, 3, 5, 7, 10, 16, 24, 33, 64, 100, 2490)
 NO_NUMBER = "no number"
 
 _NO_NUMBERS = (ast.List, ast.ListComp, ast.Dict, ast.DictComp, ast.Tuple, ast.JoinedStr, ast.Constant)
-_BINARY: dict[type, Callable[[float, float], float]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
-    ast.FloorDiv: lambda a, b: a // b,
-    ast.Mod: lambda a, b: a % b,
-}
-_CALLS: dict[str, Callable[[float], float]] = {"ceil": math.ceil, "floor": math.floor, "int": int, "round": round}
-_COMPARISONS: dict[type, Callable[[float, float], bool]] = {
-    ast.Eq: lambda a, b: a == b,
-    ast.NotEq: lambda a, b: a != b,
-    ast.Lt: lambda a, b: a < b,
-    ast.Gt: lambda a, b: a > b,
-    ast.LtE: lambda a, b: a <= b,
-    ast.GtE: lambda a, b: a >= b,
-}
+_BINARY = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
+_COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.Gt, ast.LtE, ast.GtE)
+_CALLS = {"ceil": math.ceil, "floor": math.floor, "int": int, "round": round}
 
 
-@dataclass(frozen=True)
-class Term:
-    """Arithmetic: an operation on its parts; or a variable, which has a name, or a number, which has neither."""
+class Formula(NamedTuple):
+    """Arithmetic with the variables v0, v1, ..., compiled, and the line where it begins."""
 
-    operation: Callable[..., float]
-    parts: tuple["Term", ...] = ()
-    name: str = ""
-    line: int = 0
+    code: CodeType
+    variables: int
+    line: int
 
-    def variables(self) -> set[str]:
-        return {self.name} if self.name else set().union(*(part.variables() for part in self.parts))
-
-    def operations(self) -> int:
-        return bool(self.parts) + sum(part.operations() for part in self.parts)
-
-    def value(self, values: Mapping[str, float]) -> float:
-        """Raises ArithmeticError where there is none."""
-        return values[self.name] if self.name else self.operation(*(part.value(values) for part in self.parts))
+    def values(self, order: tuple[int, ...]) -> tuple[str, ...]:
+        """Return its values at the trials, with the variables in this order; nine digits, "" where there is none."""
+        draw = random.Random(len(order))
+        found = []
+        for _ in range(TRIALS):
+            drawn = [float(draw.choice(SAMPLES)) for _ in order]
+            names = {f"v{place}": drawn[position] for place, position in enumerate(order)}
+            try:
+                found.append(f"{eval(self.code, dict(_CALLS), names) + 0.0:.9g}")
+            except (ArithmeticError, ValueError):  # a division by zero, a number that is too large
+                found.append("")
+        return tuple(found)
 
 
 def leaked_formulas(texts: Mapping[str, str], regions: list[Region]) -> list[str]:
     """One line for each place in a Python file where the formula of a solution is computed."""
-    secrets = [(formula, region.id) for region in regions for formula in formulas(region.body)]
+    secrets: dict[tuple[str, ...], str] = {}
+    for region in regions:
+        for formula in formulas(region.body):
+            for order in itertools.permutations(range(formula.variables)):
+                values = formula.values(order)
+                if len(set(values) - {""}) > DIFFERENT_VALUES:
+                    secrets.setdefault(values, region.id)
     found = {}
     for name, text in texts.items():
         lines = text.split("\n")
         for formula in formulas(text, every=True) if name.endswith(".py") else ():
-            for secret, id in secrets:
-                if same(formula, secret):
-                    where = f"{name}:{formula.line}"
-                    line = lines[formula.line - 1].strip()
-                    found[where, id] = f"{where}: the formula of solution {id} is computed here: {line}"
+            if id := secrets.get(formula.values(tuple(range(formula.variables)))):
+                where = f"{name}:{formula.line}"
+                line = lines[formula.line - 1].strip()
+                found[where, id] = f"{where}: the formula of solution {id} is computed here: {line}"
     return list(found.values())
 
 
-def formulas(code: str, every: bool = False) -> list[Term]:
+def formulas(code: str, every: bool = False) -> list[Formula]:
     """The formulas of some code that are long enough: whole expressions, or with `every` their parts as well."""
     try:
         tree = ast.parse(code)
     except SyntaxError:
         return []  # reported as code that does not compile
-    found: list[Term] = []
+    found = []
     for scope in ast.walk(tree):
         if isinstance(scope, ast.FunctionDef | ast.Module):
-            once = _assigned_once(scope)
-            for node in _expressions(scope, every):
-                found += {_term(node, {}), _term(node, once)}
-    return [term for term in found if _is_formula(term)]
+            nodes = list(_within(scope))
+            once = _assigned_once(nodes)
+            made = [node for node in nodes if isinstance(node, ast.expr) and _is_arithmetic(node)]
+            parts = set() if every else {child for node in made for child in ast.iter_child_nodes(node)}
+            found += [_formula(node, names) for node in made if node not in parts for names in ({}, once)]
+    return [formula for formula in found if formula]
 
 
-def _is_formula(term: Term) -> bool:
-    long_enough = FEWEST_OPERATIONS <= term.operations() <= MOST_OPERATIONS
-    variables = term.variables()
-    return long_enough and 2 <= len(variables) <= MOST_VARIABLES and NO_NUMBER not in variables
+def _formula(node: ast.expr, once: Mapping[str, ast.expr]) -> Formula | None:
+    """The formula of an expression; None if it is too short or too long, or has too few or too many variables."""
+    arithmetic = _Arithmetic(once)
+    tree = ast.fix_missing_locations(ast.Expression(arithmetic.visit(node)))
+    long_enough = FEWEST_OPERATIONS <= arithmetic.operations <= MOST_OPERATIONS
+    if not long_enough or not 2 <= len(arithmetic.names) <= MOST_VARIABLES or NO_NUMBER in arithmetic.names:
+        return None
+    return Formula(compile(tree, "formula", "eval"), len(arithmetic.names), node.lineno)
 
 
-def same(one: Term, other: Term) -> bool:
-    """Whether two formulas have the same value wherever they are tried, for some matching of their variables."""
-    mine, theirs = sorted(one.variables()), sorted(other.variables())
-    return len(mine) == len(theirs) and any(
-        _agree(one, other, dict(zip(theirs, order, strict=True))) for order in itertools.permutations(mine)
-    )
+class _Arithmetic(ast.NodeTransformer):
+    """Copies an expression with v0, v1, ... for all that is no arithmetic, and the values of the names in `once`."""
+
+    def __init__(self, once: Mapping[str, ast.expr]) -> None:
+        self.once = once
+        self.names: dict[str, str] = {}
+        self.operations = 0
+
+    def visit(self, node: Any) -> Any:
+        if not isinstance(node, ast.expr) or (isinstance(node, ast.Constant) and isinstance(node.value, int | float)):
+            return node
+        if isinstance(node, ast.Name) and node.id in self.once:
+            outer = self.once
+            self.once = {name: value for name, value in outer.items() if name != node.id}
+            value = self.visit(outer[node.id])
+            self.once = outer
+            return value
+        if not _is_arithmetic(node):
+            name = NO_NUMBER if isinstance(node, _NO_NUMBERS) else ast.unparse(node)
+            return ast.Name(self.names.setdefault(name, f"v{len(self.names)}"), ast.Load())
+        self.operations += 1
+        if isinstance(node, ast.Call):
+            return ast.Call(ast.Name(_called(node), ast.Load()), [self.visit(node.args[0])], [])
+        if isinstance(node, ast.Compare):  # generic_visit would write into the lists of the original
+            return ast.Compare(self.visit(node.left), node.ops, [self.visit(node.comparators[0])])
+        return self.generic_visit(copy.copy(node))
 
 
-def _agree(one: Term, other: Term, names: Mapping[str, str]) -> bool:
-    """`names`: variable of `other` -> variable of `one`."""
-    draw = random.Random(0)
-    seen = set()
-    for _ in range(TRIALS):
-        values = {name: float(draw.choice(SAMPLES)) for name in names.values()}
-        try:
-            mine, theirs = one.value(values), other.value({name: values[names[name]] for name in names})
-        except (ArithmeticError, ValueError):
-            continue  # a division by zero, a number that is too large
-        if not math.isclose(mine, theirs, rel_tol=1e-9, abs_tol=1e-9):
-            return False
-        seen.add(mine)
-    return len(seen) > DIFFERENT_VALUES
-
-
-def _term(node: ast.expr, once: Mapping[str, ast.expr]) -> Term:
-    """The arithmetic of an expression; names in `once` are replaced by what they were assigned."""
-    if isinstance(node, ast.Name) and node.id in once:
-        others = {name: value for name, value in once.items() if name != node.id}
-        return replace(_term(once[node.id], others), line=node.lineno)
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        number = node.value
-        return Term(lambda: number, line=node.lineno)
-    if isinstance(node, _NO_NUMBERS):
-        return Term(float, name=NO_NUMBER, line=node.lineno)
-    made = _operation(node)
-    if made is None:
-        return Term(float, name=ast.unparse(node), line=node.lineno)
-    operation, children = made
-    return Term(operation, tuple(_term(child, once) for child in children), line=node.lineno)
-
-
-def _operation(node: ast.expr) -> tuple[Callable[..., float], list[ast.expr]] | None:
-    """The operation of an arithmetic expression and what it works on; None for anything else."""
-    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        return _BINARY[type(node.op)], [node.left, node.right]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return (lambda a: -a), [node.operand]
-    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords and _called(node) in _CALLS:
-        return _CALLS[_called(node)], [node.args[0]]
-    if isinstance(node, ast.IfExp):
-        return (lambda test, body, orelse: body if test else orelse), [node.test, node.body, node.orelse]
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
-        return _COMPARISONS[type(node.ops[0])], [node.left, node.comparators[0]]
-    return None
+def _is_arithmetic(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, _BINARY)
+    if isinstance(node, ast.Compare):
+        return len(node.ops) == 1 and isinstance(node.ops[0], _COMPARISONS)
+    if isinstance(node, ast.Call):
+        return len(node.args) == 1 and not node.keywords and _called(node) in _CALLS
+    return isinstance(node, ast.IfExp) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub))
 
 
 def _called(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-
-
-def _expressions(scope: ast.AST, every: bool) -> Iterator[ast.expr]:
-    """The arithmetic expressions of a scope: the whole ones, or with `every` each part of them."""
-    made = [(node, found) for node in _within(scope) if isinstance(node, ast.expr) and (found := _operation(node))]
-    parts = set() if every else {id(child) for _, (_, children) in made for child in children}
-    yield from (node for node, _ in made if id(node) not in parts)
 
 
 def _within(scope: ast.AST) -> Iterator[ast.AST]:
@@ -175,13 +151,12 @@ def _within(scope: ast.AST) -> Iterator[ast.AST]:
             yield from _within(child)
 
 
-def _assigned_once(scope: ast.AST) -> dict[str, ast.expr]:
-    """Names that a scope assigns in one place, by `name = arithmetic`."""
-    stored: dict[str, int] = {}
-    values: dict[str, ast.expr] = {}
-    for node in _within(scope):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            stored[node.id] = stored.get(node.id, 0) + 1
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            values[node.targets[0].id] = node.value
-    return {name: value for name, value in values.items() if stored[name] == 1 and _operation(value)}
+def _assigned_once(nodes: list[ast.AST]) -> dict[str, ast.expr]:
+    """Names that a scope of these nodes assigns in one place, by `name = arithmetic`."""
+    stored = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    values = {
+        node.targets[0].id: node.value
+        for node in nodes
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+    }
+    return {name: value for name, value in values.items() if stored[name] == 1 and _is_arithmetic(value)}

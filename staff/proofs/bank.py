@@ -15,12 +15,11 @@ from typing import Any
 from common.errors import InputError, reading
 from common.paths import ROOT
 from course.table import files_matching, load_course
+from staff.grade.submissions import TREE
 from staff.handout.regions import file_in_copy, patch_in_tree, replace_in_tree, strip
 
 BANKS = ROOT / "staff" / "banks"
 KINDS = ("mistakes", "variants")
-# What the graders look for in a tree.
-GRADED = ("course.toml", "common/**/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def _entry(kind: str, bank: str, name: str, row: dict[str, Any], table: dict[str
 
 def copy_tree(tree: Path) -> None:
     """Copy what the graders look for. Real copies: through a link a script would find the source's `common`."""
-    for file in files_matching(ROOT, GRADED):
+    for file in files_matching(ROOT, TREE):
         (tree / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / file, tree / file)
 
@@ -136,7 +135,7 @@ def copy_tree(tree: Path) -> None:
 def as_handed_in(tree: Path) -> None:
     """Give a solved tree the form of a hand-in: the lines of each region between its TODO and END TODO lines."""
     course = load_course()
-    for file in files_matching(tree, GRADED):
+    for file in files_matching(tree, TREE):
         text = (tree / file).read_text(encoding="utf-8")
         if course.may_student_change(file) and "# BEGIN SOLUTION" in text:
             (tree / file).write_text(strip(text, file, course.readme, keep=course.regions), encoding="utf-8")

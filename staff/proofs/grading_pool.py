@@ -5,10 +5,8 @@ alive as long as the worker.
 """
 
 import contextlib
-import ctypes
 import gc
 import io
-import json
 import multiprocessing
 import os
 import shutil
@@ -26,8 +24,9 @@ import pytest
 
 from common.paths import ROOT, cache_dir
 from course.table import load_course
-from grader.inside.zygote import PR_SET_PDEATHSIG
 from grader.ranks.running import STARTER
+from staff.grade.hand_ins import grader_files
+from staff.sandbox import kernel
 
 LIMIT = 300  # seconds for one tree: graders have deadlines of their own, so this ends a broken grader only
 
@@ -40,6 +39,7 @@ class Test(NamedTuple):
     region: str = ""
     needs: tuple[str, ...] = ()
     absence: bool = False  # counts only beside the passed tests of its region
+    task: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Graded:
-    """What the tests said about one tree, by name; the points lost by region; and the warnings, which cost nothing."""
+    """What the tests said about one tree, by name, and their status in the report; the points lost by region; and the
+    warnings, which cost nothing."""
 
-    seen: dict[str, Seen]
+    seen: dict[str, Seen] = field(default_factory=dict)
+    statuses: dict[str, str] = field(default_factory=dict)
     points_lost: dict[str, int] = field(default_factory=dict)
     warned: list[str] = field(default_factory=list)
 
@@ -65,21 +67,22 @@ class OneRun:
     def __init__(self) -> None:
         self.tests: dict[str, Test] = {}
         self.copies: dict[str, str] = {}  # script -> the test of its copies, which gives a warning and grades nothing
-        self.graded = Graded({})
+        self.graded = Graded()
         self.too_long = False
         self.zygote: Any = None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        regions = load_course().regions
+        course = load_course()
         for item in session.items:
             if carried := item.get_closest_marker("carried"):
                 self.copies[carried.args[0]] = item.nodeid
                 continue
-            mark = item.get_closest_marker("graded")
-            test = Test(item.nodeid.split("[")[0], "")
-            if mark:
+            task = next((id for id, row in course.tasks.items() if item.get_closest_marker(row.marker)), "")
+            test = Test(item.nodeid.split("[")[0], "", task=task)
+            if mark := item.get_closest_marker("graded"):
                 region, needs = mark.args[0], tuple(mark.kwargs.get("needs", ()))
-                test = Test(test.id, regions[region].file, region, needs, bool(mark.kwargs.get("absence")))
+                absence = bool(mark.kwargs.get("absence"))
+                test = Test(test.id, course.regions[region].file, region, needs, absence, task)
             self.tests[_name(item.nodeid)] = test
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -94,6 +97,7 @@ class OneRun:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if grader := session.config.pluginmanager.get_plugin("grader.plugin"):
             for entry in session.config.stash[grader.ENTRIES].values():
+                self.graded.statuses[_name(entry.id)] = entry.status
                 if lost := entry.max_points - entry.points:
                     self.graded.points_lost[entry.region] = self.graded.points_lost.get(entry.region, 0) + lost
             self.graded.warned.extend(session.config.stash[grader.WRITTEN].warnings)
@@ -138,7 +142,7 @@ def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
 def die_with_parent() -> None:
     """A worker whose parent is killed would wait for work for ever; with it ends its zygote."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -156,41 +160,18 @@ def tree_folder() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def collect(task: str) -> dict[str, Test]:
-    """A task's graders, by the names of their functions."""
-    return _pytest(["--collect-only", "-m", load_course().tasks[task].marker, *grader_files()]).tests
-
-
-def grader_files() -> list[str]:
-    """The test files of the course's table, as far as they are there."""
-    named = [file for task in load_course().tasks.values() for file in (*task.tests, *task.whole)]
-    return [file for file in dict.fromkeys(named) if (ROOT / file).exists()]
-
-
-def collect_copies() -> dict[str, str]:
-    """Script -> the id of the test of its copies of earlier regions."""
-    return _pytest(["--collect-only", *grader_files()]).copies
+def collect() -> tuple[dict[str, Test], dict[str, str]]:
+    """Every task's graders, by the names of their functions; and script -> the id of the test of its copies."""
+    watch = _pytest(["--collect-only", *grader_files()])
+    return watch.tests, watch.copies
 
 
 def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
-    """Run these tests (node ids) on the student's files in `tree`, with inputs drawn from `seed`.
+    """Run these tests (files or node ids) on the student's files in `tree`, with inputs drawn from `seed`.
 
     Raises TimeoutError after LIMIT seconds.
     """
     return _pytest([f"--tree={tree}", "--seed", str(seed), *tests]).graded
-
-
-def collect_all() -> dict[str, Test]:
-    """Every task's graders, by the names of their functions."""
-    return _pytest(["--collect-only", *grader_files()]).tests
-
-
-def grade_report(tree: Path, seed: int) -> list[dict[str, Any]]:
-    """Run every grader on the student's files in `tree`; the tests of report.json, with status and points."""
-    with tempfile.TemporaryDirectory(prefix="cos598d-report-") as folder:
-        report = Path(folder, "report.json")
-        _pytest([f"--tree={tree}", "--seed", str(seed), "--report", str(report), *grader_files()])
-        return json.loads(report.read_text())["tests"]
 
 
 def _pytest(arguments: list[str]) -> OneRun:

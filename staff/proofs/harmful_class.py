@@ -1,33 +1,43 @@
-"""Grades a class with every harmful hand-in there is; the honest ones must be graded as if they were alone.
+"""Grades a class with every harmful hand-in there is; the honest ones must be graded as they must be alone.
 
-    python -m staff.proofs.harmful_class --out DIR [--whole]
+    python -m staff.proofs.harmful_class --out DIR [--whole] [--seed N]
 
-Harmful are the attacks in harm.toml and class.toml of the bank, the hand-ins below, and zips that cannot be read. The
-honest ones are graded first without them. With --whole all tests are run, otherwise two of them. Last line of stdout:
-{"submissions": n, "honest": n, "as_alone": n, "harm": [what was seen]}; exit code 0 only if there is no harm.
+Harmful are the attacks in harm.toml and class.toml of the bank, the hand-ins below, and zips that cannot be read.
+Honest are a solution, one without task 2b, the untouched handout, one with drawn variants and one with drawn mistakes:
+they must get full marks, none for what is open, or fail the very tests that their mistakes name. With --whole all tests
+are run, otherwise two of them. Last line of stdout: {"submissions": n, "honest": n, "as_alone": n, "harm": [what was
+seen]}; exit code 0 only if there is no harm.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import argparse
 import csv
+import io
 import json
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
-from course.table import load_course
+from course.table import Course, load_course
 from staff.grade import result_store
+from staff.grade.submissions import clean_files
+from staff.handout.regions import strip
 from staff.proofs import attack_bank
-from staff.proofs.attack_bank import HONEST, PARTITION, TARGET, VICTIM
+from staff.proofs.attack_bank import HONEST, PARTITION, TARGET, VICTIM, VICTIM_FILE
 from staff.proofs.attack_runs import Surroundings, surroundings
-from staff.proofs.class_of_submissions import Files, as_zip, solved_files
+from staff.proofs.bank import Entry, apply, copy_tree, load_bank
 
+Files = dict[str, bytes]  # name -> content
 LONG = "\U00020000" * 100  # 400 bytes, in a zip only: no file system takes such a name
 MANY = 400  # files in place of one
 LONGEST_CELL = 32_767  # characters that a spreadsheet takes
@@ -55,13 +65,81 @@ TEXTS = {
 FEW = ("gradebook.csv.zip", "alice smith.zip", "alice_smith.zip", "long answer.zip")
 
 
-def honest(folder: Path) -> list[str]:
-    """Three honest hand-ins: all regions solved, all but one task, none."""
-    course = load_course()
-    for name, without in (("all", "-"), ("most", "2b"), ("none", "")):
-        files = solved_files(course, without=[region for region in course.regions if region.startswith(without)])
-        _write(folder / name, files)
-    return ["all", "most", "none"]
+@dataclass(frozen=True)
+class Honest:
+    """An honest hand-in: its files, the regions that are open in it, and the tests that must fail."""
+
+    files: Files
+    open: tuple[str, ...] = ()
+    fails: tuple[str, ...] = ()
+
+
+def solved_files(course: Course, entries: Sequence[Entry] = (), without: Sequence[str] = ()) -> Files:
+    """What a student hands in who has written the solution, changed by `entries`, but for the regions `without`."""
+    keep = set(course.regions) - set(without)
+    with tempfile.TemporaryDirectory() as folder:
+        copy_tree(Path(folder))
+        for entry in entries:
+            apply(entry, Path(folder))
+        return {
+            file: strip((Path(folder) / file).read_text(encoding="utf-8"), file, course.readme, keep).encode()
+            for file in clean_files()
+            if file.endswith(".py") and course.may_student_change(file)
+        }
+
+
+def honest(folder: Path, seed: int) -> dict[str, Honest]:
+    """Write the honest hand-ins; returns them by name."""
+    course, draw = load_course(), random.Random(seed)
+    without_2b = tuple(region for region in course.regions if region.startswith("2b"))
+    made = {"all": Honest(solved_files(course))}
+    for name, without in (("most", without_2b), ("none", tuple(course.regions))):
+        made[name] = Honest(solved_files(course, without=without), open=without)
+    for kind in ("variants", "mistakes"):
+        entries = draw_entries(draw, kind)
+        print(f"{kind}: {'; '.join(map(str, entries))}")
+        made[kind] = Honest(solved_files(course, entries), fails=tuple(test for e in entries for test in e.fails))
+    for name, hand_in in made.items():
+        _write(folder / name, hand_in.files)
+    return made
+
+
+def draw_entries(draw: random.Random, kind: str, count: int = 4) -> list[Entry]:
+    """Entries of different files, so that they fit together; the files of TARGET and VICTIM have no mistakes."""
+    by_file: dict[str, list[Entry]] = {}
+    for entry in load_bank():
+        if entry.kind == kind and not (entry.is_mistake and entry.file in (PARTITION, VICTIM_FILE)):
+            by_file.setdefault(entry.file, []).append(entry)
+    return [draw.choice(by_file[file]) for file in draw.sample(sorted(by_file), count)]
+
+
+def complaints(hand_in: Honest, tests: Sequence[Mapping[str, Any]], course: Course) -> list[str]:
+    """What a report says otherwise than it must: a test that fails for no reason, or that is passed in spite of one."""
+    bad = {*hand_in.open, *(test["region"] for test in tests if function(test) in hand_in.fails)}
+    found = []
+    for test in tests:
+        region, passed = test["region"], test["status"] == "passed"
+        follows = bad and (test["status"] == "skipped" or not bad.isdisjoint(course.all_needs(region)))
+        if not passed and region not in bad and not follows:
+            found.append(f"{test['id']}: expected passed, got {test['status']}")
+        if region in hand_in.open and test["points"]:
+            found.append(f"{test['id']}: expected no point for region {region}, which is open; got {test['points']}")
+    lost = {function(test) for test in tests if test["status"] != "passed"}
+    wrong = {function(test) for test in tests}.intersection(hand_in.fails) - lost
+    return found + [f"{name}: expected failed, got passed" for name in sorted(wrong)]
+
+
+def function(test: Mapping[str, Any]) -> str:
+    """The test's name without its file and its case."""
+    return test["id"].rpartition("::")[2].split("[")[0]
+
+
+def as_zip(files: Files) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as opened:
+        for name, content in files.items():
+            opened.writestr(name, content)
+    return packed.getvalue()
 
 
 def harmful(folder: Path, names: Sequence[str]) -> int:
@@ -125,19 +203,16 @@ def grade(paths: Iterable[Path], out: Path, tests: Sequence[str]) -> dict[str, A
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def points(out: Path, name: str) -> list[tuple[str, str, int]]:
-    return [(test["id"], test["status"], test["points"]) for test in result_store.read(out, name).tests]
-
-
-def harm(out: Path, alone: Path, names: Sequence[str], count: int) -> list[str]:
-    """What can be seen in the files of a class of `count`, of which `names` are honest."""
+def harm(out: Path, honest: Mapping[str, Honest], count: int) -> list[str]:
+    """What can be seen in the files of a class of `count` hand-ins."""
     rows = list(csv.DictReader((out / "gradebook.csv").read_text(encoding="utf-8").splitlines()))
-    scores = {row["submission"]: row for row in rows}
     found = [] if len(rows) == count else [f"{len(rows)} rows in the grade book, expected {count}"]
-    found += [f"{name} was graded otherwise than alone" for name in names if points(out, name) != points(alone, name)]
+    for name, hand_in in honest.items():
+        said = complaints(hand_in, result_store.read(out, name).tests, load_course())
+        found += [f"{name} was graded otherwise than alone: {'; '.join(said)}"] * bool(said)
     long = any(len(cell) > LONGEST_CELL for row in rows for cell in row.values())
     found += ["a cell that no spreadsheet reads"] * long
-    for name in scores.keys() - set(names):
+    for name in {row["submission"] for row in rows} - set(honest):
         row = result_store.read(out, name)
         found += [f"{name} has points for {TARGET}"] * any(t["points"] for t in row.tests if t["id"] == TARGET)
         found += [f"{name} took {row.run['peak_pss_mb']} MiB"] * ((row.run["peak_pss_mb"] or 0) > MOST_MEMORY)
@@ -147,31 +222,26 @@ def harm(out: Path, alone: Path, names: Sequence[str], count: int) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder for the results")
+    parser.add_argument("--seed", type=int, default=1, help="seed for drawing the honest hand-ins (%(default)s)")
     parser.add_argument("--whole", action="store_true", help="run all tests")
     options = parser.parse_args(argv)
     if options.out.exists():
         raise InputError(f"--out {options.out}: this folder exists already; choose a new one")
-    out, alone = options.out / "class", options.out / "alone"
     tests = [] if options.whole else [TARGET, VICTIM]
     with surroundings() as around:
         folder = around.work / "class"
-        names = honest(folder)
-        hand_ins = [folder / name for name in names]
-        grade(hand_ins, alone, tests)
-        count = len(names) + harmful(folder, list(TEXTS)) + unreadable(folder) + attackers(folder / "attacks", around)
-        hand_ins += [path for path in folder.iterdir() if path.name not in (*names, "attacks")]
-        grade(hand_ins + sorted(folder.glob("attacks/*/*")), out, tests)
-        seen = harm(out, alone, names, count) + [around.traces()] * bool(around.traces())
-        texts = [path.read_text(errors="replace") for path in out.rglob("*") if path.is_file()]
+        good = honest(folder, options.seed)
+        count = len(good) + harmful(folder, list(TEXTS)) + unreadable(folder) + attackers(folder / "attacks", around)
+        hand_ins = [path for path in folder.iterdir() if path.name != "attacks"]
+        grade(hand_ins + sorted(folder.glob("attacks/*/*")), options.out, tests)
+        seen = harm(options.out, good, count) + [around.traces()] * bool(around.traces())
+        texts = [path.read_text(errors="replace") for path in options.out.rglob("*") if path.is_file()]
         words = {around.word: "a secret", around.taken: "more than allowed", "another's work": "another's work"}
         seen += [what for word, what in words.items() if any(word in text for text in texts)]
         if left := around.left_running():
             seen.append(f"{left} processes left")
-    for name in names:
-        times = [result_store.read(where, name).run["wall_s"] for where in (alone, out)]
-        print(f"{name}: alone {times[0]} s, in the class {times[1]} s")
-    as_alone = sum(points(out, name) == points(alone, name) for name in names)
-    print(json.dumps({"submissions": count, "honest": len(names), "as_alone": as_alone, "harm": seen}))
+    as_alone = sum(not any(line.startswith(f"{name} was graded") for line in seen) for name in good)
+    print(json.dumps({"submissions": count, "honest": len(good), "as_alone": as_alone, "harm": seen}))
     sys.exit(bool(seen))
 
 

@@ -2,11 +2,18 @@
 
 import json
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 
+from common.errors import InputError
 from staff.proofs.bank import Entry, apply, as_handed_in, copy_tree
-from staff.proofs.grading_pool import Seen, Test, grade, tree_folder
+from staff.proofs.grading_pool import Seen, Test, grade, tree_folder, worker_processes
+
+LONGEST_ERROR = 500  # characters
+COPIES = "copies"  # stands for the test of a file's copies; graders have names that begin with test_
 
 LINE = re.compile(r":\d+(?=\b)")
 STUDENTS = re.compile(r"(wrong|crashed|deadlocked|timed out|not attempted): (?!internal grader error)")
@@ -59,27 +66,77 @@ class Verdict:
         return json.dumps(row | ({"complaint": self.complaint} if self.complaint else {}))
 
 
-def judge(entry: Entry, tests: Tests, everything: bool, seeds: Iterable[int]) -> Verdict:
-    """Run an entry's graders on a tree of its own, once for each seed; the first verdict that is not as it must be.
+Call = tuple[Entry, Tests, Sequence[int]]  # an entry, the graders to run on it, and a seed for each time
 
-    `tests` are all graders of its task.
+
+def judge(entry: Entry, tests: Tests, seeds: Sequence[int]) -> Verdict:
+    """Run these graders on a tree of the entry's own, once for each seed; the first verdict that is not as it must be.
+
+    Whatever keeps the entry from being graded is its error.
     """
-    names = names_of(entry, tests, everything)
-    with tree_folder() as tree:
-        copy_tree(tree)
-        apply(entry, tree)
-        if entry.kind == "file":
-            as_handed_in(tree)  # the test of the copies compares what stands between TODO and END TODO
-        for seed in seeds:
-            graded = grade(tree, [tests[name].id for name in names], seed)
-            verdict = Verdict(entry, graded.seen, seed, graded.points_lost, graded.warned)
-            if verdict.complaint:
-                break
-        return verdict
+    seed = seeds[0]
+    try:
+        if entry.error:
+            raise InputError(entry.error)
+        with tree_folder() as tree:
+            copy_tree(tree)
+            apply(entry, tree)
+            if entry.kind == "file":
+                as_handed_in(tree)  # the test of the copies compares what stands between TODO and END TODO
+            for seed in seeds:
+                graded = grade(tree, [test.id for test in tests.values()], seed)
+                verdict = Verdict(entry, graded.seen, seed, graded.points_lost, graded.warned)
+                if verdict.complaint:
+                    break
+            return verdict
+    except Exception as error:
+        words = str(error) if isinstance(error, (InputError, TimeoutError)) else f"{type(error).__name__}: {error}"
+        return Verdict(entry, {}, seed, error=" ".join(words.split())[:LONGEST_ERROR])
 
 
-def names_of(entry: Entry, tests: Tests, everything: bool) -> list[str]:
-    """The graders that run on an entry."""
+def judge_all(pool: Executor, calls: Sequence[Call], workers: int, seconds: float = float("inf")) -> Iterator[Verdict]:
+    """Yield the verdicts in order; after `seconds`, no other entry is begun.
+
+    If an entry ends the process that grades it, the next one is graded alone, so that the right one is blamed.
+    """
+    end, done = time.monotonic() + seconds, 0
+    try:
+        for future in until([pool.submit(judge, *call) for call in calls], seconds):
+            yield future.result()
+            done += 1
+        return
+    except BrokenProcessPool:
+        pass
+    with worker_processes(1) as alone:
+        try:
+            yield alone.submit(judge, *calls[done]).result()
+        except BrokenProcessPool:
+            entry, _, seeds = calls[done]
+            yield Verdict(entry, {}, seeds[0], error="it ended the process that grades it")
+    with worker_processes(workers) as others:
+        yield from judge_all(others, calls[done + 1 :], workers, end - time.monotonic())
+
+
+def until(futures: Sequence[Future[Verdict]], seconds: float) -> Iterator[Future[Verdict]]:
+    """Yield the futures in order. After `seconds`, those that have not begun are cancelled, and not yielded."""
+    end = time.monotonic() + seconds
+    for future in futures:
+        if time.monotonic() > end:
+            for other in futures:  # all at once: while one is waited for, the pool begins the next
+                other.cancel()
+        if not future.cancelled():
+            yield future
+
+
+def graders_of(entry: Entry, tests: Tests, copies: dict[str, str], everything: bool) -> Tests:
+    """Choose the graders that run on an entry, of all those of its task.
+
+    A file from elsewhere meets all of them, and that of the copies it changes.
+    """
+    if entry.kind == "file":
+        copy = {COPIES: Test(copies[entry.file], "")} if entry.file in copies else {}
+        return tests | copy
     if everything:
-        return list(tests)
-    return list(entry.fails) or [name for name, test in tests.items() if test.file in ("", entry.file)]
+        return tests
+    chosen = entry.fails or [name for name, test in tests.items() if test.file in ("", entry.file)]
+    return {name: tests[name] for name in chosen}

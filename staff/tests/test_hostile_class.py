@@ -23,10 +23,9 @@ def kill_after(out: Path, count: int, process: subprocess.Popen) -> None:
 
 
 def check(tmp_path: Path, texts: list[str], more: bool, restart: bool) -> None:
-    folder, alone, out = tmp_path / "in", tmp_path / "alone", tmp_path / "out"
-    names = honest(folder)
-    grade(folder.iterdir(), alone, TESTS)
-    count = len(names) + harmful(folder, texts) + (unreadable(folder) if more else 0)
+    folder, out = tmp_path / "in", tmp_path / "out"
+    good = honest(folder, seed=1)
+    count = len(good) + harmful(folder, texts) + (unreadable(folder) if more else 0)
     if restart:
         words = harmful_class.command(folder.iterdir(), out, TESTS)
         kill_after(out, 5, subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
@@ -34,7 +33,7 @@ def check(tmp_path: Path, texts: list[str], more: bool, restart: bool) -> None:
     figures = grade(folder.iterdir(), out, TESTS)
 
     assert (figures["submissions"], figures["not_graded"]) == (count, 0)
-    assert harm(out, alone, names, count) == []
+    assert harm(out, good, count) == []
     assert (figures["kept"] >= 5) == restart
     assert "another's work" not in "".join(p.read_text(errors="replace") for p in out.rglob("*") if p.is_file())
 

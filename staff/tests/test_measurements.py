@@ -54,9 +54,8 @@ NO_JSON = (
 ELSEWHERE = {
     r"make (test|bank|check|verify|setup|handout|gradescope)\b|try_zip\.sh": "the tests themselves",
     r"staff\.mistakes": "test_every_mistake_is_caught_by_name_every_variant_passes_and_no_test_passes_all_mistakes",
-    r"staff\.proofs\.harmful_class": "test_hostile_names_and_answers_change_nothing_for_honest_hand_ins",
+    r"staff\.(proofs\.harmful_class|grade)": "test_hostile_names_and_answers_change_nothing_for_honest_hand_ins",
     r"staff\.attacks": "test_no_attack_gains_anything",
-    r"staff\.(proofs\.class_of_submissions|grade|proofs\.class_check)": "test_a_class_is_graded_as_it_must_be",
     r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
     r"benchmark\.(predict|tables .*--predict|checks\.gpu)": "tests/own/test_predict_curves.py and test_predict.py",
 }

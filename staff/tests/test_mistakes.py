@@ -352,9 +352,9 @@ def test_after_the_last_minute_what_has_not_begun_is_left_out_and_what_has_is_wa
     waiting: Future = Future()
     ended.set_result("a verdict")
 
-    assert list(mistakes.until([ended, waiting], -1)) == [ended]
+    assert list(verdict.until([ended, waiting], -1)) == [ended]
     assert waiting.cancelled()
-    assert len(list(mistakes.until([ended, Future()], 3600))) == 2
+    assert len(list(verdict.until([ended, Future()], 3600))) == 2
 
 
 def test_after_the_last_minute_all_that_has_not_begun_is_cancelled_before_the_next_is_waited_for():
@@ -362,7 +362,7 @@ def test_after_the_last_minute_all_that_has_not_begun_is_cancelled_before_the_ne
     running.set_running_or_notify_cancel()
     waiting: list[Future] = [Future(), Future()]
 
-    assert next(mistakes.until([running, *waiting], -1)) is running
+    assert next(verdict.until([running, *waiting], -1)) is running
     assert all(future.cancelled() for future in waiting)  # a pool would begin them while `running` is waited for
 
 
@@ -377,14 +377,14 @@ def test_a_survivor_fails_the_whole(course):
 
 @pytest.mark.proof
 def test_what_is_graded_again_counts_as_the_second_time_and_a_survivor_stays_one(course, monkeypatch):
-    real, times = mistakes.judge, []
+    real, times = verdict.judge, []
 
-    def misses_the_first_time(entry, tests, everything, seeds):
+    def misses_the_first_time(entry, tests, seeds):
         times.append(entry.name)
-        seen = real(entry, tests, everything, seeds)
+        seen = real(entry, tests, seeds)
         return replace(seen, seen={}) if times.count(entry.name) == 1 else seen
 
-    monkeypatch.setattr(mistakes, "judge", misses_the_first_time)
+    monkeypatch.setattr(verdict, "judge", misses_the_first_time)
     code, figures, printed = course(TOO_SMALL + TOO_LARGE, "", "--again")
     assert (code, figures["caught_by_name"]) == (0, 2)
     assert printed.count("once more, alone") == 2

@@ -14,7 +14,7 @@ from common.paths import ROOT
 from course.table import NOT_GRADED_HERE, load_course
 from staff.grade import gradebook, result_store
 from staff.gradescope import classroom50, results
-from staff.proofs.class_of_submissions import solved_files
+from staff.proofs.harmful_class import solved_files
 from staff.sandbox import kernel
 
 pytestmark = [

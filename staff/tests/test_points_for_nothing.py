@@ -7,7 +7,7 @@ import pytest
 
 from course.table import files_matching, load_course
 from course.todo import find_blocks
-from staff.proofs.bank import GRADED
+from staff.grade.submissions import TREE
 from staff.tests.handouts import open_handout
 from tests.own.started_processes import run
 
@@ -21,7 +21,7 @@ def make(tree: Path, body: str = "") -> None:
     for name, content in open_handout().files.items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_bytes(content)
-    for file in files_matching(tree, GRADED) if body else ():
+    for file in files_matching(tree, TREE) if body else ():
         lines = (tree / file).read_text(encoding="utf-8").split("\n")
         for block in reversed(find_blocks("\n".join(lines), file)):
             lines[block.line : block.end_line - 1] = [block.indent + body]

@@ -42,7 +42,7 @@ ELSEWHERE = {
     r"\[flags\]|FILES|SCRIPT|\.\.\.|FLAGS|SUBMISSION|submissions/|\bNAME\b": "a pattern, not a command",
     r"--local_rank R|--node_rank R|--local_rank [0-3]\b": "one of several terminals or nodes (test_task_scripts.py)",
     r"--hosts ": "needs more machines (test_launch_ends.py, test_doctor.py: ssh to loopback)",
-    r"^(sbatch|srun) ": "needs SLURM",
+    r"^(sbatch|srun) ": "needs SLURM (test_slurm.py: four virtual nodes)",
     r"grader\.watch|^make watch": "runs until it is ended (test_watch.py)",
     r"grader\.debug": "asks in a terminal (test_debug.py)",
     r"--shell": "waits for a person (test_emulate.py)",

@@ -38,7 +38,7 @@ LIGHT = (
     module("staff.mistakes", "--times 0"),
     module("staff.attacks", "--jobs none"),
     module("staff.both_sides", "--region 9.9"),
-    module("staff.proofs.class_of_submissions", "--size none --out no_such_folder"),
+    module("staff.proofs.harmful_class", "--seed none --out no_such_folder"),
     module("staff.sandbox", "--no_such_wall"),
     module("staff.gradescope.build", "--out"),
 )

@@ -63,8 +63,6 @@ COMMANDS = [
     ("staff.handout.assemble", "--out PATH", NOT_TO_BE_MADE),
     ("staff.grade.whole_class", "PATH --out OUT", [missing, link_to_itself, below_a_file]),
     ("staff.grade.whole_class", "docs --out PATH", NOT_TO_BE_MADE),
-    ("staff.proofs.class_of_submissions", "--out PATH", [folder, *NOT_TO_BE_MADE]),
-    ("staff.proofs.class_check", "PATH OUT", [*NOT_A_FOLDER, folder]),
     ("staff.gradescope.build", "--out PATH", [folder, below_a_file]),
     ("download_glue_data", "--data_dir PATH --mirror http://127.0.0.1:9", NOT_TO_BE_MADE),
 ]

@@ -1,0 +1,108 @@
+"""The batch scripts under a real SLURM: four virtual nodes on this machine, made by cluster/virtual_slurm.sh."""
+
+import csv
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from common.paths import ROOT
+from staff.proofs.attack_bank import TARGET
+from staff.tests.handouts import solved_handout
+
+SLURM = ROOT / "cluster/virtual_slurm.sh"
+MISSING = [name for name in ("slurmctld", "slurmd", "munged", "unshare", "ip") if not shutil.which(name)]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"needs SLURM, see {SLURM.name}; not installed: {', '.join(MISSING)}"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can make the namespaces of the virtual nodes"),
+    pytest.mark.skipif(not (ROOT / ".venv/bin/torchrun").exists(), reason="the batch scripts use .venv: make setup"),
+]
+
+WITHOUT_GPUS = (
+    "--gpus-per-node=0 --mem=3G --cpus-per-task=1 "
+    "--export=ALL,PRECISION=fp32,MODEL=gpt2-tiny,LENGTH=64,BATCH_SIZE=2,MAX_STEPS=4,WORKERS_PER_NODE=1"
+)
+DDP = f"{WITHOUT_GPUS} --nodelist=n2 benchmark/slurm/ddp.sbatch --output_dir"
+JOBS = {
+    "hello": "--mem=1G cluster/course.sbatch cluster/hello.py",
+    "no script": "--mem=1G cluster/course.sbatch",
+    "one node": f"{DDP} FOLDER/one",
+    "the same node": f"{DDP} FOLDER/same",
+    "grade": f"--mem=3G --array=1-2 --export=ALL,OUT=FOLDER/graded staff/slurm/grade_class.sbatch 'FOLDER/class/*' "
+    f"--tests {TARGET}",
+}
+
+
+class Job(NamedTuple):
+    """What came of a job: sbatch's exit code, and what its tasks printed."""
+
+    code: int
+    output: str
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with a class of a solved hand-in and an empty one."""
+    folder = tmp_path_factory.mktemp("slurm")
+    for name, content in solved_handout().files.items():
+        path = folder / "class/solved" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (folder / "class/empty").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def jobs(folder) -> dict[str, Job]:
+    """All jobs, submitted at once."""
+    lines = []
+    for name, job in JOBS.items():
+        output, code = (shlex.quote(f"{folder}/{name}.{kind}") for kind in ("txt", "code"))
+        options = job.replace("FOLDER", str(folder))
+        lines.append(f"{{ sbatch --wait --open-mode=append --output={output} {options}; echo $? > {code}; }} &")
+    done = subprocess.run(
+        [SLURM, "bash", "-c", "\n".join([*lines, "wait"])], cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {
+        name: Job(int((folder / f"{name}.code").read_text()), (folder / f"{name}.txt").read_text(errors="replace"))
+        for name in JOBS
+    }
+
+
+def test_each_of_four_nodes_has_a_rank_and_all_of_them_join(jobs):
+    code, output = jobs["hello"]
+
+    assert code == 0, output
+    for rank in range(4):
+        assert f"rank {rank} of 4 has joined" in output
+    assert output.count("got the sum [10.0, 100.0]") == 4
+
+
+def test_a_job_without_a_script_is_said_to_be_that(jobs):
+    code, output = jobs["no script"]
+
+    assert code == 2
+    assert output == "error: no script given; run: sbatch cluster/course.sbatch SCRIPT FLAGS\n"
+
+
+@pytest.mark.parametrize("name", ["one node", "the same node"])
+def test_two_jobs_on_one_node_do_not_take_each_others_port(jobs, name):
+    code, output = jobs[name]
+
+    assert code == 0, output
+
+
+def test_the_parts_of_a_class_add_up_to_one_grade_book(jobs, folder):
+    code, output = jobs["grade"]
+
+    assert code == 0, output
+    rows = list(csv.DictReader((folder / "graded/gradebook.csv").read_text().splitlines()))
+    points = {row["submission"]: int(row["score"]) for row in rows}
+    assert points["solved"] > points["empty"] == 0
