@@ -27,10 +27,6 @@ OTHERS = {"files", "seed", "environment", "watch", "unpack"}
 BANK = {attack.name: attack for attack in attack_bank.load()}
 
 
-def test_the_bank_holds_at_least_forty_attacks():
-    assert len(BANK) >= 40
-
-
 @pytest.mark.parametrize("attack", BANK.values(), ids=BANK)
 def test_an_attack_names_defences_that_can_be_switched_off_or_a_row_or_a_class(attack):
     assert [bool(attack.off), bool(attack.row), bool(attack.named)].count(True) == 1
@@ -59,11 +55,6 @@ def there_is(name: str) -> bool:
         module, _, last = name.rpartition(".")
         return bool(module) and there_is(module) and hasattr(sys.modules[module], last)
     return True
-
-
-@pytest.mark.parametrize("name", ["grader.reference", "grader.compare.closely", "grader/partitions.py"])
-def test_what_the_grader_does_not_have_is_noticed(name):
-    assert not there_is(name)
 
 
 @pytest.mark.parametrize("attack", BANK.values(), ids=BANK)
@@ -196,10 +187,6 @@ def test_the_page_adds_its_points_up():
 
     text = " ".join((ROOT / "docs/grading_limits.md").read_text(encoding="utf-8").split())
     assert f"In all {sum(points.values()) - bonus} of 100 points and {bonus} of 50 bonus points" in text
-
-
-def test_the_page_has_at_most_eighty_lines():
-    assert len((ROOT / "docs/grading_limits.md").read_text(encoding="utf-8").splitlines()) <= 80
 
 
 def test_the_supervisor_of_students_imports_nothing_that_switches_a_defence_off():

@@ -67,11 +67,3 @@ def test_every_file_of_the_table_is_there():
     files = re.findall(r"\b[\w/]+\.py\b", TABLE)
 
     assert [file for file in files if not (ROOT / file).is_file()] == []
-
-
-def test_a_private_name_is_found_however_it_is_written():
-    assert private_names("import torch\ntorch._C._get_something()\n") == {"_get_something"}
-    assert private_names("from torch.utils._python_dispatch import Mode\n") == {"Mode"}
-    assert private_names("from torch._C._distributed_c10d import _dump\n") == {"_dump"}
-    assert private_names("dist.distributed_c10d._get_default_store()\n") == {"_get_default_store"}
-    assert private_names("import torch\ntorch.distributed.all_reduce(self._x)\n") == set()

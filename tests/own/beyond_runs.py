@@ -63,20 +63,17 @@ def ring_shapes(rank: int, size: int) -> dict:
 
 
 def ring_halves(rank: int, size: int) -> dict:
-    """Both halves alone: the chunks after reduce_scatter, what all_gather makes of others, and what was sent."""
-    flat, counter = drawn(rank, 97, torch.float32), SendCounter()
-    whole = flat.clone()
-    dist.all_reduce(whole)
-    with counter:
-        chunks = ring.reduce_scatter(flat)
-    views = all(chunk.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() for chunk in chunks)
-    scattered = {"own": chunks[rank].clone(), "sum": whole, "lengths": [len(c) for c in chunks], "views": views}
-    scattered |= {"sends": counter.count, "bytes": counter.bytes}
-    gathered = [torch.full((3 + i % 2,), float(i if i == rank else -1)) for i in range(size)]
-    counter = SendCounter()
-    with counter:
-        ring.all_gather(gathered)
-    return {"scattered": scattered, "gathered": gathered, "sends": counter.count, "bytes": counter.bytes}
+    """What each half of the ring sends: (messages, bytes)."""
+    own = [torch.ones(3 + i % 2) for i in range(size)]
+    found = {}
+    for name, half in (
+        ("scatter", lambda: ring.reduce_scatter(torch.ones(97))),
+        ("gather", lambda: ring.all_gather(own)),
+    ):
+        with SendCounter() as counter:
+            half()
+        found[name] = counter.count, counter.bytes
+    return found
 
 
 # --- the reducer, on a small model ---
@@ -144,84 +141,49 @@ def ring_means(rank: int, size: int) -> dict:
 # --- the reducer, as a sequence of events ---
 
 
-class Watched:
-    """Keeps the order of events: gradients that become ready, buckets that leave, waits, the end of backward."""
-
-    def __init__(self, model: nn.Module, bucket_bytes: int) -> None:
-        self.events: list[tuple[str, str]] = []
-        self.names = {parameter: name for name, parameter in model.named_parameters()}
-        for parameter in self.names:  # before the reducer's own hooks, so that a gradient is noted before it leaves
-            parameter.register_post_accumulate_grad_hook(lambda p: self.events.append(("ready", self.names[p])))
-        self.reducer = GradientReducer(model, bucket_bytes)
-
-    def backward(self, loss: torch.Tensor) -> list[tuple[str, str]]:
-        """The events of one step; a bucket goes by the names of its parameters."""
-        self.events.clear()
-        whole, started = dist.all_reduce, []
-
-        def all_reduce(tensor: torch.Tensor, *rest, **options):
-            names = [" ".join(self.names[p] for p in b.parameters) for b in self.reducer.buckets if b.flat is tensor]
-            self.events.append(("sent", *names))
-            started.append(whole(tensor, *rest, **options))
-            return Handle(started[-1], self.events, *names)
-
-        overlap.dist.all_reduce = all_reduce
-        try:
-            loss.backward()
-            self.events.append(("backward", "ended"))
-            self.reducer.finish()
-        finally:
-            overlap.dist.all_reduce = whole
-        return list(self.events)
-
-
-class Handle:
-    def __init__(self, work, events: list, name: str) -> None:
-        self.work, self.events, self.name = work, events, name
-
-    def wait(self) -> None:
-        self.events.append(("waited", self.name))
-        self.work.wait()
-
-
-class Crossed(nn.Module):
-    """Registered as a, b, c, used as c, b, a or as c, a, b: gradients become ready in the order a, b, c or b, a, c."""
+class Chain(nn.Module):
+    """Registered as a, b, c, used as c, b, a: gradients become ready in the order a, b, c."""
 
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b, self.c = (nn.Linear(3, 3, bias=False) for _ in range(3))
 
-    def forward(self, x: torch.Tensor, swapped: bool) -> torch.Tensor:
-        x = self.c(x)
-        return (self.b(self.a(x)) if swapped else self.a(self.b(x))).sum()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(self.b(self.c(x))).sum()
 
 
-def crossed_events(rank: int, size: int) -> dict:
-    """Two steps: the events when all ranks use the layers in one order, and when ranks other than 0 swap two."""
-    found = {}
-    for name, swapped in (("alike", False), ("swapped", rank > 0)):
-        torch.manual_seed(0)
-        model = Crossed()
-        watched = Watched(model, bucket_bytes=1)
-        x = torch.full((2, 3), 1.0 + rank)
-        found[name] = [watched.backward(model(x, swapped)), watched.backward(model(x, swapped))]
-    return found
+def first_events(rank: int, size: int) -> list[tuple[str, str]]:
+    """The events of the first step: gradients that become ready, and buckets of one parameter each that leave."""
+    model, events, whole = Chain(), list[tuple[str, str]](), dist.all_reduce
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter in names:  # before the reducer's own hooks, so that a gradient is noted before it leaves
+        parameter.register_post_accumulate_grad_hook(lambda p: events.append(("ready", names[p])))
+    reducer = GradientReducer(model, bucket_bytes=1)
 
+    def all_reduce(tensor: torch.Tensor, *rest, **options):
+        events.extend(("sent", names[b.parameters[0]]) for b in reducer.buckets if b.flat is tensor)
+        return whole(tensor, *rest, **options)
 
-def accumulated_events(rank: int, size: int) -> list:
-    """The events of a micro-batch under no_sync, those of the last one, and what two without no_sync are told."""
-    model = Crossed()
-    watched = Watched(model, bucket_bytes=1)
-    with watched.reducer.no_sync():
-        model(torch.ones(2, 3), False).backward()
-    first, last, said = list(watched.events), watched.backward(model(torch.ones(2, 3), False)), ""
-    model(torch.ones(2, 3), False).backward()
+    overlap.dist.all_reduce = all_reduce
     try:
-        model(torch.ones(2, 3), False).backward()
+        model(torch.ones(2, 3)).backward()
+        reducer.finish()
+    finally:
+        overlap.dist.all_reduce = whole
+    return events
+
+
+def second_backward(rank: int, size: int) -> str:
+    """What a second backward before finish() is told."""
+    model, said = Chain(), ""
+    reducer = GradientReducer(model, bucket_bytes=1)
+    model(torch.ones(2, 3)).backward()
+    try:
+        model(torch.ones(2, 3)).backward()
     except RuntimeError as error:
         said = str(error)
-    watched.reducer.finish()
-    return [first, last, said]
+    reducer.finish()
+    return said
 
 
 def kept_gradients(rank: int, size: int) -> dict:
@@ -230,11 +192,11 @@ def kept_gradients(rank: int, size: int) -> dict:
     The steps are the second and third: at the end of the first one the buckets are made anew.
     """
     torch.manual_seed(0)
-    model = Crossed()
+    model = Chain()
     reducer = GradientReducer(model)
     kept, at_first = {}, {}
     for step in range(3):
-        model(torch.full((2, 3), 1.0 + step), False).backward()
+        model(torch.full((2, 3), 1.0 + step)).backward()
         reducer.finish()
         if step == 1:
             kept = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -278,8 +240,8 @@ SCENES = (
     ring_halves,
     ring_means,
     odd_steps,
-    crossed_events,
-    accumulated_events,
+    first_events,
+    second_backward,
     kept_gradients,
     trained,
 )

@@ -210,7 +210,7 @@ def momentum(groups: list[dict]) -> Optimizer:
 
 
 def odd_steps(rank: int, size: int, folder: Path) -> dict:
-    """{stage: parameters, of one worker and sharded, after three steps, and the elements of the optimizer's state}."""
+    """{stage: parameters, of one worker and sharded, after three steps}."""
     found = {}
     for stage in STAGES:
         torch.manual_seed(0)
@@ -232,15 +232,9 @@ def odd_steps(rank: int, size: int, folder: Path) -> dict:
             optimizer.step()
             optimizer.zero_grad()
         gather(strategy)
-        shards = [piece.shard.values.clone() for piece in strategy.pieces]
         found[stage] = {
-            "parameters": {
-                name: (mine.detach().clone(), theirs.detach())
-                for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True)
-            },
-            "dtypes": {shard.dtype for shard in shards},
-            "state": sum(state["momentum_buffer"].numel() for state in strategy.optimizer.state.values()),
-            "owned": sum(shard.numel() for shard in shards),
+            name: (mine.detach().clone(), theirs.detach())
+            for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True)
         }
     return found
 
@@ -255,7 +249,7 @@ def plain_loss(model: Odd, masters: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 
 
 def memory(rank: int, size: int, folder: Path) -> dict:
-    """{stage: (bytes that stay before zero_grad, bytes of whole parameters after it)}, and the number of parameters."""
+    """{stage: bytes that stay before zero_grad}, and the number of parameters."""
     found: dict = {"parameters": sum(parameter.numel() for parameter in tiny().parameters())}
     for stage in STAGES:
         model = tiny()
@@ -264,11 +258,7 @@ def memory(rank: int, size: int, folder: Path) -> dict:
         model(input_ids=tokens, labels=tokens).loss.backward()
         strategy.finish()
         strategy.step()
-        stays = persistent_bytes(model, strategy.optimizer)
-        with torch.no_grad():
-            model(input_ids=tokens)
-        whole = sum(piece.flat.values.untyped_storage().nbytes() for piece in strategy.pieces)
-        found[stage] = (stays, whole)
+        found[stage] = persistent_bytes(model, strategy.optimizer)
     return found
 
 

@@ -79,7 +79,3 @@ def test_task_4_writes_down_what_it_sends_and_lets_the_precision_be_chosen():
         "config = parse_traffic_arguments('task4_traffic')",
         "record = TrafficRecord(config, worker)",
     ]
-
-
-def test_an_unchanged_pair_has_no_changes():
-    assert changes(TASK2B, TASK2B) == {}

@@ -25,17 +25,3 @@ def test_no_file_beside_a_script_has_the_name_of_a_standard_module():
     tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     assert shadowing([ROOT / name for name in tracked.split() if (ROOT / name).exists()]) == []
-
-
-def test_a_file_that_shadows_a_standard_module_is_found(tmp_path):
-    for name, text in {
-        "run.py": 'if __name__ == "__main__":\n    pass\n',
-        "statistics.py": "",
-        "json/__init__.py": "",
-    }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-
-    found = shadowing(list(tmp_path.rglob("*.py")))
-
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in found) == ["json/__init__.py", "statistics.py"]

@@ -144,17 +144,6 @@ def test_inference_mode_works():
     assert y.shape == (4, 3)
 
 
-def test_every_worker_sees_micro_batches_of_split_size_in_their_order():
-    notes = [Note(), Note()]
-    piped = Pipe(labelled(*notes), 3)
-
-    y = piped(torch.arange(8.0).unsqueeze(1))
-
-    assert y.flatten().tolist() == list(range(8))
-    for j, note in enumerate(notes):
-        assert [(thread, size) for thread, _, size in note.seen] == [(f"partition {j} (cpu:{j})", s) for s in (3, 3, 2)]
-
-
 def test_a_layer_method_called_directly_computes_the_same_with_the_usual_backward():
     plain = nn.Sequential(*mlp())
     piped = Pipe(labelled(*copy.deepcopy(plain)), 2)
@@ -165,19 +154,6 @@ def test_a_layer_method_called_directly_computes_the_same_with_the_usual_backwar
 
     for wanted, parameter in zip(plain.parameters(), piped.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, wanted.grad, rtol=1e-5, atol=1e-6)
-
-
-def test_forward_calls_compute_once_per_clock_cycle():
-    cycles = []
-
-    class Watched(Pipe):
-        def compute(self, batches, schedule):
-            cycles.append(sorted(schedule))
-            super().compute(batches, schedule)
-
-    Watched(labelled(nn.Linear(3, 3), nn.Linear(3, 3)), 2)(torch.randn(6, 3))
-
-    assert cycles == [[(0, 0)], [(0, 1), (1, 0)], [(1, 1), (2, 0)], [(2, 1)]]
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])

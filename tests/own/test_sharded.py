@@ -60,7 +60,7 @@ def test_a_run_resumed_with_another_number_of_workers_has_the_same_losses(kept, 
 @STAGES
 def test_tied_frozen_unused_and_bf16_parameters_are_updated_as_on_one_worker(kept, size, stage):
     for rank in kept("odd_steps", size):
-        for name, (ours, theirs) in rank[stage]["parameters"].items():
+        for name, (ours, theirs) in rank[stage].items():
             torch.testing.assert_close(
                 ours, theirs.to(ours.dtype), atol=1e-2 if ours.dtype == torch.bfloat16 else 1e-3, rtol=0, msg=name
             )
@@ -68,24 +68,10 @@ def test_tied_frozen_unused_and_bf16_parameters_are_updated_as_on_one_worker(kep
 
 @pytest.mark.parametrize("size", SIZES)
 @STAGES
-def test_the_optimizer_has_state_for_its_own_shards_in_fp32_and_for_nothing_else(kept, size, stage):
-    for rank in kept("odd_steps", size):
-        assert rank[stage]["dtypes"] == {torch.float32}
-        assert rank[stage]["state"] == rank[stage]["owned"]
-
-
-@pytest.mark.parametrize("size", SIZES)
-@STAGES
 def test_what_stays_in_memory_is_the_textbook_s_within_one_percent(kept, size, stage):
     bytes_per_parameter = {1: 4 + 12 / size, 2: 4 + 12 / size, 3: 16 / size}[stage]  # gradients are sharded by finish()
     for rank in kept("memory", size):
-        assert rank[stage][0] == pytest.approx(bytes_per_parameter * rank["parameters"], rel=0.01)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_no_block_of_zero3_stays_whole_after_an_evaluation(kept, size):
-    for rank in kept("memory", size):
-        assert rank[3][1] == 0
+        assert rank[stage] == pytest.approx(bytes_per_parameter * rank["parameters"], rel=0.01)
 
 
 BUILT = pytest.mark.parametrize("weights", ["random", "saved"])

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -29,7 +30,7 @@ from task4_traffic.compare import (
 )
 from task4_traffic.counters import HEAD, Counter, Sample, rates, read_counters, read_kernel, volume
 from task4_traffic.dstat import read_dstat, split_runs
-from task4_traffic.traffic import plain
+from task4_traffic.traffic import PACKET_HEADER, TRIALS, TrafficRecord, plain
 from tests.own.started_processes import wait_for
 from tests.own.warm import Script
 
@@ -236,6 +237,45 @@ def test_an_entry_may_hold_a_shape_and_a_dtype_as_a_tensor_gives_them():
     kept = json.loads(json.dumps(plain(entry)))
 
     assert kept == {"shape": [2, 3], "dtype": "torch.float32", "elements": 6, "bytes": 24}
+
+
+@pytest.fixture
+def record():
+    """A record that has no workers and no interface: what it keeps and computes, without the calls of a run."""
+    made = object.__new__(TrafficRecord)
+    made._groups, made._iterations, made.losses, made._phases, made._profiler = [], [], [], {}, None
+    made._counter = SimpleNamespace(mark=lambda event: None)
+    made.collectives = SimpleNamespace(drain_before_it_overflows=lambda: None)
+    made.worker = SimpleNamespace(device=torch.device("cpu"))
+    return made
+
+
+def sent(*sizes: int) -> list[dict]:
+    return [{"shape": [n], "dtype": "torch.float32", "elements": n, "bytes": 4 * n} for n in sizes]
+
+
+def test_iterations_in_a_row_are_one_group_only_if_they_sent_the_same_tensors(record):
+    for tensors in (sent(3, 5), sent(3, 5), sent(8), sent(3, 5)):
+        record.sent = tensors
+        record._finish_iteration(0.1)
+
+    assert [(group["iterations"], group["tensors"]) for group in record._groups] == [
+        (2, sent(3, 5)), (1, sent(8)), (1, sent(3, 5))
+    ]  # fmt: skip
+
+
+def test_framing_is_what_many_messages_cost_more_than_one_and_the_packet_headers_of_the_one(record, monkeypatch):
+    record._groups = [{"iterations": 1, "tensors": sent(3, 5)}]
+    # 32 bytes of payload: with 3 packets for two messages, and 2 packets for one
+    many = {"sent": 300.0, "received": 330.0, "sent_packets": 3, "received_packets": 30}
+    one = {"sent": 200.0, "received": 210.0, "sent_packets": 2, "received_packets": 20}
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", lambda *_, **__: None)
+    monkeypatch.setattr("task4_traffic.traffic.CALIBRATION_BYTES", 32 * TRIALS)  # one repetition in each trial
+    record._measure = lambda tensors, times: many if len(tensors) == 2 else one
+
+    assert record._calibrate() == {
+        "sent": 100 + 2 * PACKET_HEADER, "received": 120 + 20 * PACKET_HEADER, "messages": 2
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
