@@ -231,9 +231,10 @@ def filled(figure: str, runs: dict[SweepRun, dict], arguments: argparse.Namespac
                 calibration, Cell(run.strategy, run.model, run.workers, run.batch_size, arguments.length), where
             )
         except InputError as error:
-            if "does not fit" not in str(error):
+            reason = next((words for words in ("does not fit", "not predicted") if words in str(error)), "")
+            if not reason:
                 raise
-            return "does not fit"
+            return reason
         value = found.seconds * 1e3 if figure == "latency" else found.memory.peak / 1e6
         return f"{value:.2f} predicted"
 
