@@ -79,7 +79,7 @@ def clock(what: str, about: float) -> Iterator[None]:
 
         def tick() -> None:
             while not done.wait(1.0):
-                bar.update()
+                bar.update(int(bar.n < bar.total))
 
         thread = threading.Thread(target=tick, daemon=True)
         thread.start()

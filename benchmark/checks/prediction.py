@@ -185,17 +185,21 @@ def naive(calibration: Calibration, place: Place, found: Prediction) -> float:
 
 
 def calibrate(places: Sequence[Place], seconds: float) -> Calibration:
-    """Calibrate what the places need, without what is new, afresh."""
-    here = [{**asdict(place.cell), "link": place.link} for place in places]
-    needed = {name: [v for v in known if any(p[name] == v for p in here)] or known[:1] for name, known in KNOWN.items()}
+    """Calibrate what these places are predicted from, afresh."""
+    cells = [{**asdict(place.cell), "link": place.link} for place in places]
+    needed = {
+        name: [known for known in values if any(cell[name] in (known, *NEW[name]) for cell in cells)]
+        for name, values in KNOWN.items()
+    }
     compute = {
-        "models": needed["model"], "workers": [1, *KNOWN["workers"]], "strategies": KNOWN["strategy"],
+        "models": needed["model"], "workers": [1, *needed["workers"]], "strategies": needed["strategy"],
         "batches": CALIBRATED, "engine_batch": [4], "length": [LENGTH], "seconds": [COMPUTE * seconds],
     }  # fmt: skip
+    compile_operators([*needed["strategy"], *(place.cell.strategy for place in places)], no_cuda=True)
     found = extended(stored.empty(), compute)
     for link in needed["link"]:
         if link != LOOPBACK:
-            found = extended(found, {"links": [link], "workers": KNOWN["workers"], "seconds": [LINK * seconds]})
+            found = extended(found, {"links": [link], "workers": needed["workers"], "seconds": [LINK * seconds]})
     return found
 
 
@@ -207,7 +211,6 @@ def extended(calibration: Calibration, flags: Mapping[str, Iterable[object]]) ->
 
 def compare(places: Sequence[Place], seconds: float) -> list[ComparedCell]:
     """Calibrate, then measure, link by link; prints each row as soon as it is there."""
-    compile_operators([place.cell.strategy for place in places], no_cuda=True)
     calibration = calibrate(places, seconds)
     stored.save(calibration, KEPT)
     heads = f"{'measured':>10}{'predicted':>11}{'error':>8}{'naive':>8}{'A/A':>8}"

@@ -75,6 +75,7 @@ def predict(calibration: Calibration, cell: Cell, where: Surroundings = Surround
     """Return the prediction; raises InputError where there is nothing to predict from."""
     nearest = nearest_engine(calibration, cell)
     pace = slowed(nearest) if nearest and nearest.workers == cell.workers else 1.0
+    pace *= usual_pace(calibration, cell)
     architecture = describe(cell.model, cell.length)
     times = ComputeTimes(calibration, architecture, Cores(cell.workers, where.cores), pace)
     links = Links(calibration, where.rate, where.latency, pace)
@@ -126,7 +127,7 @@ def machine_of(times: ComputeTimes, where: Surroundings) -> Machine:
 
 
 def with_overhead(kind: Kind, seconds: float) -> Kind:
-    """Return the kind with the engine's own cost at the end of its step; a negative one makes the last part shorter."""
+    """Return the kind with the engine's own cost at the end of its step."""
     if not seconds:
         return kind
     return replace(kind, program=(*kind.program, Compute("optimizer", seconds, engine=True)))
@@ -184,6 +185,13 @@ def pace_of(calibration: Calibration, launch: EngineTimes, batch: float) -> floa
     near = min(max(batch, batches[0]), batches[-1])
     took = np.interp(near, batches, [launch.alone[size] for size in batches])
     return float(took) / profiled(calibration, launch, near)
+
+
+def usual_pace(calibration: Calibration, cell: Cell) -> float:
+    """Return the mean pace of the calibration's own launches with these workers; that of the profiles is 1."""
+    same = [e for e in calibration.engines if (e.model, e.workers) == (cell.model, cell.workers) and not e.before]
+    paces = {tuple(entry.alone.values()): mean_pace(calibration, entry) for entry in same}  # by launch
+    return sum([1.0, *paces.values()]) / (1 + len(paces))
 
 
 def mean_pace(calibration: Calibration, launch: EngineTimes) -> float:

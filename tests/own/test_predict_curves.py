@@ -260,6 +260,7 @@ def test_whoever_changes_the_cost_model_draws_other_cells(tmp_path, monkeypatch)
 
 def test_nothing_that_is_new_is_calibrated(monkeypatch, calibration):
     asked = []
+    monkeypatch.setattr(prediction, "compile_operators", lambda *names, **flags: None)
     monkeypatch.setattr(prediction, "extended", lambda known, flags: asked.append(flags) or calibration)
 
     prediction.calibrate(draw(60, "any"), 2.0)
