@@ -85,7 +85,7 @@ def install_horovod(pip):
         source = ["--no-deps", "--no-build-isolation", "--no-binary", "horovod", "horovod==" + HOROVOD]
         if run(*pip, "download", *source).wait():
             stop("pip could not download Horovod's source distribution; see " + log)
-        shutil.unpack_archive(os.path.join(folder, "horovod-" + HOROVOD + ".tar.gz"), folder, filter="data")
+        shutil.unpack_archive(os.path.join(folder, "horovod-" + HOROVOD + ".tar.gz"), folder)
         tree = os.path.join(folder, "horovod-" + HOROVOD)
         for name in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
             with open(os.path.join(tree, name)) as file:
