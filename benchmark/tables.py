@@ -235,6 +235,8 @@ def filled(figure: str, runs: dict[SweepRun, dict], arguments: argparse.Namespac
             if not reason:
                 raise
             return reason
+        if figure == "latency" and found.is_range:
+            return f"{found.least * 1e3:.0f} to {found.seconds * 1e3:.0f} predicted"
         value = found.seconds * 1e3 if figure == "latency" else found.memory.peak / 1e6
         return f"{value:.2f} predicted"
 

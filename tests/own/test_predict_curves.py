@@ -132,6 +132,18 @@ def test_the_command_draws_a_curve(file, tmp_path):
     assert found["sentence"] in done.stdout
 
 
+def test_a_table_has_ranges_far_beyond_the_calibration_and_nothing_for_offloading(file, tmp_path):
+    words = ["--strategies", "zero2,zero2_offload", "--models", "gpt2-tiny", "--batch_sizes", "1", "--workers", 64]
+
+    done = run("-m", "benchmark.tables", tmp_path, "--predict", *words, "--memory_gb", 99, "--calibration", file)
+
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.reader((tmp_path / "latency_filled.csv").read_text().splitlines()))
+    least, to, most, _ = rows[1][1].split()
+    assert to == "to" and float(least) < float(most)
+    assert rows[3] == ["gpt2-tiny", "not predicted"]
+
+
 def test_cells_that_cannot_be_run_are_filled_and_marked(file, tmp_path):
     kept = tmp_path / "sweep" / "t5-tiny-zero2-b1-w2"
     kept.mkdir(parents=True)
