@@ -148,7 +148,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--length", type=int, default=64, help="tokens of an example (64)")
     add("--strategies", default="all", help="whose engines are measured: names, all or none (all)")
     add("--engine_batch", type=int, default=4, help="examples of one worker in the engines' steps (4)")
-    add("--seconds", type=float, default=8.0, help="measure so long for each link, and for compute and engines (8)")
+    add("--seconds", type=float, default=6.0, help="measure so long for each link, and for compute and engines (6)")
     add("--output", type=Path, default=stored.DEFAULT, help="the file (%(default)s)")
     arguments = parser.parse_args(argv)
     arguments.links = [word for word in arguments.links.split(",") if word]
