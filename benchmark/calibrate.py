@@ -1,12 +1,12 @@
 """Measure what predictions are made from: computing, sending and the engines' own cost, on this machine.
 
-    python -m benchmark.calibrate                                              # loopback, gpt2-tiny: three minutes
+    python -m benchmark.calibrate                                              # loopback, gpt2-tiny: a minute
     python -m benchmark.calibrate --links 100mbit,1gbit --models gpt2-tiny,gpt2-24m --workers 1,2,4
 
 Measured for each model: the parts of a step by batch size and by the number of workers that share this machine's cores.
 For each link: every operation by size and number of workers; `loopback` is this machine, a rate means emulated nodes.
-For the engines: a whole step of each strategy on loopback; what a prediction of the same step lacks is the engine's
-own cost, which is then added to all predictions.
+For the engines: a whole step of each strategy on loopback, on several workers; what a prediction of the same step lacks
+is the engine's own cost, which is then added to all predictions.
 
 All of it is measured on CPUs with Gloo, on a machine with GPUs as well.
 
@@ -20,13 +20,18 @@ import argparse
 import json
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tqdm.auto import tqdm
+
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration
+from benchmark.cost.collective_times import moved
 from benchmark.cost.measuring.plan import CalibrationPlan, Turn
 from benchmark.engines.operators import compile_operators
 from benchmark.names import models_of, names_of, numbers_of
@@ -40,6 +45,7 @@ from common.flags import Parser
 SIZES = (4, 2**12, 2**16, 2**18, 2**19, 2**20, 2**22, 2**24)  # bytes
 SLOW, SLOW_SIZE = 300e6, 2**20  # below this rate, pieces of more than this many bytes take too long
 MODULE = "benchmark.cost.measuring.rank"
+START = 12  # seconds until workers have loaded torch and met
 
 
 def sizes_for(link: str) -> list[int]:
@@ -50,18 +56,38 @@ def sizes_for(link: str) -> list[int]:
 
 def execute(plan: CalibrationPlan, workers: int, flags: list[str]) -> dict[str, list[dict[str, Any]]]:
     """Run a plan on `workers` workers, here or on emulated nodes; return what they found."""
-    with tempfile.TemporaryDirectory() as folder:
+    about = START + plan.seconds * (bool(plan.sizes) + bool(plan.models) + bool(plan.turns))
+    with tempfile.TemporaryDirectory() as folder, clock(f"{plan.link}, {workers} workers", about):
         task, result = Path(folder) / "plan.json", Path(folder) / "result.json"
         task.write_text(json.dumps(asdict(plan)))
         words = [str(task), str(result), "--no_cuda", *flags]  # times of a GPU's calls would be those of launches
         if plan.link == LOOPBACK:
-            code = start_workers(MODULE, workers, words)
+            code = start_workers(MODULE, workers, words, quiet=True)  # frameworks print
         else:
             code = on_emulated_nodes(MODULE, workers, words, plan.link)
         if code:
             raise InputError(f"calibration of {plan.link} failed with exit code {code}; its messages are above")
         found: dict[str, list[dict[str, Any]]] = json.loads(result.read_text())
         return found
+
+
+@contextmanager
+def clock(what: str, about: float) -> Iterator[None]:
+    """While the block runs, show how much of `about` so many seconds has passed."""
+    done = threading.Event()
+    with tqdm(desc=what, total=round(about), unit="s", bar_format="{desc}: {bar} {n} of about {total} s") as bar:
+
+        def tick() -> None:
+            while not done.wait(1.0):
+                bar.update(int(bar.n < bar.total))
+
+        thread = threading.Thread(target=tick, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
 
 def merge(calibration: Calibration, found: dict[str, list[dict[str, Any]]]) -> Calibration:
@@ -82,7 +108,10 @@ def identity(entry: Any) -> tuple:
 
 
 def table(calibration: Calibration) -> str:
-    """For people: a step without communication, and what each link does."""
+    """For people: a step without communication, and what each link does.
+
+    busbw: what a rank sends in a second, as nccl-tests define it.
+    """
     lines = [
         f"{'model':<12}{'length':>7}{'batch':>6}{'workers':>8}{'forward':>10}{'backward':>10}{'optimizer':>10}  ms"
     ]
@@ -90,12 +119,13 @@ def table(calibration: Calibration) -> str:
         back = sum(one.backward.values()) + one.tail
         parts = "".join(f"{part * 1e3:>10.2f}" for part in (sum(one.forward.values()), back, one.optimizer))
         lines.append(f"{Path(one.model).name:<12}{one.length:>7}{one.batch:>6}{one.workers:>8}{parts}")
-    lines.append(f"\n{'link':<10}{'operation':<12}{'workers':>8}{'smallest':>13}{'largest':>26}")
-    for one_table in calibration.transfers:
-        rate = 8 * one_table.bytes[-1] / one_table.seconds[-1] / 1e6
-        largest = f"{one_table.bytes[-1] / 1e6:.1f} MB at {rate:.0f} Mbit/s"
-        first = f"{one_table.seconds[0] * 1e3:.3f} ms"
-        lines.append(f"{one_table.link:<10}{one_table.operation:<12}{one_table.workers:>8}{first:>13}{largest:>26}")
+    heads = f"{'least ms':>10}{'largest MB':>12}{'ms':>10}{'busbw Mbit/s':>14}"
+    lines.append(f"\n{'link':<10}{'operation':<12}{'workers':>8}{heads}")
+    for sent in calibration.transfers:
+        size, seconds = sent.bytes[-1], sent.seconds[-1]
+        busbw = 8 * moved(sent.operation, size, sent.workers) / seconds / 1e6
+        figures = f"{sent.seconds[0] * 1e3:>10.3f}{size / 1e6:>12.1f}{seconds * 1e3:>10.2f}{busbw:>14.0f}"
+        lines.append(f"{sent.link:<10}{sent.operation:<12}{sent.workers:>8}{figures}")
     if calibration.engines:
         lines.append(f"\n{'engine':<16}{'model':<12}{'batch':>6}{'workers':>8}{'ms per step':>13}")
     for engine in calibration.engines:
@@ -118,7 +148,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--length", type=int, default=64, help="tokens of an example (64)")
     add("--strategies", default="all", help="whose engines are measured: names, all or none (all)")
     add("--engine_batch", type=int, default=4, help="examples of one worker in the engines' steps (4)")
-    add("--seconds", type=float, default=8.0, help="measure so long for each link, and for compute and engines (8)")
+    add("--seconds", type=float, default=6.0, help="measure so long for each link, and for compute and engines (6)")
     add("--output", type=Path, default=stored.DEFAULT, help="the file (%(default)s)")
     arguments = parser.parse_args(argv)
     arguments.links = [word for word in arguments.links.split(",") if word]
@@ -131,7 +161,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         setattr(arguments, name, sorted(set(numbers_of(f"--{name}", getattr(arguments, name)))))
     arguments.models = models_of(arguments.models)
     words = arguments.strategies
-    arguments.strategies = [] if words == "none" else names_of("--strategies", words, STRATEGIES)
+    names = [] if words == "none" else names_of("--strategies", words, STRATEGIES)
+    arguments.strategies = [name for name in names if not name.endswith("_offload")]  # they are not predicted
     if not arguments.seconds > 0:
         raise InputError(f"--seconds: expected more than 0, got {arguments.seconds:g}")
     return arguments
@@ -146,7 +177,8 @@ def calibrated(calibration: Calibration, wanted: argparse.Namespace) -> Iterator
             plan = replace(plan, models=wanted.models, batches=wanted.batches)
         calibration = merge(calibration, execute(plan, max(wanted.workers), flags))
         yield calibration
-    for count in wanted.workers if LOOPBACK in wanted.links else []:
+    several = [count for count in wanted.workers if count > 1] or wanted.workers
+    for count in several if LOOPBACK in wanted.links else []:
         for labels in together(wanted.strategies, count):
             engines = [(label, wanted.engine_batch) for label in labels]
             turns = [Turn(model, engines, wanted.batches) for model in wanted.models]

@@ -9,6 +9,8 @@ share. What lies outside of the calibrated range is computed from the algorithms
 
 Without --cores, all workers share the cores of this machine, as the calibrated ones did; more workers than were
 calibrated have a machine each, with as many cores as this one. With --cores K, every worker has K cores of its own.
+Beyond four times the calibrated workers only a range is printed: at its lower end nobody waits and all operations go
+along trees, at its upper end along rings, and all wait for the slowest worker.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -57,10 +59,14 @@ def table(prediction: Prediction) -> str:
     lines = [
         f"{cell.strategy}, {Path(cell.model).name}, {cell.workers} workers {cores}, {cell.batch} x {cell.length} "
         f"tokens each, link {where.rate or 'loopback'}" + (f" + {where.latency * 1e6:g} us" if where.latency else ""),
-        f"  {'step':<16}{prediction.seconds * 1e3:>12.2f} ms{prediction.examples_per_second:>14.1f} examples/s",
     ]
+    if prediction.is_range:
+        lines.append(f"  {'step':<16}{prediction.least * 1e3:>12.0f} to {prediction.seconds * 1e3:.0f} ms")
+    else:
+        step = f"{prediction.seconds * 1e3:>12.2f} ms{prediction.examples_per_second:>14.1f} examples/s"
+        lines.append(f"  {'step':<16}{step}")
     for name, seconds in prediction.parts.items():
-        if seconds:
+        if seconds and not prediction.is_range:
             lines.append(f"    {name:<14}{seconds * 1e3:>12.2f} ms{seconds / prediction.seconds:>13.0%}")
     lines.append(f"  {'sent by a rank':<16}{prediction.sent_bytes / 1e6:>12.3f} MB")
     for name, (calls, size) in prediction.sent.items():
@@ -81,14 +87,22 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
         "rate": prediction.where.rate,
         "latency_s": prediction.where.latency,
         "cores": prediction.where.cores,
-        "step_ms": prediction.seconds * 1e3,
-        "examples_per_second": prediction.examples_per_second,
-        "parts_ms": {name: seconds * 1e3 for name, seconds in prediction.parts.items()},
+        **times(prediction),
         "sent": {name: {"calls": calls, "bytes": size} for name, (calls, size) in prediction.sent.items()},
         "on_wire": prediction.on_wire,
         "memory": vars(prediction.memory),
         "notes": list(prediction.notes),
         "is_calibrated": prediction.is_calibrated,
+    }
+
+
+def times(prediction: Prediction) -> dict[str, Any]:
+    if prediction.is_range:
+        return {"step_ms_range": [prediction.least * 1e3, prediction.seconds * 1e3]}
+    return {
+        "step_ms": prediction.seconds * 1e3,
+        "examples_per_second": prediction.examples_per_second,
+        "parts_ms": {name: seconds * 1e3 for name, seconds in prediction.parts.items()},
     }
 
 

@@ -62,6 +62,15 @@ def megatron(settings: "Settings") -> str:
     return "--strategy megatron needs megatron-core: python install.py megatron" if missing else ""
 
 
+def horovod(settings: "Settings") -> str:
+    if not importlib.util.find_spec("horovod"):
+        return "--strategy horovod is built from source: python install.py horovod"
+    import torch
+
+    on_gpu = torch.cuda.is_available() and not settings.no_cuda
+    return "--strategy horovod is built for CPUs; add --no_cuda" if on_gpu else ""
+
+
 def gpt2_in_fp32(settings: "Settings") -> str:
     from benchmark.training.model_config import kind_of
 
@@ -135,6 +144,7 @@ ROWS = (
     Strategy("single", "single:Single", "unsharded:single", ALONE, keeps_ideal=True),
     Strategy("dp", "single:DP", "unsharded:single", (needs_gpu, one_process), keeps_ideal=True),
     Strategy("ddp", "ddp:DDP", "unsharded:ddp", keeps_ideal=True),
+    Strategy("horovod", "horovod:Horovod", "unsharded:horovod", (horovod,), keeps_ideal=True),
     Strategy(
         "fsdp", "fsdp:FSDP", "sharded:fsdp", (no_fp16,), (0, 16), state_bytes.rows_dealt_out, is_deferred=True
     ),

@@ -332,9 +332,12 @@ def fill(arguments: argparse.Namespace) -> dict[str, Rows]:
         try:
             found = predict(calibration, place, where)
         except InputError as error:
-            if "does not fit" not in str(error):
+            reason = next((words for words in ("does not fit", "not predicted") if words in str(error)), "")
+            if not reason:
                 raise
-            return "does not fit"
+            return reason
+        if name == "latency" and found.is_range:
+            return f"{found.least * 1e3:.0f} to {found.seconds * 1e3:.0f} predicted"
         return f"{found.seconds * 1e3 if name == 'latency' else found.memory.peak / MB:.2f} predicted"
 
     tables = {name: block_rows(cells, lambda run, name=name: text(run, name)) for name in FIGURES}  # type: ignore[misc]

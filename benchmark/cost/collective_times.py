@@ -3,8 +3,9 @@
 A table has the time of an operation by size, for some numbers of workers. Between two sizes the time is interpolated,
 beyond the largest one the last two go on as a straight line. For more workers than were measured:
 
-    all_reduce   ring: 2(N-1) hops, every rank sends 2(N-1)/N S      all_gather, all_to_all   N-1 hops
+    all_reduce   ring: 2(N-1) hops, every rank sends 2(N-1)/N S      all_gather               N-1 hops
     broadcast    tree: log2 N hops, each as long as a message        exchange, hop            one hop
+    all_to_all   one hop: gloo posts all messages at once
 
 The time for N workers is that of the measured number n for as many bytes sent by a rank, plus the latency of the
 further hops. A link that was not calibrated takes loopback's processor time and its own rate.
@@ -32,13 +33,13 @@ def moved(operation: str, size: float, workers: int) -> float:
     return factors.get(operation, 1.0) * size
 
 
-def hops(operation: str, workers: int) -> int:
-    """Return how many messages follow one another."""
-    if operation == "broadcast":
-        return max(1, math.ceil(math.log2(max(1, workers))))
-    if operation in ("exchange", "hop"):
+def hops(operation: str, workers: int, tree: bool = False) -> int:
+    """Return how many messages follow one another; tree: at best, where all operations go along trees."""
+    if operation in ("exchange", "hop", "all_to_all"):
         return 1
-    return max(1, (2 if operation == "all_reduce" else 1) * (workers - 1))
+    of_tree = math.ceil(math.log2(max(1, workers)))
+    steps = of_tree if tree or operation == "broadcast" else workers - 1
+    return max(1, (2 if operation == "all_reduce" else 1) * steps)
 
 
 @dataclass(frozen=True)
@@ -91,15 +92,21 @@ def rising(values: list[float]) -> list[float]:
 class Links:
     """The network of a prediction. rate: a calibrated link, or any other rate; None: loopback.
 
-    latency: further seconds of every hop. pace: on loopback, where processors copy the bytes, everything takes so many
-    times as long as when it was calibrated. notes: what was extrapolated. Implements simulate.Network.
+    latency: further seconds of every hop. tree: see hops. pace: on loopback, where processors copy the bytes,
+    everything takes so many times as long as when it was calibrated. notes: what was extrapolated. Implements
+    simulate.Network.
     """
 
     def __init__(
-        self, calibration: Calibration, rate: str | None = None, latency: float = 0.0, pace: float = 1.0
+        self,
+        calibration: Calibration,
+        rate: str | None = None,
+        latency: float = 0.0,
+        pace: float = 1.0,
+        tree: bool = False,
     ) -> None:
         wanted = rate or LOOPBACK
-        self.latency, self.notes = latency, dict[str, None]()
+        self.latency, self.tree, self.notes = latency, tree, dict[str, None]()
         self.bits = bits_per_second(rate) if rate else None
         self.is_shaped = self.bits is not None
         self.pace = 1.0 if self.is_shaped else pace
@@ -117,6 +124,11 @@ class Links:
                 f"a link of {wanted} was not calibrated: loopback's processor time, and {wanted} for the bytes"
             ] = None
 
+    @property
+    def most_workers(self) -> int:
+        """Return the largest number of workers that was measured."""
+        return max(count for tables in self.tables.values() for count in tables)
+
     def moved(self, operation: str, size: float, workers: int) -> float:
         return moved(operation, size, workers)
 
@@ -133,9 +145,10 @@ class Links:
         table = self._table(operation, workers)
         sent = moved(operation, size, workers)
         per_byte = moved(operation, 1.0, table.workers)
-        extra = hops(operation, workers) - hops(operation, table.workers)
+        count = hops(operation, workers, self.tree)
+        extra = count - hops(operation, table.workers, self.tree)
         per_hop = table.latency_of_all_hops / hops(operation, table.workers)
-        latency = max(table.latency + extra * per_hop, per_hop) + hops(operation, workers) * self.latency
+        latency = max(table.latency + extra * per_hop, per_hop) + count * self.latency
         before = spent / per_byte if self.is_shaped and self.is_calibrated else 0.0
         flow = table.flow(before + sent / per_byte) - table.flow(before)
         cpu = table.processor(sent / per_byte)

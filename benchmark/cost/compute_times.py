@@ -6,6 +6,7 @@ its size (Python, the start of operators) and a part in proportion to its multip
 
 import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 from benchmark.cost.architecture import Architecture
 from benchmark.cost.calibration import Calibration, Profile, SmallCosts
@@ -38,7 +39,9 @@ class ComputeTimes:
         own = [p for p in calibration.profiles if (p.model, p.length) == (architecture.model, architecture.length)]
         self.reference = architecture if own else self._nearest(calibration)
         same = (self.reference.model, self.reference.length)
-        self.profiles = self._of_crowd([p for p in calibration.profiles if (p.model, p.length) == same])
+        known = [p for p in calibration.profiles if (p.model, p.length) == same]
+        self.profiles = self._of_crowd(known)
+        self.spreads = [p for p in known if p.workers > 1]
         self.small = self._small(calibration.small)
         self.scale *= pace
 
@@ -147,6 +150,20 @@ class ComputeTimes:
             optimizer=optimizer, spread=relative * whole,
         )  # fmt: skip
 
+    def late(self, batch: float, workers: int) -> float:
+        """Return by how much the slowest of so many workers is later than the mean of all.
+
+        The spread of the measured ones, as the largest of normally distributed times grows with their number.
+        """
+        if workers < 2 or not self.spreads:
+            return 0.0
+        step, measured = self.step(batch), self.profiles[0].workers
+        share = step.spread / step.seconds
+        if measured == 1:
+            nearest = min(self.spreads, key=lambda p: (p.workers, abs(p.batch - batch)))
+            share, measured = nearest.spread / nearest.seconds, nearest.workers
+        return step.seconds * share * largest_of(workers) / largest_of(measured)
+
     # ------------------------------------------------------------------- the optimizer, and small things
 
     def update(self, tensors: float, elements: float) -> float:
@@ -166,6 +183,11 @@ class ComputeTimes:
     def copies(self, size: float, passes: float = 1.0) -> float:
         """Return the seconds in which `size` bytes are read and written so many times."""
         return self.scale * self.small.copy_byte * size * passes
+
+
+def largest_of(count: int) -> float:
+    """Return how many standard deviations the largest of so many normally distributed numbers is above their mean."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))  # Blom 1958
 
 
 def times(profile: Profile, factor: float) -> Profile:

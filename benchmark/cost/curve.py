@@ -33,7 +33,7 @@ class Point:
 
     @property
     def largest(self) -> tuple[str, float]:
-        """The largest part of the step, and its share."""
+        """Return the largest part of the step, and its share."""
         assert self.prediction is not None
         name, seconds = max(self.prediction.parts.items(), key=lambda part: part[1])
         return name, seconds / self.prediction.seconds
@@ -87,8 +87,11 @@ def curve(calibration: Calibration, cell: Cell, where: Surroundings, axis: str, 
 
 
 def bend(points: list[Point]) -> Point | None:
-    """Return the point that is farthest from the straight line between the ends, both axes logarithmic; or None."""
-    known = [point for point in points if point.prediction is not None]
+    """Return the point that is farthest from the straight line between the ends, both axes logarithmic; or None.
+
+    Points of which only a range is known do not count.
+    """
+    known = [point for point in points if point.prediction and not point.prediction.is_range]
     if len(known) < 3:
         return None
     xs, ys = (
@@ -121,6 +124,10 @@ def rows(points: list[Point]) -> list[dict[str, Any]]:
         if point.prediction is None:
             found.append({"at": point.label, "outcome": point.reason})
             continue
+        if point.prediction.is_range:
+            ends = [point.prediction.least * 1e3, point.prediction.seconds * 1e3]
+            found.append({"at": point.label, "step_ms_range": ends, "outcome": f"{ends[0]:.0f} to {ends[1]:.0f} ms"})
+            continue
         found.append(
             {
                 "at": point.label,
@@ -152,7 +159,7 @@ def table(axis: str, points: list[Point]) -> str:
 
 
 def draw(axis: str, points: list[Point], title: str, path: Path) -> None:
-    """Draw both curves: the calibrated range is shaded, and beyond it the curves are dashed."""
+    """Draw both curves: the calibrated range is shaded, beyond it they are dashed, and a range is a coloured band."""
     known = [point for point in points if point.prediction is not None]
     solid = [point.value for point in known if point.prediction and point.prediction.is_calibrated]
     unit = {"workers": "workers", "rate": "rate of a link (Mbit/s)", "batch": "examples of a worker"}[axis]
@@ -163,7 +170,11 @@ def draw(axis: str, points: list[Point], title: str, path: Path) -> None:
     with figure(path) as axes:
         for (label, value), colour in zip(curves.items(), COLOURS, strict=False):
             xs, ys = [point.value for point in known], [value(point) for point in known]
+            best = [
+                y * p.prediction.seconds / p.prediction.least for p, y in zip(known, ys, strict=True) if p.prediction
+            ]
             axes.plot(xs, ys, "--", color=colour, marker=".")
+            axes.fill_between(xs, ys, best, color=colour, alpha=0.2, linewidth=0)
             inside = [(x, y) for x, y in zip(xs, ys, strict=True) if x in solid]
             axes.plot(*zip(*inside, strict=True) if inside else ([], []), "-", color=colour, label=label)
         if solid:

@@ -15,7 +15,9 @@ from benchmark.cost.programs.program import Compute, Kind, Start
 from benchmark.cost.resources import Machine
 from benchmark.cost.simulate import Simulated, simulate
 from benchmark.cost.strategy_programs import programs
+from benchmark.strategies import STRATEGIES
 
+BEYOND = 4  # times the calibrated workers: of more, only a range is known
 PARTS = ("forward", "backward", "optimizer", "engine", "other", "communication", "waiting", "bubble")
 
 
@@ -36,6 +38,8 @@ class Surroundings:
 class Prediction:
     """A step that has not been run. Seconds until the slowest rank is done; parts are means over the ranks.
 
+    least: less than seconds where only a range is known, whose other end it is.
+
     parts: forward, backward, optimizer, engine (what the framework needs beyond the arithmetic), other (copies on
     behalf of the network), communication (exposed), waiting (for other ranks), bubble (for another stage's result).
     sent: operation -> calls and bytes out of a rank; on_wire: with TCP's frames. notes: what was extrapolated.
@@ -52,6 +56,11 @@ class Prediction:
     notes: tuple[str, ...] = ()
     is_calibrated: bool = True
     kinds: tuple[Kind, ...] = field(default=(), repr=False)
+    least: float = 0.0
+
+    @property
+    def is_range(self) -> bool:
+        return self.least < self.seconds
 
     @property
     def examples_per_second(self) -> float:
@@ -62,23 +71,14 @@ class Prediction:
         return sum(size for _, size in self.sent.values())
 
 
-def predict(
-    calibration: Calibration, cell: Cell, where: Surroundings = Surroundings(), launch: EngineTimes | None = None
-) -> Prediction:
-    """Return the prediction; raises InputError where there is nothing to predict from.
-
-    launch: any engine of the launch that is predicted, with its steps without communication: they say how fast its
-    workers compute. None: as when computing was calibrated, or as the engine lets it.
-    """
+def predict(calibration: Calibration, cell: Cell, where: Surroundings = Surroundings()) -> Prediction:
+    """Return the prediction; raises InputError where there is nothing to predict from."""
     nearest = nearest_engine(calibration, cell)
-    pace = relative = 1.0  # of this batch; of the launch
-    if launch:
-        pace, relative = pace_of(calibration, launch, cell.batch), mean_pace(calibration, launch)
-    elif nearest and nearest.workers == cell.workers:
-        pace = relative = slowed(nearest)
+    pace = slowed(nearest) if nearest and nearest.workers == cell.workers else 1.0
+    pace *= usual_pace(calibration, cell)
     architecture = describe(cell.model, cell.length)
     times = ComputeTimes(calibration, architecture, Cores(cell.workers, where.cores), pace)
-    links = Links(calibration, where.rate, where.latency, relative)
+    links = Links(calibration, where.rate, where.latency, pace)
     notes = dict[str, None]()
     programs(cell, times)  # what cannot be run is said before what does not fit
     needed = memory(cell, architecture, times.small.process)
@@ -86,19 +86,27 @@ def predict(
     overhead = 0.0
     if nearest:
         there = mean_pace(calibration, nearest)
-        overhead = relative / there * engine_seconds(calibration, nearest, cell, where, notes)
-    else:
-        notes[f"the engine of {cell.strategy} was not calibrated: its own cost is missing"] = None
-    found = run(cell, times, links, where, overhead)
-    return replace(found, notes=(*times.notes, *links.notes, *notes), is_calibrated=not (times.notes or links.notes))
+        overhead = pace / there * engine_seconds(calibration, nearest, cell, where, notes)
+    if nearest is None or nearest.strategy != cell.strategy:
+        cost = f"that of {nearest.strategy}" if nearest else "missing"
+        notes[f"the engine of {cell.strategy} was not calibrated: its own cost is {cost}"] = None
+    found = run(cell, times, links, where, overhead, times.late(cell.batch, cell.workers))
+    least = found.seconds
+    if cell.workers > BEYOND * links.most_workers:  # at best, nobody waits, and operations go along trees
+        trees = Links(calibration, where.rate, where.latency, pace, tree=True)
+        least = min(least, run(cell, times, trees, where, overhead).seconds)
+        notes[f"more than {BEYOND} times the {links.most_workers} workers that were calibrated: a range"] = None
+    notes = times.notes | links.notes | notes
+    return replace(found, least=least, notes=tuple(notes), is_calibrated=not (times.notes or links.notes))
 
 
-def run(cell: Cell, times: ComputeTimes, links: Links, where: Surroundings, overhead: float) -> Prediction:
-    """Simulate a step with given times."""
+def run(
+    cell: Cell, times: ComputeTimes, links: Links, where: Surroundings, overhead: float = 0.0, late: float = 0.0
+) -> Prediction:
+    """Simulate a step with given times. late: seconds that others wait for the slowest worker."""
     kinds = [with_overhead(kind, overhead) for kind in programs(cell, times)]
     machine = machine_of(times, where)
     simulated = simulate(kinds, links, machine)
-    late = times.step(cell.batch).spread if cell.workers > 1 else 0.0
     return Prediction(
         cell=cell,
         where=where,
@@ -119,24 +127,27 @@ def machine_of(times: ComputeTimes, where: Surroundings) -> Machine:
 
 
 def with_overhead(kind: Kind, seconds: float) -> Kind:
-    """Return the kind with the engine's own cost at the end of its step; a negative one makes the last part shorter."""
+    """Return the kind with the engine's own cost at the end of its step."""
     if not seconds:
         return kind
     return replace(kind, program=(*kind.program, Compute("optimizer", seconds, engine=True)))
 
 
 def nearest_engine(calibration: Calibration, cell: Cell) -> EngineTimes | None:
-    """Return the calibrated step of this strategy that is most like the cell."""
+    """Return the calibrated step that is most like the cell: of this strategy, or of another one of the same engine."""
+    family = STRATEGIES[cell.strategy].engine.split(":")[0]
 
-    def apart(entry: EngineTimes) -> tuple[bool, bool, int, int]:
+    def apart(entry: EngineTimes) -> tuple[bool, bool, bool, int, int]:
         return (
+            entry.strategy != cell.strategy,
             entry.model != cell.model,
             entry.length != cell.length,
             abs(entry.workers - cell.workers),
             abs(entry.batch - cell.batch),
         )
 
-    return min((entry for entry in calibration.engines if entry.strategy == cell.strategy), key=apart, default=None)
+    same = (entry for entry in calibration.engines if STRATEGIES[entry.strategy].engine.split(":")[0] == family)
+    return min((entry for entry in same if not entry.strategy.endswith("_offload")), key=apart, default=None)
 
 
 def engine_seconds(
@@ -153,7 +164,8 @@ def engine_seconds(
     if LOOPBACK not in calibration.links and there.workers > 1:
         return 0.0
     links = Links(calibration, pace=mean_pace(calibration, nearest))
-    missing = max(0.0, nearest.seconds - run(there, times, links, Surroundings(), 0.0).seconds)
+    expected = run(there, times, links, Surroundings(), late=times.late(there.batch, there.workers)).seconds
+    missing = max(0.0, nearest.seconds - expected)
     if nearest.model != cell.model:
         missing *= len(describe(cell.model, cell.length).weights) / len(times.architecture.weights)
         notes[f"the engine's own cost is that of {nearest.model}, by the number of parameters"] = None
@@ -165,7 +177,7 @@ def pace_of(calibration: Calibration, launch: EngineTimes, batch: float) -> floa
     """Return how many times as long a step without communication took in a launch as its profile says; 1 if unknown.
 
     Several workers on few cores take 10 % more or less time from one launch to the next. Steps without communication
-    that take turns with the engines say which; see benchmark.checks.prediction.
+    that take turns with the engines say which.
     """
     if not launch.alone:
         return 1.0
@@ -173,6 +185,13 @@ def pace_of(calibration: Calibration, launch: EngineTimes, batch: float) -> floa
     near = min(max(batch, batches[0]), batches[-1])
     took = np.interp(near, batches, [launch.alone[size] for size in batches])
     return float(took) / profiled(calibration, launch, near)
+
+
+def usual_pace(calibration: Calibration, cell: Cell) -> float:
+    """Return the mean pace of the calibration's own launches with these workers; that of the profiles is 1."""
+    same = [e for e in calibration.engines if (e.model, e.workers) == (cell.model, cell.workers) and not e.before]
+    paces = {tuple(entry.alone.values()): mean_pace(calibration, entry) for entry in same}  # by launch
+    return sum([1.0, *paces.values()]) / (1 + len(paces))
 
 
 def mean_pace(calibration: Calibration, launch: EngineTimes) -> float:

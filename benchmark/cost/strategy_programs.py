@@ -23,6 +23,8 @@ def programs(cell: Cell, times: ComputeTimes) -> list[Kind]:
 
 
 def check(cell: Cell) -> None:
-    """Raise InputError for what no machine can run."""
+    """Raise InputError for what no machine can run, and for what offloading costs, which nothing here describes."""
+    if cell.strategy.endswith("_offload"):
+        raise InputError(f"--strategy {cell.strategy} is not predicted; use {cell.strategy.removesuffix('_offload')}")
     if one_process in STRATEGIES[cell.strategy].limits and cell.workers > 1:
         raise InputError(f"--strategy {cell.strategy} runs on one worker, got {cell.workers}; use ddp")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.paths import ROOT
 
-OPTIONAL = {"wandb", "geni"}  # imported only where it is there; runs on CloudLab alone
+OPTIONAL = {"wandb", "geni", "horovod"}  # imported where it is there; runs on CloudLab alone; built by install.py
 OF_NEWER_PYTHONS = {"compression"}  # from 3.14 on, in place of backports.zstd
 
 

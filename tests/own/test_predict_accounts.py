@@ -16,6 +16,7 @@ LENGTH, BATCH = 32, 2
 SENT, KEPT, FRAMED = 0.003, 0.02, 0.003  # allowed, as parts of what was counted
 UNCOUNTED = (
     "own_ring",
+    "horovod",
     *(name for name, row in STRATEGIES.items() if row.cuts),
 )  # the flight recorder sees no send, and counts calls in a group of one
 TOO_LONG = 900  # seconds
@@ -38,6 +39,8 @@ def predicted(row, model, calibration):
 def check(rows, model):
     calibration = made_up_calibration(model, LENGTH)
     for row in rows:
+        if row["strategy"].endswith("_offload"):  # not predicted
+            continue
         found = predicted(row, model, calibration)
         about = f"{model}, {row['strategy']}, {row['workers']} workers"
         assert found.sent_bytes == pytest.approx(row["payload"], rel=SENT), about

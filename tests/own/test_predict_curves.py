@@ -2,14 +2,28 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from benchmark.calibrate import together
+from benchmark.checks import prediction
 from benchmark.checks.gpu import described, runs
-from benchmark.checks.prediction import ComparedCell, Place, all_places, draw, right_order, summary, turns_of
+from benchmark.checks.prediction import (
+    NEW,
+    ComparedCell,
+    Place,
+    all_places,
+    compared,
+    draw,
+    right_order,
+    state_of_the_model,
+    summary,
+    turns_of,
+)
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import EngineTimes, TransferTimes, save
 from benchmark.cost.cell import Cell
@@ -71,7 +85,7 @@ def test_an_axis_that_is_none_is_one_clear_line(text, message):
 def test_a_curve_bends_where_communication_takes_over(calibration):
     where = Surroundings("100mbit", latency=1e-3, cores=2)
 
-    points = curve(calibration, Cell("ddp", "gpt2-tiny", 1, 4), where, *read_axis("workers=1..4096"))
+    points = curve(calibration, Cell("ddp", "gpt2-tiny", 1, 4), where, *read_axis("workers=1..16"))
 
     assert points[0].speedup == pytest.approx(1.0)
     efficiencies = [point.efficiency for point in points]
@@ -85,6 +99,16 @@ def test_a_curve_says_which_points_are_calibrated(calibration):
     found = rows(curve(calibration, Cell("ddp", "gpt2-tiny", 1, 4), Surroundings(), *read_axis("workers=1..8")))
 
     assert [row["range"] for row in found] == ["calibrated", "calibrated", "calibrated", "extrapolated"]
+
+
+def test_a_curve_has_ranges_where_more_than_four_times_the_calibrated_workers_are_asked_for(calibration):
+    places = curve(calibration, Cell("ddp", "gpt2-tiny", 1, 4), Surroundings("1gbit", cores=2), "workers", ["16", "64"])
+
+    near, far = rows(places)
+
+    assert near["step_ms"] > 0
+    assert "step_ms" not in far and far["step_ms_range"][0] < far["step_ms_range"][1]
+    assert bend(places) is None
 
 
 def test_points_that_do_not_fit_have_no_figure(calibration):
@@ -105,6 +129,18 @@ def test_the_command_draws_a_curve(file, tmp_path):
     found = json.loads(done.stdout.splitlines()[-1])
     assert [point["at"] for point in found["points"]] == ["1", "2", "4", "8", "16", "32", "64"]
     assert found["sentence"] in done.stdout
+
+
+def test_a_table_has_ranges_far_beyond_the_calibration_and_nothing_for_offloading(file, tmp_path):
+    words = ["--strategies", "zero2,zero2_offload", "--models", "gpt2-tiny", "--batch_sizes", "1", "--workers", 64]
+
+    done = run("-m", "benchmark.tables", tmp_path, "--predict", *words, "--memory_gb", 99, "--calibration", file)
+
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.reader((tmp_path / "latency_filled.csv").read_text().splitlines()))
+    least, to, most, _ = rows[1][1].split()
+    assert to == "to" and float(least) < float(most)
+    assert rows[3] == ["gpt2-tiny", "not predicted"]
 
 
 def test_cells_that_cannot_be_run_are_filled_and_marked(file, tmp_path):
@@ -213,28 +249,76 @@ def test_the_command_writes_a_timeline_that_can_be_read(file, tmp_path):
 # ------------------------------------------------------------------------------------- the checks
 
 
-def test_sixty_cells_are_drawn_by_seed_over_all_links_and_workers():
-    places = draw(60, seed=3)
+def test_sixty_cells_are_drawn_by_the_state_of_the_model_over_all_links_and_workers():
+    places = draw(60, "one state")
 
-    assert places == draw(60, seed=3) and places != draw(60, seed=4)
+    assert places == draw(60, "one state") and places != draw(60, "another state")
     assert len({place.name for place in places}) == 60
     assert {(place.link, place.cell.workers) for place in places} == {(p.link, p.cell.workers) for p in all_places()}
-    assert {place.link for place in all_places() if place.cell.model == "gpt2-24m"} == {"1gbit"}
+    assert {name for place in places for name in place.new} == {"strategy", "model", "workers", "link"}
 
 
-def test_cells_of_a_model_are_resident_together_each_of_them_twice_beside_a_step_without_communication():
+def test_whoever_changes_the_cost_model_draws_other_cells(tmp_path, monkeypatch):
+    before = state_of_the_model()
+    copy = shutil.copytree(Path(stored.__file__).parent, tmp_path / "cost")
+    monkeypatch.setattr(stored, "__file__", str(copy / "calibration.py"))
+
+    same = state_of_the_model()
+    (copy / "programs" / "sharded.py").write_text("WHOLE = 1")
+
+    assert same == before != state_of_the_model()
+
+
+def test_nothing_that_is_new_is_calibrated(monkeypatch, calibration):
+    asked = []
+    monkeypatch.setattr(prediction, "compile_operators", lambda *names, **flags: None)
+    monkeypatch.setattr(prediction, "extended", lambda known, flags: asked.append(flags) or calibration)
+
+    prediction.calibrate(draw(60, "any"), 2.0)
+
+    words = {str(value) for flags in asked for name, values in flags.items() if name != "batches" for value in values}
+    assert len(asked) == 3 and len(NEW["strategy"]) >= 6
+    assert not words & {str(value) for values in NEW.values() for value in values}
+
+
+def test_a_prediction_is_made_before_its_cell_is_measured(calibration):
+    """Whatever the test launch took, the prediction is that of the calibration alone."""
+    place = Place(Cell("ddp", "gpt2-tiny", 2, 4), "100mbit")
+    launches = [
+        [EngineTimes(name, "gpt2-tiny", 64, 4, 2, seconds, 10, {4: seconds}) for name in ("ddp", "ddp again")]
+        for seconds in (0.1, 0.9)
+    ]
+
+    fast, slow = (compared(calibration, place, launch) for launch in launches)
+
+    assert fast.predicted == slow.predicted and fast.naive == slow.naive
+    assert fast.measured == pytest.approx(0.1) and slow.measured == pytest.approx(0.9)
+
+
+def test_the_naive_prediction_adds_everything_up(calibration):
+    """4 examples of 128 ms, a batch of 8: twice as long; then 4.47 MB over 12.5 MB/s."""
+    place = Place(Cell("ddp", "gpt2-tiny", 2, 8), "100mbit")
+
+    found = compared(calibration, place, [EngineTimes(n, "gpt2-tiny", 64, 8, 2, 1.0, 9) for n in ("ddp", "ddp again")])
+
+    assert found.naive == pytest.approx(2 * 0.128 + 4.47 / 12.5, rel=0.01)
+
+
+def test_cells_of_a_model_are_resident_together_each_of_them_twice():
     places = [Place(Cell("ddp", "gpt2-tiny", 2, 2), "1gbit"), Place(Cell("own_ring", "gpt2-tiny", 2, 3), "1gbit")]
 
     (turn,) = turns_of(places, ["ddp", "own_ring"])
 
-    assert turn.alone == [1, 2, 4, 8]
     assert turn.engines == [("ddp", 2), ("ddp again", 2), ("own_ring", 3), ("own_ring again", 3)]
 
 
-def made_up_rows(calibration, factors):
+def made_up_rows(calibration, factors, naive=2.0):
     cells = [Cell(name, "gpt2-tiny", 2, 4) for name in ("ddp", "own_ring", "fsdp")]
     found = [predict(calibration, cell, Surroundings("100mbit")) for cell in cells]
-    return [ComparedCell(Place(p.cell, "100mbit"), p.seconds / f, 0.01, p) for p, f in zip(found, factors, strict=True)]
+    return [
+        ComparedCell(Place(p.cell, "100mbit"), p.seconds / f, 0.01, p, naive * p.seconds)
+        for p, f in zip(found, factors, strict=True)
+    ]
 
 
 def test_errors_are_those_of_the_predictions(calibration):
@@ -242,16 +326,19 @@ def test_errors_are_those_of_the_predictions(calibration):
 
     assert found["mean_error"] == pytest.approx(0.04)
     assert found["largest_error"] == pytest.approx(0.1)
-    assert found["worst"] == "own_ring, gpt2-tiny, 2 x 4, 100mbit"
-    assert "communication is" in found["reason"]
+    assert found["worst"].startswith("own_ring, gpt2-tiny, 2 x 4, 100mbit: communication is")
+    assert found["by_what_is_new"]["another strategy"]["mean_error"] == pytest.approx(0.1)
+    assert found["by_what_is_new"]["all of it calibrated"]["cells"] == 2
     assert found["holds"]
 
 
-def test_a_prediction_that_is_too_wrong_does_not_hold(calibration):
-    rows = made_up_rows(calibration, (1.0, 1.0, 1.13))
-
-    assert not summary(rows)["holds"]
-    assert summary([*rows[:2], replace(rows[2], twice=0.08)])["holds"]  # two of the same differ by so much
+@pytest.mark.parametrize(
+    ("factors", "naive"),
+    [((1.0, 1.0, 1.21), 2.0), ((1.1, 1.1, 1.1), 2.0), ((1.05, 1.05, 1.05), 0.95)],
+    ids=["one is too wrong", "the mean is too wrong", "a table says as much"],
+)
+def test_predictions_that_are_too_wrong_do_not_hold(factors, naive, calibration):
+    assert not summary(made_up_rows(calibration, factors, naive))["holds"]
 
 
 def test_a_wrong_order_is_counted(calibration):

@@ -22,7 +22,7 @@ from tests.own.started_processes import run
 from tests.own.warm import Script
 
 BANK = ROOT / "tests" / "own" / "broken_engines.py"
-HAS_MEGATRON = importlib.util.find_spec("megatron") is not None
+HAS_MEGATRON, HAS_HOROVOD = (importlib.util.find_spec(name) is not None for name in ("megatron", "horovod"))
 TOO_LONG = 900  # seconds; a busy machine
 SOME = ["one_percent", "bias_unreduced", "summed_micro_batches", "second_use_lost", "clip_half", "drifting_replica"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="starts workers with gloo")
@@ -95,7 +95,7 @@ def test_every_strategy_is_right(workers, precision, tmp_path):
     rows = rows_of(done)
 
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(rows) == (18 + HAS_MEGATRON if precision == "fp32" else 14)
+    assert len(rows) == HAS_HOROVOD + (18 + HAS_MEGATRON if precision == "fp32" else 14)
     assert all(row["gradient"] == "ok" for row in rows.values())
 
 
@@ -106,6 +106,21 @@ def test_megatron_with_a_vocabulary_that_cannot_be_divided_is_right(tmp_path):
 
     assert done.returncode == 0, done.stderr[-2000:]
     assert rows_of(done)["megatron"]["gradient"] == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_HOROVOD, reason="needs Horovod, built from source: python install.py horovod")
+def test_horovod_is_right_and_trains_as_ddp_does(tmp_path):
+    words = ["--only", "ddp,horovod", "--workers", "2", "--max_steps", "6", "--output_dir", tmp_path / "c"]
+
+    proof = prove("--strategy", "horovod", "--workers", 3, "--precision", "bf16", folder=tmp_path / "p")
+    done = run("-m", "benchmark.compare", *words, timeout=TOO_LONG)
+
+    assert proof.returncode == 0 and rows_of(proof)["horovod"]["gradient"] == "ok"
+    assert done.returncode == 0, done.stderr[-2000:]
+    ddp, horovod = (rows_of(done)[name] for name in ("ddp", "horovod"))
+    assert horovod["last_loss"] == pytest.approx(ddp["last_loss"], rel=1e-6)
+    assert horovod["sent_bytes"] == ddp["sent_bytes"] and horovod["exposed_ms"] > 0
 
 
 @pytest.mark.slow

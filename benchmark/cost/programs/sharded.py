@@ -9,6 +9,7 @@ from benchmark.cost.programs.writer import Writer
 
 DEEPSPEED_BUCKET = 6_553_600  # elements; reduce_bucket_size of configs/zero*.json
 PREFETCHED = 50_000_000  # elements; stage3_prefetch_bucket_size, DeepSpeed's default
+LIVE = 1e9  # elements; stage3_max_live_parameters, DeepSpeed's default: what is more is gathered again in backward
 WHOLE = 100_000  # elements; stage3_param_persistence_threshold of configs/zero3*.json
 
 
@@ -206,14 +207,19 @@ def zero3(writer: Writer) -> list[Instruction]:
         if not pieces or pieces[-1] + weight.elements > PREFETCHED:
             pieces.append(0)
         pieces[-1] += workers * math.ceil(weight.elements / workers)
-    for piece in pieces:
-        writer.call("all_gather", BYTES * piece / workers)
-        writer.copy("communication", BYTES * piece)
+
+    def gather() -> None:
+        for piece in pieces:
+            writer.call("all_gather", BYTES * piece / workers)
+            writer.copy("communication", BYTES * piece)
+
+    gather()
     writer.forward()
+    if sum(pieces) > LIVE:
+        gather()
     _backward_in_deepspeed_buckets(writer)
-    norm = BYTES if writer.cell.strategy.endswith("_offload") else 2 * BYTES
     for _ in range(2):
-        writer.call("all_reduce", norm)
+        writer.call("all_reduce", 2 * BYTES)
     writer.update(len(model.weights), model.elements / workers)
     for weight in model.weights:
         if weight.elements <= WHOLE:

@@ -7,6 +7,7 @@ from benchmark.cost.programs.program import Instruction
 from benchmark.cost.programs.writer import Writer
 
 DDP_FIRST, DDP_BUCKET = 2**20, 25 * 2**20  # bytes; torch.nn.parallel.DistributedDataParallel's defaults
+HOROVOD_CYCLE = 1e-3  # seconds; HOROVOD_CYCLE_TIME's default
 
 
 def single(writer: Writer) -> list[Instruction]:
@@ -20,6 +21,21 @@ def ddp(writer: Writer) -> list[Instruction]:
     """Buckets are sent while backward still computes; gradients lie in the buckets, which are divided in place."""
     writer.forward()
     _backward_in_buckets(writer, ddp_buckets(_in_ready_order(writer)))
+    writer.update(len(writer.model.weights), writer.model.elements)
+    return writer.instructions
+
+
+def horovod(writer: Writer) -> list[Instruction]:
+    """Each cycle of its background thread sends the gradients that have become ready, copied into one message."""
+    buckets, left = list[list[Weight]](), 0.0
+    for weight in _in_ready_order(writer):
+        if left <= 0:
+            buckets, left = [*buckets, []], HOROVOD_CYCLE
+        buckets[-1].append(weight)
+        left -= writer.step.backward.get(weight.name, 0.0)
+    writer.forward()
+    _backward_in_buckets(writer, buckets)
+    writer.copy("communication", writer.model.bytes)
     writer.update(len(writer.model.weights), writer.model.elements)
     return writer.instructions
 

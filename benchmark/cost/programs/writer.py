@@ -9,10 +9,7 @@ from common.timeline.boxes import Phase
 
 
 class Writer:
-    """The program of one kind of ranks, from the first instruction to the last.
-
-    overhead: seconds that the engine needs beyond what the strategies write; it is added at the end of the step.
-    """
+    """The program of one kind of ranks, from the first instruction to the last."""
 
     def __init__(self, cell: Cell, times: ComputeTimes, kind: int = 0, batch: float | None = None) -> None:
         self.cell, self.times, self.kind = cell, times, kind
