@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from common import data_partition
-from common.data_partition import DataPartitioner, partition_dataset
+from common.data_partition import DataPartitioner, Partition, partition_dataset
 from common.errors import InputError
 
 
@@ -20,6 +20,10 @@ def batches_of_all_ranks(count: int, total_batch_size: int, world_size: int) -> 
         for rank in range(world_size)
     ]
     return [list(loader) for loader in loaders]
+
+
+def test_a_partition_is_as_long_as_its_list_of_indices():
+    assert len(Partition(["a", "b", "c", "d"], [3, 1])) == 2
 
 
 @pytest.mark.parametrize("sizes", [[0.5, 0.4], [0.5] * 4, [1.5, -0.5], []], ids=str)
