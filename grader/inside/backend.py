@@ -18,7 +18,7 @@ from grader.wire.connection import Wire
 from grader.wire.reductions import REDUCTIONS
 from grader.wire.values import plain_tensor, tensor_bytes
 
-WATCHED = (
+WATCHED_BYTES = (
     1 << 16
 )  # bytes of the largest input whose content wait() checks again; a copy of more would show in measured memory
 SUPPORTED = (
@@ -47,25 +47,29 @@ class FreedError(RuntimeError):
 
 
 class Handle(c10d.Work):
-    """What a call returns. Its outputs are written when the call has completed and somebody waits for it."""
+    """What a call returns. Its outputs are written when the call has completed and somebody waits for it.
+
+    waits_at_once: the call has no async_op, so its inputs cannot change before wait(). sends: the tensor of a send(),
+    kept so that its memory is not reused; no later call may write into it.
+    """
 
     def __init__(
         self,
         wire: Wire,
         number: int,
         outputs: Sequence[torch.Tensor],
-        announced: bool,
+        waits_at_once: bool,
         sends: Sequence[torch.Tensor] = (),
         inputs: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__()
-        self._wire, self._number, self.outputs, self._announced = wire, number, outputs, announced
-        self.sends = list(sends)  # of a message: kept as gloo keeps them, so nobody else gets their memory
-        self._inputs = [] if announced else [tensor for tensor in inputs if 0 < tensor.nbytes <= WATCHED]
+        self._wire, self._number, self.outputs, self._waits_at_once = wire, number, outputs, waits_at_once
+        self.sends = list(sends)
+        self._inputs = [] if waits_at_once else [tensor for tensor in inputs if 0 < tensor.nbytes <= WATCHED_BYTES]
         self._contents = [tensor_bytes(plain_tensor(tensor)) for tensor in self._inputs]
         self._done = False
         self.earlier: list[Handle] = []  # a barrier completes these too, as gloo's does
-        wire.pending[number] = self
+        wire.pending[number] = self  # until wait(); what stays there was never waited for
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Wait for the answer and write it into the outputs. Fail if an input has changed since the call."""
@@ -79,7 +83,7 @@ class Handle(c10d.Work):
                     )
             self.sends.clear()
             self._inputs.clear()
-            announced, self._announced = self._announced, False
+            announced, self._waits_at_once = self._waits_at_once, False
             _write(self._wire.answer(self._number, announced), self.outputs)
             self._done = True
             for handle in self.earlier:

@@ -25,11 +25,14 @@ class NotPicklableError(TypeError):
 
 
 class _Fresh:
-    """A process that begins with its pickle alone; it is started in place of a multiprocessing.Process."""
+    """A process that begins with its pickle alone; it is started in place of a multiprocessing.Process.
 
-    def __init__(self, process: Any, environment: dict[str, str], prepare: Callable[[], None]) -> None:
-        self._environment, self._prepare = environment, prepare
-        contexts.set_spawning_popen(self)  # type: ignore[arg-type]
+    It is pickled now, in its parent. begin_again: called in the child, before it unpickles.
+    """
+
+    def __init__(self, process: Any, environment: dict[str, str], begin_again: Callable[[], None]) -> None:
+        self._environment, self._begin_again = environment, begin_again
+        contexts.set_spawning_popen(self)  # type: ignore[arg-type] # locks and queues can be pickled only in a start
         try:
             self._pickled = bytes(ForkingPickler.dumps(process))
         except Exception as error:
@@ -46,7 +49,7 @@ class _Fresh:
     def _bootstrap(self, parent_sentinel: int) -> int:
         os.environ.clear()
         os.environ.update(self._environment)
-        self._prepare()
+        self._begin_again()
         return pickle.loads(self._pickled)._bootstrap(parent_sentinel=parent_sentinel)
 
 

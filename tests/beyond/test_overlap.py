@@ -253,13 +253,15 @@ class Reduced:
             check(self.grade, where, got, expected, self.result)
 
     def _after_step(self, step: int, rank: int, k: int, payloads: Payloads) -> dict[Any, Expected]:
-        """Return what one parameter of a rank must have at the end of a step."""
+        """Return the gradient, and its dtype, that a parameter of a rank must have at the end of a step."""
         if k in self.setting.frozen:
             message = f"parameter {k} requires no gradient, but has one"
             return {(rank, f"parameter {k}"): Expected(None, message)}
-        column, dtype = [steps[step][k] for steps in self.own], self.setting.dtype(k)
-        limit = 2.0**-6 * np.mean(np.abs(column), axis=0) if dtype == "bfloat16" else None
-        one = averaging.mean_of(column, rank, payloads, norm(column), limit)
+        by_rank, dtype = [steps[step][k] for steps in self.own], self.setting.dtype(k)
+        # A bfloat16 has 8 bits: room for the rounding of each gradient, and of the mean.
+        limit = 2.0**-6 * np.mean(np.abs(by_rank), axis=0) if dtype == "bfloat16" else None
+        one = averaging.mean_of(by_rank, rank, payloads, norm(by_rank), limit)
+        # The first mistake that fits is named: the reducer's own come first.
         one = replace(one, mistakes=self._mistakes(step, k) | dict(one.mistakes))
         of_dtype = Expected(dtype, name=f"the dtype of parameter {k}'s gradient")
         return {(rank, f"parameter {k}"): one, (rank, f"dtype {k}"): of_dtype}
@@ -267,14 +269,15 @@ class Reduced:
     def _mistakes(self, step: int, k: int) -> dict[str, Any]:
         """Return sentence -> the gradient that a mistake in the reducer leaves."""
 
-        def mean(by_rank: list[list[list[Any]]], step: int) -> np.ndarray:
-            return np.asarray(np.mean([steps[step][k] for steps in by_rank], axis=0))
+        def mean(by_rank: list[list[list[Any]]], at: int) -> np.ndarray:
+            return np.asarray(np.mean([steps[at][k] for steps in by_rank], axis=0))
 
         last = [[micros[-1] for micros in steps] for steps in self.computed]
-        unused = [rank for rank in range(self.ranks) if not np.any(self.own[rank][step][k])]
+        some_rank_has_none = any(not np.any(self.own[rank][step][k]) for rank in range(self.ranks))
+        never = np.full(self.setting.shapes[k], np.inf)  # fits no gradient: all parameters need the same sentences
         mistakes: dict[str, Any] = {
             "a parameter without a gradient on this rank, or on any, has none afterwards: use zeros for it":
-                None if unused else np.full(self.setting.shapes[k], np.inf),
+                None if some_rank_has_none else never,
             "param.grad is the mean of only the last micro-batch: those under no_sync are missing": mean(last, step),
         }  # fmt: skip
         for earlier in range(step):

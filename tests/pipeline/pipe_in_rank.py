@@ -170,7 +170,11 @@ class Watch:
                 raise NeverArrives
 
     def look(self, j: int) -> bool:
-        """Return whether a result is in out-queue j, for a caller that does not wait for it."""
+        """Return whether a caller that does not wait finds a result in out-queue j. A slow one is refused at first.
+
+        "gave_up" is reported once for each result. Looks in vain are counted: after POLLS of them the caller counts as
+        waiting, and after ENDLESS it gets NeverArrives if no result can come.
+        """
         result = (j, self.progress.taken[j])
         with self.changed:
             if self.progress.ready(j) and (not self.slow or self.refused[result] >= REFUSALS):

@@ -167,15 +167,18 @@ def check_results(grade: Grade, partitions: int, cycles: list[Cycle], **options:
 
 
 def expected_batch(i: int, batches: np.ndarray, cycles: list[Cycle], reshape: bool, hint: str) -> dict[str, Expected]:
-    """Return what `batches[i]` must hold at the end, and the gradient of its sum."""
+    """Return what `batches[i]` must hold after all cycles, and the gradient that its sum leaves in micro-batch i.
+
+    reshape: the partitions also change the shape; for one cycle only. hint: what else was noticed, after a message.
+    """
     passed, x = [j for cycle in cycles for m, j in cycle if m == i], batches[i]
     factor = np.prod([float(j + 2) for j in passed])
     value, gradient = x * factor, np.full(x.shape, factor)
-    cut = "backward() does not reach its micro-batch: store the result itself, without detach, clone().data or no_grad"
+    not_reached = "backward() does not reach its micro-batch: store the result itself, without detach, .data or no_grad"
     name, called = f"batches[{i}]", f"the gradient of micro-batch {i}"
     if not passed:
         unchanged = Expected(x, f"micro-batch {i} is in no cycle, but was changed", name)
-        return {"value": unchanged, "gradient": Expected(gradient, cut, called)}
+        return {"value": unchanged, "gradient": Expected(gradient, not_reached, called)}
     if reshape:
         value, gradient = np.stack([value, 3 * value], axis=-1), 4 * gradient
     j = passed[-1]
@@ -185,7 +188,8 @@ def expected_batch(i: int, batches: np.ndarray, cycles: list[Cycle], reshape: bo
         mistakes |= {
             f"batches[{i}] holds what partition {n} made from micro-batch {m}, {right}": other * (n + 2)
             for m, other in enumerate(batches)
-            for n in range(len(batches))
+            for n in range(len(batches))  # as many partitions as micro-batches
+            if (m, n) != (i, j)
         }
     mistakes = {f"{sentence}{hint}": left for sentence, left in mistakes.items()}
     message = (
@@ -195,7 +199,7 @@ def expected_batch(i: int, batches: np.ndarray, cycles: list[Cycle], reshape: bo
     return {
         "kind": Expected("Tensor", kind),
         "value": Expected(value, f"{message}{hint}", name, mistakes),
-        "gradient": Expected(gradient, f"{name} has the right values, but {cut}", called),
+        "gradient": Expected(gradient, f"{name} has the right values, but {not_reached}", called),
     }
 
 

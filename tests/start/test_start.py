@@ -81,10 +81,11 @@ def start_workers(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     uses=[IN_RANK], preload=PRELOAD, first="replace_surroundings", join=False, allows=["processes", "network"]
 )  # fmt: skip
 def run_script(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
-    """Run main() on two workers, and return what their records hold."""
+    """Run main() on two workers. Return its error, the losses in their records, and the numbers of the processes that
+    joined the group and that read half of the data. What surrounds the script: replace_surroundings."""
     from common.errors import InputError
 
-    start_afresh(lesson, lambda: leave("started", context.arguments["patience"]))
+    start_afresh(lesson, lambda: leave("started", context.arguments["patience"]))  # waits until all are counted
     set_command_line(context)
     error = ""
     try:

@@ -80,7 +80,7 @@ def load(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     if arguments["given"]:
         lesson.DataPartitioner = partitioner
     draw_noise(context.rank)
-    return loaded(lesson, inputs, arguments["batch"], True, {}) | {"partitioned": partitioner.asked}
+    return loaded(lesson, inputs, arguments["batch"], True, {}) | {"asked_partitioner": partitioner.asked}
 
 
 @in_rank(uses=[IN_RANK, loaded], join=False)
@@ -133,17 +133,18 @@ def check_examples(grade: Grade, by_rank: list[Loaded]) -> None:
 
 
 def check_divided_at_random(grade: Grade) -> None:
-    """Check that partition_dataset divides the data at random. No test passes for parts in the order of the data.
+    """Check that partition_dataset divides the data at random, with DataPartitioner or by itself.
 
-    If it uses DataPartitioner, a rank's batches must hold the examples of the partition that this gives, here a drawn
-    one. It may also shuffle and divide by itself.
+    Every check of this file ends with this one, so that parts in the order of the data pass no test. First,
+    DataPartitioner is replaced by one that gives a drawn division: whoever asks it must use that. Then, with the
+    student's own, rank 0's examples must be mixed. Every part fills its batches, so no example is left out.
     """
     (length, batch), ranks = MANY, 2
     order = [int(index) for index in np.random.default_rng([grade.seed, 8]).permutation(length)]
     given = [sorted(order[: length // ranks]), sorted(order[length // ranks :])]
     by_rank = loaders(grade, length, batch, ranks, given)
     for rank, (one, examples) in enumerate(zip(by_rank, examples_of_ranks(by_rank), strict=True)):
-        if one["partitioned"] and sorted(examples.elements()) != given[rank]:
+        if one["asked_partitioner"] and sorted(examples.elements()) != given[rank]:
             grade.fail(
                 f"rank {rank} of {ranks}: the batches do not hold the examples of its partition; use the one that "
                 "DataPartitioner gives for this rank"
