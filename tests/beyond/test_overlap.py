@@ -280,6 +280,11 @@ class Reduced:
                 None if some_rank_has_none else never,
             "param.grad is the mean of only the last micro-batch: those under no_sync are missing": mean(last, step),
         }  # fmt: skip
+        if step:
+            piece = mean(self.own, step - 1)
+            sent = [own if np.any(own) else piece for own in (steps[step][k] for steps in self.own)]
+            stale = "a worker without a gradient sends what the message held after the step before: write zeros there"
+            mistakes[stale] = np.asarray(np.mean(sent, axis=0))
         for earlier in range(step):
             mistakes[f"param.grad is still the gradient of step {earlier}"] = mean(self.own, earlier)
             added = mean(self.own, earlier) + mean(self.own, step)

@@ -114,7 +114,7 @@ def mistake_in_size(case: Case, i: int, bucket: list[int], before: list[int], nb
     together = sum(nbytes[k] for k in [*before, bucket[0]])
     if together <= limit:
         exactly = " exactly" if together == limit else ""
-        words = "but starts a new one: sizes are bytes (nbytes), and the limit itself is allowed"
+        words = "but starts a new one: count the bytes (nbytes) of each bucket from 0; the limit itself is allowed"
         return f"parameter {bucket[0]} still fits{exactly} into bucket {i - 1}, {words}"
     return ""
 
