@@ -24,6 +24,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank
 from grader.ranks.referee import Replies
 from grader.wire.values import Fields
+from tests.pipeline import pipe_shared
 from tests.pipeline import test_schedule as schedule
 from tests.pipeline.pipe_shared import IN_RANK, run_pipe, split_sizes
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, nn, torch
 
 graded = pytest.mark.graded
+CRASHES = pipe_shared.CRASHES
 MAX_CALLS = 200  # calls of compute, and of _clock_cycles, that are kept
 
 
