@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -207,8 +207,11 @@ class OptimizerRun:
 # --- the mean gradient ---
 
 
-def check_means(run: OptimizerRun) -> None:
-    """Check that after each finish() every shard has the mean of the gradients of this step so far."""
+def check_means(run: OptimizerRun, check_sent: Callable[[], None]) -> None:
+    """Check that after each finish() every shard has the mean of the gradients of this step so far.
+
+    Of a value that no known mistake leaves, `check_sent` may say the reason: a wrong message.
+    """
     for rank, value in enumerate(run.result.values):
         for finish in value["finishes"]:
             step, number = finish["step"], finish["number"]
@@ -218,6 +221,8 @@ def check_means(run: OptimizerRun) -> None:
                 mean = Expected(right[rank], name=run.name(i), tolerance=Tolerance(norm([right])))
                 if not mean.is_right(finish[f"mean {i}"]):
                     mean = replace(mean, mistakes=mistakes_in_mean(run, rank, (step, number), i))
+                    if not any(mean.explained_by(mistake, finish[f"mean {i}"]) for mistake in mean.mistakes):
+                        check_sent()
                 check(run.grade, where, finish, {f"mean {i}": mean}, run.result)
 
 
@@ -254,6 +259,10 @@ def mistakes_in_mean(run: OptimizerRun, rank: int, place: tuple[int, int], i: in
         sums = [rounded(one[rank], "bfloat16") for one in run.sums(step, number, i)]
         words = f"{what} rounded to bfloat16: add up in float32. A reduce_scatter adds in the dtype of its tensors"
         table[words] = np.sum(sums, axis=0) / n
+        rounded_means = [rounded(one[rank] / n, "bfloat16") for one in run.sums(step, number, i)]
+        table[f"{what} a mean in bfloat16: convert the rows to float32 before you add them"] = np.sum(
+            rounded_means, axis=0
+        )
     return table
 
 
@@ -279,7 +288,11 @@ def bucket_of(run: OptimizerRun, where: str, call: Call, rows: Sequence[np.ndarr
         i for i, (shards, rounding) in enumerate(zip(rows, roundings, strict=True)) if holds(numbers, shards, rounding)
     ]
     if not fits:
-        got, advice = ("other values", "") if np.any(numbers) else ("zeros", f"; send each {run.part} once")
+        got, advice = (
+            ("other values", "")
+            if np.any(numbers)
+            else ("zeros", f"; send each {run.part} once, when its own gradients are complete")
+        )
         run.grade.fail(f"{where} sends {got} ({call.name}, {call.where}), expected {what}{advice}")
     return next((i for i in fits if i >= first), fits[0])
 

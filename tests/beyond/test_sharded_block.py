@@ -179,6 +179,8 @@ def check_shard(run: BlockRun) -> None:
             f"`own` is the shard of rank {r}: rank r owns the elements r L to (r+1) L": right[r]
             for r in range(run.ranks)
         }
+        every_nth = np.reshape(run.shards[0], -1)[rank :: run.ranks]
+        mistakes["the shard has every N-th element: rank r owns the elements r L to (r+1) L, in a row"] = every_nth
         mistakes["the memory of the shard is freed: `own` must be a copy; a view is freed with flat.values"] = None
         expected = {
             "shard": Expected(right[rank], name="the shard", mistakes=mistakes, tolerance=EXACT),

@@ -143,7 +143,11 @@ def mistakes_in_norm(shards: list[list[np.ndarray]], rank: int, max_norm: float)
     """Return mistake -> the norm that it gives. `shards`: [rank][bucket]."""
     norms = np.asarray([[norm([one]) for one in own] for own in shards])
     of_ranks, of_buckets, right = (np.linalg.norm(norms, axis=1), np.linalg.norm(norms, axis=0), np.linalg.norm(norms))
+    running = 0.0
+    for bucket in of_buckets:
+        running = running * len(shards) + bucket**2
     table = {
+        "the total was summed over the ranks after every shard: sum it once, after the loop": running**0.5,
         "the norm is that of only this rank's shards: add up the squares of all ranks first": of_ranks[rank],
         "the norm is the sum of the ranks' norms: squares add up, norms do not": of_ranks.sum(),
         "the norm is the sum of the buckets' norms: squares add up, norms do not": of_buckets.sum(),
