@@ -105,8 +105,11 @@ class Watch:
         return run
 
     def grade_region(self) -> None:
-        """Grade the watched region. When it passes, watch the next open one; when it was the last open one of its task,
-        grade the whole task."""
+        """Grade the watched region. When it passes, watch the next open one, of its task if possible.
+
+        When it was the last open one of its task, grade the whole task once. If all of it passes, `grade_task` goes on;
+        otherwise watch the first region that does not pass.
+        """
         row = self.course.regions[self.region]
         show([f"grading {self.region} {row.title} ..."])
         run = self.grade("--region", self.region)

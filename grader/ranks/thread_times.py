@@ -65,7 +65,7 @@ class ThreadTimes:
         limit = time.monotonic() + CLOCK_DELAY
         while True:
             spent = {thread: now - self._before.get(thread, 0.0) for thread, now in cpu_times(self.pid).items()}
-            main = spent.pop(self.pid, 0.0)
+            main = spent.pop(self.pid, 0.0)  # the main thread, whose id is the pid: it is no worker's
             thread, seconds = max(spent.items(), key=lambda item: item[1], default=(0, 0.0))
             if seconds >= LEAST * cost or time.monotonic() > limit:
                 break

@@ -131,8 +131,9 @@ class BlocksToy(nn.Module):
 
 
 def take_gradients_here(lesson: Any, used: Callable[[Any], int]) -> None:
-    """Replace the student's hook: drop each gradient, and free a block whose gradients are complete.
+    """Stand in for b.10, so that b.9 is graded alone: drop each gradient, and free a block when its last one is there.
 
+    Call it before the ShardedModel is made, which registers the hook.
     used: a function that returns how many parameters of a block get a gradient in backward.
     """
     left: dict[Any, int] = {}
@@ -140,7 +141,7 @@ def take_gradients_here(lesson: Any, used: Callable[[Any], int]) -> None:
     def gradient_ready(self: Any, parameter: nn.Parameter) -> None:
         parameter.grad = None
         piece = piece_of(self, parameter)
-        left[piece] = (left.get(piece) or used(piece)) - 1
+        left[piece] = (left.get(piece) or used(piece)) - 1  # 0 or nothing: a new backward begins
         if left[piece] == 0:
             piece.free()
 

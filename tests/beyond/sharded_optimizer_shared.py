@@ -63,7 +63,10 @@ class Setting(ToySetting):
         return super().arguments | {name: getattr(self, name) for name in names} | {"limits": limits}
 
     def buckets(self) -> list[list[int]]:
-        """Return the parameters of each bucket: the last block first, the root last; in each, matrices first."""
+        """Return the trainable parameters of each bucket: the last block first, the root last; in each, matrices first.
+
+        A parameter in no block, or in several, belongs to the root.
+        """
         members: list[list[int]] = [[] for _ in self.blocks]
         root: list[int] = []
         for k in range(len(self.shapes)):

@@ -307,13 +307,15 @@ class LayersRun:
                     check(self.grade, where, got, expected, self.result)
 
     def check_messages(self) -> None:
-        """Check that RowParallel sends its product in forward, ColumnParallel its part of the gradient in backward."""
+        """Check that RowParallel sends its product in forward, ColumnParallel its part of the gradient in backward, and
+        neither anything else."""
         ways = [(event, name) for name in ("column", "row") for event in ("__init__", "forward", "backward")]
         for rank in range(self.ranks.count):
             for event, name in ways:
                 for case, phase in enumerate(shared.of_phase(self.result, rank, event, name)):
                     whole, member = self.whole(rank, case)
-                    dtype, payload = list(DTYPES)[case], whole.products(member).get((event, name))
+                    dtype = list(DTYPES)[case]
+                    payload = whole.products(member).get((event, name))  # None: nothing may be sent
                     where = f"{NAMES[name]}, {event}, {self.ranks.words(rank)}, {dtype}"
                     shared.check_sum(self.grade, where, rank, phase, payload, self.ranks.among(rank), ONE_SUM)
                     if strange := next((call for call in phase.calls if call.dtype != dtype), None):

@@ -74,7 +74,7 @@ def rounded(array: Any, dtype: str) -> np.ndarray:
 
 
 def draw(seed: int, ranks: int, toy: ToySetting) -> Drawn:
-    """Draw the gradient of every use, and its permit."""
+    """Draw the gradient of every use, and its permit, and compute what backward leaves, rounded to each dtype."""
     all_drawn = Drawn([], [], [])
     for rank in range(ranks):
         generator, permits = drawn.generator(seed, 14, ranks, rank), dict[str, np.ndarray]()

@@ -196,12 +196,12 @@ def check_epoch(grade: Grade) -> None:
     cases = [(2490, 16, 4), (2490, 8, 4), (2490, 4, 4), (22, 7, 3), *draw_epochs(grade)]
     values = results(grade, "traffic_per_epoch", [(iteration, *case) for case in cases])
     for case, got in zip(cases, values, strict=True):
-        for way, each, moved in zip(("sent", "received"), iteration, got, strict=True):
-            count = moved / each
+        for way, per_iteration, per_epoch in zip(("sent", "received"), iteration, got, strict=True):
+            count = per_epoch / per_iteration  # a float, with noise
             if math.isfinite(count) and math.isclose(count, round(count), rel_tol=1e-6):
                 count = round(count)
             if complaint := why_wrong(count, *case):
-                sentence = f"{each:.0f} bytes {way} in each iteration, got {moved:.0f} in the epoch"
+                sentence = f"{per_iteration:.0f} bytes {way} in each iteration, got {per_epoch:.0f} in the epoch"
                 grade.fail(f"an epoch of {in_words(*case)}: {sentence}: {why_so_often(count, *case) or complaint}")
 
 
