@@ -210,9 +210,20 @@ def check_together(grade: Grade, where: str, calls: Sequence[Call], advice: str)
 def check_in_transit(
     grade: Grade, where: str, sends: Sequence[tuple[int, Call]], sizes: Sequence[int], name: Callable[[int], str]
 ) -> None:
-    """Check that at most MOST buckets are in transit. sends: each call with its bucket; sizes: elements per bucket."""
-    for bucket, call in sends:
+    """Check that at most MOST buckets are in transit, and that the oldest is received first.
+
+    sends: each call with its bucket, in their order; sizes: the elements of each bucket.
+    """
+    for place, (bucket, call) in enumerate(sends):
         alive = {other for other, earlier in sends if earlier.in_transit(call)}
+        in_order = list(dict.fromkeys(other for other, _ in sends[:place]))
+        received = [other for other in in_order if other not in alive]
+        if received and received != in_order[: len(received)]:
+            oldest = next(other for other in in_order if other in alive)
+            grade.fail(
+                f"{where} receives {name(received[-1])} while {name(oldest)}, which was sent before it, is still in "
+                f"transit when it sends {name(bucket)} ({call.where}): receive the older one, which has had more time"
+            )
         if len(alive) > MOST:
             gradients = sum(sizes[other] for other in alive)
             grade.fail(
