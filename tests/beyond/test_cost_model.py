@@ -119,10 +119,12 @@ def units(grade: Grade) -> tuple[float, float]:
     return float(grade.draw.uniform(0.1, 9.0)), float(grade.draw.integers(2, 900))
 
 
-def seconds(value: float, unit: float, name: str, mistakes: Mapping[str, float] | None = None) -> Expected:
+def seconds(
+    value: float, unit: float, name: str, mistakes: Mapping[str, float] | None = None, message: str = ""
+) -> Expected:
     wrong = {words: np.asarray(other * unit) for words, other in (mistakes or {}).items()}
     tolerance = Tolerance(limit=1e-6 * value * unit + 1e-9)
-    return Expected(np.asarray(value * unit), name=f"seconds {name}", mistakes=wrong, tolerance=tolerance)
+    return Expected(np.asarray(value * unit), message, f"seconds {name}", mistakes=wrong, tolerance=tolerance)
 
 
 def check_averages(grade: Grade, calls: str, known: Mapping[Average, tuple[float, Mapping[float, str]]]) -> None:
@@ -158,7 +160,11 @@ def check_steps(grade: Grade, names: Sequence[str]) -> None:
             exposed = f"expected seconds exposed, got {got['exposed'] / unit:.4g}: exposed time is never negative"
             grade.fail(f"{where}: {exposed}")
         in_units = {name: got[name] / unit for name in names}
-        expected = {name: seconds(right[list(labels).index(name)], 1.0, labels[name]) for name in names}
+        follow = "follow the buckets one by one: each starts when it is ready and the one before has arrived"
+        expected = {
+            name: seconds(right[list(labels).index(name)], 1.0, labels[name], message=f"{what}: {follow}")
+            for name in names
+        }
         check(grade, f"{where}: ", in_units, expected)
 
 

@@ -118,16 +118,16 @@ def few_alive(m: int, schedule: Sequence[Actions]) -> str:
         alive = most_alive([kind for kind, _ in actions])
         if alive > limit - stage:
             words = f"stage {stage} keeps {alive} micro-batches alive, expected at most {limit - stage}"
-            return words + as_in_gpipe(alive, m)
+            forwards = [kind for kind, _ in actions].index("backward")
+            if forwards > limit - stage:
+                words += f": {forwards} forwards come before its first backward, expected {limit - stage}"
+                return words + (" (all of them, as in GPipe)" if forwards == m else "")
+            return words
     return ""
 
 
 def most_alive(kinds: Sequence[str]) -> int:
     return max(accumulate((1 if kind == "forward" else -1 for kind in kinds), initial=0))
-
-
-def as_in_gpipe(alive: int, micro_batches: int) -> str:
-    return ": all forwards come before the first backward, as in GPipe" if alive == micro_batches else ""
 
 
 def warm_up(m: int, schedule: Sequence[Actions]) -> str:
@@ -215,7 +215,8 @@ def check_alive(grade: Grade, where: str, alive: int, setting: Setting, stage: i
     limit = min(setting.stages - stage, setting.micro_batches)
     if alive != limit:
         early = ": backward begins too early, so that the next stage has no work"
-        cause = early if alive < limit else as_in_gpipe(alive, setting.micro_batches)
+        late = ": all forwards come before the first backward, as in GPipe"
+        cause = early if alive < limit else late if alive == setting.micro_batches else ""
         grade.fail(f"{where}{alive} micro-batches are alive at once, expected {limit}{cause}")
 
 

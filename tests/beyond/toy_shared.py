@@ -216,6 +216,13 @@ def check_in_transit(
     """
     for place, (bucket, call) in enumerate(sends):
         alive = {other for other, earlier in sends if earlier.in_transit(call)}
+        if len(alive) > MOST:
+            gradients = sum(sizes[other] for other in alive)
+            grade.fail(
+                f"{where} sends {name(bucket)} ({call.where}) while the messages of {len(alive) - 1} others are in "
+                f"transit: {len(alive)} messages with {gradients} of {sum(sizes)} gradients are in memory; expected at "
+                f"most {MOST}: receive the oldest, then send the next one"
+            )
         in_order = list(dict.fromkeys(other for other, _ in sends[:place]))
         received = [other for other in in_order if other not in alive]
         if received and received != in_order[: len(received)]:
@@ -223,13 +230,6 @@ def check_in_transit(
             grade.fail(
                 f"{where} receives {name(received[-1])} while {name(oldest)}, which was sent before it, is still in "
                 f"transit when it sends {name(bucket)} ({call.where}): receive the older one, which has had more time"
-            )
-        if len(alive) > MOST:
-            gradients = sum(sizes[other] for other in alive)
-            grade.fail(
-                f"{where} sends {name(bucket)} ({call.where}) while the messages of {len(alive) - 1} others are in "
-                f"transit: {len(alive)} messages with {gradients} of {sum(sizes)} gradients are in memory; expected at "
-                f"most {MOST}: receive the oldest, then send the next one"
             )
 
 

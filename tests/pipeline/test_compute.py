@@ -184,6 +184,12 @@ def expected_batch(i: int, batches: np.ndarray, cycles: list[Cycle], reshape: bo
     j = passed[-1]
     mistakes = {f"micro-batch {i} is unchanged: store the result of partition {j} in batches[{i}]": x}
     if len(cycles) == 1:
+        if i < len(cycles[0]) and cycles[0][i] != (i, j):
+            m, n = cycles[0][i]
+            position = (
+                f"the results are stored at their positions in the cycle: store that of ({m}, {n}) in batches[{m}]"
+            )
+            mistakes[position] = batches[m] * (n + 2)
         right = f"expected that of partition {j} from micro-batch {i}"
         mistakes |= {
             f"batches[{i}] holds what partition {n} made from micro-batch {m}, {right}": other * (n + 2)

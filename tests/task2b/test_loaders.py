@@ -165,7 +165,8 @@ def check_share(grade: Grade) -> None:
                 grade.fail(f"{what}, got {one['batch']} on rank {rank}")
             sizes = [len(examples) for examples in one["batches"]]
             if any(size != share for size in sizes[:-1]) or max(sizes, default=0) > share:
-                grade.fail(f"rank {rank} of {ranks}: expected batches of {share}, got {sizes}")
+                cause = f": {total} is the total batch, take that of one worker" if sizes[0] == total else ""
+                grade.fail(f"rank {rank} of {ranks}: expected batches of {share}, got {sizes}{cause}")
         check_examples(grade, by_rank)
     check_divided_at_random(grade)
 
@@ -225,7 +226,8 @@ def check_parts(grade: Grade, what: str, length: int, parts: list[Counter[int]])
     if set(total) - set(range(length)):
         grade.fail(f"{what}: expected batches of examples, got something else")
     if twice := [example for example, number in total.items() if number > 1]:
-        grade.fail(f"{what}: {len(twice)} examples appear more than once, for example {min(twice)}")
+        seed = "; do all ranks shuffle with the same seed?" if len(parts) > 1 else ""
+        grade.fail(f"{what}: {len(twice)} examples appear more than once, for example {min(twice)}{seed}")
 
 
 def check_group_and_collate(grade: Grade) -> None:

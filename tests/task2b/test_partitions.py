@@ -316,6 +316,10 @@ def check_use(grade: Grade) -> None:
             if isinstance(examples, str):
                 grade.fail(f"use({k}): expected a Partition; {examples}")
         first, second = numbered(grade, result["rounds"])
+        if first != second and [sorted(part) for part in first] == [sorted(part) for part in second]:
+            grade.fail(
+                "calling use() twice for one partition gives its examples in another order: do not shuffle in use()"
+            )
         if first != second or result["after"] != before:
             grade.fail("calling use() twice for one partition gives different examples: divide the data once, in "
                        "the constructor")  # fmt: skip

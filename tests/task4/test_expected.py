@@ -136,6 +136,7 @@ def check_gather_scatter(grade: Grade) -> None:
         of_a_ring, of_rank_0 = (factor * each for each in MOVED[size // factor, n])
         mistakes = {
             "rank 0's own tensor is not sent": size * n,
+            "scatter sends each worker the whole mean, and not a piece of it": of_rank_0 // n,
             "that is what rank 0 moves; the others talk to rank 0 only": of_rank_0,
             "that is what the others move; rank 0 talks to each of them": size,
             "that is an all_reduce": of_a_ring,

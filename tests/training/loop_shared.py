@@ -35,7 +35,8 @@ CLIP = 0.05  # below the norm of any gradient here, so that clipping always show
 RATE = 0.1 / drawn.LOSS_SCALE
 SMALL = 0.1 * drawn.LOSS_SCALE  # the gradient of a batch that fits well is a difference of numbers larger than it
 SLACK = 20.0  # float32: a forward and backward pass is off by up to 1e-5 of a gradient's norm
-CRASHES = {  # Python's words -> what they mean here
+CRASHES = {  # torch's and Python's words -> what they mean here
+    "got batch_size=0": "config.per_gpu_train_batch_size is the batch of one worker already: do not divide it again",
     "has no attribute 'local_rank'": "the configuration has no local_rank: the rank of this worker is config.rank",
     "evaluation() missing 1 required positional argument": "record.evaluation needs two arguments, the epoch number "
     "and the metrics, in this order",

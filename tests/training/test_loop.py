@@ -198,13 +198,15 @@ def check_rates(training: Training) -> None:
     must_have_batches(training, trace.steps)
     rates = [step.data["rate"] for step in trace.steps]
     built = [build.data["steps_per_epoch"] for build in trace.events.get("build", [])]
+    steps = np.arange(len(rates))
     got = {
         "rates": np.asarray([rate if isinstance(rate, float) else np.nan for rate in rates]),
         "steps per epoch": built[:1],  # none if train() builds no optimizer
     }
+    twice = "scheduler.step() is called twice in every step: the script calls it already, below your lines"
     advice = "call scheduler.step() once in every step, after the step of the optimizer, and leave the rates to it"
     expected = {
-        "rates": Expected(loop.RATE / (1 + np.arange(len(rates))), advice, "the learning rates"),
+        "rates": Expected(loop.RATE / (1 + steps), advice, "the learning rates", {twice: loop.RATE / (1 + 2 * steps)}),
         "steps per epoch": Expected(
             [training.steps_per_epoch],
             "build_optimizer got {got} steps per epoch, expected {expected}: pass the number of batches, len(loader)",
