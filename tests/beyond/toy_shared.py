@@ -214,8 +214,8 @@ def check_in_transit(
 
     sends: each call with its bucket, in their order; sizes: the elements of each bucket.
     """
-    for place, (bucket, call) in enumerate(sends):
-        alive = {other for other, earlier in sends if earlier.in_transit(call)}
+    in_transit = [{other for other, earlier in sends if earlier.in_transit(call)} for _, call in sends]
+    for (bucket, call), alive in zip(sends, in_transit, strict=True):
         if len(alive) > MOST:
             gradients = sum(sizes[other] for other in alive)
             grade.fail(
@@ -223,6 +223,7 @@ def check_in_transit(
                 f"transit: {len(alive)} messages with {gradients} of {sum(sizes)} gradients are in memory; expected at "
                 f"most {MOST}: receive the oldest, then send the next one"
             )
+    for place, ((bucket, call), alive) in enumerate(zip(sends, in_transit, strict=True)):
         in_order = list(dict.fromkeys(other for other, _ in sends[:place]))
         received = [other for other in in_order if other not in alive]
         if received and received != in_order[: len(received)]:
