@@ -160,9 +160,9 @@ def check_unchanged(grade: Grade, changed: dict[str, Any], of: str) -> None:
 
 def check_partition(grade: Grade) -> None:
     """Check that place i of Partition(data, index) is data[index[i]], the example and not its number."""
-    drawn = [int(i) for i in grade.draw.permutation(20)[:7]]
-    first = drawn.index(min(drawn))  # so that the data has enough examples after it, see the last mistake
-    index = drawn[first:] + drawn[:first]
+    places = [1 + int(i) for i in grade.draw.permutation(19)[:7]]
+    first = places.index(min(places))  # not 0, and with enough examples after it: see the mistakes
+    index = places[first:] + places[:first]
     sentence = "for the indices {expected} expected these examples, got {got}"
     caller = "it belongs to the caller, so only read it"
     mistakes = {
