@@ -184,15 +184,11 @@ def expected_batch(i: int, batches: np.ndarray, cycles: list[Cycle], reshape: bo
     j = passed[-1]
     mistakes = {f"micro-batch {i} is unchanged: store the result of partition {j} in batches[{i}]": x}
     if len(cycles) == 1:
-        if i < len(cycles[0]) and cycles[0][i] != (i, j):
-            m, n = cycles[0][i]
-            position = (
-                f"the results are stored at their positions in the cycle: store that of ({m}, {n}) in batches[{m}]"
-            )
-            mistakes[position] = batches[m] * (n + 2)
+        at_position = [tuple(pair) for pair in cycles[0]][i : i + 1]  # the pair whose place in the cycle is i
         right = f"expected that of partition {j} from micro-batch {i}"
         mistakes |= {
-            f"batches[{i}] holds what partition {n} made from micro-batch {m}, {right}": other * (n + 2)
+            f"batches[{i}] holds what partition {n} made from micro-batch {m}, {right}"
+            + (", or is that its place in the cycle?" if (m, n) in at_position else ""): other * (n + 2)
             for m, other in enumerate(batches)
             for n in range(len(batches))  # as many partitions as micro-batches
             if (m, n) != (i, j)
