@@ -20,7 +20,6 @@ import argparse
 import json
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
@@ -33,7 +32,7 @@ from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration
 from benchmark.cost.collective_times import moved
 from benchmark.cost.measuring.plan import CalibrationPlan, Turn
-from benchmark.engines.operators import compile_operators
+from benchmark.engines.operators import called_every, compile_operators
 from benchmark.names import models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES
 from benchmark.workers import on_emulated_nodes, start_workers
@@ -73,21 +72,11 @@ def execute(plan: CalibrationPlan, workers: int, flags: list[str]) -> dict[str, 
 
 @contextmanager
 def clock(what: str, about: float) -> Iterator[None]:
-    """While the block runs, show how much of `about` so many seconds has passed."""
-    done = threading.Event()
-    with tqdm(desc=what, total=round(about), unit="s", bar_format="{desc}: {bar} {n} of about {total} s") as bar:
-
-        def tick() -> None:
-            while not done.wait(1.0):
-                bar.update(int(bar.n < bar.total))
-
-        thread = threading.Thread(target=tick, daemon=True)
-        thread.start()
-        try:
+    """While the block runs, show how many of about `about` seconds have passed."""
+    layout = "{desc}: {bar} {n} of about {total} s"
+    with tqdm(desc=what, total=round(about), unit="s", bar_format=layout) as bar:
+        with called_every(1.0, lambda: bar.update(int(bar.n < bar.total))):
             yield
-        finally:
-            done.set()
-            thread.join()
 
 
 def merge(calibration: Calibration, found: dict[str, list[dict[str, Any]]]) -> Calibration:

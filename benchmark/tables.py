@@ -249,7 +249,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def write_tables(folder: Path) -> dict[str, Any]:
-    """All files, and what stands in the last line of a sweep."""
+    """Write all files of a sweep; return the figures for its last line."""
     runs = read_runs(folder)
     counts = sorted({run.workers for run in runs})
     tables = {f"{name}_{n}": measured_rows(runs, n, figure) for name, figure in FIGURES.items() for n in counts}
@@ -270,7 +270,7 @@ def write_tables(folder: Path) -> dict[str, Any]:
 def write_frameworks(
     folder: Path, launched: dict[SweepRun, list[dict]], failures: list[str], begin: dict
 ) -> dict[str, Any]:
-    """frameworks.csv, frameworks.md and figures of runs, each with its launches; and what stands in the last line."""
+    """Write frameworks.csv, frameworks.md and figures of runs; return the last line's figures."""
     results = {run: combined(launches) for run, launches in launched.items()}
     rows = [row_of(run, results) for run in results if "outcome" not in results[run]]
     machine, flagged = machine_line(begin), disagreements(rows)

@@ -4,8 +4,8 @@
 
 A cell is a strategy, a model, a batch size, a number of workers and a link. Computing, links and engines are calibrated
 first; nothing of the launches that are predicted goes into a prediction. One model, one number of workers, one link and
-nine strategies are never calibrated. The cells follow from the contents of benchmark/cost: whoever changes the cost
-model gets others, so it cannot be fitted to them. The calibration is kept in runs/benchmark/checked_calibration.json.
+nine strategies are never calibrated. The cells are drawn from a hash of benchmark/cost: a change of the cost model
+draws others, so it cannot be fitted to them. The calibration is kept in runs/benchmark/checked_calibration.json.
 
 For each link and number of workers, all cells of a model sit in the same workers and take turns, each of them twice:
 the difference between the two is the cell's own error (A/A), and no prediction can be better. `naive` is what a table
@@ -13,8 +13,8 @@ of calibrated steps would say: the nearest one times batch and parameters, and m
 the rate. Prints every cell, then the errors over all cells and over those with each thing that was not calibrated, and
 how often the order of two strategies is right.
 
-Exit code 0 only if the mean error is at most 8 %, the largest 20 %, and the mean at most half of the naive one. It
-takes a quarter of an hour; --quick runs three cells on loopback and judges nothing. The last line is one JSON object.
+Exit code 0 only if the mean error is at most 8 %, the largest 20 %, and the mean at most half of the naive one. --quick
+runs three cells on loopback and judges nothing. The last line is one JSON object.
 """
 
 import argparse

@@ -19,7 +19,7 @@ from common.paths import locked
 GRACE_SECONDS = 10  # a worker that only loads an operator holds torch's lock for an instant
 PERIOD = 1.0  # seconds between two looks
 LEAST = 3  # seconds of a build before it is announced: what is built already is loaded at once
-SAID = "building DeepSpeed's operators with g++, once (some minutes)"
+ANNOUNCEMENT = "building DeepSpeed's operators with g++, once (some minutes)"
 
 
 def compile_operators(strategies: Iterable[str], no_cuda: bool) -> None:
@@ -58,21 +58,34 @@ def build(with_messages: bool, beat: Callable[[], None] = lambda: None) -> None:
 @contextlib.contextmanager
 def watched(folder: Path, beat: Callable[[], None]) -> Iterator[None]:
     """While the block builds or waits: show that it is alive, and remove locks whose owner has gone."""
-    done = threading.Event()
+    begin, bars = time.monotonic(), list[tqdm]()
 
-    def watch() -> None:
-        begin, bar = time.monotonic(), None
-        while not done.wait(PERIOD):
-            beat()
-            remove_left_locks(folder)
-            if bar is None and time.monotonic() - begin > LEAST:
-                bar = tqdm(desc=SAID, bar_format="{desc}: {elapsed}", file=sys.stderr)
-            if bar is not None:
-                bar.refresh()
-        if bar is not None:
+    def look() -> None:
+        beat()
+        remove_left_locks(folder)
+        if not bars and time.monotonic() - begin > LEAST:
+            bars.append(tqdm(desc=ANNOUNCEMENT, bar_format="{desc}: {elapsed}", file=sys.stderr))
+        for bar in bars:
+            bar.refresh()
+
+    try:
+        with called_every(PERIOD, look):
+            yield
+    finally:
+        for bar in bars:
             bar.close()
 
-    thread = threading.Thread(target=watch, daemon=True)
+
+@contextlib.contextmanager
+def called_every(seconds: float, call: Callable[[], object]) -> Iterator[None]:
+    """While the block runs, call a function in a thread, each time after so many seconds."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield

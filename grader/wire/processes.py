@@ -23,7 +23,7 @@ def kill_all(find: Callable[[], Iterable[int]]) -> set[int]:
     any_left = True
     while any_left and time.monotonic() < limit:
         any_left = False
-        for pid in find():  # one by one: it may look at /proc anew for each
+        for pid in find():  # not a list: find() may read /proc again for each
             any_left = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL if pid in stopped else signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Honest hand-ins of a made class get what they must: full marks, none for what is open, or the very tests to fail."""
+"""Honest hand-ins of a generated class get the marks they deserve: all, none, or what their mistakes leave."""
 
 import pytest
 

@@ -174,16 +174,16 @@ def first_events(rank: int, size: int) -> list[tuple[str, str]]:
 
 
 def second_backward(rank: int, size: int) -> str:
-    """What a second backward before finish() is told."""
-    model, said = Chain(), ""
+    """Return the message of the error that a second backward before finish() raises; "" if it raises none."""
+    model, message = Chain(), ""
     reducer = GradientReducer(model, bucket_bytes=1)
     model(torch.ones(2, 3)).backward()
     try:
         model(torch.ones(2, 3)).backward()
     except RuntimeError as error:
-        said = str(error)
+        message = str(error)
     reducer.finish()
-    return said
+    return message
 
 
 def kept_gradients(rank: int, size: int) -> dict:

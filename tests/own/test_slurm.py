@@ -40,7 +40,7 @@ JOBS = {
 
 
 class Job(NamedTuple):
-    """What came of a job: sbatch's exit code, and what its tasks printed."""
+    """The outcome of a job: the exit code of sbatch, and the output of its tasks."""
 
     code: int
     output: str
