@@ -11,9 +11,10 @@ FIGURES = {"peak_bytes": 3e6, "sent_bytes": 2e6, "exposed_ms": 1.5}
 
 def compared(rounds, ms, gpu=NO_GPU, **figures):
     """Settings and rows of two workers; ms: by label, what a step takes in even and in odd rounds."""
-    settings, _ = parse(["--world_size", "2", "--max_steps", str(rounds + 3), "--batch_size", "4", "--length", "64"])
+    flags = ["--world_size", "2", "--max_steps", str(rounds + 3), "--batch_size", "4", "--length", "64"]
+    settings, _ = parse(flags, "compare", add_flags=lambda parser: None)  # as compare does: it needs no TensorBoard
     steps = rounds + 3
-    found = {
+    measured = {
         "labels": list(ms),
         "seconds": [[times[number % 2] / 1e3 for times in ms.values()] for number in range(steps)],
         "losses": [[6.5] * steps for _ in ms],
@@ -21,7 +22,7 @@ def compared(rounds, ms, gpu=NO_GPU, **figures):
         "figures": [[FIGURES | figures for _ in ms] for _ in range(2)],
         "proofs": [{"strategy": "zero0", "gradient": "x 0.5000", "sentence": "zero0: x 0.5000"}],
     }
-    return settings, evaluate(settings, "ddp", found, gpu)
+    return settings, evaluate(settings, "ddp", measured, gpu)
 
 
 def test_rows_are_ordered_by_speed_and_a_wrong_strategy_comes_last_without_a_time():
