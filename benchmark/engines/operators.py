@@ -16,7 +16,6 @@ from benchmark.strategies import STRATEGIES, use_cpu
 from common.errors import InputError
 from common.paths import locked
 
-GRACE_SECONDS = 10  # a worker that only loads an operator holds torch's lock for an instant
 PERIOD = 1.0  # seconds between two looks
 LEAST = 3  # seconds of a build before it is announced: what is built already is loaded at once
 ANNOUNCEMENT = "building DeepSpeed's operators with g++, once (some minutes)"
@@ -58,11 +57,12 @@ def build(with_messages: bool, beat: Callable[[], None] = lambda: None) -> None:
 @contextlib.contextmanager
 def watched(folder: Path, beat: Callable[[], None]) -> Iterator[None]:
     """While the block builds or waits: show that it is alive, and remove locks whose owner has gone."""
-    begin, bars = time.monotonic(), list[tqdm]()
+    begin, bars, unowned = time.monotonic(), list[tqdm](), set[Path]()
 
     def look() -> None:
+        nonlocal unowned
         beat()
-        remove_left_locks(folder)
+        unowned = remove_left_locks(folder.resolve(), unowned)
         if not bars and time.monotonic() - begin > LEAST:
             bars.append(tqdm(desc=ANNOUNCEMENT, bar_format="{desc}: {elapsed}", file=sys.stderr))
         for bar in bars:
@@ -94,20 +94,27 @@ def called_every(seconds: float, call: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def remove_left_locks(folder: Path) -> None:
-    """torch builds under a lock file that outlives a killed process, and then waits for it for ever.
+def remove_left_locks(folder: Path, unowned: set[Path]) -> set[Path]:
+    """Remove the locks that had no owner at the last look, and still have none; return those without one now.
 
-    Whoever builds has a program that works in the lock's folder (ninja, g++); where there is none, nobody owns it.
+    torch builds under a lock file that outlives a killed process, and then waits for it for ever. One look is not
+    enough: torch closes its lock before it removes it.
     """
-    for lock in folder.rglob("lock"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - lock.stat().st_mtime > GRACE_SECONDS and not works_in(lock.parent):
-                lock.unlink()
+    locks = set(folder.rglob("lock"))
+    used = paths_in_use() if locks else set()
+    left = {lock for lock in locks if not used & {lock, lock.parent}}
+    for lock in left & unowned:
+        lock.unlink(missing_ok=True)
+    return left - unowned
 
 
-def works_in(folder: Path) -> bool:
+def paths_in_use() -> set[Path]:
+    """What this user's processes have open, and where they work.
+
+    Whoever builds has the lock open; when it is killed, ninja and g++ may go on in the lock's folder for a while.
+    """
+    used = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if Path(process.cwd()) == folder.resolve():
-                return True
-    return False
+            used |= {Path(process.cwd()), *(Path(file.path) for file in process.open_files())}
+    return used

@@ -157,8 +157,8 @@ def check_steps(grade: Grade, names: Sequence[str]) -> None:
         if not got["kept"]:
             grade.fail("step_time changed the list of buckets: it belongs to the caller")
         if got["exposed"] < 0:
-            exposed = f"expected seconds exposed, got {got['exposed'] / unit:.4g}: exposed time is never negative"
-            grade.fail(f"{where}: {exposed}")
+            exposed = f"seconds exposed: expected 0 or more, got {got['exposed'] / unit:.4g}"
+            grade.fail(f"{where}: {exposed}: exposed time is never negative")
         in_units = {name: got[name] / unit for name in names}
         follow = "follow the buckets one by one: each starts when it is ready and the one before has arrived"
         expected = {

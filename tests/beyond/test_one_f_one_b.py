@@ -93,8 +93,11 @@ def once(m: int, schedule: Sequence[Actions]) -> str:
         for kind, i in expected:
             if counts[kind, i] != 1:
                 return f"stage {stage} has {counts[kind, i] or 'no'} {kind} of micro-batch {i}, expected one"
-        for kind, i in sorted(set(actions) - set(expected)):
-            return f"stage {stage} has a {kind} of micro-batch {i}; there are {m}, numbered from 0"
+        for place, (kind, i) in enumerate(actions):
+            if (kind, i) not in expected:
+                words = f"stage {stage} has a {kind} of micro-batch {i}; there are {m}, numbered from 0"
+                is_warm_up = ("backward", 0) in actions[place:]
+                return words + ": limit the warm-up to the micro-batches that there are" * is_warm_up
     return ""
 
 
@@ -121,7 +124,9 @@ def few_alive(m: int, schedule: Sequence[Actions]) -> str:
             forwards = [kind for kind, _ in actions].index("backward")
             if forwards > limit - stage:
                 words += f": {forwards} forwards come before its first backward, expected {limit - stage}"
-                return words + (" (all of them, as in GPipe)" if forwards == m else "")
+                causes = ["all of them, as in GPipe"] if forwards == m else []
+                causes += ["the warm-up is one forward too long"] if forwards == limit - stage + 1 else []
+                return words + (f" ({', or '.join(causes)})" if causes else "")
             return words
     return ""
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
 
 graded = pytest.mark.graded
 FILE = "beyond/ring.py"
-ADVICE = "use only send and recv (or isend and irecv), and send one chunk in each of N-1 rounds"
+ADVICE = "send one chunk in each of N-1 rounds, and use only send and recv (or isend and irecv)"
 EVEN = ((12, "float32"),)
 PLAIN = ((12, "float32"), (97, "float32"))
 ODD = ((2, "float32"), (5, "float64"), (1, "float32"), (41, "bfloat16"), (10, "int64"))

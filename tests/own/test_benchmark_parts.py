@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import random
 import re
 import subprocess
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.file_baton import FileBaton
 
 from benchmark.arguments import parse
 from benchmark.cost.describe_model import describe
@@ -317,18 +317,23 @@ def test_a_pair_may_hold_a_line_separator(tmp_path):
     assert read_pairs(tmp_path / "a.tsv") == [("one\u2028two", "eins\u2028zwei"), ("three", "drei")]
 
 
-def test_a_lock_of_a_killed_build_is_removed_and_that_of_a_running_one_stays(tmp_path):
-    locks = [tmp_path / name / "lock" for name in ("left", "built")]
+def test_a_lock_of_a_killed_build_is_removed_at_the_second_look_and_that_of_a_running_one_stays(tmp_path):
+    names = ("left", "open", "built")
+    left, opened, built = locks = [tmp_path / name / "lock" for name in names]
     for lock in locks:
         lock.parent.mkdir()
+    for lock in (left, built):
         lock.touch()
-        os.utime(lock, (0, 0))
+    baton = FileBaton(str(opened))  # torch's own lock
+    assert baton.try_acquire()
 
-    builder = subprocess.Popen([sys.executable, "-c", "input()"], cwd=locks[1].parent, stdin=subprocess.PIPE)
-    with builder:
-        remove_left_locks(tmp_path)
-        assert [lock.exists() for lock in locks] == [False, True]
+    with subprocess.Popen([sys.executable, "-c", "input()"], cwd=built.parent, stdin=subprocess.PIPE) as builder:
+        unowned = remove_left_locks(tmp_path, set())
+        assert unowned == {left} and left.exists()
+        remove_left_locks(tmp_path, unowned)
+        assert [lock.exists() for lock in locks] == [False, True, True]
         builder.communicate(b"\n")
+    baton.release()
 
 
 def test_a_line_that_is_no_pair_is_named(tmp_path):

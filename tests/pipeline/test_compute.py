@@ -159,7 +159,7 @@ def check_results(grade: Grade, partitions: int, cycles: list[Cycle], **options:
     hints = [watched.late_binding(cycles[0])] if len(cycles) == 1 else []
     if watched.named("gave_up"):
         hints.append("Your code did not wait for a slow partition: call get() without a time-out")
-    hint = "".join(f". {hint}" for hint in hints if hint)
+    hint = "".join(f"{hint}. " for hint in hints if hint)
     where = f"{'cycle' if len(cycles) == 1 else 'cycles'} {[[(i, j) for i, j in cycle] for cycle in cycles]}: "
     for i in range(partitions):
         got = {"kind": value["kinds"][i], "value": value["batches"][i], "gradient": value["gradients"][i]}
@@ -169,7 +169,7 @@ def check_results(grade: Grade, partitions: int, cycles: list[Cycle], **options:
 def expected_batch(i: int, batches: np.ndarray, cycles: list[Cycle], reshape: bool, hint: str) -> dict[str, Expected]:
     """Return what `batches[i]` must hold after all cycles, and the gradient that its sum leaves in micro-batch i.
 
-    reshape: the partitions also change the shape; for one cycle only. hint: what else was noticed, after a message.
+    reshape: the partitions also change the shape; for one cycle only. hint: what else was noticed, before a message.
     """
     passed, x = [j for cycle in cycles for m, j in cycle if m == i], batches[i]
     factor = np.prod([float(j + 2) for j in passed])
@@ -193,14 +193,14 @@ def expected_batch(i: int, batches: np.ndarray, cycles: list[Cycle], reshape: bo
             for n in range(len(batches))  # as many partitions as micro-batches
             if (m, n) != (i, j)
         }
-    mistakes = {f"{sentence}{hint}": left for sentence, left in mistakes.items()}
+    mistakes = {f"{hint}{sentence}": left for sentence, left in mistakes.items()}
     message = (
         f"{name} holds something other than what partition {j} made from micro-batch {i}: store the result as it is"
     )
     kind = f"{name} holds a {{got}}, expected the tensor that partition {j} made from micro-batch {i}"
     return {
         "kind": Expected("Tensor", kind),
-        "value": Expected(value, f"{message}{hint}", name, mistakes),
+        "value": Expected(value, f"{hint}{message}", name, mistakes),
         "gradient": Expected(gradient, f"{name} has the right values, but {not_reached}", called),
     }
 

@@ -108,6 +108,9 @@ def once(m: int, n: int, cycles: Cycles) -> Broken:
     if marked:
         return f"the pair ({i}, {j}) occurs {counts[i, j]} times", marked
     missing = len(every - set(counts))
+    if cycles and all(sum(pair) >= len(cycles) for pair in every - set(counts)):
+        words = f"the schedule stops after {len(cycles)} of {m + n - 1} clock cycles"
+        return f"{words}: the last micro-batch needs one cycle for each of the {n} partitions", []
     more = f", and {missing - 1} more are missing" if missing > 1 else ""
     return f"micro-batch {i} never reaches partition {j}{more}", [(earliest((i, j), clocks_of(cycles)), j)]
 

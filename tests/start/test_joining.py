@@ -136,16 +136,19 @@ def check_call(grade: Grade, rank: int, call: Call, calls: str, setting: Setting
     name = "config.backend" if calls == "join" else "backend"
     rank_and_size = "config.rank and config.world_size" if calls == "join" else "rank and world_size"
     backend = f"expected the backend {{expected}} ({name}), got {{got}} ({call.where}): pass {name}"
+    source = "build it from config.master_ip and config.master_port"
+    if calls == "setup":
+        source = "set MASTER_ADDR and MASTER_PORT to it, where they are not set already"
     address = f"expected the address {{expected}}, got {{got}} ({call.where})"
     if already := " and ".join(f"{name}={value}" for name, value in setting.already_set.items()):
         keep = "keep existing values (os.environ.setdefault), and use them: no tcp:// in the call"
-        address = f"{already} is set already, so {address}: {keep}"
+        address, source = f"{already} is set already, so {address}", keep
     expected = {
         "place": Expected(
             f"rank {rank} of {setting.ranks}", started + f"all ranks would wait forever; pass {rank_and_size}"
         ),
         "backend": Expected(setting.backend, f"{backend} to init_process_group"),
-        "address": Expected(f"{setting.host}:{setting.port}", address),
+        "address": Expected(f"{setting.host}:{setting.port}", f"{address}: {source}"),
     }
     check(grade, f"rank {rank}: ", got, expected)
 

@@ -65,11 +65,14 @@ def draw(grade: Grade, script: str, rank: int, ranks: int) -> tuple[dict[str, An
     return {"weights": weights, "ids": ids}, reference.language_model(weights, ids)[1]
 
 
-def cause_of_own_gradients(result: Result) -> str:
-    """Return why ranks may still have their own gradients."""
+def cause_of_own_gradients(result: Result, returned: str) -> str:
+    """Return why ranks may still have their own gradients. returned: the class of what wrap() returned."""
     calls = [call for rank in result.ranks for call in rank.calls if call.name == "all_reduce"]
     if not calls:
-        return "no gradient was sent to the other workers: is what you return or train a DistributedDataParallel?"
+        sent = "no gradient was sent to the other workers"
+        if returned != "DistributedDataParallel":
+            return f"{sent}: wrap() returns a {returned}, and not the DistributedDataParallel around it"
+        return f"{sent}: does the backward pass go through DistributedDataParallel?"
     if all(len(call.members) == 1 for call in calls):
         return "every worker has its own process group, so nothing is averaged"
     return "only part of the model is wrapped in DistributedDataParallel: wrap the whole model"
@@ -87,7 +90,7 @@ def check_wrapped(grade: Grade, script: str) -> None:
         for rank in range(ranks):
             for name, right in reference.mean(own).items():
                 mistakes = {"a parameter has no gradient: is it frozen, or not part of the wrapped module?": None}
-                mistakes[cause_of_own_gradients(result)] = own[rank][name]
+                mistakes[cause_of_own_gradients(result, got[0, "class"])] = own[rank][name]
                 mistakes |= averaging.mean_of([one[name] for one in own], rank, payloads, total).mistakes
                 expected[rank, name] = Expected(right, mistakes=mistakes, tolerance=Tolerance(total, SLACK))
         where = f"after backward on rank {{rank}} of {ranks}, through the {got[0, 'class']} that wrap() returns, "
