@@ -104,7 +104,7 @@ def loaders(
         by_rank = on_data(grade, load, ranks, length, batch=batch, given=given)
     except Crashed as crash:
         if length < ranks and "num_samples=0" in str(crash):
-            # No rank has a batch, and there torch's shuffle=True raises: it has nothing to shuffle. That is right, too.
+            # Torch's shuffle=True raises where a rank has no example. Then no rank has a batch, so this is right, too.
             return [NO_BATCH | {"batch": batch // ranks}] * ranks
         raise Crashed(f"{in_words_of(length, batch, ranks)}: {crash}") from None
     return with_numbers(grade, by_rank)
