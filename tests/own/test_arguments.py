@@ -113,10 +113,8 @@ def test_a_script_that_starts_its_own_workers_has_the_courses_port_and_is_not_st
 @pytest.mark.parametrize(
     ("task", "flags"),
     [
-        ("task2b_allreduce", ["--schedule", "gpipe"]),
         ("task2b_allreduce", ["--n_chunk", "3"]),
         ("task3_ddp", ["--pytest", "True"]),
-        ("task3_ddp", ["--model_parallel_mode", "none"]),
         ("pipeline", ["--pytest", "True"]),
     ],
 )

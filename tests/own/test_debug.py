@@ -104,7 +104,6 @@ def terminal():
         one.close()
 
 
-@pytest.mark.medium
 def test_a_breakpoint_stops_one_rank_and_after_c_the_run_ends_with_its_verdict(tree, terminal):
     put(tree, "breakpoint()")
     shown = terminal(tree, "--rank", "1")

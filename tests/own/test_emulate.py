@@ -115,13 +115,16 @@ def test_workers_on_four_nodes_join_send_and_all_reduce():
 
 
 @needs_namespaces
-def test_a_node_has_its_address_and_nothing_but_the_experiment_network():
+def test_a_node_has_its_address_and_nothing_but_the_experiment_network_and_a_failure_names_it():
     show = "hostname; ip -o -4 address show | awk '{print $2, $4}'; getent hosts node0 | awk '{print $1}'"
+    fail = "test {rank} != 1 && exec sleep 1000; echo a reason >&2; exit 7"
 
-    result = emulate("--nodes", "2", "--", "sh", "-c", show)
+    result = emulate("--nodes", "2", "--", "sh", "-c", f"{show}; {fail}")
 
     on_node_1 = [line[4:] for line in result.stdout.splitlines() if line.startswith("[1] ")]
     assert on_node_1 == ["node1", "lo 127.0.0.1/8", "eth0 10.10.1.2/24", "10.10.1.1"]
+    reason = ["rank 1 (node1) failed first: exit code 7. Its last lines:", "[1] a reason"]
+    assert (result.stderr.splitlines()[:2], result.returncode) == (reason, 7)
 
 
 @needs_namespaces
@@ -136,17 +139,6 @@ def test_the_control_network_has_the_default_route_and_stays_quiet_while_workers
     moved = {name.rstrip(":"): set(numbers) for name, *numbers in counters}
     assert moved["control"] == {"0"}  # bytes and packets, in and out
     assert moved["eth0"] != {"0"}
-
-
-@needs_namespaces
-def test_the_first_failing_node_is_named_and_gives_the_exit_code():
-    result = emulate("--nodes", "3", "--", "sh", "-c", "test {rank} != 1 && exec sleep 1000; echo a reason >&2; exit 7")
-
-    assert result.stderr.splitlines()[:2] == [
-        "rank 1 (node1) failed first: exit code 7. Its last lines:",
-        "[1] a reason",
-    ]
-    assert result.returncode == 7
 
 
 @needs_namespaces

@@ -129,18 +129,6 @@ def test_another_length_or_content_has_features_of_its_own(small, tmp_path, chan
     assert data.train.tensors[0].shape == ((5, 12) if change == "length" else (1, 16))
 
 
-def test_a_damaged_cache_is_made_again(small, tmp_path, capsys):
-    config, tokenizer = small
-    whole = load_glue(config, tokenizer)
-    for path in cached_files(tmp_path):
-        path.write_bytes(path.read_bytes()[:100])
-
-    again = load_glue(config, tokenizer)
-
-    assert capsys.readouterr().err.count("features.pt has changed); rebuilding it") == 2
-    assert torch.equal(again.train.tensors[0], whole.train.tensors[0])
-
-
 def test_accuracy_f1_and_mcc_of_a_small_table():
     outputs = np.array([[0, 1], [0, 1], [1, 0], [1, 0], [0, 1]], dtype=float)  # predictions 1 1 0 0 1
     labels = np.array([1, 0, 0, 0, 1])

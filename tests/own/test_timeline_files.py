@@ -151,7 +151,6 @@ function hover(ms, y) {
 """
 
 
-@pytest.mark.medium
 def test_a_browser_shows_name_bytes_and_the_rank_waited_for(tmp_path):
     write_page(after_backward(), tmp_path / "timeline.html")
     script = """

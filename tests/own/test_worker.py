@@ -136,7 +136,6 @@ def test_an_output_that_is_dropped_takes_its_graph_along():
     assert gone
 
 
-@pytest.mark.medium
 def test_the_interpreter_waits_for_a_worker_that_computes_and_ends_those_that_wait():
     program = (
         "import torch; from pipeline.worker import Task, create_workers\n"
