@@ -17,10 +17,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from cluster.emulate import why_not
 from cluster.launch import SSH, address_of, remote_folder, remote_python
@@ -150,14 +148,11 @@ def versions() -> dict[str, str]:
 def code_state() -> dict[str, str]:
     """Return the commit, and a digest of the course's code, including changes that are not committed."""
     digest = hashlib.sha256()
-    for path in sorted(path for folder in (ROOT, *_folders()) for path in folder.glob("*.py")):
+    folders = [ROOT, *(path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))]
+    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {"commit": git.stdout.strip() or "none", "code": digest.hexdigest()[:12]}
-
-
-def _folders() -> Iterable[Path]:
-    return (path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def interface_addresses() -> dict[str, str]:

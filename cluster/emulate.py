@@ -10,6 +10,7 @@ with their last process.
 """
 
 import argparse
+import functools
 import os
 import re
 import shlex
@@ -108,6 +109,12 @@ def rank_command(plan: Plan, rank: int, command: list[str]) -> Command:
     return Command(node_command(rank, [*guard, *own]), node=f"node{rank}")
 
 
+def on_nodes(nodes: int, rate: str, command: list[str]) -> list[str]:
+    """Return the command that runs a task script on emulated nodes, with one rank on each."""
+    place = ["--master_ip", f"{SUBNET}.1", "--world_size", str(nodes), "--local_rank", "{rank}"]
+    return [sys.executable, "-m", "cluster.emulate", "--nodes", str(nodes), "--rate", rate, "--", *command, *place]
+
+
 def bits_per_second(rate: str) -> float:
     """Return a rate in tc's notation as a number; raises InputError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
@@ -156,6 +163,7 @@ def run_inside(argv: list[str], interactive: bool) -> int:
     return 128 + received[0] if received and not interactive else code
 
 
+@functools.cache  # trying takes a tenth of a second
 def why_not() -> str:
     """Return why this machine cannot emulate nodes, and what to do; empty if it can."""
     missing = [tool for tool in ("unshare", "ip", "tc") if not shutil.which(tool, path=search_path())]

@@ -16,11 +16,11 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import json
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 
-from cluster.emulate import why_not
+from cluster.emulate import on_nodes, why_not
+from cluster.launch import run_silently
 from cluster.random_bert import SIZES, random_bert
 from cluster.two_workers import show_two_workers
 from common.errors import InputError, exit_on_input_error
@@ -139,16 +139,10 @@ def run(task: str, workers: int, arguments: argparse.Namespace) -> None:
     ]
     command = [sys.executable, f"{task}/run_glue.py", *flags]
     if workers > 1 and arguments.nodes:
-        place = ["--master_ip", "10.10.1.1", "--world_size", str(workers), "--local_rank", "{rank}"]
-        nodes = ["--nodes", str(workers), "--rate", arguments.rate]
-        command = [sys.executable, "-m", "cluster.emulate", *nodes, "--", *command, *place]
+        command = on_nodes(workers, arguments.rate, command)
     elif workers > 1:
         command = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--", *command[1:]]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        said = done.stdout.strip().splitlines() or ["nothing"]
-        errors = [line for line in said if "error:" in line] or said
-        raise InputError(f"{task} ended with exit code {done.returncode}: {errors[0].replace('error: ', '', 1)}")
+    run_silently(task, command)
 
 
 def read_row(task: str, name: str, workers: int) -> Rung:

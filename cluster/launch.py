@@ -94,6 +94,20 @@ def commands(launch: Launch) -> list[Command]:
     return [_remote_command(launch, rank, host, hosts.count(host)) for rank, host in enumerate(hosts)]
 
 
+def run_silently(what: str, command: list[str], threads: int | None = None) -> None:
+    """Run a command whose output nobody needs. Raises InputError with its first error if it fails.
+
+    threads: of torch, in each process; None: as many as it would use by itself.
+    """
+    environment = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    pipe = subprocess.PIPE
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        said = done.stdout.strip().splitlines() or ["nothing"]
+        error = next((line for line in said if "error:" in line), said[-1])
+        raise InputError(f"{what} ended with exit code {done.returncode}: {error.replace('error: ', '', 1)}")
+
+
 def free_port() -> int:
     """Return a free port. If another program takes it before rank 0 does, rank 0 reports this."""
     with socket.socket() as probe:

@@ -7,12 +7,12 @@ about as long as its backward pass. The picture shows the shortest of three step
 """
 
 import argparse
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.emulate import bits_per_second, why_not
+from cluster.emulate import bits_per_second, on_nodes, why_not
+from cluster.launch import run_silently
 from cluster.random_bert import random_bert
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
@@ -54,13 +54,8 @@ def make(picture: Picture, rate: str) -> Timeline:
     folder = ROOT / "runs" / "pictures" / picture.name
     model = ["--model_name_or_path", str(random_bert("8M"))] if picture.has_bert else []
     flags = [*picture.flags, *model, "--timeline", "--max_steps", "6", "--output_dir", str(folder)]
-    place = ["--overwrite_output_dir", "--master_ip", "10.10.1.1", "--world_size", str(picture.nodes)]
-    command = [sys.executable, "-m", "cluster.emulate", "--nodes", str(picture.nodes), "--rate", rate, "--"]
-    command += [sys.executable, picture.script, *flags, *place, "--local_rank", "{rank}"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        said = done.stdout.strip().splitlines() or ["nothing"]
-        raise InputError(f"{picture.script} ended with exit code {done.returncode}: {said[-1]}")
+    script = [sys.executable, picture.script, *flags, "--overwrite_output_dir"]
+    run_silently(picture.script, on_nodes(picture.nodes, rate, script))
     whole = read_trace(folder / "timeline.json")
     step = only_step(whole, shortest_step(whole))
     return replace(step, title=f"{picture.title}, {picture.nodes} nodes, {in_words(rate)}")

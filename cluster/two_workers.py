@@ -14,10 +14,10 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass
 
+from cluster.launch import run_silently
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 from common.workers.driver import no_cuda_for
@@ -67,18 +67,7 @@ def measure(name: str, workers: int, threads: int, steps: int) -> Speed:
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, SCRIPT, *words, "--overwrite_output_dir", *no_cuda_for(2)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        lines = done.stdout.strip().splitlines() or [f"exit code {done.returncode}"]
-        errors = [line for line in lines if "error:" in line] or lines[-1:]
-        raise InputError(f"{SCRIPT} on {name}: {errors[0].replace('error: ', '', 1)}")
+    run_silently(f"{SCRIPT} on {name}", command, threads)
     records = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(workers)]
     seconds = statistics.median(step["seconds"] for step in records[0]["iterations"][1:])
     said = disturbance(other_programs([record["processor"] for record in records]))

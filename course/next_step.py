@@ -11,17 +11,22 @@ from course.todo import Block, find_blocks
 def open_regions(course: Course, tree: Path) -> dict[str, int]:
     """Region -> line of its TODO in its home file, for every region whose placeholder is still there."""
     found: dict[str, int] = {}
-    for file in dict.fromkeys(region.file for region in course.regions.values()):
-        blocks = [block for block in _blocks(tree, file) if not block.attempted]
-        for block in reversed(blocks):  # of several parts the first counts
-            if block.id in course.regions and course.regions[block.id].file == file:
-                found[block.id] = block.line
+    for block in _home_blocks(course, tree):
+        if not block.attempted:
+            found.setdefault(block.id, block.line)  # of several parts the first counts
     return found
 
 
 def open_in_script(tree: Path, file: str) -> tuple[str, ...]:
     """The regions of a file that are open, copies of earlier ones included: it cannot run to its end before."""
     return tuple(dict.fromkeys(block.id for block in _blocks(tree, file) if not block.attempted))
+
+
+def _home_blocks(course: Course, tree: Path) -> list[Block]:
+    """The blocks of every region in its home file, in order."""
+    files = dict.fromkeys(region.file for region in course.regions.values())
+    homes = {id: region.file for id, region in course.regions.items()}
+    return [block for file in files for block in _blocks(tree, file) if homes.get(block.id) == file]
 
 
 def _blocks(tree: Path, file: str) -> list[Block]:
@@ -52,10 +57,8 @@ def next_step(course: Course, tree: Path, failed: Sequence[str] = (), asked: Col
 def written(course: Course, tree: Path) -> dict[str, tuple[str, ...]]:
     """Region -> what is written for it in its home file, part by part; a file that is not valid Python is left out."""
     found: dict[str, tuple[str, ...]] = {}
-    for file in dict.fromkeys(region.file for region in course.regions.values()):
-        for block in _blocks(tree, file):
-            if block.id in course.regions and course.regions[block.id].file == file:
-                found[block.id] = (*found.get(block.id, ()), block.body)
+    for block in _home_blocks(course, tree):
+        found[block.id] = (*found.get(block.id, ()), block.body)
     return found
 
 

@@ -107,7 +107,8 @@ def _carry_into(
         script, said = _carry_block(script, source, block, force)
         yield f"{what}: {said}"
     if script.text != before.text:
-        if any(_replaces_own_lines(old, new) for old, new in zip(before.blocks, script.blocks, strict=True)):
+        pairs = zip(before.blocks, script.blocks, strict=True)
+        if any(old.attempted and old.body != new.body for old, new in pairs):  # the student's own lines
             yield f"{script.name}: the previous version is kept as {_keep_copy(before.path).name}"
         _write(script)
 
@@ -124,7 +125,7 @@ def _carry_block(script: Script, home: Script, block: Block, force: bool) -> tup
     sources = home.parts(block.id)
     if len(sources) != len(script.parts(block.id)):
         parts = f"{len(sources)} part{'s' * (len(sources) != 1)} of this TODO"
-        return script, f"not carried, {home.name} has {parts}, this file has {_count(script, block)}"
+        return script, f"not carried, {home.name} has {parts}, this file has {len(script.parts(block.id))}"
     source = sources[block.part - 1]
     if not source.attempted:
         return script, f"{NOT_YET}, {home.name} line {source.line} is not solved"
@@ -144,10 +145,6 @@ def _carry_block(script: Script, home: Script, block: Block, force: bool) -> tup
     if block.attempted:
         said += "\n" + _difference(block, source, script.name, home.name)
     return changed, said
-
-
-def _count(script: Script, block: Block) -> int:
-    return len(script.parts(block.id))
 
 
 def _does_not_compile(script: Script) -> str:
@@ -180,10 +177,6 @@ def _top_names(text: str) -> set[str]:
         elif isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return names
-
-
-def _replaces_own_lines(old: Block, new: Block) -> bool:
-    return old.attempted and old.body != new.body
 
 
 def _difference(old: Block, new: Block, old_name: str, new_name: str) -> str:

@@ -163,12 +163,6 @@ def refuse_existing(archive: Path) -> None:
         )
 
 
-def write_archive(contents: Contents, archive: Path) -> None:
-    """Write the zip. It never replaces a file, and it appears only when it is complete."""
-    refuse_existing(archive)
-    write_zip(contents.files, archive)
-
-
 def pack(
     tree: Path, course: Course, student: Student, build: Callable[[], Report], archive: Path, grade: bool
 ) -> Sequence[str]:
@@ -176,7 +170,8 @@ def pack(
     refuse_existing(archive)
     points = run_graders(tree, course) if grade else None
     contents = collect(tree, course, build(), points)
-    write_archive(contents, archive)
+    refuse_existing(archive)  # grading takes minutes
+    write_zip(contents.files, archive)  # it appears only when it is complete
     lines = points_table(points, course) if points else ["the graders were not run"]
     lines += [f"missing: {what}" for what in contents.missing]
     lines += [f"suspicious: {what}" for what in contents.doubtful]

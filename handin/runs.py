@@ -121,17 +121,14 @@ def find_runs(root: Path, folder: Path) -> tuple[list[Run], list[str]]:
         files = sorted(path.glob("rank*.json"), key=lambda file: (len(file.name), file.name))
         expected = path.name in {task for task, _ in SLOTS.values()} | {"task2b_allreduce_gpt2", "task3_ddp_gpt2"}
         if not files and expected and path.parent == folder:
-            instead = f"; the report uses the run before it, {name}/{EARLIER}" if _has_earlier(path) else ""
+            has_earlier = standing(path / EARLIER).iterations > 0
+            instead = f"; the report uses the run before it, {name}/{EARLIER}" if has_earlier else ""
             unusable.append(f"{name}: no record in it (the run was interrupted or is still running){instead}")
         if files:
             run = read_run(path, name, files)
             unusable += [f"{name}: {problem}" for problem in run.problems if not run.records]
             runs += [run] if run.records else []
     return runs, unusable
-
-
-def _has_earlier(path: Path) -> bool:
-    return standing(path / EARLIER).iterations > 0
 
 
 def read_run(path: Path, name: str, files: Iterable[Path]) -> Run:
@@ -202,14 +199,11 @@ def _check_together(path: Path, records: list[dict[str, Any]]) -> list[str]:
         if bad:
             problems.append(f"the loss of rank {rank} at iteration {bad[0]} is not a number")
         losses = path / f"loss_{rank}.txt"
-        if losses.exists() and len(losses.read_text(errors="replace").split()) != steps - _without_loss(record):
+        with_loss = sum(step["loss"] is not None for step in record["iterations"])
+        if losses.exists() and len(losses.read_text(errors="replace").split()) != with_loss:
             problems.append(
                 f"{losses.name} and rank{rank}.json have different numbers of losses: they are from two runs"
             )
     if not first["iterations"]:
         problems.append("it has no iterations: the run only evaluated, or was interrupted")
     return problems
-
-
-def _without_loss(record: dict[str, Any]) -> int:
-    return sum(step["loss"] is None for step in record["iterations"])

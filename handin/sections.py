@@ -23,7 +23,6 @@ from handin.measures import (
 from handin.runs import COURSES, Run
 
 NAMES = {"task1": "1 one worker", "task2a": "2a gather + scatter", "task2b": "2b all_reduce", "task3": "3 DDP"}
-TIMED = ("task2a", "task2b", "task3")
 _DATA_PARALLEL = "python task2b_allreduce/run_gpt2.py --n_epochs 4"
 
 
@@ -117,7 +116,10 @@ def times(runs: Sequence[Run], findings: Findings) -> str:
         rows.append([NAMES[run.slot], run.workers, time.count if time else 0, seconds, ratio, calls, sent, _name(run)])
     for (run, time), (other, its) in itertools.combinations(timed, 2):
         what = f"times of {run.name} and {other.name}"
-        if reasons := not_comparable(run, other) + _workers_differ(run, other):
+        reasons = not_comparable(run, other)
+        if run.workers != other.workers:
+            reasons.append(f"{run.workers} workers vs. {other.workers}")
+        if reasons:
             findings.doubt([f"{what} are not comparable: {'; '.join(reasons)}"])
         elif time and its and (doubt := speedup(time, its)[1]):
             findings.doubt([f"{what}: {doubt}; do not call one of them faster"])
@@ -127,10 +129,6 @@ def times(runs: Sequence[Run], findings: Findings) -> str:
 
 def _name(run: Run) -> str:
     return f"`{run.name}`"
-
-
-def _workers_differ(run: Run, other: Run) -> list[str]:
-    return [] if run.workers == other.workers else [f"{run.workers} workers vs. {other.workers}"]
 
 
 def _sent(run: Run) -> tuple[str, str]:
@@ -153,7 +151,7 @@ def scalability(one: Run | None, runs: Sequence[Run], findings: Findings) -> str
         if not time:
             continue
         findings.use(run, "speed-up")
-        ratio, note = _speedup_cells(one, alone, run, time, findings)
+        ratio, note = speedup_cells(one, alone, run, time, findings, run.workers)
         rows.append([NAMES[run.slot], run.workers, str(time), ratio, note, _threads(run), _name(run)])
     return table(["task", "workers", "s per iteration", "speed-up", "note", "threads each", "run"], rows)
 
@@ -163,11 +161,14 @@ def _threads(run: Run) -> object:
     return run.first["host"].get("threads", "–")
 
 
-def _speedup_cells(one: Run, alone: Time, run: Run, time: Time, findings: Findings) -> tuple[str, str]:
+def speedup_cells(
+    one: Run, alone: Time, run: Run, time: Time, findings: Findings, limit: float, of: str = "workers"
+) -> tuple[str, str]:
+    """Return the cells for the speed-up of a run over `one`, and a note. limit: the largest possible, a number `of`."""
     if reasons := not_comparable(one, run):
         findings.doubt([f"the speed-up of {run.name} over {one.name} is not computed: {'; '.join(reasons)}"])
         return "–", "not comparable"
-    ratio, doubt = speedup(alone, time, run.workers)
+    ratio, doubt = speedup(alone, time, limit, of)
     if doubt:
         findings.doubt([f"speed-up {ratio:.2f} of {run.name} over {one.name}: {doubt}"])
     return f"{ratio:.2f}", doubt.partition(":")[0]

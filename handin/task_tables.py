@@ -5,10 +5,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from handin.measures import ITERATIONS, iteration_time, not_comparable, speedup
+from handin.measures import ITERATIONS, iteration_time
 from handin.runs import Run
 from handin.schema import is_number, is_time
-from handin.sections import NAMES, Findings, table
+from handin.sections import NAMES, Findings, speedup_cells, table
 
 CHUNKS = (1, 2, 4, 8, 16)  # what the course asks for
 PARTITIONS = 2  # of pipeline/run_gpt2.py on a CPU
@@ -104,11 +104,6 @@ def _row(chunks: int, run: Run, base: Run | None, findings: Findings) -> list[st
     findings.use(run, "micro-batches")
     if base and alone:
         findings.use(base, "micro-batches")
-        if reasons := not_comparable(base, run):
-            findings.doubt([f"the speed-up of {run.name} over {base.name} is not computed: {'; '.join(reasons)}"])
-        else:
-            value, doubt = speedup(alone, time, PARTITIONS if on_cpu else math.inf, "partitions")
-            ratio = f"{value:.2f}"
-            if doubt:
-                findings.doubt([f"speed-up {value:.2f} of {run.name} over {base.name}: {doubt}"])
+        limit = PARTITIONS if on_cpu else math.inf
+        ratio, _ = speedup_cells(base, alone, run, time, findings, limit, "partitions")
     return [str(chunks), str(time), ratio, ideal, f"`{run.name}`"]

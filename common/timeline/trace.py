@@ -13,22 +13,13 @@ from common.paths import atomic_write
 from common.timeline.boxes import Box, Step, Timeline, Wait, lanes
 
 VERSION = 1
+ABOUT = ("title", "world_size", "clock_error", "predicted", "notes", "labels", "run")
 ADVICE = "rerun with --timeline to regenerate it"
 
 
 def write_trace(timeline: Timeline, path: str | Path) -> None:
     """Write a timeline to `path`."""
-    about = {
-        "version": VERSION,
-        "title": timeline.title,
-        "world_size": timeline.world_size,
-        "clock_error": timeline.clock_error,
-        "predicted": timeline.predicted,
-        "notes": timeline.notes,
-        "labels": timeline.labels,
-        "run": timeline.run,
-        "on_gpu": timeline.on_gpu,
-    }
+    about = {"version": VERSION, "on_gpu": timeline.on_gpu, **{name: getattr(timeline, name) for name in ABOUT}}
     events = [event for rank in range(timeline.world_size) for event in _events_of(timeline, rank)]
     with atomic_write(path) as file:
         json.dump({"timeline": about, "displayTimeUnit": "ms", "traceEvents": events}, file)
@@ -119,8 +110,7 @@ def _timeline(about: dict, events: list[dict]) -> Timeline:
         elif event["cat"] in ("process", "network"):
             waits = tuple(Wait(first / 1e6, last / 1e6, waited) for first, last, waited in arguments["waits"])
             boxes.append(Box(rank, event["cat"], event["name"], begin, end, arguments["bytes"], waits))
-    return Timeline(
-        about["title"], about["world_size"], tuple(steps), tuple(boxes), about["clock_error"], about["predicted"],
-        tuple(about["notes"]), tuple(about["labels"]), about["run"],
-        about.get("on_gpu", False),
-    )  # fmt: skip
+    kept: dict[str, Any] = {
+        name: tuple(about[name]) if isinstance(about[name], list) else about[name] for name in ABOUT
+    }
+    return Timeline(steps=tuple(steps), boxes=tuple(boxes), on_gpu=about.get("on_gpu", False), **kept)

@@ -163,7 +163,7 @@ class Exchange:
     def _keep_second_store(self, master_ip: str) -> None:
         address = ""
         with contextlib.suppress(RuntimeError, OSError):
-            address = _own_address(master_ip)
+            address = own_address(master_ip)
             self._second = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
         port = self._second.port if isinstance(self._second, dist.TCPStore) else 0
         self.set("second", f"{address} {port}" if port else "none")
@@ -241,10 +241,10 @@ def _line_to(store: dist.Store | None) -> socket.socket | None:
     return None
 
 
-def _own_address(master_ip: str) -> str:
-    """This machine's address on the way to the master."""
+def own_address(address: str) -> str:
+    """Return this machine's own address on the way to `address`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((master_ip, 9))
+        probe.connect((address, 9))  # a datagram socket: this asks the routing table and sends nothing
         return probe.getsockname()[0]
 
 

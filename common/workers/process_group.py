@@ -10,9 +10,7 @@ others, reports who waits where, and exits with code 3. A worker on its own that
 """
 
 import contextlib
-import ipaddress
 import os
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -23,6 +21,7 @@ import torch.distributed as dist
 from common.config import RunConfig
 from common.errors import InputError
 from common.workers.collectives import CollectiveLog, turn_on_recorder
+from common.workers.exchange import own_address
 from common.workers.pulse import Pulse
 from common.workers.roll_call import call_the_roll
 from common.workers.watchdog import Deadline, Watchdog
@@ -126,10 +125,7 @@ def choose_interface(master_ip: str) -> None:
 def interface_towards(address: str) -> str | None:
     """Return the name of this machine's interface for packets to `address`; None if the system does not say."""
     try:
-        family = socket.AF_INET6 if ipaddress.ip_address(socket.gethostbyname(address)).version == 6 else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # a datagram socket: this asks the routing table and sends nothing
-            own = probe.getsockname()[0]
+        own = own_address(address)
     except OSError:
         return None
     for name, addresses in psutil.net_if_addrs().items():

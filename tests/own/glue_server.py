@@ -1,18 +1,22 @@
-"""An HTTP server on loopback that can resume, cut, stall or refuse a file, and RTE archives for it to serve."""
+"""The fixture `server`, which can resume, cut, stall or refuse a file; RTE archives for it to serve; and a run."""
 
 import contextlib
 import functools
 import hashlib
 import io
-import subprocess
 import sys
 import threading
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
 
 import download_glue_data
+from common.errors import exit_on_input_error
 
 SCRIPT = Path(download_glue_data.__file__)
 PAIRS = {"train": 2_490, "dev": 277, "test": 3_000}
@@ -69,8 +73,11 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-@contextlib.contextmanager
-def running_server() -> Iterator[Server]:
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+    """A running server, and an empty cache."""
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -81,6 +88,11 @@ def running_server() -> Iterator[Server]:
                 server.go_on.set()
             server.shutdown()
             thread.join()
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "glue_data"
 
 
 def tsv(split: str, rows: int, word: str) -> bytes:
@@ -109,11 +121,25 @@ def command(data_dir: Path, *arguments: str) -> list[str]:
     return [sys.executable, str(SCRIPT), "--data_dir", str(data_dir), *arguments]
 
 
-def run(data_dir: Path, server: Server | str, *arguments: str) -> subprocess.CompletedProcess[str]:
+class Done(NamedTuple):
+    """The end of a run of the downloader."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(data_dir: Path, server: Server | str, *arguments: str) -> Done:
+    """Run the downloader in this process."""
     url = server if isinstance(server, str) else server.url
-    return subprocess.run(
-        command(data_dir, "--mirror", url, *arguments), capture_output=True, text=True, timeout=60, check=False
-    )
+    words, code = command(data_dir, "--mirror", url, *arguments)[1:], 0
+    out, err = io.StringIO(), io.StringIO()
+    with mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            exit_on_input_error(download_glue_data.main)
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def names(folder: Path) -> list[str]:
@@ -122,7 +148,7 @@ def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in found)
 
 
-def refused(done: subprocess.CompletedProcess[str]) -> str:
+def refused(done: Done) -> str:
     """The one line that explains why the run stopped."""
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr

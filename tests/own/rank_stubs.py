@@ -13,16 +13,11 @@ from tests.own.started_processes import processes_with, run
 STUBS = {
     "flags": "print('flags', json.dumps(sys.argv[1:]))",
     "threads": "print('threads', os.environ['OMP_NUM_THREADS'])",
-    "two_lines": "print('one'); print('two', end='')",
     "bars": """
         from tqdm import tqdm, trange
         for _ in trange(2, desc=f'epochs of rank {rank}'):
             for _ in tqdm(range(5), desc=f'steps of rank {rank}'):
                 print('a loss')
-        """,
-    "message_behind_bar": """
-        sys.stderr.write('\\r  0%|    | 0/5 [00:00<?, ?it/s]')
-        raise SystemExit('stopped by rank ' + rank)
         """,
     "rank_2_fails": """
         ready()
@@ -59,10 +54,16 @@ STUBS = {
         signal.pause()
         """,
     "rank_2_is_killed": """
+        if rank == '0':
+            print('comparing the ranks', file=sys.stderr)
         ready()
+        wait_for_all()
         if rank == '2':
-            wait_for_all()
             os.kill(os.getpid(), signal.SIGKILL)
+        if rank == '0':
+            while os.path.exists(f'/proc/{pid_of(2)}'):
+                pass
+            raise SystemExit('where each rank was:\\n  rank 2  died\\nrank 2 died (process 7 on here)')
         signal.pause()
         """,
     "rank_0_ends_first": """

@@ -104,7 +104,6 @@ def terminal():
         one.close()
 
 
-@pytest.mark.medium
 def test_a_breakpoint_stops_one_rank_and_after_c_the_run_ends_with_its_verdict(tree, terminal):
     put(tree, "breakpoint()")
     shown = terminal(tree, "--rank", "1")
@@ -122,11 +121,8 @@ def test_a_breakpoint_stops_one_rank_and_after_c_the_run_ends_with_its_verdict(t
     assert last.splitlines()[1:] == ["test_gather_and_scatter_leave_the_mean_on_every_worker: passed"]
 
 
-@pytest.mark.parametrize(
-    "how",
-    [pytest.param("q", marks=pytest.mark.proof), pytest.param("\x03", marks=pytest.mark.medium)],
-    ids=["q", "Ctrl-C"],
-)
+@pytest.mark.proof
+@pytest.mark.parametrize("how", ["q", "\x03"], ids=["q", "Ctrl-C"])
 def test_without_a_breakpoint_it_stops_at_the_region_and_ends_without_a_trace(tree, terminal, how):
     shown = terminal(tree)
 
@@ -138,6 +134,7 @@ def test_without_a_breakpoint_it_stops_at_the_region_and_ends_without_a_trace(tr
     assert "Traceback" not in last
 
 
+@pytest.mark.proof
 def test_a_breakpoint_under_the_graders_names_this_command(tree):
     put(tree, "breakpoint()")
     command = [sys.executable, "-m", "pytest", "-q", "--region", "2a.3", f"--tree={tree}"]

@@ -2,11 +2,9 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -31,7 +29,6 @@ GOOD_VERSIONS = {"Python": "3.12.3", "torch": "2.13.0", "transformers": "5.23.0"
         (doctor.check_disk(9.9e9), "fix", "free disk space"),
         (doctor.check_memory(16e9), "ok", "16 GB"),
         (doctor.check_memory(12e9), "note", "12 GB: enough for the embedded sample; BERT-base at batch 64 needs 16 GB"),
-        (doctor.check_memory(3.8e9), "note", "4 GB: enough"),
         (doctor.check_memory(2e9), "fix", "use a machine with at least 4 GB"),
         (doctor.check_versions(GOOD_VERSIONS), "ok", "torch 2.13.0"),
         (doctor.check_versions(GOOD_VERSIONS | {"torch": "missing"}), "fix", "torch missing, run make setup"),
@@ -59,13 +56,9 @@ def test_a_port_is_free_or_taken():
     assert "--master_port" in found.todo
 
 
-def test_the_interface_that_reaches_the_master_is_named():
-    found = doctor.check_interface("127.0.0.1", doctor.interface_addresses())
-
-    assert str(found) == "ok    network: 127.0.0.1 is reached through lo (127.0.0.1)"
-
-
 def test_the_control_network_is_refused_where_there_is_an_experiment_network():
+    found = doctor.check_interface("127.0.0.1", doctor.interface_addresses())
+    assert str(found) == "ok    network: 127.0.0.1 is reached through lo (127.0.0.1)"
     others = [address for name, address in doctor.interface_addresses().items() if name != "lo"]
     if not others:
         pytest.skip("this machine has no interface but lo")
@@ -84,11 +77,8 @@ def node(**changes) -> dict:
     return {"state": state, "versions": GOOD_VERSIONS | {k: v for k, v in changes.items() if k == "torch"}}
 
 
-def test_equal_nodes_are_ok():
-    assert [found.level for found in doctor.compare_nodes({"node0": node(), "node1": node()})] == ["ok", "ok"]
-
-
 def test_a_node_with_other_code_or_packages_is_named():
+    assert [found.level for found in doctor.compare_nodes({"node0": node(), "node1": node()})] == ["ok", "ok"]
     nodes = {"node0": node(), "node1": node(), "node2": node(code="f" * 12), "node3": node(torch="2.9.0")}
 
     code, packages = map(str, doctor.compare_nodes(nodes))
@@ -120,7 +110,7 @@ def test_this_machine_is_examined_and_measured():
     assert result.returncode == (1 if counts["fix"] else 0)
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_hosts_are_examined_over_ssh_compared_and_measured(ssh):
     reach = ["--hosts", "127.0.0.1,localhost", "--ssh", ssh, "--python", sys.executable]
 
@@ -195,12 +185,3 @@ def test_the_sbatch_file_gives_each_task_the_course_s_flags(tmp_path):
 
     same = "--seed|a b|--master_ip|node7|--master_port|22345|--world_size|2|--local_rank"
     assert result.stdout.splitlines() == [f"{same}|{rank}" for rank in range(2)], result.stderr
-
-
-@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
-def test_the_readme_names_only_files_that_are_there():
-    text = (ROOT / "cluster" / "README.md").read_text()
-    named = {word.strip("`,.:;()") for word in text.split() if word.strip("`,.:;()").startswith("cluster/")}
-
-    assert named
-    assert [name for name in named if not Path(ROOT, name).exists()] == []

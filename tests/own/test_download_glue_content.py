@@ -2,47 +2,30 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import download_glue_data
 from common.errors import InputError
-from tests.own.glue_server import COMPLETE, PAIRS, Server, archive, names, refused, rte, run, running_server, tsv
+from tests.own import glue_server
+from tests.own.glue_server import COMPLETE, PAIRS, Server, archive, names, refused, rte, run, tsv
 
 SHARED_MRPC = Path(os.environ.get("COS598D_DATA", "no-such-folder")) / "glue" / "MRPC"
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
-    with running_server() as server:
-        yield server
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path) -> Path:
-    return tmp_path / "glue_data"
-
-
-def flipped(content: bytes) -> bytes:
-    place = len(content) // 3
-    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+server, data_dir = glue_server.server, glue_server.data_dir  # fixtures
 
 
 @pytest.mark.parametrize(
     "content, complaint",
     [
         (rte()[:-1_000], "cannot be unpacked"),
-        (flipped(rte()), "cannot be unpacked"),
         (b"<html>please log in</html>", "cannot be unpacked (File is not a zip file)"),
         (archive({"RTE/train.tsv": tsv("train", 3, "")}), "contains no RTE/dev.tsv"),
         (archive({"RTE/train.tsv": b"", "RTE/dev.tsv": b"", "../evil.tsv": b""}), "contains a path outside of itself"),
-        (archive({"RTE/train.tsv": b"", "RTE/dev.tsv": b"", "/evil.tsv": b""}), "contains a path outside of itself"),
     ],
-    ids=["truncated", "flipped bit", "html", "without dev", "parent folder", "absolute path"],
+    ids=["truncated", "html", "without dev", "parent folder"],
 )
 def test_wrong_content_is_refused_and_not_kept(server: Server, data_dir: Path, content: bytes, complaint: str) -> None:
     server.files["RTE.zip"] = content
@@ -80,23 +63,15 @@ def test_a_file_from_the_published_address_must_have_its_sum(
 
 
 def test_a_mirror_may_have_fewer_rows_and_no_test_file_but_that_is_said(server: Server, data_dir: Path) -> None:
+    server.files["RTE.zip"] = rte()
     server.files["CoLA.zip"] = archive(
         {"CoLA/train.tsv": b"gj04\t1\t\tA row.\n" * 8_550, "CoLA/dev.tsv": b"x\n" * 1_043}
     )
-    done = run(data_dir, server, "--tasks", "cola")
+    done = run(data_dir, server, "--tasks", "cola,RTE")
     assert done.returncode == 0
     assert "warning: CoLA/train.tsv has 8,550 rows, GLUE's has 8,551" in done.stderr
     assert "CoLA/dev.tsv" not in done.stderr  # no header there: 1,043 lines are 1,043 rows
-    assert names(data_dir) == ["CoLA/dev.tsv", "CoLA/train.tsv"]
-
-
-def test_several_tasks_are_brought_in_one_run(server: Server, data_dir: Path) -> None:
-    server.files["RTE.zip"] = rte()
-    server.files["MNLI.zip"] = archive(
-        {f"MNLI/{name}": b"a\n" for name in ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv", "original/Icon\r")}
-    )
-    assert run(data_dir, server, "--tasks", "MNLI,RTE").returncode == 0
-    assert names(data_dir) == ["MNLI/dev_matched.tsv", "MNLI/dev_mismatched.tsv", "MNLI/train.tsv", *COMPLETE]
+    assert names(data_dir) == ["CoLA/dev.tsv", "CoLA/train.tsv", *COMPLETE]
 
 
 BOM = "\N{BYTE ORDER MARK}"
@@ -108,6 +83,8 @@ def test_mrpc_is_assembled_from_its_parts(server: Server, data_dir: Path) -> Non
     server.files["msr_paraphrase_train.txt"] = (BOM + HEADER + "".join(rows)).encode()
     server.files["msr_paraphrase_test.txt"] = (BOM + HEADER + '1\t40\t41\t"a\tb\n0\t50\t51\tc\td').encode()
     server.files["dev_ids.tsv"] = b"20\t21\n99\t98\n"
+    data_dir.mkdir()
+    (data_dir / "dev_ids.tsv.part").write_bytes(b"10\t11")  # of an earlier version: without a known sum, not resumed
     done = run(data_dir, server, "--tasks", "MRPC")
     assert done.returncode == 0, done.stderr
     folder = data_dir / "MRPC"
@@ -117,15 +94,6 @@ def test_mrpc_is_assembled_from_its_parts(server: Server, data_dir: Path) -> Non
         "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n" + '0\t40\t41\t"a\tb\n1\t50\t51\tc\td\n'
     )
     assert names(data_dir) == sorted(f"MRPC/{name}" for name in [*server.files, "train.tsv", "dev.tsv", "test.tsv"])
-
-
-def test_a_text_without_a_known_sum_is_not_resumed(server: Server, data_dir: Path) -> None:
-    server.files["msr_paraphrase_train.txt"] = server.files["msr_paraphrase_test.txt"] = HEADER.encode()
-    server.files["dev_ids.tsv"] = b"20\t21\n"
-    data_dir.mkdir()
-    (data_dir / "dev_ids.tsv.part").write_bytes(b"10\t11")  # of an earlier version, perhaps
-    assert run(data_dir, server, "--tasks", "MRPC").returncode == 0
-    assert (data_dir / "MRPC/dev_ids.tsv").read_bytes() == b"20\t21\n"
 
 
 def test_a_broken_row_of_mrpc_is_named_and_nothing_is_installed(server: Server, data_dir: Path) -> None:

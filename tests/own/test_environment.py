@@ -1,4 +1,4 @@
-"""A script that is started without the environment says in one line how to activate it."""
+"""A command that is started without the environment says in one line how to activate it, and the rest works."""
 
 import subprocess
 import sys
@@ -24,17 +24,30 @@ SCRIPTS = sorted(
 )
 
 
-@pytest.mark.parametrize(
-    "script", [*SCRIPTS, "task4_traffic/expected.py", "task4_traffic/compare.py", "cluster/hello.py"]
-)
-def test_without_torch_a_script_says_how_to_activate_the_environment(script):
-    command = [sys.executable, "-S", ROOT / script]  # -S: without the packages that are installed
+STUDENT = "--netid ab1234 --name Ada_Lovelace"
+OLD_PYTHON = "import sys, runpy; sys.modules['tomllib'] = None; runpy.run_path('submit.py', run_name='__main__')"
 
-    done = subprocess.run(command, capture_output=True, text=True)
+
+def without_packages(*words):
+    return subprocess.run([sys.executable, "-S", *words], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[script] for script in (*SCRIPTS, "task4_traffic/expected.py", "task4_traffic/compare.py", "cluster/hello.py")]
+    + [["submit.py", *words.split()] for words in ("report", f"pack {STUDENT} --out /tmp/never_written.zip")]
+    + [["-c", OLD_PYTHON]],
+)
+def test_without_torch_a_command_says_how_to_activate_the_environment(words):
+    done = without_packages(*words)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: expected a Python with torch") and done.stderr.count("\n") == 1
     assert "run `source .venv/bin/activate` first" in done.stderr
+
+
+def test_carry_works_with_the_standard_library_alone():
+    assert without_packages("submit.py", "carry", "--into", "task9").stderr.startswith("error: expected a task, one of")
 
 
 def commands() -> list[str]:
@@ -49,6 +62,4 @@ def commands() -> list[str]:
 def test_without_the_environment_no_command_ends_with_the_name_of_a_missing_module(command):
     words = [command] if "/" not in command else ["-m", command[:-3].replace("/", ".").removesuffix(".__main__")]
 
-    done = subprocess.run([sys.executable, "-S", *words, "--help"], cwd=ROOT, capture_output=True, text=True)
-
-    assert "ModuleNotFoundError" not in done.stderr
+    assert "ModuleNotFoundError" not in without_packages(*words, "--help").stderr

@@ -23,39 +23,27 @@ def write(folder, name, text):
     return path
 
 
-def test_a_field_with_one_double_quote_does_not_swallow_the_next_rows(tmp_path):
-    path = write(tmp_path, "t.tsv", HEADER + '0\ta "b\tc\tentailment\n1\td\te" f\tnot_entailment\n')
-
-    examples = read_examples(path, RTE)
-
-    assert [(e.text_a, e.text_b, e.label) for e in examples] == [('a "b', "c", 0), ("d", 'e" f', 1)]
+STS_B = "\t".join(["index", "genre", "filename", "year", "old_index", "source1", "source2"])
 
 
-def test_a_byte_order_mark_is_not_part_of_the_first_column(tmp_path):
-    text = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tone\ttwo\n"
+@pytest.mark.parametrize(
+    "task, text, examples",
+    [
+        # One double quote does not swallow the next rows.
+        ("rte", HEADER + '0\ta "b\tc\tentailment\n1\td\te" f\tnot_entailment\n', [('a "b', "c", 0), ("d", 'e" f', 1)]),
+        # A line separator inside a sentence does not end the row.
+        ("rte", HEADER + "0\ta\u2028b\u0085c\td\tentailment\r\n", [("a\u2028b\u0085c", "d", 0)]),
+        # A byte order mark is not part of the first column.
+        ("mrpc", "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tone\ttwo\n", [("one", "two", 1)]),
+        # CoLA has no header; STS-B's labels are numbers.
+        ("cola", "gj04\t1\t\tFine.\ngj04\t0\t*\tNot fine.\n", [("Fine.", None, 1), ("Not fine.", None, 0)]),
+        ("sts-b", f"{STS_B}\tsentence1\tsentence2\tscore\n0\tg\tf\t2012\t1\tn\tn\ta\tb\t3.800\n", [("a", "b", 3.8)]),
+    ],
+)
+def test_rows_are_read_as_the_files_of_each_task_have_them(tmp_path, task, text, examples):
+    read = read_examples(write(tmp_path, "t.tsv", text), TASKS[task])
 
-    examples = read_examples(write(tmp_path, "t.tsv", text), TASKS["mrpc"])
-
-    assert [(e.text_a, e.text_b, e.label) for e in examples] == [("one", "two", 1)]
-
-
-def test_cola_has_no_header(tmp_path):
-    examples = read_examples(write(tmp_path, "t.tsv", "gj04\t1\t\tFine.\ngj04\t0\t*\tNot fine.\n"), TASKS["cola"])
-
-    assert [(e.text_a, e.text_b, e.label) for e in examples] == [("Fine.", None, 1), ("Not fine.", None, 0)]
-
-
-def test_a_line_separator_inside_a_sentence_does_not_end_the_row(tmp_path):
-    path = write(tmp_path, "t.tsv", HEADER + "0\ta\u2028b\u0085c\td\tentailment\r\n")
-
-    assert read_examples(path, RTE)[0].text_a == "a\u2028b\u0085c"
-
-
-def test_a_regression_label_is_a_number(tmp_path):
-    header = "\t".join(["index", "genre", "filename", "year", "old_index", "source1", "source2"])
-    text = f"{header}\tsentence1\tsentence2\tscore\n0\tg\tf\t2012\t1\tn\tn\tone\ttwo\t3.800\n"
-
-    assert read_examples(write(tmp_path, "t.tsv", text), TASKS["sts-b"])[0].label == 3.8
+    assert [(e.text_a, e.text_b, e.label) for e in read] == examples
 
 
 @pytest.mark.parametrize(
@@ -139,25 +127,6 @@ def test_another_length_or_content_has_features_of_its_own(small, tmp_path, chan
 
     assert len(cached_files(tmp_path)) > before
     assert data.train.tensors[0].shape == ((5, 12) if change == "length" else (1, 16))
-
-
-def test_a_damaged_cache_is_made_again(small, tmp_path, capsys):
-    config, tokenizer = small
-    whole = load_glue(config, tokenizer)
-    for path in cached_files(tmp_path):
-        path.write_bytes(path.read_bytes()[:100])
-
-    again = load_glue(config, tokenizer)
-
-    assert capsys.readouterr().err.count("features.pt has changed); rebuilding it") == 2
-    assert torch.equal(again.train.tensors[0], whole.train.tensors[0])
-
-
-def test_the_cache_holds_plain_tensors(small, tmp_path):
-    load_glue(*small)
-
-    for path in cached_files(tmp_path):
-        assert set(torch.load(path, weights_only=True)) == {"input_ids", "attention_mask", "token_type_ids", "labels"}
 
 
 def test_accuracy_f1_and_mcc_of_a_small_table():

@@ -53,10 +53,3 @@ def test_memory_that_was_tried_is_not_tried_again(block):
         pages.collapse_one()
     pages.look()
     assert not pages.tried.intersection(pages.left)
-
-
-def test_without_linux_there_is_nothing_to_do(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    pages = HugePages()
-    pages.look()
-    assert pages.left == []

@@ -1,5 +1,6 @@
 """cluster.launch, the end: failures, real workers, other hosts, and that nothing stays behind however it ends."""
 
+import itertools
 import os
 import signal
 import sys
@@ -39,28 +40,29 @@ def test_an_error_that_all_ranks_make_is_shown_once(stub):
     assert "failed first: exit code 1" in result.stderr.splitlines()[0]
 
 
-def test_the_cause_is_named_even_if_a_rank_that_lost_it_ended_sooner(stub):
-    result = launch(stub("rank_0_loses_rank_2"))
+@pytest.mark.parametrize(
+    "name, code, shown",
+    [
+        (  # the cause is named, even if a rank that lost it ended sooner
+            "rank_0_loses_rank_2",
+            7,
+            ["rank 2 failed first: exit code 7"]
+            + ["afterwards rank 0 failed: exit code 1: RuntimeError: Connection closed by peer"],
+        ),
+        ("rank_1_fails_before_rank_2", 11, ["rank 1 failed first: exit code 11"]),
+        (  # and the table of another rank below it
+            "rank_2_is_killed",
+            128 + signal.SIGKILL,
+            ["rank 2 failed first: killed by SIGKILL (exit code 137)", "[0] where each rank was:"]
+            + ["[0]   rank 2  died", "[0] rank 2 died (process 7 on here)"],
+        ),
+    ],
+)
+def test_of_several_failures_the_cause_is_named(stub, name, code, shown):
+    result = launch(stub(name))
 
-    assert result.stderr.splitlines()[0] == "rank 2 failed first: exit code 7"
-    assert (
-        "afterwards rank 0 failed: exit code 1: RuntimeError: Connection closed by peer" in result.stderr.splitlines()
-    )
-    assert result.returncode == 7
-
-
-def test_of_two_ranks_with_errors_of_their_own_the_first_is_the_cause(stub):
-    result = launch(stub("rank_1_fails_before_rank_2"))
-
-    assert result.stderr.splitlines()[0] == "rank 1 failed first: exit code 11"
-    assert result.returncode == 11
-
-
-def test_a_rank_ended_by_a_signal_gives_128_and_the_signal(stub):
-    result = launch(stub("rank_2_is_killed"))
-
-    assert result.stderr.splitlines()[0] == "rank 2 failed first: killed by SIGKILL (exit code 137)"
-    assert result.returncode == 128 + signal.SIGKILL
+    assert result.stderr.splitlines()[: len(shown)] == shown
+    assert result.returncode == code
 
 
 def test_a_rank_that_ends_well_leaves_the_others_at_work(stub):
@@ -73,7 +75,6 @@ def test_a_rank_that_ends_well_leaves_the_others_at_work(stub):
 # -------------------------------------------------------------------------------- nothing is left behind
 
 
-@pytest.mark.medium
 def test_ranks_that_ignore_sigterm_and_their_children_are_killed(stub):
     script = stub("stubborn_family")
 
@@ -84,10 +85,11 @@ def test_ranks_that_ignore_sigterm_and_their_children_are_killed(stub):
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
-ENDS = [pytest.param(number, os.kill, marks=pytest.mark.medium) for number in (signal.SIGTERM, signal.SIGKILL)]
-ENDS += [pytest.param(number, os.kill, marks=pytest.mark.proof) for number in (signal.SIGINT, signal.SIGHUP)]
-ENDS += [pytest.param(signal.SIGINT, os.killpg, marks=pytest.mark.medium)]  # Ctrl-C goes to the whole group
-ENDS += [pytest.param(number, os.killpg, marks=pytest.mark.proof) for number in SIGNALS[1:]]
+FEW = ((signal.SIGKILL, os.kill), (signal.SIGINT, os.killpg))  # Ctrl-C goes to the whole group
+ENDS = [
+    case if case in FEW else pytest.param(*case, marks=pytest.mark.proof)
+    for case in itertools.product(SIGNALS, (os.kill, os.killpg))
+]
 
 
 @pytest.mark.parametrize(("number", "send"), ENDS)
@@ -106,7 +108,6 @@ def test_however_the_launcher_is_stopped_no_process_is_left(stub, tmp_path, numb
 # --------------------------------------------------------------------------------------- the real thing
 
 
-@pytest.mark.medium
 def test_hello_joins_sends_and_all_reduces_on_real_workers():
     result = launch("cluster/hello.py", workers=2)
 
@@ -132,7 +133,7 @@ def over_ssh(reach: str, *words, hosts: int = 3) -> list:
     return ["-m", "cluster.launch", *where, "--ssh", reach, "--", *words]
 
 
-@pytest.mark.medium
+@pytest.mark.proof
 def test_hosts_are_reached_by_ssh_and_work_together(ssh):
     result = run(*over_ssh(ssh, "cluster/hello.py", hosts=2))
 
@@ -140,7 +141,6 @@ def test_hosts_are_reached_by_ssh_and_work_together(ssh):
     assert [lines_of(rank, result.stdout)[-1].partition("sum ")[2] for rank in range(2)] == ["[3.0, 30.0]"] * 2
 
 
-@pytest.mark.medium
 def test_a_failure_on_a_host_is_named_and_ends_the_remote_processes(ssh, stub):
     script = stub("stubborn_family")
 
@@ -162,7 +162,6 @@ def test_kill_9_of_the_launcher_ends_the_remote_processes(ssh, stub, tmp_path):
     wait_for(lambda: not processes_with(tmp_path), "the end of all remote processes")
 
 
-@pytest.mark.medium
 def test_a_host_that_refuses_is_one_failure_with_ssh_s_own_words(ssh, stub):
     nobody = ssh.replace("-l ", "-l no-such-user-")
 

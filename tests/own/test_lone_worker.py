@@ -11,55 +11,36 @@ from common.workers.pulse import LONGEST_TICK, Pulse, Silence, Thread
 from tests.own.hanging_runs import Hanging
 
 
-def beating():
+def test_silence_is_counted_from_the_last_beat_and_not_while_the_process_was_stopped():
     pulse = Pulse()
     pulse.beat()
-    return pulse
-
-
-def test_silence_is_counted_from_the_last_beat():
-    pulse = beating()
     silence = Silence(pulse, may_rest=True, now=0.0)
 
     assert [silence.look(1.0), silence.look(3.0)] == [1.0, 3.0]
     pulse.last += 1
     assert [silence.look(4.0), silence.look(5.0)] == [0.0, 1.0]
-
-
-def test_the_time_in_which_the_process_was_stopped_is_no_silence():
-    silence = Silence(beating(), may_rest=True, now=0.0)
-
-    assert silence.look(3600.0) == LONGEST_TICK
+    assert silence.look(3600.0) == 1 + LONGEST_TICK
 
 
 @pytest.mark.parametrize(("may_rest", "expected"), [(True, 0.0), (False, 2.0)])
 def test_while_no_step_is_due_only_a_member_of_a_group_is_watched(may_rest, expected):
-    pulse = beating()
-    pulse.rests = True
-    silence = Silence(pulse, may_rest, now=0.0)
+    silence = Silence(Pulse(), may_rest, now=0.0)
 
     assert silence.look(2.0) == expected
 
 
-def test_a_worker_rests_before_between_and_after_its_batches():
+def test_a_worker_rests_before_and_after_its_batches_and_after_a_loop_that_was_left():
     worker = Worker()
     rests = [worker.pulse.rests]
 
     for _ in worker.batches([torch.ones(1)] * 2):
         rests.append(worker.pulse.rests)
     rests.append(worker.pulse.rests)
-
-    assert rests == [True, False, False, True]
-
-
-def test_a_worker_rests_after_a_loop_that_was_left():
-    worker = Worker()
     batches = worker.batches([torch.ones(1)] * 2)
-
     next(batches)
     batches.close()
 
-    assert worker.pulse.rests
+    assert [*rests, worker.pulse.rests] == [True, False, False, True, True]
 
 
 def test_a_thread_at_a_breakpoint_is_in_the_debugger():
@@ -96,7 +77,13 @@ go_on_as({script!r})
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("script", ["task1_single/run_glue.py", "beyond/run_gpt2.py", "pipeline/run_gpt2.py"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "task1_single/run_glue.py",
+        *(pytest.param(f"{name}/run_gpt2.py", marks=pytest.mark.proof) for name in ("beyond", "pipeline")),
+    ],
+)
 def test_a_step_that_never_ends_ends_the_run_with_code_3_and_its_line(tmp_path, script):
     words = ["--do_train"] if "glue" in script else ["--model_max_length", 16, "--batch_size", 4]
 

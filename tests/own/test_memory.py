@@ -1,17 +1,16 @@
 """What is alive is measured, what a step needs is predicted, and a limit ends a run with one line."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 from transformers import GPT2Config
 
 from beyond.step_memory import fitting, gpt2_sizes, peak
+from cluster.launch import free_port
 from common.paths import ROOT
 from common.peak_memory import MB, PeakMemory, alive_bytes
-from tests.own.started_processes import run
+from tests.own.warm import Script
 
 CPU = torch.device("cpu")
 LARGE = 20_000_000  # bytes of a tensor: far above what else is allocated meanwhile
@@ -87,11 +86,13 @@ print(torch.ones(50_000_000).numel(), "after the limit")
 """
 
 
-def test_what_exceeds_a_limit_is_said_and_what_is_given_back_does_not_count():
-    done = subprocess.run([sys.executable, "-c", UNDER_A_LIMIT], cwd=ROOT, capture_output=True, text=True)
+def test_what_exceeds_a_limit_is_said_and_what_is_given_back_does_not_count(tmp_path):
+    (tmp_path / "limit.py").write_text(UNDER_A_LIMIT)
 
-    assert done.returncode == 0, done.stderr
-    first, error, after = done.stdout.splitlines()
+    code = Script(tmp_path / "limit.py", (), tmp_path / "log").wait(timeout=60)
+
+    assert code == 0, (tmp_path / "log").read_text()
+    first, error, after = (tmp_path / "log").read_text().splitlines()
     assert first == "blocks that are given back do not add up"
     assert error.startswith("--memory_limit_mb: expected to need at most 100 MB on this worker, but 20 MB more did not")
     assert error.endswith("by the prediction, less is needed")
@@ -124,14 +125,27 @@ def test_the_advice_names_what_fits_and_not_what_has_just_failed():
 
 @pytest.mark.medium
 def test_a_run_of_the_bonus_reports_its_peak_and_ends_at_a_limit_with_one_line(tmp_path):
-    script = ["beyond/run_gpt2.py", "--strategy", "overlap", "--max_steps", "2", "--no_cuda", "--batch_size", "8"]
+    def start(name, *more):
+        words = [
+            "--strategy",
+            "overlap",
+            "--max_steps",
+            2,
+            "--no_cuda",
+            "--batch_size",
+            8,
+            "--output_dir",
+            tmp_path / name,
+        ]
+        words += ["--master_port", free_port(), *more]
+        return Script(ROOT / "beyond/run_gpt2.py", words, tmp_path / f"{name}.log")
 
-    done = run(*script, "--output_dir", tmp_path / "free", timeout=TOO_LONG)
-    limited = run(*script, "--output_dir", tmp_path / "limited", "--memory_limit_mb", "5", timeout=TOO_LONG)
+    free, limited = start("free"), start("limited", "--memory_limit_mb", 5)
 
+    assert (free.wait(TOO_LONG), limited.wait(TOO_LONG)) == (0, 2)
     memory = json.loads((tmp_path / "free" / "rank0.json").read_text())["memory"]
     assert memory["persistent_bytes"] < memory["peak_bytes"] < memory["process_peak_bytes"]
-    assert "a step needs" in done.stdout
-    assert limited.returncode == 2
-    assert limited.stderr.count("--memory_limit_mb: expected to need at most 5 MB") == 1
-    assert "Traceback" not in limited.stderr
+    assert "a step needs" in (tmp_path / "free.log").read_text()
+    said = (tmp_path / "limited.log").read_text()
+    assert said.count("--memory_limit_mb: expected to need at most 5 MB") == 1
+    assert "Traceback" not in said

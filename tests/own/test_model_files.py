@@ -1,7 +1,6 @@
 """A damaged copy of a model is one line before the run starts, which says what to copy."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,23 +16,40 @@ def copy(tmp_path):
     return lambda kind, *names: copy_of_tiny(kind, tmp_path / kind, *names)
 
 
-def _replace_by_a_pointer(path: Path) -> None:
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4475312\n")
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4475312\n"
 
 
-def _cut_to_nothing(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize("harm", [_replace_by_a_pointer, _cut_to_nothing])
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_weights_that_are_none_are_seen_before_the_run_starts(copy, name, harm):
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("model.safetensors", LFS_POINTER),
+        ("model.safetensors", None),  # cut off
+        ("pytorch_model.bin", LFS_POINTER),
+        ("pytorch_model.bin", b""),
+    ],
+)
+def test_weights_that_are_none_are_seen_before_the_run_starts(copy, name, content):
     folder = copy("bert")
-    (folder / "model.safetensors").rename(folder / name)
-    harm(folder / name)
+    weights = (folder / "model.safetensors").rename(folder / name)
+    weights.write_bytes(weights.read_bytes()[:-100] if content is None else content)
 
     with pytest.raises(InputError, match=rf"{re.escape(name)} is damaged .*; copy it again"):
         model_path(str(folder), "bert")
+
+
+def test_a_folder_that_holds_no_model_of_the_kind_is_refused(copy):
+    folder = copy("bert", "tokenizer.json")
+    with pytest.raises(InputError, match=r"bert is not a model: it has no config\.json"):
+        model_path(str(folder), "bert")
+    for content in (b"", b"{", b"[]", b"\xff"):
+        (folder / "config.json").write_bytes(content)
+        with pytest.raises(InputError, match=r"config\.json"):
+            model_path(str(folder), "bert")
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(InputError, match=r"it has no model\.safetensors"):
+        model_path(str(folder), "bert")
+    with pytest.raises(InputError, match=r"expected a model of type bert, .* holds gpt2"):
+        model_path(str(copy("gpt2")), "bert")
 
 
 def test_a_zip_of_weights_that_was_cut_off_is_seen_before_the_run_starts(copy):

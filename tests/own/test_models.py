@@ -1,13 +1,16 @@
 """Models and tokenizers by name: `tiny`, a folder, the hub; and what is said when a name is not right."""
 
 import contextlib
+import hashlib
 import json
 import os
 import random
-import shutil
+import re
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +18,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,10 +30,10 @@ from transformers import (
 
 from common.data import sample_data
 from common.errors import InputError
+from common.models import load
 from common.models.fit import fit_model
 from common.models.load import KINDS, load_tokenizer, model_path
 from common.paths import ROOT
-from tests.own.hub_server import hub_server
 from tests.own.model_copies import copy_of_tiny, in_shards
 
 MODEL_CLASSES = {
@@ -62,8 +66,9 @@ def write_vocabulary(folder, *pieces):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tiny_model_is_a_folder_that_from_pretrained_reads_without_a_warning(kind, recwarn, capfd):
-    folder = model_path("tiny", kind)
+def test_the_tiny_model_is_a_folder_that_from_pretrained_reads_without_a_warning(kind, copy, recwarn, capfd):
+    folder = str(copy(kind))
+    assert model_path(folder, kind) == folder
 
     model = MODEL_CLASSES[kind].from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -73,37 +78,13 @@ def test_the_tiny_model_is_a_folder_that_from_pretrained_reads_without_a_warning
     assert model.get_input_embeddings().num_embeddings == len(tokenizer)
     assert not recwarn.list
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_tiny_model_has_the_architectures_own_parameter_names_and_computes_a_finite_loss(kind):
-    model, tokenizer = MODEL_CLASSES[kind].from_pretrained(model_path("tiny", kind)), load_tokenizer("tiny", kind)
-    batch = tokenizer(ENGLISH, return_tensors="pt")
-    labels = torch.tensor([1]) if kind == "bert" else batch["input_ids"]
-
-    loss = model(**batch, labels=labels).loss
-
+    assert "classifier.weight" not in load_file(f"{folder}/model.safetensors")  # the head is new in every run
     block = {"bert": "bert.encoder.layer.0.", "gpt2": "transformer.h.0.", "t5": "decoder.block.0."}[kind]
     assert any(name.startswith(block) for name, _ in model.named_parameters())
-    assert torch.isfinite(loss)
-
-
-def test_only_the_classification_head_is_new_and_two_seeds_make_two_heads():
-    heads, encoders = [], []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        model = BertForSequenceClassification.from_pretrained(model_path("tiny", "bert"))
-        heads.append(model.classifier.weight)
-        encoders.append(torch.cat([p.flatten() for p in model.bert.parameters()]))
-
-    assert not torch.equal(*heads)
-    assert torch.equal(*encoders)
-
-
-def test_the_tiny_bert_has_the_dropout_of_bert():
-    config = AutoConfig.from_pretrained(model_path("tiny", "bert"))
-
-    assert config.hidden_dropout_prob == config.attention_probs_dropout_prob == 0.1
+    batch = tokenizer(ENGLISH, return_tensors="pt")
+    labels = torch.tensor([1]) if kind == "bert" else batch["input_ids"]
+    assert torch.isfinite(model(**batch, labels=labels).loss)
+    assert load_tokenizer(folder, kind)(ENGLISH) == load_tokenizer("tiny", kind)(ENGLISH)
 
 
 MAKE_AND_HASH = """
@@ -115,44 +96,21 @@ made = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in f
 
 
 @pytest.mark.medium
-def test_every_process_makes_the_same_models_and_tokenizers_byte_for_byte(tmp_path, monkeypatch):
+def test_every_process_makes_the_same_models_byte_for_byte_and_leaves_its_random_numbers_alone(tmp_path, monkeypatch):
+    def states():
+        return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+
     here: dict = {}
     monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "here"))
+    before = states()
     exec(MAKE_AND_HASH, here)
+    assert states() == before
 
     environment = {**os.environ, "COS598D_CACHE": str(tmp_path / "there"), "PYTHONHASHSEED": "1"}
     command = [sys.executable, "-c", MAKE_AND_HASH + "print(made)"]
     there = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True).stdout.decode()
 
     assert there.strip() == str(here["made"])
-
-
-def test_making_the_tiny_models_leaves_the_callers_random_numbers_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("COS598D_CACHE", str(tmp_path))
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-
-    for kind in KINDS:
-        model_path("tiny", kind)
-
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    assert torch.equal(before[0], after[0])
-    assert before[1:] == after[1:]
-
-
-def test_a_run_that_was_stopped_while_making_a_model_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setenv("COS598D_CACHE", str(tmp_path))
-    with monkeypatch.context() as broken:
-        broken.setattr("common.cache.os.replace", _interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            model_path("tiny", "bert")
-    left = [file.name for file in (tmp_path / "models").iterdir() if file.suffix != ".lock"]
-
-    assert left == []
-    assert (Path(model_path("tiny", "bert")) / "config.json").is_file()
-
-
-def _interrupt(*_):
-    raise KeyboardInterrupt
 
 
 def test_every_word_of_the_entailment_sample_is_one_piece():
@@ -180,43 +138,19 @@ def test_the_tiny_byte_level_tokenizers_write_any_text_with_at_most_two_thousand
     assert len(tokenizer) <= 2000
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
     assert tokenizer.eos_token_id is not None
+    if kind == "t5":
+        short, long = tokenizer(["one", "one two three four"], padding=True)["input_ids"]
+        assert long[-1] == tokenizer.eos_token_id and short[-1] == tokenizer.pad_token_id == 0
 
 
-def test_the_tiny_t5_tokenizer_ends_a_text_and_pads():
-    tokenizer = load_tokenizer("tiny", "t5")
-
-    batch = tokenizer(["one", "one two three four"], padding=True)
-
-    assert batch["input_ids"][1][-1] == tokenizer.eos_token_id
-    assert batch["input_ids"][0][-1] == tokenizer.pad_token_id == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_copied_model_folder_gives_its_own_path_and_its_own_tokenizer(kind, copy):
-    folder = copy(kind)
-
-    assert model_path(str(folder), kind) == str(folder)
-    assert load_tokenizer(str(folder), kind)(ENGLISH) == load_tokenizer("tiny", kind)(ENGLISH)
-
-
-def test_a_lone_vocabulary_keeps_case_unless_asked_to_lower(tmp_path):
-    folder = str(write_vocabulary(tmp_path / "v", "Hello", "hello"))
-
-    assert load_tokenizer(folder, "bert").tokenize("Hello") == ["Hello"]
-    assert load_tokenizer(folder, "bert", lower_case=True).tokenize("Hello") == ["hello"]
-
-
-def test_an_uncased_model_lowers_without_being_asked(tmp_path):
+def test_a_tokenizer_keeps_case_unless_its_files_or_the_user_say_otherwise(tmp_path, copy):
     folder = write_vocabulary(tmp_path / "v", "Hello", "hello")
+
+    assert load_tokenizer(str(folder), "bert").tokenize("Hello") == ["Hello"]
+    assert load_tokenizer(str(folder), "bert", lower_case=True).tokenize("Hello") == ["hello"]
     (folder / "tokenizer_config.json").write_text('{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}')
-
     assert load_tokenizer(str(folder), "bert").tokenize("Hello") == ["hello"]
-
-
-def test_a_tokenizer_file_that_keeps_case_is_believed_without_further_settings(copy):
-    folder = copy("bert", "tokenizer.json")
-
-    assert load_tokenizer(str(folder), "bert").tokenize("The the") == ["The", "the"]
+    assert load_tokenizer(str(copy("bert", "tokenizer.json")), "bert").tokenize("The the") == ["The", "the"]
 
 
 def test_a_lone_vocabulary_with_merges_is_a_gpt2_tokenizer(copy, tmp_path):
@@ -239,39 +173,6 @@ def test_the_published_vocabularies_give_the_published_numbers():
     assert len(bert) == 28_996
     assert gpt2("Hello world")["input_ids"] == [15496, 995]
     assert len(gpt2) == 50_257
-
-
-def test_a_folder_that_is_not_a_model_names_the_missing_file(copy):
-    folder = copy("bert", "tokenizer.json")
-    with pytest.raises(InputError, match=r"bert-copy is not a model: it has no config\.json"):
-        model_path(str(folder), "bert")
-
-    shutil.copy(Path(model_path("tiny", "bert")) / "config.json", folder)
-    with pytest.raises(InputError, match=r"it has no model\.safetensors"):
-        model_path(str(folder), "bert")
-
-
-def test_weights_that_were_cut_off_are_seen_before_the_run_starts(copy):
-    folder = copy("bert")
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-
-    with pytest.raises(InputError, match=r"model\.safetensors is damaged"):
-        model_path(str(folder), "bert")
-
-
-def test_a_model_of_another_kind_is_refused(copy):
-    with pytest.raises(InputError, match=r"expected a model of type bert, .* holds gpt2"):
-        model_path(str(copy("gpt2")), "bert")
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "\udcff"])
-def test_a_config_that_is_not_json_is_named(copy, content):
-    folder = copy("bert")
-    (folder / "config.json").write_bytes(content.encode(errors="surrogateescape"))
-
-    with pytest.raises(InputError, match=r"config\.json"):
-        model_path(str(folder), "bert")
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/no/such/folder", "a/b/c", "two words"])
@@ -298,6 +199,54 @@ def test_a_folder_without_a_readable_tokenizer_says_what_was_expected(tmp_path, 
         load_tokenizer(str(tmp_path), kind)
 
     assert "\n" not in str(error.value)
+
+
+REVISION = "0123456789" * 4
+
+
+@contextlib.contextmanager
+def hub_server(models: dict[str, Path]):
+    """A hub on loopback: serves {"owner/name": folder} as Hugging Face's does; yields the value for HF_ENDPOINT."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self._answer(with_body=True)
+
+        def do_HEAD(self):
+            self._answer(with_body=False)
+
+        def log_message(self, *_):
+            pass
+
+        def _answer(self, with_body):
+            about = re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/.*)?", self.path)
+            of_file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.path)
+            name = (about or of_file or ["", ""])[1]
+            if name not in models:
+                return self._send(404, b"", with_body, {"X-Error-Code": "RepoNotFound"})
+            if about:
+                description = {"id": name, "modelId": name, "sha": REVISION, "siblings": [], "tags": []}
+                return self._send(200, json.dumps(description).encode(), with_body, {})
+            file = models[name] / of_file[2]
+            if not file.is_file():
+                return self._send(404, b"", with_body, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": REVISION})
+            content = file.read_bytes()
+            return self._send(200, content, with_body, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"'})
+
+        def _send(self, status, body, with_body, headers):
+            self.send_response(status)
+            for key, value in {"X-Repo-Commit": REVISION, "Content-Length": str(len(body)), **headers}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if with_body:
+                self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture
@@ -332,17 +281,6 @@ def test_a_hub_model_is_fetched_once_and_then_needs_no_hub(copy, hub):
     assert without_hub == expected
 
 
-def test_a_tokenizer_that_the_hub_has_as_a_vocabulary_only_keeps_case(tmp_path, hub):
-    folder = write_vocabulary(tmp_path / "v", "Hello", "hello")
-    (folder / "config.json").write_text('{"model_type": "bert"}')
-    with hub_server({"someone/old-bert": folder}) as address:
-        hub(address)
-
-        tokenizer = load_tokenizer("someone/old-bert", "bert")
-
-    assert tokenizer.tokenize("Hello") == ["Hello"]
-
-
 def test_a_hub_model_in_several_files_is_fetched_before_the_run_starts(copy, hub):
     expected = pytest.approx(_head_of_a_hub_model("tiny"), abs=1e-6)  # where weights lie decides on the last digit
     with hub_server({"someone/large-bert": in_shards(copy("bert"))}) as address:
@@ -353,10 +291,16 @@ def test_a_hub_model_in_several_files_is_fetched_before_the_run_starts(copy, hub
     assert _head_of_a_hub_model("someone/large-bert") == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_damaged_copy_of_a_hub_model_says_what_to_copy_or_to_delete(copy, hub):
-    with hub_server({"someone/small-bert": copy("bert")}) as address:
+def test_what_is_wrong_with_a_hub_model_says_what_to_copy_or_to_delete(tmp_path, copy, hub, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.utils._http, "time", SimpleNamespace(sleep=lambda _: None))  # 23 s of retries
+    vocabulary = write_vocabulary(tmp_path / "v", "Hello", "hello")
+    (vocabulary / "config.json").write_text('{"model_type": "bert"}')
+    with hub_server({"someone/small-bert": copy("bert"), "someone/old-bert": vocabulary}) as address:
         hub(address)
         folder = Path(model_path("someone/small-bert", "bert"))
+        assert load_tokenizer("someone/old-bert", "bert").tokenize("Hello") == ["Hello"]
+        with pytest.raises(InputError, match="no hub model is called someone/no-such-bert; check the name"):
+            model_path("someone/no-such-bert", "bert")
     weights = folder / "model.safetensors"
     content = weights.read_bytes()
     weights.unlink()
@@ -364,24 +308,9 @@ def test_a_damaged_copy_of_a_hub_model_says_what_to_copy_or_to_delete(copy, hub)
 
     with pytest.raises(InputError, match=r"model\.safetensors is damaged .*; copy it again, or delete .*small-bert to"):
         model_path("someone/small-bert", "bert")
-
-
-def test_a_copy_of_a_hub_model_without_weights_is_one_line_offline(copy, hub, monkeypatch):
-    monkeypatch.setattr(huggingface_hub.utils._http, "time", SimpleNamespace(sleep=lambda _: None))  # 23 s of retries
-    with hub_server({"someone/small-bert": copy("bert")}) as address:
-        hub(address)
-        folder = Path(model_path("someone/small-bert", "bert"))
-    (folder / "model.safetensors").unlink()
-
+    weights.unlink()
     with pytest.raises(InputError, match=r"model\.safetensors of someone/small-bert cannot be fetched .*copy"):
         model_path("someone/small-bert", "bert")
-
-
-def test_a_name_that_the_hub_does_not_know_says_so(hub):
-    with hub_server({}) as address:
-        hub(address)
-        with pytest.raises(InputError, match="no hub model is called someone/no-such-bert; check the name"):
-            model_path("someone/no-such-bert", "bert")
 
 
 def test_offline_a_hub_name_says_how_to_go_on_without_the_hub(hub, monkeypatch):
@@ -394,7 +323,9 @@ def test_offline_a_hub_name_says_how_to_go_on_without_the_hub(hub, monkeypatch):
 
 
 @pytest.mark.medium
-def test_a_hub_that_takes_the_connection_and_never_answers_is_asked_once(hub):
+def test_a_hub_that_takes_the_connection_and_never_answers_is_asked_once(hub, monkeypatch):
+    ask = load.get_hf_file_metadata
+    monkeypatch.setattr(load, "get_hf_file_metadata", lambda url, timeout: ask(url, timeout=timeout / 25))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hub(f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(InputError, match="the hub cannot be reached"):

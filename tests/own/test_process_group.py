@@ -24,11 +24,6 @@ def config(tmp_path):
     return parse_glue_arguments("task2b_allreduce", [*flags, "--output_dir", str(tmp_path / "run")])
 
 
-def join_alone(config):
-    address = f"tcp://{config.master_ip}:{config.master_port}"
-    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
-
-
 @pytest.fixture
 def interfaces(monkeypatch):
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"):
@@ -37,25 +32,13 @@ def interfaces(monkeypatch):
     return monkeypatch
 
 
-def test_the_interface_is_the_one_that_leads_to_the_master():
-    assert interface_towards("127.0.0.1") == LOOPBACK
-
-
-def test_an_address_that_no_name_server_knows_has_no_interface():
-    assert interface_towards("no such host") is None
-
-
-def test_gloo_and_nccl_are_told_the_interface(interfaces):
+def test_gloo_and_nccl_are_told_the_interface_unless_the_user_named_one(interfaces):
+    assert interface_towards("no such host") is None and interface_towards("127.0.0.1") == LOOPBACK
     choose_interface("127.0.0.1")
-
     assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == LOOPBACK
 
-
-def test_an_interface_that_the_user_named_is_kept(interfaces):
     interfaces.setenv("GLOO_SOCKET_IFNAME", "eth7")
-
     choose_interface("127.0.0.1")
-
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
@@ -79,35 +62,29 @@ def test_a_script_of_one_worker_refuses_a_larger_world(tmp_path):
 def test_a_join_through_the_environment_meets_where_the_flags_say(config, interfaces):
     with process_group(config, lambda config: dist.init_process_group("gloo", rank=0, world_size=1)):
         assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("127.0.0.1", str(config.master_port))
-
-
-def test_an_address_that_is_set_in_the_environment_is_kept(config, interfaces):
-    interfaces.setenv("MASTER_PORT", "12345")
-    kept = []
-
-    with process_group(config, lambda config: kept.append(os.environ["MASTER_PORT"]) or join_alone(config)):
-        assert kept == ["12345"]
-
-
-def test_a_join_that_does_not_join_names_its_region(config, interfaces):
-    with pytest.raises(InputError, match=r"init_process_group was not called \(region 2a.1\)"):
-        with process_group(config, lambda config: None):
-            pass
-
-
-def test_a_join_that_fails_says_why_in_one_line(config, interfaces):
-    def join(config):
-        dist.init_process_group("gloo", init_method="tcp://127.0.0.1", rank=0, world_size=1)  # no port
-
-    with pytest.raises(InputError, match="rank 0 could not join the process group: ") as error:
-        with process_group(config, join):
-            pass
-    assert "\n" not in str(error.value)
-
-
-def test_an_open_todo_speaks_for_itself(config, interfaces):
-    def join(config):
-        raise NotImplementedError("TODO 2a.1: join")
-
-    with pytest.raises(NotImplementedError, match=r"TODO 2a\.1"), process_group(config, join):
+    interfaces.setenv("MASTER_PORT", "12345")  # what is set already is kept
+    with pytest.raises(InputError), process_group(config, lambda config: None):
         pass
+    assert os.environ["MASTER_PORT"] == "12345"
+
+
+def not_written(config):
+    raise NotImplementedError("TODO 2a.1: join")
+
+
+@pytest.mark.parametrize(
+    "join, error, said",
+    [
+        (lambda config: None, InputError, r"init_process_group was not called \(region 2a.1\)"),
+        (
+            lambda config: dist.init_process_group("gloo", init_method="tcp://127.0.0.1", rank=0, world_size=1),
+            InputError,
+            "rank 0 could not join the process group: ",  # an address without a port
+        ),
+        (not_written, NotImplementedError, r"TODO 2a\.1"),
+    ],
+)
+def test_a_join_that_does_not_join_says_why_in_one_line(config, interfaces, join, error, said):
+    with pytest.raises(error, match=said) as caught, process_group(config, join):
+        pass
+    assert "\n" not in str(caught.value)

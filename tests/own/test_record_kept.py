@@ -50,13 +50,21 @@ def length(folder):
 
 def test_the_longest_earlier_run_is_kept(tmp_path, begin, capsys):
     folder, kept = tmp_path / "runs" / TASK, tmp_path / "runs" / f"{TASK}.kept"
-    for steps in (40, 3, 50, 10):
+    for steps, workers in ((40, 4), (3, 1), (50, 1), (10, 1)):
         begin(folder)
-        finish(folder, steps=steps)
+        finish(folder, steps=steps, world_size=workers)
+    assert sorted(file.name for file in kept.glob("rank*")) == ["rank0.json"]  # and no file of another run
 
     assert (length(kept), length(folder)) == (50, 10)
     assert not (folder / "earlier").exists()
     assert capsys.readouterr().out.count("is kept in") == 2
+    (folder / "rank0.json").write_text("{")  # what is damaged is not kept
+    begin(folder)
+    assert not (folder / "earlier").exists() and length(kept) == 50
+    # The report uses it where the newest run is too short.
+    begin(folder)
+    finish(folder, steps=2)
+    assert choose(find_runs(tmp_path, tmp_path / "runs")[0]).one.name == f"runs/{TASK}.kept"
 
 
 def test_a_run_that_crashes_takes_no_record_away_however_often(tmp_path, begin):
@@ -142,19 +150,9 @@ def test_the_run_that_writes_its_record_settles(tmp_path, begin):
     begin(folder).write()
 
     assert length(folder) == 0
+    assert json.loads((folder / "rank0.json").read_text())["timeline"] is None
     assert not (folder / "earlier").exists()
     assert length(folder.with_name(f"{TASK}.kept")) == 5
-
-
-def test_a_run_that_is_kept_has_no_file_of_another(tmp_path, begin):
-    folder = tmp_path / "runs" / TASK
-    finish(folder, world_size=4, steps=5)
-    begin(folder)
-    finish(folder, steps=9)
-    begin(folder)
-    finish(folder, steps=2)
-
-    assert sorted(file.name for file in folder.with_name(f"{TASK}.kept").glob("rank*")) == ["rank0.json"]
 
 
 def test_all_files_of_a_run_are_moved_and_no_other_file(tmp_path, begin):
@@ -194,24 +192,3 @@ def test_the_counters_of_an_earlier_run_stay_as_they_are_while_another_rank_begi
     record._counter.stop()
 
     assert (tmp_path / "counters_1.csv").read_text() == "of an earlier run\n"
-
-
-def test_a_damaged_record_is_not_kept(tmp_path, begin):
-    folder = tmp_path / "runs" / TASK
-    folder.mkdir(parents=True)
-    (folder / "rank0.json").write_text("{")
-    begin(folder)
-
-    assert not (folder / "earlier").exists()
-    assert not folder.with_name(f"{TASK}.kept").exists()
-
-
-def test_the_report_uses_the_kept_run_where_the_newest_one_is_too_short(tmp_path, begin):
-    folder = tmp_path / "runs" / TASK
-    finish(folder, steps=120)
-    begin(folder)
-    finish(folder, steps=2)
-
-    chosen = choose(find_runs(tmp_path, tmp_path / "runs")[0])
-
-    assert chosen.one.name == f"runs/{TASK}.kept"

@@ -12,20 +12,27 @@ from tests.own.stopping_ranks import run_ranks, write_program
 
 pytestmark = [pytest.mark.medium, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
-EQUAL_SIZES = "(3, 3, 3)"
+DIFFERENT, EQUAL = "(3, 5, 7)", "(3, 3, 3)"  # sizes of the calls of an iteration
+LEFT_OUT = "rank 1 has made 17 all_reduces, the others 18: it left one out in iteration 3"
 
 
-def test_a_call_that_was_left_out_is_counted_and_its_iteration_named(tmp_path):
-    stopped = run_ranks(tmp_path, "leaves_out", 1, 3, EQUAL_SIZES)
+@pytest.mark.parametrize(
+    "what, rank, sizes, said, codes",
+    [
+        ("leaves_out", 1, EQUAL, LEFT_OUT, {0: 3, 1: 0, 2: 3}),
+        ("receives", 1, DIFFERENT, "rank 1 in recv at ", {0: 3, 1: 3, 2: 3}),  # a message that nobody sends
+        ("fails", 0, DIFFERENT, "rank 0 failed in iteration 3: KeyError: 'the batch has no labels'", {0: 1}),
+        pytest.param("fails", 1, DIFFERENT, "rank 1 failed in iteration 3: KeyError", {1: 1}, marks=pytest.mark.proof),
+        pytest.param(
+            "leaves_out", 1, DIFFERENT, "rank 1 left out all_reduce (5) in iteration 3", {}, marks=pytest.mark.proof
+        ),
+    ],
+)
+def test_what_a_rank_did_is_named_with_its_iteration(tmp_path, what, rank, sizes, said, codes):
+    stopped = run_ranks(tmp_path, what, rank, 3, sizes)
 
-    assert stopped.conclusion == "rank 1 has made 17 all_reduces, the others 18: it left one out in iteration 3"
-    assert stopped.codes == [3, 0, 3]
-
-
-def test_a_call_of_its_own_size_is_named_though_another_rank_dies_of_it(tmp_path):
-    stopped = run_ranks(tmp_path, "leaves_out", 1)
-
-    assert "rank 1 left out all_reduce (5) in iteration 3" in stopped.conclusion
+    assert said in stopped.conclusion
+    assert {rank: stopped.codes[rank] for rank in codes} == codes
 
 
 def test_different_collectives_are_named_while_all_ranks_wait(tmp_path):
@@ -36,16 +43,11 @@ def test_different_collectives_are_named_while_all_ranks_wait(tmp_path):
     )
     assert stopped.codes == [3, 3, 3]
     assert "no rank can continue" in "".join(stopped.logs)
+    assert [log.count("where each rank was:") for log in stopped.logs] == [1, 0, 0]
+    assert [log.count(stopped.kept["conclusion"]) for log in stopped.logs] == [1, 1, 1]
 
 
-def test_a_message_that_nobody_sends_is_a_standstill(tmp_path):
-    stopped = run_ranks(tmp_path, "receives", 1)
-
-    assert "rank 1 in recv at " in stopped.conclusion
-    assert stopped.codes == [3, 3, 3]
-
-
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.proof)])
 def test_a_rank_that_was_killed_is_named_with_its_process(tmp_path, rank):
     stopped = run_ranks(tmp_path, "dies", rank)
 
@@ -59,21 +61,6 @@ def test_a_rank_that_was_killed_is_named_with_its_process(tmp_path, rank):
     assert re.match(r"all_reduce #8 \(5\), .*/ranks\.py:\d+, iteration 3", row["where"])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_failed_is_named_with_its_error(tmp_path, rank):
-    stopped = run_ranks(tmp_path, "fails", rank)
-
-    assert stopped.conclusion == f"rank {rank} failed in iteration 3: KeyError: 'the batch has no labels'"
-    assert stopped.codes[rank] == 1
-
-
-def test_the_table_is_printed_once_and_the_conclusion_by_every_rank(tmp_path):
-    stopped = run_ranks(tmp_path, "calls_another", 1)
-
-    assert [log.count("where each rank was:") for log in stopped.logs] == [1, 0, 0]
-    assert [log.count(stopped.kept["conclusion"]) for log in stopped.logs] == [1, 1, 1]
-
-
 @pytest.mark.parametrize("what", [pytest.param("sleeps", marks=pytest.mark.proof), "computes"])
 def test_a_slow_rank_raises_no_alarm(tmp_path, what):
     run = run_ranks(tmp_path, what, 1)
@@ -83,11 +70,14 @@ def test_a_slow_rank_raises_no_alarm(tmp_path, what):
     assert all("comparing" not in log for log in run.logs)
 
 
-def test_the_launcher_shows_the_table_below_the_rank_that_died(tmp_path):
-    script = write_program(tmp_path)
-    words = ["dies", "2", "(3, 5, 7)", "--master_port", free_port(), "--output_dir", tmp_path / "run"]
+def launch(folder, *what):
+    words = [*what, "(3, 5, 7)", "--master_port", free_port(), "--output_dir", folder / "run"]
+    return run("-m", "cluster.launch", "--workers", "3", "--", write_program(folder), *words, timeout=240)
 
-    result = run("-m", "cluster.launch", "--workers", "3", "--", script, *words, timeout=240)
+
+@pytest.mark.proof
+def test_the_launcher_shows_the_table_below_the_rank_that_died(tmp_path):
+    result = launch(tmp_path, "dies", "2")
 
     shown = result.stderr.splitlines()
     first = shown.index("rank 2 failed first: killed by SIGKILL (exit code 137)")
@@ -97,11 +87,9 @@ def test_the_launcher_shows_the_table_below_the_rank_that_died(tmp_path):
     assert result.returncode == 137
 
 
+@pytest.mark.proof
 def test_the_launcher_shows_only_the_table_if_no_rank_died(tmp_path):
-    script = write_program(tmp_path)
-    words = ["calls_another", "1", "(3, 5, 7)", "--master_port", free_port(), "--output_dir", tmp_path / "run"]
-
-    result = run("-m", "cluster.launch", "--workers", "3", "--", script, *words, timeout=240)
+    result = launch(tmp_path, "calls_another", "1")
 
     assert result.stderr.count("where each rank was:") == 1
     assert result.stderr.count("rank 1 called broadcast") == 1

@@ -45,6 +45,19 @@ def f(x):
 <!-- not to be seen -->
 
 """.replace("LONG", "and goes on " * 20)
+UNUSUAL = [
+    "x" * 5000,
+    "`" + "y" * 3000 + "`",
+    "| " + " | ".join(["column"] * 40) + " |\n" + "|---" * 40 + "|\n" + "| " + " | ".join(["cell"] * 40) + " |\n",
+    "| a |\n|---|\n" + "| " + "word " * 2000 + "|\n",
+    "| a |\n|---|\n" + "| row |\n" * 300,
+    "|  |\n|---|\n|  |\n",
+    "# " + "long heading " * 60,
+    "1. \n2. \n",
+    "\x00\x07 control \u202e characters",
+    "```\n" + "\t" * 50 + "x\n```\n",
+    "".join("  " * i + "- item\n" for i in range(40)),  # the last one: Markdown is read to this depth and no further
+]
 
 
 def pages(pdf):
@@ -66,15 +79,12 @@ def streams(pdf):
     return found
 
 
-def test_everything_that_markdown_has_becomes_pages(tmp_path):
-    pdf = markdown_to_pdf(EVERYTHING, tmp_path, "Title", "José")
+def test_whatever_markdown_has_becomes_pages_and_the_same_text_the_same_bytes(tmp_path):
+    pdf = markdown_to_pdf("\n\n".join(UNUSUAL), tmp_path, "T", "José")
 
-    assert pdf.startswith(b"%PDF-")
-    assert pages(pdf) >= 1
-
-
-def test_the_same_text_gives_the_same_bytes(tmp_path):
-    assert markdown_to_pdf(EVERYTHING, tmp_path, "T", "A") == markdown_to_pdf(EVERYTHING, tmp_path, "T", "A")
+    assert pdf.startswith(b"%PDF-") and pages(pdf) > 12
+    assert pages(markdown_to_pdf("", tmp_path, "T", "")) == 1
+    assert len({markdown_to_pdf(EVERYTHING, tmp_path, "T", "José") for _ in range(2)}) == 1
 
 
 def test_headings_are_in_the_outline(tmp_path):
@@ -85,17 +95,23 @@ def test_headings_are_in_the_outline(tmp_path):
         assert heading.encode() in text or heading.encode("utf-16-be") in text
 
 
-def test_pictures_are_embedded(tmp_path):
-    Image.new("RGB", (300, 200), "red").save(tmp_path / "wide.png")
-    Image.new("RGB", (20, 900), "blue").save(tmp_path / "tall.png")
+def test_pictures_are_embedded_and_those_that_cannot_be_shown_are_left_out(tmp_path):
+    folder = tmp_path / "report"
+    (folder / "folder").mkdir(parents=True)
+    (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    Image.new("RGB", (9, 9)).save(tmp_path / "outside.png")
+    Image.new("RGB", (300, 200), "red").save(folder / "wide.png")
+    Image.new("RGB", (20, 900), "blue").save(folder / "tall.png")
+    left_out = ("none.png", "../outside.png", "broken.png", "folder", "https://example.org/x.png")
 
-    pdf = markdown_to_pdf("![a](wide.png)\n![b](tall.png)\n\n![c](wide.png)\n", tmp_path, "T", "")
+    text = "".join(f"![a]({source})\n\n" for source in left_out)
+    pdf = markdown_to_pdf(f"{text}![a](wide.png)\n![b](tall.png)\n\n![c](wide.png)\n", folder, "T", "")
 
     assert pictures(pdf) == 2  # the second use of a picture refers to the first
 
 
 @pytest.mark.parametrize("follows", ["![a](tall.png)\n", "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 12])
-@pytest.mark.parametrize("lines", range(20, 36, 3))
+@pytest.mark.parametrize("lines", range(20, 36, 5))
 def test_no_heading_is_left_alone_at_the_foot_of_a_page(tmp_path, follows, lines):
     Image.new("RGB", (300, 260), "red").save(tmp_path / "tall.png")
     writer = _Writer(_new_pages("", ""), tmp_path)
@@ -105,38 +121,3 @@ def test_no_heading_is_left_alone_at_the_foot_of_a_page(tmp_path, follows, lines
 
     writer.pages.output()  # closes the fonts
     assert [section.page_number for section in writer.pages._outline] == [writer.pages.page_no()] * 2
-
-
-@pytest.mark.parametrize("source", ["none.png", "../outside.png", "broken.png", "folder", "https://example.org/x.png"])
-def test_a_picture_that_cannot_be_shown_is_named_instead(tmp_path, source):
-    folder = tmp_path / "report"
-    (folder / "folder").mkdir(parents=True)
-    (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
-    Image.new("RGB", (9, 9)).save(tmp_path / "outside.png")
-
-    pdf = markdown_to_pdf(f"![a]({source})\n", folder, "T", "")
-
-    assert pages(pdf) == 1
-    assert pictures(pdf) == 0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "x" * 5000,
-        "`" + "y" * 3000 + "`",
-        "".join("  " * i + "- item\n" for i in range(40)),
-        "| " + " | ".join(["column"] * 40) + " |\n" + "|---" * 40 + "|\n" + "| " + " | ".join(["cell"] * 40) + " |\n",
-        "| a |\n|---|\n" + "| " + "word " * 2000 + "|\n",
-        "| a |\n|---|\n" + "| row |\n" * 300,
-        "|  |\n|---|\n|  |\n",
-        "# " + "long heading " * 60,
-        "1. \n2. \n",
-        "\x00\x07 control \u202e characters",
-        "```\n" + "\t" * 50 + "x\n```\n",
-    ],
-    ids=["nothing", "word", "code", "depth", "columns", "cell", "rows", "empty", "heading", "list", "control", "tabs"],
-)
-def test_unusual_text_breaks_nothing(tmp_path, text):
-    assert pages(markdown_to_pdf(text, tmp_path, "T", "")) >= 1

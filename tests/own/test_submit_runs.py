@@ -5,11 +5,16 @@ import math
 
 import pytest
 
+from course.table import load_course
 from handin.choice import choose, missing_runs
 from handin.measures import compare_losses, not_comparable
+from handin.report_pictures import Pictures
 from handin.runs import differences, find_runs
+from handin.sections import Findings
+from handin.write_report import write_markdown
 from tests.own.run_records import change, make_record, write_run
 
+COURSE = load_course()
 TASK = "task2b_allreduce"
 
 
@@ -27,32 +32,51 @@ def read_one(runs):
     return run
 
 
-def test_a_whole_run_is_read_without_a_doubt(runs):
+def test_a_whole_run_is_read_without_a_doubt_and_its_losses_are_the_mean_over_the_workers(runs):
+    for rank, loss in enumerate((1.0, 2.0, 6.0)):
+        record = make_record(TASK, rank, 3, steps=2, losses=[loss, 0.5])
+        (runs / TASK / f"rank{rank}.json").write_text(json.dumps(record))
+        (runs / TASK / f"loss_{rank}.txt").write_text("1\n2\n")
+
     run = read_one(runs)
 
     assert (run.name, run.slot, run.workers, run.problems) == (f"runs/{TASK}", "task2b", 3, ())
     assert [record["rank"] for record in run.records] == [0, 1, 2]
+    assert run.mean_losses == [3.0, 0.5]
 
 
-def test_losses_are_the_mean_over_the_workers(runs):
-    for rank, loss in enumerate((1.0, 2.0, 6.0)):
-        record = make_record(TASK, rank, 3, steps=2, losses=[loss, 0.5])
-        (runs / TASK / f"rank{rank}.json").write_text(json.dumps(record))
+def text(content):
+    return lambda path: path.write_text(content)
 
-    assert read_one(runs).mean_losses == [3.0, 0.5]
+
+def without(key):
+    """Take a key away, as from a record of another version of the scripts."""
+    return lambda path: path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != key}))
+
+
+def changed(**changes):
+    return lambda path: change(path, **changes)
 
 
 @pytest.mark.parametrize(
-    "content, said",
+    "damage, said",
     [
-        ('{"task": "task2b_allr', "rank1.json is incomplete or damaged"),
-        ("", "rank1.json is incomplete or damaged"),
-        ("[" * 100_000, "rank1.json is incomplete or damaged"),
-        ("[1]", "rank1.json has no usable content"),
+        (text('{"task": "task2b_allr'), "rank1.json is incomplete or damaged"),
+        (text("[" * 100_000), "rank1.json is incomplete or damaged"),
+        (text("[1]"), "rank1.json has no usable content"),
+        (without("versions"), "rank1.json has no usable versions: written by another version"),
+        (without("world_size"), "rank1.json has no usable world_size"),
+        (changed(iterations=[{"loss": 1.0}]), "rank1.json has no usable iterations[0]"),
+        (changed(iterations=[{"loss": 1.0, "seconds": -1}]), "rank1.json has no usable iterations[0]"),
+        (changed(iterations=[{"loss": 1, "seconds": math.nan}]), "rank1.json has no usable iterations[0]"),
+        (changed(config={"seed": 7}), "different run than task2b_allreduce's first record (seed 7 vs. 42)"),
+        (changed(versions={"torch": "2.9.0"}), "rank1.json is from a different run"),
+        (changed(world_size=4), "(world_size 4 vs. 3)"),
+        (lambda path: path.rename(path.with_name("rank5.json")), "rank5.json says it is rank 1 of 3"),
     ],
 )
-def test_a_half_written_record_is_named_and_left_out(runs, content, said):
-    (runs / TASK / "rank1.json").write_text(content)
+def test_a_record_that_is_damaged_or_of_another_run_is_named_and_left_out(runs, damage, said):
+    damage(runs / TASK / "rank1.json")
 
     run = read_one(runs)
 
@@ -61,78 +85,73 @@ def test_a_half_written_record_is_named_and_left_out(runs, content, said):
     assert "rank1.json is missing (the run had 3 workers)" in run.problems[1]
 
 
-@pytest.mark.parametrize("key", ["versions", "iterations", "collectives", "steps_per_epoch", "world_size"])
-def test_a_record_of_another_version_of_the_scripts_is_named(runs, key):
-    record = make_record(TASK, 1, 3)
-    del record[key]
-    (runs / TASK / "rank1.json").write_text(json.dumps(record))
-
-    assert f"rank1.json has no usable {key}: written by another version" in read_one(runs).problems[0]
-
-
-@pytest.mark.parametrize("step", [{}, {"loss": 1.0}, {"loss": 1.0, "seconds": -1}, {"loss": 1, "seconds": math.nan}, 7])
-def test_iterations_without_a_time_are_named(runs, step):
-    change(runs / TASK / "rank1.json", iterations=[step])
-
-    assert "rank1.json has no usable iterations[0]" in read_one(runs).problems[0]
-
-
 @pytest.mark.parametrize(
-    "changes, said",
+    "name, damage, said",
     [
-        ({"config": {"seed": 7}}, "seed 7 vs. 42"),
-        ({"config": {"per_gpu_train_batch_size": 5}}, "per_gpu_train_batch_size 5 vs. 21"),
-        ({"versions": {"torch": "2.9.0"}}, "versions"),
-        ({"world_size": 4}, "world_size 4 vs. 3"),
+        ("rank2.json", changed(iterations=[{"loss": 0.1, "seconds": 1}] * 7), "rank 2 has 7 iterations, rank 0 has 40"),
+        ("loss_0.txt", text("0.1\n0.2\n"), "loss_0.txt and rank0.json have different numbers of losses"),
+        (
+            "rank0.json",
+            changed(iterations=[{"loss": 0.7 if i != 6 else math.nan, "seconds": 1} for i in range(40)]),
+            "the loss of rank 0 at iteration 7 is not a number",
+        ),
     ],
 )
-def test_a_rank_of_another_run_is_named_and_left_out(runs, changes, said):
-    change(runs / TASK / "rank2.json", **changes)
+def test_a_record_that_contradicts_the_others_is_a_doubt(runs, name, damage, said):
+    damage(runs / TASK / name)
 
-    run = read_one(runs)
-
-    assert [record["rank"] for record in run.records] == [0, 1]
-    assert "rank2.json is from a different run" in run.problems[0]
-    assert said in run.problems[0]
+    assert said in read_one(runs).problems[0]
 
 
-def test_a_rank_that_stopped_early_is_named(runs):
-    record = make_record(TASK, 2, 3, steps=7)
-    (runs / TASK / "rank2.json").write_text(json.dumps(record))
-    (runs / TASK / "loss_2.txt").write_text("0.1\n" * 7)
-
-    assert read_one(runs).problems == ("rank 2 has 7 iterations, rank 0 has 40",)
-
-
-def test_a_loss_file_of_another_run_is_named(runs):
-    (runs / TASK / "loss_0.txt").write_text("0.1\n0.2\n")
-
-    assert read_one(runs).problems == (
-        "loss_0.txt and rank0.json have different numbers of losses: they are from two runs",
-    )  # fmt: skip
-
-
-def test_a_loss_that_is_no_number_is_named(runs):
-    losses = [0.7] * 40
-    losses[6] = math.nan
-    (runs / TASK / "rank0.json").write_text(json.dumps(make_record(TASK, 0, 3, losses=losses)))
-
-    assert read_one(runs).problems == ("the loss of rank 0 at iteration 7 is not a number",)
-
-
-def test_a_renamed_record_is_named(runs):
-    (runs / TASK / "rank2.json").rename(runs / TASK / "rank5.json")
-
-    assert "rank5.json says it is rank 2 of 3" in read_one(runs).problems[0]
-
-
-def test_a_folder_without_a_record_is_named(tmp_path):
+def test_a_folder_without_a_record_is_named_and_no_folder_is_no_error(tmp_path):
+    assert find_runs(tmp_path, tmp_path / "runs") == ([], [])
     (tmp_path / "runs" / TASK).mkdir(parents=True)
 
     found, unusable = find_runs(tmp_path, tmp_path / "runs")
 
     assert found == []
     assert unusable == [f"runs/{TASK}: no record in it (the run was interrupted or is still running)"]
+
+
+def places(value, path=()):
+    """The path of everything in a record, containers included."""
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("odd", [None, "x", -1, 0, [], {}, float("inf"), [{}], True])
+def test_whatever_stands_in_a_record_the_report_is_written(tmp_path, odd):
+    folder = write_run(tmp_path / "runs/task1_single", "task1_single", steps=2, per_epoch=1)
+    write_run(tmp_path / "runs/task3_ddp", "task3_ddp", 2, steps=2, per_epoch=1)
+    good = (folder / "rank0.json").read_text()
+    for place in places(json.loads(good)):
+        record = json.loads(good)
+        inner = record
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = odd
+        (folder / "rank0.json").write_text(json.dumps(record))
+
+        report = write_markdown(tmp_path, COURSE, None, tmp_path / "runs", {}, Findings(), Pictures(tmp_path))
+
+        assert "## Scalability" in report, place
+
+
+def test_what_two_runs_do_not_share_is_listed(runs):
+    write_run(runs / "other", TASK, 3, seed=7, per_gpu_train_batch_size=8, max_seq_length=64)
+    for rank in range(3):
+        change(runs / f"other/rank{rank}.json", versions={"torch": "2.9.0"})
+    one, other = find_runs(runs.parent, runs)[0]
+
+    found = differences(one, other)
+    assert found == [
+        "seed 7 vs. 42", "total batch 24 vs. 63", "tokens per example 64 vs. 32", "torch 2.9.0 vs. 2.13.0+cpu",
+    ]  # fmt: skip
+    assert differences(one, other, but=("seed",)) == found[1:]
 
 
 @pytest.mark.parametrize("name", ["demo", "pictures"])
@@ -153,30 +172,16 @@ def test_runs_with_different_schedules_are_not_expected_to_have_equal_losses(run
     assert not not_comparable(one, other)  # the times are
 
 
-def test_no_runs_at_all_are_no_error(tmp_path):
-    assert find_runs(tmp_path, tmp_path / "runs") == ([], [])
-
-
-def test_glue_and_gpt2_runs_of_one_task_are_told_apart(runs):
-    write_run(runs / "task2b_allreduce_gpt2", TASK, 2, n_epochs=2, batch_size=128, model_max_length=64)
-
-    assert {run.slot for run in find_runs(runs.parent, runs)[0]} == {"task2b", "task2b_gpt2"}
-
-
-def test_what_two_runs_do_not_share_is_listed(runs):
-    write_run(runs / "other", TASK, 3, seed=7, per_gpu_train_batch_size=8)
-    one, other = find_runs(runs.parent, runs)[0]
-
-    assert differences(one, other) == ["seed 7 vs. 42", "total batch 24 vs. 63"]
-
-
 def test_a_whole_run_is_preferred_to_a_damaged_one_in_the_default_folder(runs):
     write_run(runs / "again", TASK, 3)
+    write_run(runs / "alone", TASK, 1)  # no speed-up, so it is not in the table of scalability
+    write_run(runs / "task2b_allreduce_gpt2", TASK, 2, n_epochs=2, batch_size=128, model_max_length=64)
     (runs / TASK / "rank1.json").unlink()
 
     chosen = choose(find_runs(runs.parent, runs)[0])
 
     assert [run.name for run in chosen.timed] == ["runs/again"]
+    assert {run.name for run in chosen.scaled} == {"runs/again", f"runs/{TASK}"}
 
 
 def test_task_1_with_most_epochs_gives_the_metrics_and_the_comparable_one_the_times(runs):
@@ -199,13 +204,8 @@ def test_the_command_for_a_missing_run_makes_it_like_those_that_are_there(tmp_pa
         "python -m cluster.launch --workers 4 -- task3_ddp/run_glue.py --max_steps 40 --data_dir glue/RTE "
         "--task_name rte --max_seq_length 32 --learning_rate 0.001 --seed 3"
     )
-
-
-def test_where_nothing_was_run_the_commands_make_losses_that_are_the_same(tmp_path):
-    missing = dict(missing_runs(choose([]), tmp_path))
-
+    missing = dict(missing_runs(choose([]), tmp_path))  # where nothing was run, losses are to be the same
     assert missing["40 iterations of task2a"].endswith("task2a_gather_scatter/run_glue.py --max_steps 40 --dropout 0")
-    assert missing["task 1 over 3 epochs"] == "python task1_single/run_glue.py --dropout 0"
 
 
 def test_epochs_that_are_missing_get_a_folder_of_their_own(tmp_path):
@@ -216,11 +216,3 @@ def test_epochs_that_are_missing_get_a_folder_of_their_own(tmp_path):
     assert what == "task 1 over 3 epochs (runs/task1_single has only 1 of them)"
     epochs = "--num_train_epochs 3"  # as in the run that is there: the schedule depends on it
     assert command == f"python task1_single/run_glue.py {epochs} --dropout 0 --output_dir runs/task1_epochs"
-
-
-def test_a_run_of_one_worker_is_not_in_the_table_of_scalability(runs):
-    write_run(runs / "alone", TASK, 1)
-
-    chosen = choose(find_runs(runs.parent, runs)[0])
-
-    assert [run.workers for run in chosen.scaled] == [3]

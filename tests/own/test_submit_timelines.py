@@ -52,50 +52,41 @@ def test_every_rank_has_its_parts_and_the_picture_is_shown(folder):
     assert not any("ZeRO-3" in what or "2b" in what for what, _ in findings.missing)
 
 
-def doubts_of(folder):
-    text, findings = section(folder)
-    assert text == "No run with --timeline.\n"
-    (doubt,) = findings.doubts
-    return doubt
+def cut_off(folder):
+    (folder / "timeline.json").write_text((folder / "timeline.json").read_text()[:-100])
 
 
-def test_a_trace_that_is_cut_off_is_one_line(folder):
-    whole = (folder / "timeline.json").read_text()
-    (folder / "timeline.json").write_text(whole[:-100])
-
-    assert doubts_of(folder).startswith(
-        "runs/task2b_allreduce: timeline.json: expected a whole trace, but it is cut off"
-    )
-
-
-def test_a_trace_of_another_run_is_one_line(folder):
+def of_another_run(folder):
     write_trace(replace(after_backward(), run="another"), folder / "timeline.json")
 
-    assert doubts_of(folder).endswith(
-        "timeline.json belongs to another run than the records; run it again with --timeline"
-    )
 
-
-def test_ranks_of_two_runs_are_one_line(folder):
+def of_two_runs(folder):
     change(folder / "rank2.json", timeline={"run": "another"})
 
-    assert "the timeline in rank2.json belongs to another run than that of rank 0; run it again" in doubts_of(folder)
+
+def of_another_version(folder):
+    record = json.loads((folder / "rank1.json").read_text())
+    record["timeline"]["steps"][0].pop("waiting")
+    (folder / "rank1.json").write_text(json.dumps(record))
 
 
 @pytest.mark.parametrize(
-    ("damage", "place"),
+    "damage, said",
     [
-        (lambda told: told.pop("run"), "timeline.run"),
-        (lambda told: told["steps"][0].pop("waiting"), "steps[0].waiting"),
+        (cut_off, "runs/task2b_allreduce: timeline.json: expected a whole trace, but it is cut off"),
+        (of_another_run, "timeline.json belongs to another run than the records; run it again with --timeline"),
+        (of_two_runs, "the timeline in rank2.json belongs to another run than that of rank 0; run it again"),
+        (of_another_version, "rank1.json has no usable timeline.steps[0].waiting: written by another version"),
     ],
 )
-def test_a_record_of_another_version_is_one_line(folder, damage, place):
-    record = json.loads((folder / "rank1.json").read_text())
-    damage(record["timeline"])
-    (folder / "rank1.json").write_text(json.dumps(record))
+def test_a_timeline_that_is_damaged_or_of_another_run_is_one_line(folder, damage, said):
+    damage(folder)
 
-    said = doubts_of(folder)
-    assert "rank1.json has no usable timeline" in said and place in said and "another version of the scripts" in said
+    text, findings = section(folder)
+
+    assert text == "No run with --timeline.\n"
+    (doubt,) = findings.doubts
+    assert said in doubt
 
 
 def test_a_run_without_the_flag_is_missing_and_not_doubtful(folder):

@@ -2,12 +2,13 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
 from cluster import two_workers
-from cluster.two_workers import Speed, show_two_workers, table
+from cluster.two_workers import Speed, table
 from common import record
 from common.arguments import parse_glue_arguments
 from common.workers.process_group import Worker
@@ -18,21 +19,14 @@ def ranks(*own, seconds=10.0, machine=12.0):
     return [{"seconds": seconds, "own": value, "machine": machine} for value in own]
 
 
-def test_what_no_rank_used_was_used_by_other_programs():
-    assert other_programs(ranks(5.0, 5.0)) == pytest.approx(0.2)
-    assert other_programs(ranks(12.5)) == 0.0
-
-
-@pytest.mark.parametrize("changes", [{"machine": None}, {"seconds": 0.5}])
-def test_nothing_is_said_where_the_system_does_not_tell_or_the_run_is_too_short(changes):
-    assert disturbance(other_programs(ranks(1.0, **changes))) == ""
-
-
 def test_a_run_beside_a_busy_program_is_called_disturbed():
+    assert other_programs(ranks(5.0, 5.0)) == pytest.approx(0.2)  # what no rank used
+    assert other_programs(ranks(12.5)) == 0.0
+    assert other_programs(ranks(1.0, machine=None)) is None and other_programs(ranks(1.0, seconds=0.5)) is None
     said = f"disturbed: other programs used 0.7 of {len(os.sched_getaffinity(0))} cores during this run"
 
     assert disturbance(0.7) == said
-    assert disturbance(0.1) == ""
+    assert disturbance(0.1) == disturbance(None) == ""
 
 
 @pytest.mark.parametrize(("threads", "advised"), [(1, False), (2, True)])
@@ -54,30 +48,14 @@ def test_a_meter_counts_this_process_and_the_whole_machine():
     assert time["seconds"] > 0.09 and time["own"] >= 0.1
 
 
-def test_the_baseline_is_one_worker_with_one_thread():
-    lines = table([Speed("1 worker, 1 thread", 7000, ""), Speed("2 workers, 1 thread each", 13300, "")]).split("\n")
+def test_the_baseline_is_one_worker_with_one_thread_and_a_disturbed_run_does_not_count():
+    one, two = Speed("1 worker, 1 thread", 7000, ""), Speed("2 workers, 1 thread each", 13300, "")
+    lines = table([one, two]).split("\n")
 
     assert lines[2].split() == ["1", "worker,", "1", "thread", "7000", "1.00"]
     assert lines[3].split()[-2:] == ["13300", "1.90"]
     assert "repeat" not in "".join(lines)
-
-
-def test_a_disturbed_run_is_named_and_the_figures_do_not_count():
-    made = table([Speed("1 worker, 1 thread", 7000, ""), Speed("2 workers", 7500, disturbance(1.5))])
-
-    assert "1.07   disturbed: other programs used 1.5 of" in made
-    assert made.rstrip().endswith("repeat: python -m cluster.two_workers")
-
-
-def test_regions_that_are_not_written_yet_are_named_and_nothing_is_run(monkeypatch, capsys):
-    monkeypatch.setattr(
-        two_workers, "open_in_script", lambda _, file: ("2b.3",) if "partition" in file else ("1.2", "2b.9")
-    )
-    monkeypatch.setattr(two_workers, "measure", None)
-
-    show_two_workers()
-
-    assert capsys.readouterr().out == "--- GPT-2 on two workers: not written yet: 1.2, 2b.9, 2b.3\n"
+    assert table([one, replace(two, said="disturbed")]).rstrip().endswith("repeat: python -m cluster.two_workers")
 
 
 @pytest.mark.proof

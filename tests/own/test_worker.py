@@ -95,20 +95,6 @@ def test_creating_workers_leaves_the_callers_number_of_threads():
     assert torch.get_num_threads() == before
 
 
-def test_the_workers_end_with_the_pipe():
-    piped = Pipe(labelled(*mlp()), 2)
-    piped(torch.randn(4, 6)).sum().backward()
-    mine = worker_threads()
-
-    del piped
-    gc.collect()
-
-    for thread in mine:
-        thread.join(DEADLINE)
-    assert len(mine) == 3
-    assert not any(thread.is_alive() for thread in mine)
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_workers_end_with_the_pipe_though_results_were_not_collected(fails):
     piped = Pipe(labelled(*mlp()), 2)
@@ -150,7 +136,6 @@ def test_an_output_that_is_dropped_takes_its_graph_along():
     assert gone
 
 
-@pytest.mark.medium
 def test_the_interpreter_waits_for_a_worker_that_computes_and_ends_those_that_wait():
     program = (
         "import torch; from pipeline.worker import Task, create_workers\n"

@@ -1,4 +1,4 @@
-"""Every package that is imported is declared: in requirements.txt, or as an extra in pyproject.toml."""
+"""What `import` finds: every package is declared, and no file of ours hides a module of the standard library."""
 
 import ast
 import re
@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
+
 from common.paths import ROOT
 
+pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
 OPTIONAL = {"wandb", "geni", "horovod"}  # imported where it is there; runs on CloudLab alone; built by install.py
 OF_NEWER_PYTHONS = {"compression"}  # from 3.14 on, in place of backports.zstd
 
@@ -42,9 +45,29 @@ def undeclared(files: list[Path], own: set[str]) -> set[str]:
     return {m for m in modules if not names & {plain(name) for name in distributions.get(m, [m])}}
 
 
-def test_every_package_that_is_imported_is_declared():
+def shadowing(files: list[Path]) -> list[Path]:
+    """Modules named like one of the standard library, in a folder that holds a script.
+
+    Python puts the folder of a script that it starts by path first in sys.path: `import statistics` finds them.
+    """
+    script_folders = {file.parent for file in files if '__name__ == "__main__"' in file.read_text(encoding="utf-8")}
+    modules = [(file.parent, file.stem, file) for file in files]
+    modules += [(file.parent.parent, file.parent.name, file) for file in files if file.name == "__init__.py"]
+    return [file for folder, name, file in modules if folder in script_folders and name in sys.stdlib_module_names]
+
+
+@pytest.fixture(scope="module")
+def files() -> list[Path]:
+    """All tracked Python files."""
     tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    files = [ROOT / name for name in tracked.split() if (ROOT / name).exists()]
+    return [ROOT / name for name in tracked.split() if (ROOT / name).exists()]
+
+
+def test_no_file_beside_a_script_has_the_name_of_a_standard_module(files):
+    assert shadowing(files) == []
+
+
+def test_every_package_that_is_imported_is_declared(files):
     own = {file.relative_to(ROOT).parts[0].removesuffix(".py") for file in files}
 
     assert undeclared(files, own) == set()
