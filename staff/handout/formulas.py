@@ -13,7 +13,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ class Formula(NamedTuple):
         return tuple(found)
 
 
-def leaked_formulas(texts: Mapping[str, str], regions: list[Region]) -> list[str]:
+def leaked_formulas(texts: Mapping[str, str], regions: Iterable[Region]) -> list[str]:
     """One line for each place in a Python file where the formula of a solution is computed."""
     secrets: dict[tuple[str, ...], str] = {}
     for region in regions:

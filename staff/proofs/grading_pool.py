@@ -83,10 +83,10 @@ class OneRun:
                 region, needs = mark.args[0], tuple(mark.kwargs.get("needs", ()))
                 absence = bool(mark.kwargs.get("absence"))
                 test = Test(test.id, course.regions[region].file, region, needs, absence, task)
-            self.tests[_name(item.nodeid)] = test
+            self.tests[function_of(item.nodeid)] = test
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = _name(report.nodeid)
+        name = function_of(report.nodeid)
         seen = self.graded.seen
         known = seen.get(name, Seen("passed"))
         if report.outcome != "passed" and known.outcome != "failed":
@@ -97,7 +97,7 @@ class OneRun:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if grader := session.config.pluginmanager.get_plugin("grader.plugin"):
             for entry in session.config.stash[grader.ENTRIES].values():
-                self.graded.statuses[_name(entry.id)] = entry.status
+                self.graded.statuses[function_of(entry.id)] = entry.status
                 if lost := entry.max_points - entry.points:
                     self.graded.points_lost[entry.region] = self.graded.points_lost.get(entry.region, 0) + lost
             self.graded.warned.extend(session.config.stash[grader.WRITTEN].warnings)
@@ -112,7 +112,8 @@ class OneRun:
             self.graded.seen[report.nodeid] = Seen("failed", _message(report.longrepr))
 
 
-def _name(nodeid: str) -> str:
+def function_of(nodeid: str) -> str:
+    """The name of a test without its file and its case."""
     return nodeid.rpartition("::")[2].split("[")[0]
 
 

@@ -1,6 +1,6 @@
 """Runs the solved bonus lessons on real gloo, and keeps what every rank saw.
 
-    python -m tests.own.beyond_runs FOLDER WORLD_SIZE [WORLD_SIZE ...]
+    python -m tests.own.beyond_runs FOLDER WORLD_SIZE
 
 Each scene below is a function of (rank, world size) that returns what is kept, as FOLDER/{scene}_{size}_{rank}.pt. The
 ranks are forked from this process, which has imported everything and computed nothing.
@@ -25,7 +25,7 @@ from tests.own.equal_runs import on_ranks
 LENGTHS = (0, 1, 2, 3, 4, 5, 7, 12, 97, 4096)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 BATCH = 12  # in all; it divides by 1, 2, 3 and 4
-STEPS = 20
+STEPS = 8
 
 
 def drawn(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -255,10 +255,9 @@ def keep(rank: int, size: int, folder: Path) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, size = Path(sys.argv[1]), int(sys.argv[2])
     model_path("tiny", "gpt2")  # made before several ranks want it
-    for size in map(int, sys.argv[2:]):
-        on_ranks(size, lambda rank, size=size: keep(rank, size, folder))
+    on_ranks(size, lambda rank: keep(rank, size, folder))
 
 
 if __name__ == "__main__":
