@@ -9,6 +9,7 @@ Not found: a formula in words (prose may teach it), as a table, a loop or a recu
 
 import ast
 import copy
+import functools
 import itertools
 import math
 import random
@@ -66,12 +67,18 @@ def leaked_formulas(texts: Mapping[str, str], regions: Iterable[Region]) -> list
     found = {}
     for name, text in texts.items():
         lines = text.split("\n")
-        for formula in formulas(text, every=True) if name.endswith(".py") else ():
-            if id := secrets.get(formula.values(tuple(range(formula.variables)))):
-                where = f"{name}:{formula.line}"
-                line = lines[formula.line - 1].strip()
-                found[where, id] = f"{where}: the formula of solution {id} is computed here: {line}"
+        for values, line in values_in(text) if name.endswith(".py") else ():
+            if id := secrets.get(values):
+                where = f"{name}:{line}"
+                found[where, id] = f"{where}: the formula of solution {id} is computed here: {lines[line - 1].strip()}"
     return list(found.values())
+
+
+@functools.lru_cache(maxsize=1024)  # several handouts of nearly the same files may be made, one after the other
+def values_in(code: str) -> list[tuple[tuple[str, ...], int]]:
+    """The values and the line of every formula in some code."""
+    found = formulas(code, every=True)
+    return [(formula.values(tuple(range(formula.variables))), formula.line) for formula in found]
 
 
 def formulas(code: str, every: bool = False) -> list[Formula]:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import json
 import os
 import resource
@@ -342,6 +343,7 @@ def test_a_short_run_too_has_its_memory_measured_in_its_second_half(length):
         ages.append(age)
 
     assert ages[-1] >= length / 2 or ages[-1] + 0.5 >= length
+    assert all(later - age <= 2 for age, later in itertools.pairwise(ages))
     assert len(ages) <= length / 2 + 3  # it costs something
 
 

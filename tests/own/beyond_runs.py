@@ -17,62 +17,32 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import GPT2LMHeadModel
 
 from beyond import overlap, ring
-from beyond.byte_counts import SendCounter
 from beyond.overlap import GradientReducer
 from common.models.load import model_path
 from tests.own.equal_runs import on_ranks
 
-LENGTHS = (0, 1, 2, 3, 4, 5, 7, 12, 97, 4096)
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 BATCH = 12  # in all; it divides by 1, 2, 3 and 4
 STEPS = 8
 
 
-def drawn(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Small whole numbers: their sums are exact in every dtype and in every order."""
-    return torch.randint(-8, 9, (length,), generator=torch.Generator().manual_seed(100 * length + rank)).to(dtype)
+def drawn(rank: int, length: int) -> torch.Tensor:
+    """Small whole numbers: their sums are exact in every order."""
+    return torch.randint(-8, 9, (length,), generator=torch.Generator().manual_seed(100 * length + rank)).float()
 
 
 # --- the ring ---
 
 
-def ring_sums(rank: int, size: int) -> list:
-    """(length, dtype, our sum, gloo's sum)"""
-    found = []
-    for length in LENGTHS:
-        for dtype in DTYPES:
-            ours = drawn(rank, length, dtype)
-            theirs = ours.clone()
-            ring.all_reduce(ours)
-            dist.all_reduce(theirs)
-            found.append((length, dtype, ours, theirs))
-    return found
-
-
 def ring_shapes(rank: int, size: int) -> dict:
     """A number, a matrix and a transposed one: (ours, gloo's)."""
-    tensors = {"number": drawn(rank, 1, torch.float32)[0], "matrix": drawn(rank, 35, torch.float32).view(5, 7)}
-    tensors["transposed"] = drawn(rank, 35, torch.float32).view(5, 7).t()
+    tensors = {"number": drawn(rank, 1)[0], "matrix": drawn(rank, 35).view(5, 7)}
+    tensors["transposed"] = drawn(rank, 35).view(5, 7).t()
     found = {}
     for name, ours in tensors.items():
         theirs = ours.clone(memory_format=torch.contiguous_format)
         ring.all_reduce(ours)
         dist.all_reduce(theirs)
         found[name] = (ours.clone(), theirs)
-    return found
-
-
-def ring_halves(rank: int, size: int) -> dict:
-    """What each half of the ring sends: (messages, bytes)."""
-    own = [torch.ones(3 + i % 2) for i in range(size)]
-    found = {}
-    for name, half in (
-        ("scatter", lambda: ring.reduce_scatter(torch.ones(97))),
-        ("gather", lambda: ring.all_gather(own)),
-    ):
-        with SendCounter() as counter:
-            half()
-        found[name] = counter.count, counter.bytes
     return found
 
 
@@ -235,9 +205,7 @@ def trained(rank: int, size: int) -> dict:
 
 
 SCENES = (
-    ring_sums,
     ring_shapes,
-    ring_halves,
     ring_means,
     odd_steps,
     first_events,
