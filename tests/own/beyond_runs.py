@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import GPT2LMHeadModel
 
-from beyond import overlap, ring
+from beyond import ring
 from beyond.overlap import GradientReducer
 from common.models.load import model_path
 from tests.own.equal_runs import on_ranks
@@ -108,11 +108,11 @@ def ring_means(rank: int, size: int) -> dict:
     return {name: (p.grad, q.grad) for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True)}
 
 
-# --- the reducer, as a sequence of events ---
+# --- the reducer, in a second backward and later steps ---
 
 
 class Chain(nn.Module):
-    """Registered as a, b, c, used as c, b, a: gradients become ready in the order a, b, c."""
+    """Three layers, one after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,27 +120,6 @@ class Chain(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.a(self.b(self.c(x))).sum()
-
-
-def first_events(rank: int, size: int) -> list[tuple[str, str]]:
-    """The events of the first step: gradients that become ready, and buckets of one parameter each that leave."""
-    model, events, whole = Chain(), list[tuple[str, str]](), dist.all_reduce
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    for parameter in names:  # before the reducer's own hooks, so that a gradient is noted before it leaves
-        parameter.register_post_accumulate_grad_hook(lambda p: events.append(("ready", names[p])))
-    reducer = GradientReducer(model, bucket_bytes=1)
-
-    def all_reduce(tensor: torch.Tensor, *rest, **options):
-        events.extend(("sent", names[b.parameters[0]]) for b in reducer.buckets if b.flat is tensor)
-        return whole(tensor, *rest, **options)
-
-    overlap.dist.all_reduce = all_reduce
-    try:
-        model(torch.ones(2, 3)).backward()
-        reducer.finish()
-    finally:
-        overlap.dist.all_reduce = whole
-    return events
 
 
 def second_backward(rank: int, size: int) -> str:
@@ -204,15 +183,7 @@ def trained(rank: int, size: int) -> dict:
     return found
 
 
-SCENES = (
-    ring_shapes,
-    ring_means,
-    odd_steps,
-    first_events,
-    second_backward,
-    kept_gradients,
-    trained,
-)
+SCENES = (ring_shapes, ring_means, odd_steps, second_backward, kept_gradients, trained)
 
 
 def keep(rank: int, size: int, folder: Path) -> None:
