@@ -11,6 +11,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import json
+import os
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 from course.table import load_course
 from staff.grade.hand_ins import grader_files
+from staff.grade.submissions import write_files
 from staff.handout.assemble import assemble
 from staff.proofs.grading_pool import Graded, Test, collect, grade, tree_folder, worker_processes
 
@@ -31,11 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--seed", type=int, default=random.randrange(2**30), help="seed of the graders' inputs (default: random)"
     )
-    parser.add_argument("--workers", type=int, default=2, help="test processes that run in parallel (%(default)s)")
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.region) - set(COURSE.regions):
         raise InputError(f"--region: expected some of {', '.join(COURSE.regions)}; got {min(unknown)}")
-    with worker_processes(arguments.workers) as pool:
+    with worker_processes(min(2, os.cpu_count() or 1)) as pool:
         tests, _ = pool.submit(collect).result()
         opened = [pool.submit(graded, set(COURSE.regions) - {id}, arguments.seed) for id in arguments.region]
         solved = [pool.submit(graded, with_needs(id, tests), arguments.seed) for id in arguments.region]
@@ -70,10 +71,7 @@ def with_needs(region: str, tests: dict[str, Test]) -> set[str]:
 def graded(solved: set[str], seed: int) -> Graded:
     """Grade the handout with these regions solved."""
     with tree_folder() as tree:
-        for name, content in assemble(ROOT, solved=solved).files.items():
-            path = tree / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+        write_files(assemble(ROOT, solved=solved).files, tree)
         return grade(tree, grader_files(), seed)
 
 

@@ -42,13 +42,6 @@ def is_about(entry: Entry, region: str, tests: Tests) -> bool:
     return region in changed.union(tests[test].region for test in entry.fails)
 
 
-def check_names(bank: Sequence[Entry], tests: dict[str, Tests]) -> None:
-    """Raises InputError for a test that a mistake names and its task does not have."""
-    for entry in bank:
-        if unknown := set(entry.fails) - set(tests[entry.task]):
-            raise InputError(f"{entry}: the task has no test {min(unknown)}; fix `fails`")
-
-
 def show(verdict: Verdict, columns: Sequence[str]) -> None:
     """One row of the matrix, and below it the messages of the tests that must fail, or of all where it went wrong."""
     marks = "".join(MARKS[verdict.seen[test].outcome] if test in verdict.seen else " " for test in columns)
@@ -105,16 +98,20 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def select(bank: list[Entry], tests: dict[str, Tests], options: argparse.Namespace) -> list[Entry]:
-    """The entries of the bank that --region, --cover and --minutes ask for."""
-    check_names(bank, tests)
+    """The entries of the bank that --region, --cover and --minutes ask for.
+
+    Raises:
+        InputError: a mistake names a test that its task does not have.
+    """
+    for entry in bank:
+        if unknown := set(entry.fails) - set(tests[entry.task]):
+            raise InputError(f"{entry}: the task has no test {min(unknown)}; fix `fails`")
     if options.region:
         bank = [entry for entry in bank if is_about(entry, options.region, tests[entry.task])]
     if options.cover:
         bank = cover(bank)
     if options.minutes < float("inf"):
         random.shuffle(bank)  # so that every entry has its turn, whatever is left out
-    if not bank:
-        raise InputError("no entry matches; check --task, --region and --only")
     return bank
 
 

@@ -25,7 +25,6 @@ from common.paths import ROOT
 from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, score_in_words, score_of
 from grader.session import SEED_BITS
 from staff.grade import read_report, result_store, texts
-from staff.grade.gradebook import Row
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.own_texts import Opened, digest, open_into, page, unreadable
 from staff.grade.read_report import Tests
@@ -35,13 +34,8 @@ from staff.sandbox.graded_run import probe, run_graded
 DEADLINE = 600.0  # seconds for the graders of one submission; single tests have shorter ones of their own
 OPEN_TIME = 120.0  # seconds to unpack a hand-in, which has at most 64 MiB
 PAGE_TIME = 60.0  # seconds to read the graders' report, and again to make the student's page
-GRADERS = (
-    "course.toml",
-    "common/**/*.py",
-    "course/*.py",
-    "grader/**/*.py",
-    "tests/conftest.py",
-)  # and the tests: what decides on points
+# And the tests: what decides on points.
+GRADERS = ("course.toml", "common/**/*.py", "course/*.py", "grader/**/*.py", "tests/conftest.py")
 PACKAGES = ("torch", "transformers", "numpy", "pytest")
 
 
@@ -78,18 +72,8 @@ class Grading:
     def prepare(cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int | None, deadline: float) -> "Grading":
         """The clean tree and the list of tests, made once."""
         course = load_course()
-        return cls(
-            out=out,
-            scratch=scratch,
-            course=course,
-            clean=clean_files(),
-            files=files,
-            catalogue=collect(scratch, files),
-            graders=digest(*_graders(files)),
-            sandbox=probe(),
-            seed=seed,
-            deadline=deadline,
-        )
+        catalogue, graders = collect(scratch, files), digest(*_graders(files))
+        return cls(out, scratch, course, clean_files(), files, catalogue, graders, probe(), seed, deadline)
 
     def grade(self, submission: Submission) -> bool:
         """Grade a submission unless that is done already; returns whether it was graded now.
@@ -111,7 +95,7 @@ class Grading:
                 "output": {},
                 "flags": [],
             }
-            run["unreadable"] = bool(opened.why)
+            run |= {"unreadable": bool(opened.why), "measured": opened.measured}
             if opened.why:
                 run["notes"] = [opened.why]
                 tests = [test | {"status": "crashed", "message": opened.why} for test in self.catalogue]
@@ -153,13 +137,9 @@ class Grading:
 
     def _is_done(self, submission: Submission, mark: str) -> bool:
         try:
-            return self.read(submission.name).run["digest"] == mark
+            return result_store.read(self.out, submission.name).run["digest"] == mark
         except (OSError, ValueError, KeyError, TypeError):
             return False
-
-    def read(self, name: str) -> Row:
-        """What was kept of a graded submission, without what its ranks printed."""
-        return result_store.read(self.out, name)
 
     def _keep(self, submission: Submission, tests: Tests, run: dict[str, Any]) -> None:
         run["notes"] = texts.notes(run["notes"])

@@ -9,7 +9,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,10 +148,15 @@ def write_tree(clean: dict[str, bytes], taken: Taken, tree: Path) -> None:
     Raises:
         InputError: a folder that is handed in where the course has a file.
     """
-    for name, content in {**clean, **{name: path.read_bytes() for name, path in taken.files.items()}}.items():
-        path = tree / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise InputError(f"{name}: expected a file of the course, got a folder; see the handout's tree") from error
+    try:
+        write_files(clean | {name: path.read_bytes() for name, path in taken.files.items()}, tree)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        name = Path(error.filename).relative_to(tree)
+        raise InputError(f"{name}: expected a file of the course, got a folder; see the handout's tree") from error
+
+
+def write_files(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write files (name -> content) below a folder, with the folders that they are in."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)

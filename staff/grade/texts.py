@@ -34,11 +34,9 @@ def notes(texts: Sequence[str]) -> list[str]:
     return kept if len(texts) <= MOST_NOTES else [*kept[:-1], f"{len(texts) - MOST_NOTES + 1} more notes"]
 
 
-def flag(row: Any) -> dict[str, Any]:
-    """Something to look at by hand: where, and what was seen there. A dict, or its values (file, line, what)."""
-    row = row if isinstance(row, dict) else dict(zip(("file", "line", "what"), row, strict=False))
-    texts = {key: clip(str(row.get(key, "")), LONGEST_END) for key in ("file", "what")}
-    return texts | {"line": int(row.get("line") or 0)}
+def flag(row: dict[str, Any]) -> dict[str, Any]:
+    """Something to look at by hand: where, and what was seen there."""
+    return {key: clip(row[key], LONGEST_END) for key in ("file", "what")} | {"line": int(row["line"])}
 
 
 def output(rank: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -31,16 +30,7 @@ LARGEST_INDEX = 4 << 20  # bytes of a zip's directory, which zipfile reads at on
 BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a hand-in may be at most; None switches every check off, for the proof that the checks are needed."""
-
-    files: int = MOST_FILES
-    file_bytes: int = LARGEST_FILE
-    all_bytes: int = MOST_BYTES
-
-
-def unpack(path: Path, into: Path, limits: Limits | None = None) -> list[str]:
+def unpack(path: Path, into: Path) -> list[str]:
     """Write the plain files of a folder or zip below `into`, which is made or empty. Returns what was left out and why.
 
     Links, devices, hidden files and caches are left out. Nothing is written outside of `into`, and nothing inside it
@@ -54,7 +44,7 @@ def unpack(path: Path, into: Path, limits: Limits | None = None) -> list[str]:
     into.mkdir(parents=True, exist_ok=True)
     if any(into.iterdir()):
         raise InputError(f"{into}: expected an empty folder to unpack into, got files; choose another")
-    taker = _Taker(path.name, into, limits or Limits())
+    taker = _Taker(path.name, into)
     try:
         if path.is_dir() and not path.is_symlink():
             _take_folder(path, taker)
@@ -70,8 +60,8 @@ def unpack(path: Path, into: Path, limits: Limits | None = None) -> list[str]:
 class _Taker:
     """Writes one file after the other and counts; refuses by InputError."""
 
-    def __init__(self, source: str, into: Path, limits: Limits) -> None:
-        self.source, self.into, self.limits = source, into, limits
+    def __init__(self, source: str, into: Path) -> None:
+        self.source, self.into = source, into
         self.files = self.bytes = 0
         self.left_out: dict[str, list[str]] = {}
 
@@ -108,8 +98,8 @@ class _Taker:
     def take(self, target: Path, content: IO[bytes]) -> None:
         """Copy one file, counting. An existing one is never written through: names that differ in case may be one."""
         self.files += 1
-        if self.files > self.limits.files:
-            raise self.refuse(f"at most {self.limits.files:,} files", "more")
+        if self.files > MOST_FILES:
+            raise self.refuse(f"at most {MOST_FILES:,} files", "more")
         size = 0
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -120,9 +110,9 @@ class _Taker:
             while piece := content.read(PIECE):
                 size += len(piece)
                 self.bytes += len(piece)
-                if size > self.limits.file_bytes or self.bytes > self.limits.all_bytes:
-                    most, every = self.limits.file_bytes >> 20, self.limits.all_bytes >> 20
-                    raise self.refuse(f"files of at most {most} MiB, {every} MiB in all", "more")
+                if size > LARGEST_FILE or self.bytes > MOST_BYTES:
+                    limits = f"files of at most {LARGEST_FILE >> 20} MiB, {MOST_BYTES >> 20} MiB in all"
+                    raise self.refuse(limits, "more")
                 file.write(piece)
 
 

@@ -22,10 +22,10 @@ from pathlib import Path
 from common.errors import InputError
 from common.paths import ROOT
 from grader.wire.processes import descendants, kill_all
+from staff.grade import result_store
 from staff.grade.class_files import summary, write_class
 from staff.grade.hand_ins import DEADLINE, Grading, grader_files, hidden_files, not_graded_here
 from staff.grade.own_process import Unfinished, run_apart
-from staff.grade.result_store import at_work
 from staff.grade.submissions import Submission, name_all
 
 CLASS_TIME = 600.0  # seconds to write the grade book and the overview, waiting for other parts included
@@ -70,7 +70,7 @@ def processors_of_jobs(processors: Sequence[int], jobs: int) -> list[set[int]]:
 
 def tell(grading: Grading, name: str, now: bool, count: str) -> None:
     """Print one line as soon as a submission is done."""
-    row = grading.read(name)
+    row = result_store.read(grading.out, name)
     figures = f"{row.run['wall_s']:6.1f} s  {row.run['peak_pss_mb'] or 0:6.0f} MB" if now else "already graded"
     score = f"{row.report['score']:3} of {row.report['max_score']}"
     score += f" + {row.report['bonus']:2} of {row.report['max_bonus']} bonus" if row.report.get("max_bonus") else ""
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     submissions = name_all(options.submissions)
     mine = share(submissions, options.part)
     start = time.monotonic()
-    with at_work(options.out, options.part.replace("/", "-of-")) as scratch:
+    with result_store.at_work(options.out, options.part.replace("/", "-of-")) as scratch:
         tests = options.tests or grader_files() + (hidden_files() if options.hidden else [])
         grading = Grading.prepare(options.out, scratch, tests, seed=options.seed, deadline=options.deadline)
         print("".join(f"{line}\n" for line in not_graded_here(grading.catalogue)), end="", flush=True)

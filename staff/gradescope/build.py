@@ -8,7 +8,6 @@ No solution is in it, so none can be read where students' code runs. Built again
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import argparse
-import ast
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +16,7 @@ from common.errors import exit_on_input_error
 from common.paths import ROOT
 from course.table import files_matching, load_course
 from course.zip_files import write_zip
+from grader import imports
 from staff.grade.hand_ins import grader_files
 from staff.grade.submissions import clean_files
 
@@ -54,12 +54,8 @@ def imported(module: str, seen: Iterable[str] = ()) -> list[str]:
     if file in seen or not (ROOT / file).is_file():
         return []
     found = [file]
-    for node in ast.walk(ast.parse((ROOT / file).read_bytes())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        for name in names:
-            found += imported(name, [*seen, *found])
+    for _, name in imports.imported(ROOT / file, file):
+        found += imported(name, [*seen, *found])
     return list(dict.fromkeys(found))
 
 

@@ -15,7 +15,7 @@ import secrets
 import sys
 import tempfile
 import zipfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def _names(root: Path, course: Course) -> dict[str, str]:
     return dict(sorted(names.items(), key=lambda pair: pair[1]))
 
 
-def _plant(text: str, regions: list[Region], sentinel: str, solved: Collection[str]) -> str:
+def _plant(text: str, regions: Sequence[Region], sentinel: str, solved: Collection[str]) -> str:
     lines = text.split("\n")
 
     def planted(region: Region) -> list[str]:

@@ -9,11 +9,12 @@ Not found: a formula in words (prose may teach it), as a table, a loop or a recu
 
 import ast
 import copy
+import functools
 import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ class Formula(NamedTuple):
         return tuple(found)
 
 
-def leaked_formulas(texts: Mapping[str, str], regions: list[Region]) -> list[str]:
+def leaked_formulas(texts: Mapping[str, str], regions: Iterable[Region]) -> list[str]:
     """One line for each place in a Python file where the formula of a solution is computed."""
     secrets: dict[tuple[str, ...], str] = {}
     for region in regions:
@@ -66,12 +67,18 @@ def leaked_formulas(texts: Mapping[str, str], regions: list[Region]) -> list[str
     found = {}
     for name, text in texts.items():
         lines = text.split("\n")
-        for formula in formulas(text, every=True) if name.endswith(".py") else ():
-            if id := secrets.get(formula.values(tuple(range(formula.variables)))):
-                where = f"{name}:{formula.line}"
-                line = lines[formula.line - 1].strip()
-                found[where, id] = f"{where}: the formula of solution {id} is computed here: {line}"
+        for values, line in values_in(text) if name.endswith(".py") else ():
+            if id := secrets.get(values):
+                where = f"{name}:{line}"
+                found[where, id] = f"{where}: the formula of solution {id} is computed here: {lines[line - 1].strip()}"
     return list(found.values())
+
+
+@functools.lru_cache(maxsize=1024)  # several handouts of nearly the same files may be made, one after the other
+def values_in(code: str) -> list[tuple[tuple[str, ...], int]]:
+    """The values and the line of every formula in some code."""
+    found = formulas(code, every=True)
+    return [(formula.values(tuple(range(formula.variables))), formula.line) for formula in found]
 
 
 def formulas(code: str, every: bool = False) -> list[Formula]:

@@ -6,6 +6,7 @@ prose may teach it.
 
 import ast
 import builtins
+import functools
 import keyword
 import re
 import tokenize
@@ -91,21 +92,22 @@ def _squeezed(line: str) -> str:
 
 def _leaked_lines(texts: dict[str, str], regions: list[Region], common: Iterable[str]) -> list[str]:
     harmless = {_squeezed(line) for line in common}
-    secrets: dict[str, tuple[re.Pattern, str]] = {}
+    secrets: dict[str, dict[str, tuple[re.Pattern, str]]] = {}  # by their longest word: few lines have it
     for region in regions:
         for tokens in solution_lines(region.body):
             spaced = r"\s*".join(map(re.escape, tokens))
             # not as a part of a longer expression, nor as the head of the function that it calls
             pattern = re.compile(rf"(?<![\w.])(?<!\bdef ){spaced}(?!\w|\.\w|[(\[+*/])")
-            if _squeezed("".join(tokens)) not in harmless:
-                secrets[_squeezed("".join(tokens))] = pattern, region.id
+            if (text := _squeezed("".join(tokens))) not in harmless:
+                word = max(re.findall(r"\w+", " ".join(tokens)), key=len)
+                secrets.setdefault(word, {})[text] = pattern, region.id
     return [
         f"{name}:{number}: a line of the solution of {id} appears here: {line.strip()}"
         for name, text in texts.items()
         for number, line in enumerate(text.split("\n"), start=1)
-        for squeezed in [_squeezed(line)]
-        for secret, (pattern, id) in secrets.items()
-        if secret in squeezed and pattern.search(line)  # the first test is the quick one
+        for word in dict.fromkeys(re.findall(r"\w+", line))
+        for pattern, id in secrets.get(word, {}).values()
+        if pattern.search(line)
     ]
 
 
@@ -122,6 +124,7 @@ def _leaked_names(texts: dict[str, str], regions: list[Region], taught: Iterable
     ]
 
 
+@functools.lru_cache(maxsize=1024)  # several handouts of nearly the same files may be made, one after the other
 def _names(text: str) -> set[str]:
     try:
         nodes = list(ast.walk(ast.parse(text)))

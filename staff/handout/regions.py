@@ -11,15 +11,14 @@ that is misspelt would leak a solution without a word, so whatever resembles a m
 """
 
 import difflib
+import functools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import InputError
-from common.paths import ROOT, atomic_write
 from course.todo import REGION_ID, Comment, indent_body, lines_inside_strings, read_comments, read_tokens, take_body
 
 _MARKERS = {
@@ -56,21 +55,19 @@ class _Marker(NamedTuple):
     indent: str
 
 
-def find_regions(text: str, file: str = "file", known: Collection[str] | None = None) -> list[Region]:
+@functools.lru_cache(maxsize=64)  # entries of a bank ask for the same file, one after the other
+def find_regions(text: str, file: str = "file") -> tuple[Region, ...]:
     """The regions of one file, in order.
 
-    Args:
-        known: the ids that may occur; None accepts any.
-
     Raises:
-        InputError: with file and line: a near miss of a marker, an unknown id, a region nested, unclosed, empty,
-            closed by another id, at another indent than its markers, or with tabs.
+        InputError: with file and line: a near miss of a marker, a region nested, unclosed, empty, closed by another
+            id, at another indent than its markers, or with tabs.
     """
     tokens = read_tokens(text, file)
     regions: list[Region] = []
     opened: list[_Marker] = []  # the TODO, then the BEGIN, of the region we are in
     for marker in (marker for comment in read_comments(tokens) if (marker := _classify(comment, file))):
-        _check_place(marker, opened, known, file)
+        _check_place(marker, opened, file)
         if marker.kind != "END":
             opened.append(marker)
             continue
@@ -85,7 +82,7 @@ def find_regions(text: str, file: str = "file", known: Collection[str] | None = 
     if opened:
         missing = f"'# {'END' if len(opened) == 2 else 'BEGIN'} SOLUTION {opened[0].id}'"
         raise InputError(f"{file}:{opened[-1].line}: expected {missing} below, got the file's end")
-    return regions
+    return tuple(regions)
 
 
 def _classify(comment: Comment, file: str) -> _Marker | None:
@@ -122,11 +119,9 @@ def _resembles_a_marker(text: str) -> bool:
     )
 
 
-def _check_place(marker: _Marker, opened: list[_Marker], known: Collection[str] | None, file: str) -> None:
+def _check_place(marker: _Marker, opened: list[_Marker], file: str) -> None:
     """TODO, then BEGIN on the next line, then END: same id, same indent, nothing nested."""
     where = f"{file}:{marker.line}"
-    if known is not None and marker.id not in known:
-        raise InputError(f"{where}: region {marker.id} is not in course.toml; add it there or fix the id")
     if "\t" in marker.indent:
         raise InputError(f"{where}: expected spaces before a marker, got a tab; indent with spaces")
     expected, got = ("TODO", "BEGIN", "END")[len(opened)], f"{marker.kind} {marker.id}"
@@ -155,12 +150,6 @@ def _check_body(lines: list[str], todo: _Marker, file: str) -> None:
         raise InputError(f"{where}: expected spaces in the region, got a tab; indent with spaces")
     if indents[0] != todo.indent or not all(indent.startswith(todo.indent) for indent in indents):
         raise InputError(f"{where}: expected the body at the indent of its markers, got a different indent")
-
-
-def regions_of_tree(tree: Path, files: Iterable[str], known: Collection[str] | None = None) -> list[Region]:
-    """The regions of every Python file in `files` (paths relative to `tree`), in that order."""
-    texts = {file: (tree / file).read_text(encoding="utf-8") for file in files if file.endswith(".py")}
-    return [region for file, text in texts.items() for region in find_regions(text, file, known)]
 
 
 def rewrite(text: str, regions: Iterable[Region], new_lines: Callable[[Region], list[str]]) -> str:
@@ -207,16 +196,13 @@ def placeholder(region: Region, readme: str) -> str:
     return next((line(short) for short in clauses + shorter if len(line(short)) <= _LONGEST_LINE), line(words[0]))
 
 
-def replace_in_tree(tree: Path, file: str, region_id: str, body: str, part: int | None = None) -> None:
-    """Put `body` (at column 0) into a region of a copied tree; the markers stay.
+def replace_body(text: str, file: str, region_id: str, body: str, part: int | None = None) -> str:
+    """Put `body` (at column 0) into a region of a solved file's text; the markers stay.
 
     Raises:
         InputError: no such region in the file, or several parts and `part` not given.
     """
-    path = file_in_copy(tree, file)
-    text = path.read_text(encoding="utf-8")
-    regions = find_regions(text, file)
-    chosen = [region for region in regions if region.id == region_id and part in (None, region.part)]
+    chosen = [region for region in find_regions(text, file) if region.id == region_id and part in (None, region.part)]
     if len(chosen) != 1:
         of_part = "" if part is None else f", part {part}"
         raise InputError(f"{file}: expected one region {region_id}{of_part}, got {len(chosen)}; name the file and part")
@@ -226,29 +212,4 @@ def replace_in_tree(tree: Path, file: str, region_id: str, body: str, part: int 
         top, bottom = lines[region.line - 1 : region.line + 1], lines[region.end_line - 1]
         return [*top, *indent_body(body, region.indent, f"{file}, new body of {region_id}"), bottom]
 
-    _write(path, rewrite(text, chosen, replaced))
-
-
-def patch_in_tree(tree: Path, file: str, old: str, new: str) -> None:
-    """Replace `old` by `new` in a file of a copied tree; `old` must occur exactly once."""
-    path = file_in_copy(tree, file)
-    text = path.read_text(encoding="utf-8")
-    if text.count(old) != 1:
-        start = old.strip().split("\n")[0]
-        raise InputError(f"{file}: the patch text {start!r} must occur exactly once, got {text.count(old)} times")
-    _write(path, text.replace(old, new))
-
-
-def file_in_copy(tree: Path, file: str) -> Path:
-    """The path of a file of a copied tree. Raises InputError where it has none, and for the source itself."""
-    path = (tree / file).resolve()
-    if tree.resolve() == ROOT:
-        raise InputError(f"{file}: expected a copy of the tree, got the source itself; copy it first")
-    if not path.is_relative_to(tree.resolve()) or not path.is_file():
-        raise InputError(f"{file}: expected a file of the tree, got none; check the path")
-    return path
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_write(path) as file:
-        file.write(text)
+    return rewrite(text, chosen, replaced)

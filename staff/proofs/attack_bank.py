@@ -9,7 +9,7 @@ from typing import Any
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
-from staff.grade.submissions import choose, clean_files, write_tree
+from staff.grade.submissions import choose, clean_files, write_files, write_tree
 from staff.proofs.bank import BANKS
 
 PARTITION = "common/data_partition.py"
@@ -54,6 +54,7 @@ class Attack:
     test: str = TARGET
     solved: bool = False
     files: dict[str, str] = field(default_factory=dict)
+    bank: str = ""  # the file that it is in
     entries: tuple[tuple[str, str, str], ...] = ()
     folder: bool = False
     named: tuple[str, ...] = ()
@@ -79,14 +80,10 @@ def load(names: Iterable[str] = (), folder: Path = BANKS / "attacks") -> list[At
     return [attack for attack in found if not wanted or attack.name in wanted]
 
 
-def names_in(file: str, folder: Path = BANKS / "attacks") -> list[str]:
-    return list(tomllib.loads((folder / file).read_text(encoding="utf-8")))
-
-
 def _read(path: Path) -> list[Attack]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        return [_attack(name, row) for name, row in table.items()]
+        return [_attack(name, row | {"bank": path.name}) for name, row in table.items()]
     except (tomllib.TOMLDecodeError, TypeError, KeyError) as error:
         raise InputError(f"{path.name}: expected attacks as the README there says, got {error}") from error
 
@@ -117,9 +114,7 @@ def hand_in(attack: Attack, folder: Path, places: Mapping[str, str]) -> None:
     if attack.code or attack.file == PARTITION:
         files[attack.file] = _file(attack) + attack.code
     files[VICTIM_FILE] = (ROOT / VICTIM_FILE).read_text()
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(fill(text, places))
+    write_files({name: fill(text, places).encode() for name, text in files.items()}, folder)
 
 
 def _file(attack: Attack) -> str:

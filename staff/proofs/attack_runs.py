@@ -171,20 +171,13 @@ def attempt(attack: Attack, off: Sequence[str]) -> Gain:
         submission, tree = around.work / "submission", around.work / "tree"
         attack_bank.hand_in(attack, submission, around.places)
         attack_bank.tree_of(submission, tree, believing="files" in off)
-        with _token(around.word):
-            outcome = run_graded(
-                tree, around.report, tests=[attack.test, VICTIM], seed=1 if "seed" in off else None,
-                deadline_s=attack.deadline, env={"COS598D_SLOWNESS": SLOWNESS}, off=off, limits=attack.limits,
-                supervisor=undefended.__name__ if set(off) & set(undefended.SWITCHES) else "staff.sandbox.supervisor",
-            )  # fmt: skip
+        os.environ["PLATFORM_TOKEN"] = around.word  # attacks that run beside each other see one another's: any will do
+        outcome = run_graded(
+            tree, around.report, tests=[attack.test, VICTIM], seed=1 if "seed" in off else None,
+            deadline_s=attack.deadline, env={"COS598D_SLOWNESS": SLOWNESS}, off=off, limits=attack.limits,
+            supervisor=undefended.__name__ if set(off) & set(undefended.SWITCHES) else "staff.sandbox.supervisor",
+        )  # fmt: skip
         return judge(attack, around, outcome)
-
-
-@contextlib.contextmanager
-def _token(word: str) -> Iterator[None]:
-    """A platform's token in this process's environment. Runs beside each other see one another's: any will do."""
-    os.environ["PLATFORM_TOKEN"] = word
-    yield
 
 
 def judge(attack: Attack, around: Surroundings, outcome: Outcome) -> Gain:

@@ -7,7 +7,7 @@ import ast
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from common.errors import InputError, reading
 from common.paths import ROOT
 from course.table import files_matching, load_course
 from staff.grade.submissions import TREE
-from staff.handout.regions import file_in_copy, patch_in_tree, replace_in_tree, strip
+from staff.handout.regions import replace_body, strip
 
 BANKS = ROOT / "staff" / "banks"
 KINDS = ("mistakes", "variants")
@@ -132,35 +132,43 @@ def copy_tree(tree: Path) -> None:
         shutil.copy2(ROOT / file, tree / file)
 
 
-def as_handed_in(tree: Path) -> None:
-    """Give a solved tree the form of a hand-in: the lines of each region between its TODO and END TODO lines."""
+def handed_in(tree: Path, without: Collection[str] = ()) -> dict[str, bytes]:
+    """Return the files of a copied tree that students may change, as one who has not written the regions `without`
+    hands them in: the lines of each region between its TODO and END TODO lines."""
     course = load_course()
-    for file in files_matching(tree, TREE):
-        text = (tree / file).read_text(encoding="utf-8")
-        if course.may_student_change(file) and "# BEGIN SOLUTION" in text:
-            (tree / file).write_text(strip(text, file, course.readme, keep=course.regions), encoding="utf-8")
+    keep = set(course.regions) - set(without)
+    files = [file for file in files_matching(tree, TREE) if file.endswith(".py") and course.may_student_change(file)]
+    return {
+        file: strip((tree / file).read_text(encoding="utf-8"), file, course.readme, keep).encode() for file in files
+    }
 
 
 def apply(entry: Entry, tree: Path) -> None:
     """Put an entry into a copied tree.
 
     Raises:
-        InputError: a region that is not there, a patch that does not fit exactly once, code that does not parse, or
-            that differs from the solution in its comments only.
+        InputError: a file that is not in the copy, a region that is not there, a patch that does not fit exactly once,
+            code that does not parse, or that differs from the solution in its comments only.
     """
+    path = (tree / entry.file).resolve()
+    if tree.resolve() == ROOT or not path.is_relative_to(tree.resolve()) or not path.is_file():
+        raise InputError(f"{entry}: {entry.file}: expected a file of a copied tree, got none; check the path")
     try:
-        path = file_in_copy(tree, entry.file)
-        before = ast.dump(ast.parse(path.read_text(encoding="utf-8")))
+        solved = text = path.read_text(encoding="utf-8")
         for old, new in hunks(entry.patch):
-            patch_in_tree(tree, entry.file, old, new)
+            if text.count(old) != 1:
+                start = old.strip().split("\n")[0]
+                raise InputError(f"the patch text {start!r} must occur exactly once, got {text.count(old)} times")
+            text = text.replace(old, new)
         for place, body in entry.bodies.items():
             region, _, part = place.partition("/")
-            replace_in_tree(tree, entry.file, region, body.strip("\n"), int(part) if part else None)
-        after = ast.dump(ast.parse(path.read_text(encoding="utf-8")))
+            text = replace_body(text, entry.file, region, body.strip("\n"), int(part) if part else None)
+        equal = ast.dump(ast.parse(text)) == ast.dump(ast.parse(solved))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{entry}: {error}") from error
-    if after == before:
+    if equal:
         raise InputError(f"{entry}: the entry equals the solution; change it")
+    path.write_text(text, encoding="utf-8")
 
 
 def hunks(patch: str) -> Iterator[tuple[str, str]]:

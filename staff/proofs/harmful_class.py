@@ -13,14 +13,12 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import csv
-import io
 import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +27,14 @@ from typing import Any
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 from course.table import Course, load_course
+from course.zip_files import write_zip
 from staff.grade import result_store
-from staff.grade.submissions import clean_files
-from staff.handout.regions import strip
+from staff.grade.submissions import write_files
 from staff.proofs import attack_bank
 from staff.proofs.attack_bank import HONEST, PARTITION, TARGET, VICTIM, VICTIM_FILE
 from staff.proofs.attack_runs import Surroundings, surroundings
-from staff.proofs.bank import Entry, apply, copy_tree, load_bank
+from staff.proofs.bank import Entry, apply, copy_tree, handed_in, load_bank
+from staff.proofs.grading_pool import function_of
 
 Files = dict[str, bytes]  # name -> content
 LONG = "\U00020000" * 100  # 400 bytes, in a zip only: no file system takes such a name
@@ -74,33 +73,28 @@ class Honest:
     fails: tuple[str, ...] = ()
 
 
-def solved_files(course: Course, entries: Sequence[Entry] = (), without: Sequence[str] = ()) -> Files:
+def solved_files(entries: Sequence[Entry] = (), without: Sequence[str] = ()) -> Files:
     """What a student hands in who has written the solution, changed by `entries`, but for the regions `without`."""
-    keep = set(course.regions) - set(without)
     with tempfile.TemporaryDirectory() as folder:
         copy_tree(Path(folder))
         for entry in entries:
             apply(entry, Path(folder))
-        return {
-            file: strip((Path(folder) / file).read_text(encoding="utf-8"), file, course.readme, keep).encode()
-            for file in clean_files()
-            if file.endswith(".py") and course.may_student_change(file)
-        }
+        return handed_in(Path(folder), without)
 
 
 def honest(folder: Path, seed: int) -> dict[str, Honest]:
     """Write the honest hand-ins; returns them by name."""
     course, draw = load_course(), random.Random(seed)
     without_2b = tuple(region for region in course.regions if region.startswith("2b"))
-    made = {"all": Honest(solved_files(course))}
+    made = {"all": Honest(solved_files())}
     for name, without in (("most", without_2b), ("none", tuple(course.regions))):
-        made[name] = Honest(solved_files(course, without=without), open=without)
+        made[name] = Honest(solved_files(without=without), open=without)
     for kind in ("variants", "mistakes"):
         entries = draw_entries(draw, kind)
         print(f"{kind}: {'; '.join(map(str, entries))}")
-        made[kind] = Honest(solved_files(course, entries), fails=tuple(test for e in entries for test in e.fails))
+        made[kind] = Honest(solved_files(entries), fails=tuple(test for e in entries for test in e.fails))
     for name, hand_in in made.items():
-        _write(folder / name, hand_in.files)
+        write_files(hand_in.files, folder / name)
     return made
 
 
@@ -115,7 +109,7 @@ def draw_entries(draw: random.Random, kind: str, count: int = 4) -> list[Entry]:
 
 def complaints(hand_in: Honest, tests: Sequence[Mapping[str, Any]], course: Course) -> list[str]:
     """What a report says otherwise than it must: a test that fails for no reason, or that is passed in spite of one."""
-    bad = {*hand_in.open, *(test["region"] for test in tests if function(test) in hand_in.fails)}
+    bad = {*hand_in.open, *(test["region"] for test in tests if function_of(test["id"]) in hand_in.fails)}
     found = []
     for test in tests:
         region, passed = test["region"], test["status"] == "passed"
@@ -124,35 +118,22 @@ def complaints(hand_in: Honest, tests: Sequence[Mapping[str, Any]], course: Cour
             found.append(f"{test['id']}: expected passed, got {test['status']}")
         if region in hand_in.open and test["points"]:
             found.append(f"{test['id']}: expected no point for region {region}, which is open; got {test['points']}")
-    lost = {function(test) for test in tests if test["status"] != "passed"}
-    wrong = {function(test) for test in tests}.intersection(hand_in.fails) - lost
+    lost = {function_of(test["id"]) for test in tests if test["status"] != "passed"}
+    wrong = {function_of(test["id"]) for test in tests}.intersection(hand_in.fails) - lost
     return found + [f"{name}: expected failed, got passed" for name in sorted(wrong)]
-
-
-def function(test: Mapping[str, Any]) -> str:
-    """The test's name without its file and its case."""
-    return test["id"].rpartition("::")[2].split("[")[0]
-
-
-def as_zip(files: Files) -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as opened:
-        for name, content in files.items():
-            opened.writestr(name, content)
-    return packed.getvalue()
 
 
 def harmful(folder: Path, names: Sequence[str]) -> int:
     """Hand-ins of these names, see TEXTS."""
     for name in names:
-        (folder / name).write_bytes(as_zip({PARTITION: f"{HONEST}{TEXTS[name]}".encode()}))
+        write_zip({PARTITION: f"{HONEST}{TEXTS[name]}".encode()}, folder / name)
     return len(names)
 
 
 def attackers(folder: Path, around: Surroundings) -> int:
     """The attacks of the bank that are to harm others, each under its names."""
     count = 0
-    for attack in attack_bank.load(name for file in ("harm.toml", "class.toml") for name in attack_bank.names_in(file)):
+    for attack in (attack for attack in attack_bank.load() if attack.bank in ("harm.toml", "class.toml")):
         places = around.places | ({"TAKEN": "allowed here"} if attack.limits else {})
         for name in attack.named or [f"{attack.name}.zip"]:
             files = around.work / "files" / attack.name / name
@@ -171,22 +152,16 @@ def as_handed_in(files: Path, target: Path) -> None:
     packed = {path.relative_to(files).as_posix(): path.read_bytes() for path in files.rglob("*") if path.is_file()}
     named = {name.replace("LONG", LONG): content for name, content in packed.items()}
     many = {name.replace("MANY", str(number)): named[name] for name in named for number in range(MANY)}
-    target.write_bytes(as_zip(many))
+    write_zip(many, target)
 
 
 def unreadable(folder: Path) -> int:
     """Hand-ins of which nothing can be graded."""
-    (folder / "overlong.zip").write_bytes(as_zip({f"task1/{LONG}.py": b"x"}))
+    write_zip({f"task1/{LONG}.py": b"x"}, folder / "overlong.zip")
     (folder.parent / "secret.txt").write_text("another's work")
     (folder / "linked").mkdir()
     os.link(folder.parent / "secret.txt", folder / "linked/notes.py")
     return 2
-
-
-def _write(folder: Path, files: Files) -> None:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
 
 
 def command(paths: Iterable[Path], out: Path, tests: Sequence[str]) -> list[str]:

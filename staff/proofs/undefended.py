@@ -17,7 +17,7 @@ import stat
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +137,6 @@ def _no_origins() -> None:
     replace(broker, "parse_call", parse_call)
 
 
-def _no_limit_of_output() -> None:
-    replace(peer, "MAX_OUTPUT", 1 << 40)
-
-
 def _no_deadlines() -> None:
     """A run may take as long as it likes; only the deadline of all tests together is left."""
     initialise = grading.Session.__init__
@@ -209,11 +205,6 @@ def _no_workers() -> None:
     replace(pipe_shared.PermitReferee, "ask", ask)
 
 
-def _no_thread_times() -> None:
-    """Whichever thread may have worked."""
-    replace(thread_times.ThreadTimes, "end", lambda *_: None)
-
-
 def _import_statements_only() -> None:
     """Of what a file imports only its own import statements are seen."""
 
@@ -244,11 +235,6 @@ def _ranks_are_believed() -> None:
     replace(test_joining, "join_group", dataclasses.replace(joining, sources=(*joining.sources, no_sums)))
 
 
-def _not_measured() -> None:
-    """Nobody looks at how much memory a rank has."""
-    replace(memory_limits, "check", lambda *_: None)
-
-
 def _ranks_alone() -> None:
     """Of a rank's memory only what is private and its own is looked at, and not that of processes it has started."""
     private = "int(open(f'/proc/{pid}/status').read().split('RssAnon:')[1].split()[0]) << 10"
@@ -275,22 +261,22 @@ def _believed(training: loop_shared.Training, rank: int, number: int) -> dict[st
     return training.weights | (made[min(number, len(made) - 1)].data["parameters"] if made else {})
 
 
-SWITCHES = {
+SWITCHES: dict[str, Callable[[], None]] = {
     "process": _one_process,
     "json": _pickles,
     "each": _everyone_knows_all,
     "origin": _no_origins,
-    "output": _no_limit_of_output,
+    "output": lambda: replace(peer, "MAX_OUTPUT", 1 << 40),
     "deadlines": _no_deadlines,
     "messages": _no_limits_of_messages,
     "sweep": _no_sweep,
     "finite": _nan_is_small,
     "referee": _no_referee,
     "workers": _no_workers,
-    "threads": _no_thread_times,
+    "threads": lambda: replace(thread_times.ThreadTimes, "end", lambda *_: None),  # whichever thread may have worked
     "imports": _import_statements_only,
     "evidence": _ranks_are_believed,
-    "measure": _not_measured,
+    "measure": lambda: replace(memory_limits, "check", lambda *_: None),
     "family": _ranks_alone,
     "no_files": _measured_ranks_write,
 }

@@ -9,7 +9,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 
 from common.errors import InputError
-from staff.proofs.bank import Entry, apply, as_handed_in, copy_tree
+from staff.grade.submissions import write_files
+from staff.proofs.bank import Entry, apply, copy_tree, handed_in
 from staff.proofs.grading_pool import Seen, Test, grade, tree_folder, worker_processes
 
 LONGEST_ERROR = 500  # characters
@@ -82,7 +83,7 @@ def judge(entry: Entry, tests: Tests, seeds: Sequence[int]) -> Verdict:
             copy_tree(tree)
             apply(entry, tree)
             if entry.kind == "file":
-                as_handed_in(tree)  # the test of the copies compares what stands between TODO and END TODO
+                write_files(handed_in(tree), tree)  # the test of the copies compares what is between TODO and END TODO
             for seed in seeds:
                 graded = grade(tree, [test.id for test in tests.values()], seed)
                 verdict = Verdict(entry, graded.seen, seed, graded.points_lost, graded.warned)

@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,19 @@ CONFINING = ("user", "landlock", "seccomp", "network", "scratch", "limits", "mem
 OF_STAFF = ("staff", "docs", "tests/own", ".git")  # beside the files that hold solutions
 END_TIME = 60  # seconds beyond the deadline in which the supervisor must have swept and answered
 UIDS = range(20_000, 60_000)  # where a container maps only 65,536 users, these are among them
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the supervisor is told, see run_graded."""
+
+    tree: str
+    report: str
+    tests: Sequence[str]
+    seed: int | None
+    deadline_s: float
+    off: Sequence[str]
+    limits: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,6 @@ def run_graded(
     seed: int | None,
     deadline_s: float,
     env: Mapping[str, str] | None = None,
-    options: Sequence[str] = (),
     off: Sequence[str] = (),
     limits: Mapping[str, int] | None = None,
     supervisor: str = "staff.sandbox.supervisor",
@@ -88,10 +100,7 @@ def run_graded(
     """
     if not Path(tree).is_dir():
         raise InputError(f"{tree}: expected the folder of a submission's files, found none; unpack it first")
-    job = {
-        "tree": os.path.abspath(tree), "report": os.path.abspath(report), "tests": list(tests), "seed": seed,
-        "deadline_s": deadline_s, "options": list(options), "env": {}, "off": list(off), "limits": dict(limits or {}),
-    }  # fmt: skip
+    job = Job(os.path.abspath(tree), os.path.abspath(report), tests, seed, deadline_s, off, limits or {})
     command = [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runpy; "
                f"runpy.run_module('{supervisor}', run_name='__main__')"]  # fmt: skip
     process = subprocess.Popen(
@@ -105,7 +114,7 @@ def run_graded(
     )
     with process:
         try:
-            said, errors = process.communicate(json.dumps(job).encode(), timeout=deadline_s + END_TIME)
+            said, errors = process.communicate(json.dumps(asdict(job)).encode(), timeout=deadline_s + END_TIME)
             return Outcome(**json.loads(said))
         except (subprocess.TimeoutExpired, ValueError, TypeError):
             process.kill()

@@ -82,11 +82,6 @@ def drop_capabilities() -> None:
     syscall(SYS_CAPSET[os.uname().machine], header, bytes(24))
 
 
-def no_core_of_mine() -> None:
-    """Nobody but root can trace this process or read its memory through /proc."""
-    prctl(DUMPABLE, 0)
-
-
 def kill_user(uid: int) -> None:
     """As root: kill all processes of a user who is nobody else. One call ends them all, however fast they fork."""
     pid = os.fork()

@@ -16,13 +16,11 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import stat
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +28,7 @@ from common.paths import ROOT
 from grader.wire.processes import CONFINE, descendants, kill_all
 from staff.sandbox import kernel
 from staff.sandbox.confine import MIB, Policy
-from staff.sandbox.graded_run import CONFINING, free_uid, make_interpreter_reachable, probe
+from staff.sandbox.graded_run import CONFINING, Job, free_uid, make_interpreter_reachable, probe
 from staff.sandbox.process_memory import below, bound_mb, pss_mb
 
 LOOK = 0.5  # seconds between two looks at the memory
@@ -40,21 +38,6 @@ GRADERS_MEMORY = 1536  # MiB of address space for the graders' own process, whic
 SPARE_FILES = 20_000  # in all ranks' folders, where these have no file systems of their own
 DEADLINE_CODE = 124
 NOT_FOR_RANKS = {"course.toml"}  # the graders read their own
-
-
-@dataclass
-class Job:
-    """What run_graded asks for; see there."""
-
-    tree: str
-    report: str
-    tests: list[str]
-    seed: int | None
-    deadline_s: float
-    options: list[str]
-    env: dict[str, str]
-    off: list[str] = field(default_factory=list)
-    limits: dict[str, int] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -68,12 +51,12 @@ class Supervisor:
         self.swept: set[int] = set()
         self.uid = free_uid()
         self.record = probe()
-        self.wakeup = ChildEnded()
 
     def run(self) -> dict[str, Any]:
         """Everything from the preparation to the sweep; what came of it."""
         start = time.monotonic()
         kernel.prctl(kernel.SUBREAPER, 1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # it is waited for, see _watch
         if self.record["user"] and "user" not in self.job.off:
             make_interpreter_reachable()
         with tempfile.TemporaryDirectory(prefix="cos598d-grading-", ignore_cleanup_errors=True) as stage:
@@ -119,7 +102,7 @@ class Supervisor:
                 os.waitpid(pid, 0)
                 return DEADLINE_CODE
             self._look(pid, policy, stage)
-            self.wakeup.wait(LOOK)
+            signal.sigtimedwait({signal.SIGCHLD}, LOOK)
 
     def _look(self, pid: int, policy: Policy, stage: Path) -> None:
         """Kill ranks that together take too much. Exact sizes are read if a bound is too much, or for the record."""
@@ -163,34 +146,15 @@ def until_next_record(age: float) -> float:
     return min(RECORD, max(LOOK, age))
 
 
-class ChildEnded:
-    """Lets a loop sleep until a child has ended or some time has passed."""
-
-    def __init__(self) -> None:
-        self.readable, writable = socket.socketpair()
-        for end in (self.readable, writable):
-            end.setblocking(False)
-        self.writable = writable
-        signal.set_wakeup_fd(writable.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-
-    def wait(self, seconds: float) -> None:
-        self.readable.settimeout(seconds)
-        with contextlib.suppress(OSError):
-            self.readable.recv(4096)
-
-
 def graders(job: Job, policy: Policy, stage: Path, output: int, prepare: Callable[[Job], None]) -> NoReturn:
     """The forked child: pytest from the root of the repository, in an environment of its own making."""
     code = 70
     try:
-        signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
         if "memory" not in job.off:
-            kernel.no_core_of_mine()
-        _, hard = resource.getrlimit(
-            resource.RLIMIT_AS
-        )  # the zygote, which needs more, lifts the soft limit for itself
+            kernel.prctl(kernel.DUMPABLE, 0)  # nobody but root can trace this process or read its memory
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)  # the zygote, which needs more, lifts the soft one for itself
         resource.setrlimit(resource.RLIMIT_AS, (GRADERS_MEMORY * MIB, hard))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
@@ -208,7 +172,7 @@ def graders(job: Job, policy: Policy, stage: Path, output: int, prepare: Callabl
         fixed += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)] if home == ROOT else []
         fixed += [] if "network" in policy.walls or policy.sockets else ["--no-network"]
         tree = [f"--tree={policy.tree}", "--report", job.report]
-        code = int(pytest.main([*fixed, *tree, *seed, *job.options, *job.tests]))
+        code = int(pytest.main([*fixed, *tree, *seed, *job.tests]))
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

@@ -27,15 +27,8 @@ OTHERS = {"files", "seed", "environment", "watch", "unpack"}
 BANK = {attack.name: attack for attack in attack_bank.load()}
 
 
-@pytest.mark.parametrize("attack", BANK.values(), ids=BANK)
-def test_an_attack_names_defences_that_can_be_switched_off_or_a_row_or_a_class(attack):
-    assert [bool(attack.off), bool(attack.row), bool(attack.named)].count(True) == 1
-    assert set(attack.off) <= {*SWITCHES, *CONFINING, *OTHERS}
-
-
-@pytest.mark.parametrize("name", sorted({*SWITCHES, *CONFINING, *OTHERS}))
-def test_every_defence_has_an_attack_that_needs_it_off(name):
-    assert any(name in attack.off for attack in BANK.values())
+def test_every_defence_has_an_attack_that_needs_it_off_and_every_attack_names_one_of_them():
+    assert {name for attack in BANK.values() for name in attack.off} == {*SWITCHES, *CONFINING, *OTHERS}
 
 
 def names_of_the_grader(text: str) -> Iterator[str]:
@@ -57,12 +50,12 @@ def there_is(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("attack", BANK.values(), ids=BANK)
-def test_what_an_attack_takes_from_the_grader_is_there(attack):
+def test_what_the_attacks_take_from_the_grader_is_there():
     # Where a module has moved, its attack fails with all defences and without its own, and would prove nothing.
-    wanted = [name for text in (attack.code, *attack.files.values()) for name in names_of_the_grader(text)]
+    texts = [text for attack in BANK.values() for text in (attack.code, *attack.files.values())]
+    wanted = {name for text in texts for name in names_of_the_grader(text)}
 
-    assert [name for name in wanted if not there_is(name)] == []
+    assert wanted and [name for name in sorted(wanted) if not there_is(name)] == []
 
 
 @pytest.mark.parametrize("defence", SWITCHES)
@@ -98,35 +91,37 @@ def test_an_unknown_name_is_an_input_error():
         attack_bank.load(["none"])
 
 
-@pytest.mark.parametrize("row", ["[a]\nwhat = 'x'\noff = ['json']\nwants = 'fame'\ncode = 'x'", "[a]\nwhat = 'x'", "["])
-def test_what_is_no_entry_is_an_input_error(tmp_path, row):
-    (tmp_path / "bank.toml").write_text(row)
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ("off = ['json']\nwants = 'fame'\ncode = 'x'", "wants one of points"),
+        ("off = ['json']\nwants = 'harm'", "and code, files or entries"),
+        ("off = ['json']\nrow = 'p.4'\nwants = 'harm'\ncode = 'x'", "expected one of off, .*; row, .*; and named"),
+        ("gain = 'x'", "gain"),
+        ("[", "expected attacks as the README there says"),
+    ],
+)
+def test_what_is_no_entry_is_an_input_error(tmp_path, row, message):
+    (tmp_path / "bank.toml").write_text(f"[a]\nwhat = 'x'\n{row}")
 
-    with pytest.raises(InputError, match=r"bank\.toml"):
+    with pytest.raises(InputError, match=rf"bank\.toml: .*{message}"):
         attack_bank.load(folder=tmp_path)
 
 
-def test_figures_count_success_with_defences_and_failure_without():
+def test_figures_count_success_with_defences_and_failure_without_and_points_of_a_row_apart():
     attack = Attack("a", "what", ("json",), "points", code="x")
-    rows = [
+    row = Attack("b", "what", (), "points", row="p.4", code="x")
+    tried = [
         (attack, Gain(), Gain(points=2)),
         (attack, Gain(secret="word"), Gain(points=2)),
         (attack, Gain(running=1), Gain(points=2)),
-        (attack, Gain(harm="x"), Gain(secret="another thing")),
+        (attack, Gain(harm="x"), Gain(secret="another thing")),  # proves nothing
     ]
+    tried += [(row, gain, gain) for gain in (Gain(points=2), Gain(), Gain(points=2, harm="x"))]  # so does the second
 
-    assert attacks.figures(rows) == {
-        "attacks": 4, "rows": 0, "gained": 1, "leaked": 1, "left_running": 1, "unproven": 1
+    assert attacks.figures(tried) == {
+        "attacks": 7, "rows": 2, "gained": 2, "leaked": 1, "left_running": 1, "unproven": 2
     }  # fmt: skip
-
-
-def test_points_of_a_row_are_not_gained_and_a_row_without_points_proves_nothing():
-    attack = Attack("a", "what", (), "points", row="p.4", code="x")
-    believed, stale, harmful = Gain(points=2), Gain(), Gain(points=2, harm="x")
-
-    figures = attacks.figures((attack, gain, gain) for gain in (believed, stale, harmful))
-
-    assert figures == {"attacks": 3, "rows": 2, "gained": 1, "leaked": 0, "left_running": 0, "unproven": 1}
 
 
 def test_a_process_that_was_left_is_found_and_killed(tmp_path):
@@ -147,7 +142,6 @@ def test_what_was_written_outside_is_seen():
         assert "report" in around.traces()
 
 
-@pytest.mark.medium
 def test_reading_the_reference_gains_points_only_without_the_wall():
     attack = BANK["reads_the_reference"]
 
@@ -169,24 +163,15 @@ def test_no_attack_gains_anything(mode):
     assert (figures["gained"], figures["leaked"], figures["left_running"], figures["unproven"]) == (0, 0, 0, 0), said
 
 
-def rows_of_the_page() -> dict[str, int]:
-    """Row -> points, of the table of what a rank is still believed."""
+def test_every_row_of_the_page_has_an_attack_every_row_of_the_bank_is_on_the_page_and_its_points_add_up():
     text = (ROOT / "docs/grading_limits.md").read_text(encoding="utf-8")
-    table = text[text.index("| row | points |") :].split("\n\n")[0]
-    cells = [line.split("|")[1:3] for line in table.splitlines()[2:]]
-    return {row.strip(): int(points) for row, points in cells}
+    table = text[text.index("| row | points |") :].split("\n\n")[0].splitlines()[2:]
+    points = {row.strip(): int(number) for _, row, number, *_ in (line.split("|") for line in table)}
+    bonus = sum(number for row, number in points.items() if row.startswith("b."))
 
-
-def test_every_row_of_the_page_has_an_attack_and_every_row_of_the_bank_is_on_the_page():
-    assert {attack.row for attack in BANK.values() if attack.row} == set(rows_of_the_page())
-
-
-def test_the_page_adds_its_points_up():
-    points = rows_of_the_page()
-    bonus = sum(value for row, value in points.items() if row.startswith("b."))
-
-    text = " ".join((ROOT / "docs/grading_limits.md").read_text(encoding="utf-8").split())
-    assert f"In all {sum(points.values()) - bonus} of 100 points and {bonus} of 50 bonus points" in text
+    assert {attack.row for attack in BANK.values() if attack.row} == set(points)
+    said = f"In all {sum(points.values()) - bonus} of 100 points and {bonus} of 50 bonus points"
+    assert said in " ".join(text.split())
 
 
 def test_the_supervisor_of_students_imports_nothing_that_switches_a_defence_off():

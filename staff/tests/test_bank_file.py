@@ -1,9 +1,11 @@
 """`staff.mistakes --bank FILE`: entries from elsewhere, each graded by itself and reported in one line."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -11,9 +13,8 @@ from common.errors import InputError
 from common.paths import ROOT
 from staff import mistakes
 from staff.mistakes import is_about
-from staff.proofs import grading_pool
+from staff.proofs import grading_pool, verdict
 from staff.proofs.bank import Entry, load_file
-from staff.proofs.grading_pool import Seen
 from staff.proofs.grading_pool import Test as Grader
 from staff.proofs.verdict import Verdict
 from tests.own.started_processes import processes_with
@@ -32,31 +33,13 @@ body."1.3" = '''
 optimizer.step
 '''
 
-["loops for ever"]
-body."1.4" = '''
-while True:
-    pass
-'''
-
-["ends the process that grades it"]
-body."1.2" = '''
-import os
-zygote = open(f"/proc/{os.getppid()}/stat").read()
-os.kill(int(zygote.rpartition(")")[2].split()[1]), 9)
-'''
-
-["starts a process, prints and writes"]
-body."1.2" = '''
+["a copy in task 2b that does not work, starts a process, prints and writes"]
+file = "task2b_allreduce/run_glue.py"
+body."1.1" = '''
 import subprocess
 subprocess.Popen(["sleep", "3600"], start_new_session=True)
 print("x" * 1_000_000)
 open("here.txt", "w").write("left")
-loss.backward()
-'''
-
-["a copy in task 2b that does not work"]
-file = "task2b_allreduce/run_glue.py"
-body."1.1" = '''
 model = BertForSequenceClassification(bert_config)
 '''
 
@@ -71,78 +54,37 @@ patch = "-these are nowhere\\n"
 """
 
 
-def run(bank, folder, *flags):
-    """Run the command for real; its lines as objects, and its exit code."""
-    command = [sys.executable, "-m", "staff.mistakes", "--bank", bank, "--seed", "5", *flags]
-    (folder / "tmp").mkdir(exist_ok=True)
-    environment = os.environ | {"TMPDIR": str(folder / "tmp")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stderr == ""
-    return [json.loads(line) for line in done.stdout.splitlines()], done.returncode
-
-
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
     """Every entry's line by its name, the last line, the exit code, and the folder that all of it could write to."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "bank.toml").write_text(TOP + ENTRIES)
-    (*lines, figures), code = run(folder / "bank.toml", folder)
-    return {line["name"]: line for line in lines}, figures, code, folder
+    (folder / "tmp").mkdir()
+    command = [sys.executable, "-m", "staff.mistakes", "--bank", folder / "bank.toml", "--seed", "5"]
+    environment = os.environ | {"TMPDIR": str(folder / "tmp")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stderr == ""
+    *lines, figures = (json.loads(line) for line in done.stdout.splitlines())
+    return {line["name"]: line for line in lines}, figures, done.returncode, folder
 
 
 @pytest.mark.medium
-def test_a_right_entry_loses_nothing_and_a_wrong_one_the_points_of_its_region(graded):
-    lines, _, _, _ = graded
+def test_every_entry_has_a_line_with_its_points_its_warnings_or_its_error(graded):
+    lines, figures, code, _ = graded
+    right, wrong, copy, *errors = lines.values()
 
-    assert lines["right, in other words"] == {
+    assert right == {
         "name": "right, in other words", "task": "1", "points_lost": {}, "failed": {}, "warned": []
     }  # fmt: skip
-    assert lines["no step"]["points_lost"]["1.3"] == 4
-    assert all(message.startswith("wrong: ") for message in lines["no step"]["failed"].values())
-
-
-@pytest.mark.medium
-def test_what_a_file_pins_itself_is_checked_too(graded):
-    lines, _, _, _ = graded
-
-    assert lines["no step"]["complaint"] == "caught, but the message does not say 'no such words'"
-
-
-@pytest.mark.medium
-def test_a_copy_that_does_not_work_is_a_warning(graded):
-    lines, _, _, _ = graded
-
-    (warning,) = lines["a copy in task 2b that does not work"]["warned"]
-    assert warning.startswith("task2b_allreduce/run_glue.py:")
-    assert lines["a copy in task 2b that does not work"]["points_lost"] == {}  # task 1 is graded in its own file
-
-
-@pytest.mark.medium
-def test_endless_loops_and_the_end_of_the_graders_are_failures_of_that_entry(graded):
-    lines, _, _, _ = graded
-
-    assert lines["loops for ever"]["points_lost"] == {"1.4": 3}
-    assert "timed out" in " ".join(lines["loops for ever"]["failed"].values())
-    assert lines["ends the process that grades it"]["error"] == "it ended the process that grades it"
-
-
-@pytest.mark.medium
-def test_what_does_not_apply_has_an_error_of_one_line(graded):
-    lines, _, _, _ = graded
-
-    errors = {name: line["error"] for name, line in lines.items() if "error" in line}
-    assert set(errors) - {"ends the process that grades it"} == {
-        "no such region", "no Python", "a patch for other lines"
-    }  # fmt: skip
-    assert not any("\n" in error for error in errors.values())
-
-
-@pytest.mark.medium
-def test_the_last_line_has_the_figures_and_the_exit_code_says_that_not_all_is_well(graded):
-    lines, figures, code, _ = graded
-
-    assert len(lines) == 9
-    assert figures == {"entries": 9, "lose_points": 3, "errors": 4, "complaints": 1, "seed": 5}
+    assert wrong["points_lost"]["1.3"] == 4
+    assert all(message.startswith("wrong: ") for message in wrong["failed"].values())
+    assert "seed 5" in " ".join(wrong["failed"].values())
+    assert wrong["complaint"] == "caught, but the message does not say 'no such words'"
+    (warning,) = copy["warned"]
+    assert warning.startswith("task2b_allreduce/run_glue.py:") and copy["points_lost"] == {}  # graded in its own file
+    assert [line["name"] for line in errors] == ["no such region", "no Python", "a patch for other lines"]
+    assert not any("\n" in line["error"] for line in errors)
+    assert figures == {"entries": 6, "lose_points": 1, "errors": 3, "complaints": 1, "seed": 5}
     assert code == 1
 
 
@@ -154,13 +96,26 @@ def test_no_process_and_no_file_is_left(graded):
     assert list((folder / "tmp").iterdir()) == []
 
 
-@pytest.mark.medium
-def test_the_same_seed_gives_the_same_lines(graded):
-    lines, _, _, folder = graded
+def dies_of_the_second(entry, tests, seeds):
+    if entry.name == "second":
+        os._exit(1)
+    return Verdict(entry, {}, seeds[0])
 
-    again, _ = run(folder / "bank.toml", folder, "--only", "no step")
 
-    assert again[0] == lines["no step"]
+def test_an_entry_that_ends_the_process_that_grades_it_is_blamed_and_the_others_are_graded(monkeypatch):
+    def processes(count):
+        return ProcessPoolExecutor(count, multiprocessing.get_context("fork"))
+
+    monkeypatch.setattr(verdict, "judge", dies_of_the_second)
+    monkeypatch.setattr(verdict, "worker_processes", processes)
+    entries = [Entry("file", "bank", name, "1", "a.py", {"1.2": "x"}) for name in ("first", "second", "third")]
+
+    with processes(2) as pool:
+        verdicts = list(verdict.judge_all(pool, [(entry, {}, [1]) for entry in entries], 2))
+
+    assert [(seen.entry.name, seen.error) for seen in verdicts] == [
+        ("first", ""), ("second", "it ended the process that grades it"), ("third", "")
+    ]  # fmt: skip
 
 
 ENDLESS = """
@@ -247,18 +202,6 @@ def test_a_file_without_entries_is_refused_in_one_line(tmp_path, text, message):
 def test_a_file_is_graded_once_and_as_a_whole(flags):
     with pytest.raises(InputError, match="leave out"):
         mistakes.main(["--bank", "x.toml", *flags])
-
-
-def test_a_line_holds_the_first_message_of_each_failed_test():
-    entry = Entry("file", "bank", "a name", "1", "a.py", {"1.2": "x"})
-    seen = {"test_a": Seen("failed", "wrong: a"), "test_b": Seen("skipped", "depends"), "test_c": Seen("passed")}
-
-    line = json.loads(Verdict(entry, seen, 1, {"1.2": 3, "1.3": 4}, ["a warning"]).as_json())
-
-    assert line == {
-        "name": "a name", "task": "1", "points_lost": {"1.2": 3, "1.3": 4}, "failed": {"test_a": "wrong: a"},
-        "warned": ["a warning"],
-    }  # fmt: skip
 
 
 def test_an_entry_is_about_the_regions_that_it_changes_and_those_whose_tests_it_must_fail():

@@ -8,6 +8,7 @@ import pytest
 from course.table import load_course
 from course.todo import find_blocks
 from handin.carry import carry
+from staff.grade.submissions import write_files
 from staff.tests.handouts import open_handout, solved_handout
 
 
@@ -17,10 +18,7 @@ def test_home_files_solved_and_carried_give_the_solved_handout(tmp_path):
     unsolved, solved = open_handout().files, solved_handout().files
     homes = {row.file for row in course.regions.values()} & unsolved.keys()
     scripts = [name for name in unsolved if name.endswith(".py") and (name.startswith(("task", "pipeline/")))]
-    for name in scripts:
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(unsolved[name])
+    write_files({name: unsolved[name] for name in scripts}, tmp_path)
     for name in homes:  # in home files, what is at home there is solved, and nothing else
         text = unsolved[name].decode()
         for block in reversed(find_blocks(text)):
@@ -29,8 +27,7 @@ def test_home_files_solved_and_carried_give_the_solved_handout(tmp_path):
                 other = next(w for w in want if (w.id, w.part) == (block.id, block.part))
                 new = solved[name].decode().split("\n")[other.line : other.end_line - 1]
                 text = "\n".join(lines[: block.line] + new + lines[block.end_line - 1 :])
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        write_files({name: text.encode()}, tmp_path)
 
     said = list(carry(tmp_path, course))
 
@@ -42,9 +39,7 @@ def test_home_files_solved_and_carried_give_the_solved_handout(tmp_path):
 
 @pytest.mark.medium
 def test_the_demo_of_an_untouched_handout_says_what_comes_first(tmp_path):
-    for name, content in open_handout().files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
+    write_files(open_handout().files, tmp_path)
     command = [sys.executable, "-m", "cluster.ladder", "--workers", "2", "--iterations", "2"]
 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

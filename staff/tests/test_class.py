@@ -6,26 +6,16 @@ from course.table import load_course
 from staff.proofs.harmful_class import Honest, complaints
 
 COURSE = load_course()
-TESTS = [
-    ("test_load", "1.1"),
-    ("test_backward", "1.2"),
-    ("test_step", "1.3"),
-    ("test_gather", "2a.3"),
-    ("test_p", "p.2"),
-]
+TESTS = {"test_load": "1.1", "test_backward": "1.2", "test_step": "1.3", "test_gather": "2a.3", "test_p": "p.2"}
 
 
 def report(**statuses):
     """Every test passed but those named."""
     return [
-        {
-            "id": f"tests/test_x.py::{name}",
-            "region": region,
-            "status": statuses.get(name, "passed"),
-            "points": 2 * (name not in statuses),
-        }
-        for name, region in TESTS
-    ]
+        {"id": f"tests/test_x.py::{name}", "region": region, "points": 2 * (name not in statuses),
+         "status": statuses.get(name, "passed")}
+        for name, region in TESTS.items()
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -47,11 +37,7 @@ def test_a_report_that_fits_the_hand_in_is_no_complaint(hand_in, tests):
         (Honest({}), report(test_p="wrong"), "test_p: expected passed, got wrong"),
         (Honest({}), report(test_p="skipped"), "test_p: expected passed, got skipped"),
         (Honest({}, fails=("test_backward",)), report(), "test_backward: expected failed, got passed"),
-        (
-            Honest({}, fails=("test_backward",)),
-            report(test_backward="wrong", test_p="wrong"),
-            "test_p: expected passed, got wrong",
-        ),
+        (Honest({}, fails=("test_backward",)), report(test_backward="wrong", test_p="wrong"), "test_p: expected pass"),
         (Honest({}, open=("p.2",)), report(), "expected no point for region p.2"),
     ],
 )

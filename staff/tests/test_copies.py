@@ -6,23 +6,17 @@ from pathlib import Path
 import pytest
 
 from course.todo import find_blocks, replace_block
+from staff.grade.submissions import write_files
 from staff.tests.handouts import solved_handout
 from tests.own.started_processes import run
 
 GLUE, TRAFFIC, PIPELINE = "task1_single/run_glue.py", "task4_traffic/run_glue.py", "pipeline/run_gpt2.py"
 
 
-@pytest.fixture(scope="module")
-def files() -> dict[str, bytes]:
-    """A student's tree with every region solved."""
-    return solved_handout().files
-
-
 @pytest.fixture
-def tree(files, tmp_path) -> Path:
-    for name, content in files.items():
-        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "tree" / name).write_bytes(content)
+def tree(tmp_path) -> Path:
+    """A student's tree with every region solved."""
+    write_files(solved_handout().files, tmp_path / "tree")
     return tmp_path / "tree"
 
 
@@ -50,13 +44,7 @@ def test_copies_that_work_give_no_warning(tree):
 @pytest.mark.parametrize(
     ("file", "region", "part", "body", "words"),
     [
-        (
-            TRAFFIC,
-            "2a.2",
-            1,
-            "loader = DataLoader(data.train, batch_size=config.per_gpu_train_batch_size)",
-            "NameError",
-        ),
+        (TRAFFIC, "2a.2", 1, "loader = DataLoader(data.train, batch_size=4)", "NameError"),
         (TRAFFIC, "2a.2", 2, "pass", "the same order in every epoch"),
         (TRAFFIC, "1.3", 1, "optimizer", "an optimizer step for each of"),
         (TRAFFIC, "1.1", 1, "model = BertForSequenceClassification(bert_config)", "random weights"),
@@ -66,7 +54,7 @@ def test_copies_that_work_give_no_warning(tree):
             TRAFFIC,
             "2a.1",
             1,
-            "dist.init_process_group('gloo', 'tcp://127.0.0.1:1', None, 2, config.rank)",
+            "dist.init_process_group('gloo', 'tcp://127.0.0.1:1', None, 2, 0)",
             "all ranks would wait",
         ),
         ("task3_ddp/run_glue.py", "2a.2", 2, "sampler.set_epoch(0)", "the same order in every epoch"),

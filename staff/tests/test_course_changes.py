@@ -12,16 +12,17 @@ from common.paths import ROOT
 from course.table import load_course
 from staff.handout.assemble import assemble
 
+COURSE = load_course()
+
 
 @pytest.fixture
 def tree(tmp_path):
     """A copy of what git tracks, whose course.toml may be changed."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for name in tracked:
-        if (ROOT / name).is_file() and not name.startswith(("benchmark/", "tests/own/", "docs/")):
+        if (ROOT / name).is_file() and not name.startswith(("benchmark/", "tests/own/")):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
     return tmp_path
 
 
@@ -38,17 +39,40 @@ def without(text, *headings):
     return text
 
 
-def with_points(text, **points):
-    for region, number in points.items():
-        heading = f'[regions."{region.replace("_", ".")}"]'
-        begin = text.index(heading)
-        text = text[:begin] + re.sub(r"points = \d+", f"points = {number}", text[begin:], count=1)
-    return text
+def rows(path, heading):
+    """The cells of the first table under a heading of a README, without its first two lines."""
+    section = (ROOT / path).read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_tables_of_regions_are_that_of_the_course():
+    bonus = str(sum(region.points for region in COURSE.regions.values() if region.task in COURSE.bonus_tasks))
+    *table, total, of_bonus = rows("README.md", "Regions and points")
+    *of_beyond, sum_of_beyond = rows("beyond/README.md", "The regions")
+
+    assert [total[-1], of_bonus[-1], sum_of_beyond[-1]] == [str(COURSE.total), bonus, bonus]
+    said = [(id, file, points) for id, _, file, points in [*table, *of_beyond]]
+    assert said == [(region.id, region.file, str(region.points)) for region in COURSE.regions.values()]
+
+
+def test_make_demo_runs_the_same_command_in_the_handout():
+    """The README describes one demo to both, so both Makefiles must run it."""
+    texts = [(ROOT / path).read_text(encoding="utf-8") for path in ("Makefile", "staff/handout/files/Makefile")]
+
+    one, other = (re.findall(r"^demo: setup\n\t(.*)$", text, re.MULTILINE) for text in texts)
+    assert one and one == other
 
 
 @pytest.mark.medium
 def test_points_that_are_exchanged_are_those_of_the_handout_and_of_its_graders(tree):
-    change(tree, lambda text: with_points(text, **{"1.2": 5, "1.3": 2}))  # 3 and 4 before: 100 in all
+    def exchange(text):  # 100 points in all, as before
+        for region, before, after in (("1.2", 3, 5), ("1.3", 4, 2)):
+            head, section, tail = text.partition(f'[regions."{region}"]')
+            text = head + section + tail.replace(f"points = {before}", f"points = {after}", 1)
+        return text
+
+    change(tree, exchange)
 
     readme = assemble(tree).files["README.md"].decode()
     done = subprocess.run(
@@ -58,17 +82,16 @@ def test_points_that_are_exchanged_are_those_of_the_handout_and_of_its_graders(t
 
     assert "| 1.2 | backward | task1_single/run_glue.py | 5 |" in readme
     assert "| 1.3 | optimizer step | task1_single/run_glue.py | 2 |" in readme
-    tests = json.loads((tree / "report.json").read_text())["tests"]
-    most = {
-        id: sum(test["max_points"] for test in tests if test["region"] == id) for id in ("1.1", "1.2", "1.3", "1.4")
-    }
+    most = dict.fromkeys(("1.1", "1.2", "1.3", "1.4"), 0)
+    for test in json.loads((tree / "report.json").read_text())["tests"]:
+        most[test["region"]] += test["max_points"]
     assert most == {"1.1": 3, "1.2": 5, "1.3": 2, "1.4": 3}, done.stdout
 
 
 @pytest.mark.medium
 def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor_rows_ship(tree):
-    dropped = {id for id, row in load_course().regions.items() if row.task in ("4", "p", "b")}
-    rest = 100 - sum(row.points for id, row in load_course().regions.items() if row.task in ("4", "p"))
+    dropped = {id for id, row in COURSE.regions.items() if row.task in ("4", "p", "b")}
+    rest = 100 - sum(row.points for row in COURSE.regions.values() if row.task in ("4", "p"))
 
     def drop(text):
         text = without(text, "tasks.4", "tasks.p", "tasks.b", *[f'regions."{id}"' for id in dropped])
@@ -80,9 +103,7 @@ def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor
 
     assert "\n".join(handout.problems) == ""
     assert set(handout.given) <= dropped and "p.2" in handout.given  # its file belongs to common/
-    assert not [
-        name for name in handout.files if re.match(r"(task4_traffic|pipeline|beyond)/|tests/(task4|beyond)/", name)
-    ]
+    assert not [name for name in handout.files if re.match(r"(tests/)?(task4\w*|pipeline|beyond)/", name)]
     schedule = handout.files["common/schedule.py"].decode()
     assert "TODO" not in schedule and "NotImplementedError" not in schedule
     table = handout.files["README.md"].decode().split("## Regions and points")[1]

@@ -3,13 +3,10 @@
 import csv
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import threading
-import time
-import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ import pytest
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
-from staff.grade import gradebook, result_store, texts, whole_class
+from staff.grade import gradebook, hand_ins, result_store, texts, whole_class
 from staff.grade.class_files import write_class
 from staff.grade.gradebook import Row
 from staff.grade.hand_ins import Grading
@@ -30,6 +27,7 @@ from staff.sandbox.graded_run import Outcome
 COURSE = load_course()
 QUICK = "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices"
 HOME = "common/data_partition.py"
+BROKEN = "\u6f22\u5b57"
 
 
 def hand_in(folder: Path, *files: str, text: str = "pass\n") -> Path:
@@ -39,38 +37,19 @@ def hand_in(folder: Path, *files: str, text: str = "pass\n") -> Path:
     return folder
 
 
-def test_the_courses_folder_names_are_taken_for_ours(tmp_path):
-    hand_in(tmp_path, "task2a/run_glue.py", "Task3/run_glue.py", "pipeline/pipe.py", "task2b/mine/helper.py")
-
-    taken = choose(tmp_path, COURSE)
-
-    assert set(taken.files) == {
-        "task2a_gather_scatter/run_glue.py",
-        "task3_ddp/run_glue.py",
-        "pipeline/pipe.py",
-        "task2b_allreduce/mine/helper.py",
-    }
-
-
-def test_a_folder_around_the_courses_folders_is_looked_through(tmp_path):
-    hand_in(tmp_path, "notes.txt", "group 3/final/task1/run_glue.py", "group 3/final/common/schedule.py")
-
-    assert set(choose(tmp_path, COURSE).files) == {"task1_single/run_glue.py", "common/schedule.py"}
-
-
-def test_only_what_a_student_may_change_is_taken(tmp_path):
-    ours = [
-        "common/data/glue.py",
-        "grader/ranks/one_run.py",
-        "tests/conftest.py",
-        "conftest.py",
-        "pytest.ini",
-        "torch.py",
-        "course.toml",
-    ]
-    hand_in(tmp_path, "task1_single/run_glue.py", HOME, *ours)
-
-    assert set(choose(tmp_path, COURSE).files) == {"task1_single/run_glue.py", HOME}
+@pytest.mark.parametrize(
+    "handed_in, taken",
+    [
+        (["task2a/run_glue.py"], {"task2a_gather_scatter/run_glue.py"}),  # the course's name of the folder
+        (["Task3/run_glue.py", "pipeline/pipe.py"], {"task3_ddp/run_glue.py", "pipeline/pipe.py"}),
+        (["task2b/mine/helper.py"], {"task2b_allreduce/mine/helper.py"}),
+        (["notes.txt", "group 3/final/task1/a.py", f"group 3/final/{HOME}"], {"task1_single/a.py", HOME}),
+        (["task1/a.py", "common/data/glue.py", "grader/ranks/one_run.py", "tests/conftest.py"], {"task1_single/a.py"}),
+        ([HOME, "conftest.py", "pytest.ini", "torch.py", "course.toml"], {HOME}),
+    ],
+)
+def test_what_a_student_may_change_is_taken_from_wherever_it_lies(tmp_path, handed_in, taken):
+    assert set(choose(hand_in(tmp_path, *handed_in), COURSE).files) == taken
 
 
 def test_a_task_handed_in_twice_is_said(tmp_path):
@@ -94,16 +73,10 @@ def test_what_is_not_handed_in_is_the_handouts_and_not_the_solution(tmp_path):
     assert "[hidden]" not in (tmp_path / "tree/course.toml").read_text()
 
 
-def test_the_clean_tree_of_a_handout_is_the_handout(tmp_path):
-    clean = clean_files()
-    write_tree(clean, Taken({}), tmp_path)
-
-    assert clean_files(tmp_path) == clean
-
-
-def test_a_submission_cannot_write_into_the_next_ones_tree(tmp_path):
+def test_the_clean_tree_of_a_handout_is_the_handout_and_no_submission_can_write_into_the_next_ones_tree(tmp_path):
     clean = clean_files()
     write_tree(clean, Taken({}), tmp_path / "first")
+    assert clean_files(tmp_path / "first") == clean
     (tmp_path / "first" / HOME).write_text("poisoned\n")
 
     write_tree(clean, Taken({}), tmp_path / "second")
@@ -112,9 +85,9 @@ def test_a_submission_cannot_write_into_the_next_ones_tree(tmp_path):
 
 
 def test_a_folder_in_place_of_a_file_is_said(tmp_path):
-    hand_in(tmp_path / "in", f"{HOME}/inside.py", "pipeline/pipe.py/inside.py")
+    hand_in(tmp_path / "in", "pipeline/pipe.py/inside.py")
 
-    with pytest.raises(InputError, match=r"pipe\.py/inside\.py: expected a file of the course"):
+    with pytest.raises(InputError, match=r"^pipeline/pipe\.py: expected a file of the course"):
         write_tree(clean_files(), choose(tmp_path / "in", COURSE), tmp_path / "tree")
 
 
@@ -133,10 +106,11 @@ def test_submissions_are_named_after_folders_and_zips():
     assert [submission.name for submission in named] == ["alice", "bob", "hand_in", "carol-hw", "dan-hw"]
 
 
-@pytest.mark.parametrize("name", ["..", "a\nb", "\udcff", "x" * 300, "<b>", "."])
-def test_every_name_can_be_a_folder_and_a_cell(name):
+@pytest.mark.parametrize("name", ["..", "a\nb", "\udcff", "x" * 300, "\U00020000" * 100, "<b>", "."])
+def test_every_name_can_be_a_folder_and_a_cell(tmp_path, name):
     (submission,) = name_all([Path("/x") / f"{name}.zip"])
 
+    (tmp_path / submission.name).mkdir()
     assert submission.name not in ("", ".", "..") and len(submission.name) <= 80
     assert submission.name.encode() and not set(submission.name) & set("/\n<>")
 
@@ -164,23 +138,17 @@ def test_a_path_that_is_given_twice_is_one_submission():
     assert len(name_all([Path("/a/alice.zip"), Path("/a/./alice.zip")])) == 1
 
 
-def test_the_longest_name_can_be_made_on_a_file_system(tmp_path):
-    (submission,) = name_all([Path("/a") / ("\U00020000" * 100)])
-
-    (tmp_path / submission.name).mkdir()
-
-
-def test_two_graders_do_not_share_a_folder_of_results(tmp_path):
-    with at_work(tmp_path / "out"):
-        with pytest.raises(InputError, match="is using this folder"), at_work(tmp_path / "out"):
+def test_parts_work_beside_each_other_but_not_beside_a_whole_run_nor_twice(tmp_path):
+    def refused(part: str) -> None:
+        with pytest.raises(InputError, match="is using this folder"), at_work(tmp_path, part):
             pass
 
-
-def test_parts_work_beside_each_other_but_not_beside_a_whole_run_nor_twice(tmp_path):
     with at_work(tmp_path, "1-of-2"), at_work(tmp_path, "2-of-2"):
-        for other in ("1-of-2", ""):
-            with pytest.raises(InputError, match="is using this folder"), at_work(tmp_path, other):
-                pass
+        refused("1-of-2")
+        refused("")
+    with at_work(tmp_path):
+        refused("1-of-2")
+        refused("")
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
@@ -239,16 +207,11 @@ def test_a_regions_share_tells_all_some_none_and_not_attempted():
     assert (share.max_points, share.mean) == (3, 1.25)
 
 
-def test_full_marks_are_in_the_last_bin():
-    bins = gradebook.histogram([row("x", ("1.1", "passed", 3, "")), row("y", ("1.1", "wrong", 3, ""))])
+@pytest.mark.parametrize("points, name", [(100, "90–100 %"), (87, "80–90 %"), (0, "0–10 %")])
+def test_a_score_is_in_its_bin_and_full_marks_in_the_last(points, name):
+    bins = gradebook.histogram([row("x", ("1.1", "passed", points, ""), ("1.2", "wrong", 100 - points, ""))])
 
-    assert (bins[0][1], bins[-1][1]) == (1, 1)
-
-
-def test_a_score_of_87_percent_is_in_the_bin_from_80_to_90():
-    bins = gradebook.histogram([row("x", ("1.1", "passed", 87, ""), ("1.2", "wrong", 13, ""))])
-
-    assert [name for name, count in bins if count] == ["80–90 %"]
+    assert [name for name, count in bins if count] == [name]
 
 
 def test_what_a_terminal_could_trip_over_is_written_as_an_escape():
@@ -259,12 +222,9 @@ def test_what_a_terminal_could_trip_over_is_written_as_an_escape():
 def class_of_three(tmp_path_factory) -> Path:
     """A solution, nothing solved, and a broken zip, each with the one region that the quick grader looks at."""
     folder = tmp_path_factory.mktemp("class")
-    for name, content in (("solved", (ROOT / HOME).read_bytes()), ("unsolved", clean_files()[HOME])):
-        (folder / name / "common").mkdir(parents=True)
-        (folder / name / HOME).write_bytes(content)
-    with zipfile.ZipFile(folder / "broken.zip", "w") as opened:
-        opened.write(folder / "solved" / HOME, HOME)
-    (folder / "broken.zip").write_bytes((folder / "broken.zip").read_bytes()[:400])
+    hand_in(folder / "solved", HOME, text=(ROOT / HOME).read_text())
+    hand_in(folder / "unsolved", HOME, text=clean_files()[HOME].decode())
+    (folder / BROKEN).with_suffix(".zip").write_bytes(b"PK")
     return folder
 
 
@@ -274,112 +234,112 @@ def command(folder: Path, out: Path) -> list[str]:
 
 
 @pytest.mark.medium
-def test_a_bad_submission_does_not_stop_the_others(class_of_three, tmp_path):
-    done = subprocess.run(command(class_of_three, tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=300)
+def test_a_bad_submission_with_a_name_that_the_terminal_cannot_show_stops_neither_the_others_nor_a_restart(
+    class_of_three, tmp_path
+):
+    def run() -> dict[str, Any]:
+        environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+        done = subprocess.run(command(class_of_three, tmp_path), cwd=ROOT, env=environment, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")
+        return json.loads(done.stdout.splitlines()[-1])
 
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = run()
+
     reports = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("hand_ins/*/report.json")}
-    assert done.returncode == 0 and not done.stderr
     assert (figures["submissions"], figures["graded"], figures["unreadable"]) == (3, 3, 1)
-    assert {name: report["score"] for name, report in reports.items()} == {"solved": 2, "unsolved": 0, "broken": 0}
+    assert {name: report["score"] for name, report in reports.items()} == {"solved": 2, "unsolved": 0, BROKEN: 0}
     assert {report["max_score"] for report in reports.values()} == {2}
     assert set(reports["solved"]) == {"submission", "score", "max_score", "tests", "environment", "sandbox"}
     assert [test["status"] for report in reports.values() for test in report["tests"]].count("not attempted") == 1
-    assert "cannot be read" in reports["broken"]["tests"][0]["message"]
-    assert all((tmp_path / file).exists() for file in ("gradebook.csv", "index.html", "hand_ins/broken/index.html"))
+    assert "cannot be read" in reports[BROKEN]["tests"][0]["message"]
+    assert all((tmp_path / file).exists() for file in ("index.html", f"hand_ins/{BROKEN}/index.html"))
+    assert len((tmp_path / "gradebook.csv").read_text(encoding="utf-8").splitlines()) == 4
+    assert (run()["graded"], run()["kept"]) == (0, 3)
 
 
-@pytest.mark.proof  # of make test: a part that is killed and restarted, test_parts.py
-def test_a_killed_run_is_gone_on_with_and_nothing_is_lost_or_graded_twice(class_of_three, tmp_path):
-    first = subprocess.Popen(command(class_of_three, tmp_path), cwd=ROOT, stdout=subprocess.DEVNULL)
-    limit = time.monotonic() + 240
-    while not (tmp_path / "hand_ins/solved/report.json").exists() and time.monotonic() < limit:
-        time.sleep(0.05)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("hand_ins/*/report.json")}
-    assert 1 <= len(done) < 3
-
-    second = subprocess.run(command(class_of_three, tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=300)
-
-    figures = json.loads(second.stdout.splitlines()[-1])
-    assert (figures["kept"], figures["graded"]) == (len(done), 3 - len(done))
-    assert all(path.stat().st_mtime_ns == when for path, when in done.items())
-    assert len(list(tmp_path.glob("hand_ins/*/report.json"))) == 3
-
-
-@pytest.mark.medium
-def test_only_a_submission_that_has_changed_is_graded_again(class_of_three, tmp_path):
-    mine = tmp_path / "mine"
-    shutil.copytree(class_of_three / "solved", mine)
-    with at_work(tmp_path / "out") as scratch:
-        grading = Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=1, deadline=120)
-
-        first = [grading.grade(Submission("mine", mine)) for _ in range(2)]
-        (mine / HOME).write_bytes(clean_files()[HOME])
-        second = [grading.grade(Submission("mine", mine)) for _ in range(2)]
-
-        assert (first, second) == ([True, False], [True, False])
-        assert grading.read("mine").report["score"] == 0
-        assert not os.listdir(scratch) or os.listdir(scratch) == ["catalogue.json"]
-
-
-def test_a_fault_of_the_grader_costs_one_submission_and_is_said(tmp_path, monkeypatch, capsys):
-    hand_in(tmp_path / "in", HOME)
-    monkeypatch.setattr("staff.grade.hand_ins.run_graded", lambda *_, **__: 1 / 0)
-    with at_work(tmp_path / "out") as scratch:
-        grading = Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=1, deadline=1)
-
-        done = whole_class.grade_all(
-            grading, [Submission("in", tmp_path / "in"), Submission("none", tmp_path / "no")], 2
-        )
-
-    assert done == {"none": True}
-    assert "in: not graded" in capsys.readouterr().err
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory) -> list[dict[str, Any]]:
+    return hand_ins.collect(tmp_path_factory.mktemp("catalogue"), [QUICK])
 
 
 EXCEL = 32_767  # characters of a cell
 NOT_RUN = Outcome(0, False, 0.0, 0.0, 0, "")
 
 
-def test_each_hand_in_has_inputs_of_its_own_and_their_seed_in_its_report(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("staff.grade.hand_ins.run_graded", lambda *_, seed, **__: drawn.append(seed) or NOT_RUN)
+@pytest.fixture
+def grading(tmp_path, monkeypatch, catalogue) -> Iterator[Grading]:
+    """A run over a class into tmp_path/out. No grader is started: hand-ins whose graders said nothing."""
+    monkeypatch.setattr(hand_ins, "collect", lambda *_: catalogue)
+    monkeypatch.setattr(hand_ins, "run_graded", lambda *_, **__: NOT_RUN)
     with at_work(tmp_path / "out") as scratch:
-        grading = Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=None, deadline=1)
-        for name in ("first", "second"):
-            hand_in(tmp_path / name, HOME)
-            grading.grade(Submission(name, tmp_path / name))
-
-        reported = [grading.read(name).report["environment"]["seed"] for name in ("first", "second")]
-
-    assert reported == drawn
-    assert drawn[0] != drawn[1]
+        yield Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=None, deadline=120)
 
 
-def test_a_grade_book_with_the_longest_notes_can_be_read_by_a_spreadsheet(tmp_path, monkeypatch):
+def test_only_a_submission_that_has_changed_is_graded_again_with_a_seed_of_its_own_in_its_report(
+    grading, tmp_path, monkeypatch
+):
+    drawn: list[int] = []
+    monkeypatch.setattr(hand_ins, "run_graded", lambda *_, seed, **__: drawn.append(seed) or NOT_RUN)
+    mine = Submission("mine", hand_in(tmp_path / "mine", HOME))
+
+    first = [grading.grade(mine), grading.grade(mine)]
+    reported = [result_store.read(grading.out, "mine").report["environment"]["seed"]]
+    hand_in(tmp_path / "mine", HOME, text="x = 1\n")
+    second = [grading.grade(mine), grading.grade(mine)]
+
+    assert (first, second) == ([True, False], [True, False])
+    reported.append(result_store.read(grading.out, "mine").report["environment"]["seed"])
+    assert reported == drawn and drawn[0] != drawn[1]
+    assert not os.listdir(grading.scratch)
+
+
+def test_a_fault_of_the_grader_costs_one_submission_and_is_said(grading, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(hand_ins, "run_graded", lambda *_, **__: 1 / 0)
+    submissions = [Submission("in", hand_in(tmp_path / "in", HOME)), Submission("none", tmp_path / "no")]
+
+    assert whole_class.grade_all(grading, submissions, 2) == {"none": True}
+    assert "in: not graded" in capsys.readouterr().err
+
+
+def test_a_grade_book_with_the_longest_notes_can_be_read_by_a_spreadsheet(grading, tmp_path):
     long = "\u202e" * 60
     names = [f"{folder}/{number:03}{long}.py" for folder in ("task1", "task1_single") for number in range(400)]
     hand_in(tmp_path / "in", HOME, *names)
-    monkeypatch.setattr("staff.grade.hand_ins.run_graded", lambda *_, **__: NOT_RUN)
-    with at_work(tmp_path / "out") as scratch:
-        grading = Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=1, deadline=1)
 
-        whole_class.grade_all(grading, [Submission("in", tmp_path / "in")], 1)
-        write_class(tmp_path / "out", ["in"], COURSE, "")
+    whole_class.grade_all(grading, [Submission("in", tmp_path / "in")], 1)
+    write_class(grading.out, ["in"], COURSE, "")
 
-    (row,) = csv.DictReader((tmp_path / "out/gradebook.csv").read_text(encoding="utf-8").splitlines())
+    (row,) = csv.DictReader((grading.out / "gradebook.csv").read_text(encoding="utf-8").splitlines())
     assert max(map(len, row.values())) <= EXCEL
     assert "was ignored because" in row["notes"] and "381 more notes" in row["notes"]
-    assert len(gradebook_notes(tmp_path / "out", "in")) == 20
+    assert len(result_store.read(grading.out, "in").run["notes"]) == 20
+
+
+def test_three_measured_times_that_hand_ins_share_are_on_the_page_of_the_class(grading, tmp_path):
+    names = ("ann", "bob", "cy")
+    for name in names:
+        hand_in(tmp_path / name, HOME)
+        hand_in(tmp_path / name, "report.md", text="A step takes 12.345 ± 0.678 s, without the network 8.5 ± 0.5 s.")
+    times = (
+        '{"seconds": 1.2345678, "mean_time": 2.3456789, "step_seconds": 4.5678912, "time_left": 3.25, "x": 5.678912}'
+    )
+    for name in names[:2]:
+        hand_in(tmp_path / name, "task1/runs/a.json", text=times)
+
+    whole_class.grade_all(grading, [Submission(name, tmp_path / name) for name in names], 1)
+    write_class(grading.out, names, COURSE, "")
+
+    page = (grading.out / "index.html").read_text(encoding="utf-8")
+    section = page.split("Identical measurements in several submissions")[1].split("<h2>")[0]
+    assert "ann, bob</td>" in section and "cy" not in section
+    found = [result_store.read(grading.out, name).run["measured"] for name in names[1:]]
+    assert found == [
+        ["12.345 ± 0.678", "mean_time=2.345679", "seconds=1.234568", "step_seconds=4.567891"], ["12.345 ± 0.678"]
+    ]  # fmt: skip
 
 
 def affinity() -> list[str]:
     return [str(processor) for processor in os.sched_getaffinity(0)]
-
-
-def gradebook_notes(out: Path, name: str) -> list[str]:
-    return result_store.read(out, name).run["notes"]
 
 
 def test_no_cell_is_longer_than_a_spreadsheet_takes_whatever_was_kept(tmp_path):
@@ -391,38 +351,14 @@ def test_no_cell_is_longer_than_a_spreadsheet_takes_whatever_was_kept(tmp_path):
     assert all(len(cell) <= EXCEL for cell in line.values())
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_name_that_the_terminal_cannot_show_ends_neither_a_run_nor_its_restart(tmp_path, encoding):
-    names = ["\u6f22\u5b57.zip", "other.zip"]  # not readable as zips: their graders need not run
-    for name in names:
-        (tmp_path / name).write_bytes(b"")
-    command = [sys.executable, "-m", "staff.grade", *[tmp_path / name for name in names], "--tests", QUICK]
-    for graded in (2, 0):
-        done = subprocess.run(
-            [*command, "--out", tmp_path / "out"],
-            cwd=ROOT,
-            capture_output=True,
-            env=os.environ | {"PYTHONIOENCODING": encoding},
-        )
+def test_what_cannot_be_told_or_shown_of_one_hand_in_costs_the_others_nothing(grading, tmp_path):
+    both = [Submission(name, hand_in(tmp_path / name, HOME)) for name in ("bad", "good")]
+    whole_class.grade_all(grading, both, 1)
+    damaged = result_store.folder_of(grading.out, "bad") / "run.json"
+    damaged.write_text(json.dumps({"digest": json.loads(damaged.read_text())["digest"], "notes": 7}))
 
-        assert done.returncode == 0, done.stderr.decode()
-        assert json.loads(done.stdout.splitlines()[-1])["graded"] == graded
-        assert len((tmp_path / "out/gradebook.csv").read_text(encoding="utf-8").splitlines()) == 3
-
-
-def test_what_cannot_be_told_or_shown_of_one_hand_in_costs_the_others_nothing(tmp_path, monkeypatch, capsys):
-    for name in ("bad", "good"):
-        hand_in(tmp_path / name, HOME)
-    monkeypatch.setattr("staff.grade.hand_ins.run_graded", lambda *_, **__: NOT_RUN)
-    with at_work(tmp_path / "out") as scratch:
-        grading = Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=1, deadline=1)
-        both = [Submission(name, tmp_path / name) for name in ("bad", "good")]
-        whole_class.grade_all(grading, both, 1)
-        damaged = result_store.folder_of(tmp_path / "out", "bad") / "run.json"
-        damaged.write_text(json.dumps({"digest": json.loads(damaged.read_text())["digest"], "notes": 7}))
-
-        done = whole_class.grade_all(grading, both, 1)
-        rows = write_class(tmp_path / "out", ["bad", "good"], COURSE, "")
+    done = whole_class.grade_all(grading, both, 1)
+    rows = write_class(grading.out, ["bad", "good"], COURSE, "")
 
     assert done == {"bad": False, "good": False}
     assert [row["name"] for row in rows] == ["good"]
@@ -440,7 +376,7 @@ def test_more_jobs_than_processors_share_them_evenly():
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
-def test_two_hand_ins_that_are_graded_at_once_have_no_processor_in_common(tmp_path, monkeypatch):
+def test_two_hand_ins_that_are_graded_at_once_have_no_processor_in_common(grading, tmp_path, monkeypatch):
     both_run, seen = threading.Barrier(2, timeout=60), []
 
     def run_graded(*_: object, **__: object) -> Outcome:
@@ -449,13 +385,9 @@ def test_two_hand_ins_that_are_graded_at_once_have_no_processor_in_common(tmp_pa
         seen.append({*subprocess.check_output(asked, text=True).split(), *run_apart(affinity, seconds=60)})
         return NOT_RUN
 
-    monkeypatch.setattr("staff.grade.hand_ins.run_graded", run_graded)
-    for name in ("a", "b"):
-        hand_in(tmp_path / name, HOME)
-    with at_work(tmp_path / "out") as scratch:
-        grading = Grading.prepare(tmp_path / "out", scratch, [QUICK], seed=1, deadline=1)
+    monkeypatch.setattr(hand_ins, "run_graded", run_graded)
 
-        whole_class.grade_all(grading, [Submission(name, tmp_path / name) for name in ("a", "b")], 2)
+    whole_class.grade_all(grading, [Submission(name, hand_in(tmp_path / name, HOME)) for name in ("a", "b")], 2)
 
     first, second = seen
     assert first and second and not first & second

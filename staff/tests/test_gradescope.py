@@ -20,10 +20,10 @@ from course.zip_files import write_zip
 from grader.report import Entry, render
 from staff.grade.gradebook import Row
 from staff.grade.hand_ins import hidden_files
+from staff.grade.submissions import write_files
 from staff.gradescope import build
 from staff.gradescope.classroom50 import result
 from staff.gradescope.results import VISIBILITIES, late_days, results, unfinished
-from staff.handout.regions import find_regions
 from staff.proofs import attack_bank, attack_runs
 
 pytestmark = pytest.mark.medium
@@ -90,15 +90,12 @@ def test_results_follow_the_specification():
     content = results(row, COURSE, 2, 61.2)
 
     check_schema(content)
+    check_schema(unfinished("what stands there until the end"))
     assert (content["score"], content["execution_time"], content["extra_data"]["late_days"]) == (2, 62, 2)
     assert content["tests"][-1] | {"tags": []} == {
         "score": 2, "max_score": 2, "status": "passed", "name": "a", "name_format": "text", "number": "2b.1",
         "output": "", "output_format": "text", "tags": [], "visibility": "visible",
     }  # fmt: skip
-
-
-def test_what_stands_there_until_the_end_follows_the_specification_too():
-    check_schema(unfinished("not yet"))
 
 
 def test_a_failure_says_its_status_the_hint_and_what_ranks_printed():
@@ -150,14 +147,6 @@ def test_a_visible_test_does_not_speak_of_hidden_ones():
     assert "secret" not in first["output"] and "the same" not in second["output"]
 
 
-def test_hidden_tests_are_shown_when_the_course_says_and_the_others_always():
-    row = graded(("tests/t.py::test_a", "wrong", "x"), ("staff/hidden/test_b.py::test_b", "wrong", "x"))
-
-    seen = [test["visibility"] for test in results(row, COURSE, None, 1)["tests"]]
-
-    assert seen == ["visible", COURSE.hidden["visibility"]]
-
-
 DUE = "2026-03-01T23:00:00.000000-08:00"
 
 
@@ -198,19 +187,10 @@ def test_classroom_50_gets_what_its_schema_requires():
 
     content = result(row, RUNNER, now)
 
-    texts = (
-        "schema",
-        "classroom",
-        "assignment",
-        "assignment_type",
-        "owner",
-        "submission",
-        "commit",
-        "release",
-        "review",
-    )
-    assert all(isinstance(content.pop(field), str) for field in texts)
     assert content == {
+        "schema": "classroom50/result/v1", "classroom": "cos598d", "assignment": "training", "owner": "alice",
+        "assignment_type": "individual", "submission": "submit/2026-03-01-abc", "commit": "https://x/commit/abc",
+        "release": "https://x/releases/tag/t", "review": "https://x/commit/abc",
         "datetime": "2026-03-01T11:30:05Z", "score": 2, "max-score": 4,
         "tests": [
             {"test-name": "2b.1 it works", "passed": True, "score": 2, "max-score": 2},
@@ -225,14 +205,6 @@ def test_outside_of_classroom_50_it_says_what_is_missing(change):
         result(graded(), RUNNER | change, datetime.now(UTC))
 
 
-def test_the_handouts_workflow_is_plain_and_runs_the_graders():
-    text = (ROOT / "staff/handout/files/grade.yml").read_text()
-
-    assert "pytest" in text and "--report report.json" in text and "make setup" in text
-    assert not re.search(r"secrets\.|classroom", text)
-    assert "staff/handout/files/grade.yml" in COURSE.handout.renames
-
-
 def test_the_handouts_workflow_shows_the_table_of_points_and_no_message_above_it():
     """Its sed finds the first line of the table that the graders print."""
     text = (ROOT / "staff/handout/files/grade.yml").read_text()
@@ -245,32 +217,6 @@ def test_the_handouts_workflow_shows_the_table_of_points_and_no_message_above_it
 
     assert table[0].startswith("task 2b ") and table[0].endswith("0/4")
     assert shown.stdout.splitlines() == [*table, "next: 2b.1"]
-
-
-def test_the_zip_has_what_the_platform_runs_and_no_solution(tmp_path):
-    write_zip(build.contents(), tmp_path / "a.zip")
-
-    with zipfile.ZipFile(tmp_path / "a.zip") as opened:
-        names = opened.namelist()
-        modes = {name: opened.getinfo(name).external_attr >> 16 & 0o777 for name in ("setup.sh", "run_autograder")}
-        texts = {name: opened.read(name).decode() for name in names}
-    assert modes == {"setup.sh": 0o755, "run_autograder": 0o755}
-    assert not [name for name in names if "banks" in name or "attacks" in name or "staff/tests" in name]
-    for region in COURSE.regions.values():
-        assert not find_regions_of(texts[region.file]), region.file
-        assert f"TODO {region.id}" in texts[region.file]
-    assert set(hidden_files()) <= set(names)
-
-
-def find_regions_of(text: str) -> list:
-    return find_regions(text) if "BEGIN SOLUTION" in text else []
-
-
-def test_the_same_source_gives_the_same_zip(tmp_path):
-    for name in ("a.zip", "b.zip"):
-        write_zip(build.contents(), tmp_path / name)
-
-    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -290,6 +236,18 @@ def autograder(tmp_path_factory) -> Path:
     return folder
 
 
+def test_the_zip_has_what_the_platform_runs_and_no_solution(autograder):
+    source = autograder / "source"
+    names = {path.relative_to(source).as_posix() for path in source.rglob("*")}
+
+    assert all(os.access(source / name, os.X_OK) for name in ("setup.sh", "run_autograder"))
+    assert not [name for name in names if "banks" in name or "attacks" in name or "staff/tests" in name]
+    for region in COURSE.regions.values():
+        text = (source / region.file).read_text(encoding="utf-8")
+        assert "BEGIN SOLUTION" not in text and f"TODO {region.id}" in text, region.file
+    assert set(hidden_files()) <= names
+
+
 def run_autograder(folder: Path, timeout: int = 600) -> dict:
     environment = os.environ | {"TIMEOUT": str(timeout), "COS598D_SLOWNESS": "3"}
     script = folder / "source/run_autograder"
@@ -307,11 +265,13 @@ def test_what_to_look_at_by_hand_is_where_no_student_sees_it():
     assert "os._exit" not in json.dumps(content) and "review" not in json.dumps(content)
 
 
+ATTACKS = "bytes_on_the_line context_in_a_frame imports_a_judge reads_hidden_tests reads_a_judge environment"
+
+
 @pytest.mark.slow
 def test_a_solution_gets_full_marks_on_the_platform(autograder):
-    for region in COURSE.regions.values():
-        (autograder / "submission" / region.file).parent.mkdir(parents=True, exist_ok=True)
-        (autograder / "submission" / region.file).write_bytes((ROOT / region.file).read_bytes())
+    solved = {region.file: (ROOT / region.file).read_bytes() for region in COURSE.regions.values()}
+    write_files(solved, autograder / "submission")
     due = {"due_date": "2026-03-01T23:00:00-08:00"}
     metadata = {"created_at": "2026-03-03T00:00:00-08:00", "assignment": due, "users": []}
     (autograder / "submission_metadata.json").write_text(json.dumps(metadata))
@@ -325,17 +285,7 @@ def test_a_solution_gets_full_marks_on_the_platform(autograder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bytes_on_the_line",
-        "context_in_a_frame",
-        "imports_a_judge",
-        "reads_hidden_tests",
-        "reads_a_judge",
-        "environment",
-    ],
-)
+@pytest.mark.parametrize("name", ATTACKS.split())
 def test_an_attack_gains_nothing_on_the_platform_either(autograder, name):
     (attack,) = attack_bank.load([name])
     shutil.rmtree(autograder / "submission")
@@ -352,7 +302,6 @@ def test_an_attack_gains_nothing_on_the_platform_either(autograder, name):
     assert sum(test["score"] for test in content["tests"] if test["number"] == "p.2") > 0
 
 
-@pytest.mark.medium
 def test_what_was_earned_before_our_own_deadline_is_reported(autograder, tmp_path):
     content = run_autograder(autograder, timeout=45)
 

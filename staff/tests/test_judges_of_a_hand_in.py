@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.paths import ROOT
-from staff.grade.submissions import clean_files
+from staff.grade.submissions import clean_files, write_files
 
 TEST = "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices"
 BROUGHT = ("conftest.py", "tests/conftest.py", "grader/__init__.py", "grader/plugin.py", "sitecustomize.py")
@@ -19,9 +19,7 @@ SETTINGS = '[tool.pytest.ini_options]\npythonpath = ["."]\naddopts = "--seed 1"\
 def hand_in(tmp_path: Path) -> Path:
     """An unsolved tree with graders of its own, each of which says that it was run."""
     brought = {name: f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\n".encode() for name in BROUGHT}
-    for name, content in {**clean_files(), **brought, "pyproject.toml": SETTINGS.encode()}.items():
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(content)
+    write_files(clean_files() | brought | {"pyproject.toml": SETTINGS.encode()}, tmp_path / "in")
     return tmp_path / "in"
 
 

@@ -13,6 +13,7 @@ import pytest
 from common.paths import ROOT
 from course.table import NOT_GRADED_HERE, load_course
 from staff.grade import gradebook, result_store
+from staff.grade.submissions import write_files
 from staff.gradescope import classroom50, results
 from staff.proofs.harmful_class import solved_files
 from staff.sandbox import kernel
@@ -56,9 +57,7 @@ def test_an_instructor_learns_before_the_term_which_points_cannot_be_graded():
 def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of a solution whose script says so if it is run."""
     folder = tmp_path_factory.mktemp("class")
-    for name, content in solved_files(COURSE).items():
-        (folder / "alice" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "alice" / name).write_bytes(content)
+    write_files(solved_files(), folder / "alice")
     printed = without_namespaces("staff.grade", folder / "alice", "--out", folder / "out", "--tests", SCRIPT, *OTHERS)
     assert f"{NOT_GRADED_HERE}: {SCRIPT}" in printed
     return folder / "out"

@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 
 import pytest
 
@@ -14,36 +13,20 @@ def deaf(text: str) -> object:
     return re.fullmatch("(a+)+b", text)
 
 
-def leave() -> None:
-    os._exit(7)
-
-
-def fail() -> None:
-    raise ValueError("said by the step")
-
-
-def test_a_step_that_is_deaf_to_signals_ends_at_its_deadline():
-    with pytest.raises(Unfinished, match=r"stopped after 0\.5 s"):
-        run_apart(deaf, "a" * 60, seconds=0.5)
-
-
-def test_a_step_whose_process_dies_says_so_at_once():
-    with pytest.raises(Unfinished, match="exit code 7"):
-        run_apart(leave, seconds=100)
-
-
-def test_what_a_step_raises_is_raised():
-    with pytest.raises(ValueError, match="said by the step"):
-        run_apart(fail, seconds=100)
-
-
-def test_a_step_returns_its_value_from_another_process():
-    assert run_apart(os.getpid, seconds=100) != os.getpid()
-
-
-def test_a_step_cannot_take_all_memory():
-    with pytest.raises(MemoryError):
-        run_apart(bytes, 3 << 30, seconds=100)
+@pytest.mark.parametrize(
+    "step, argument, seconds, error, words",
+    [
+        (deaf, "a" * 60, 0.5, Unfinished, r"stopped after 0\.5 s"),
+        (os._exit, 7, 100, Unfinished, "exit code 7"),
+        (float, "said by the step", 100, ValueError, "said by the step"),
+        (bytes, 3 << 30, 100, MemoryError, None),
+    ],
+)
+def test_a_step_ends_at_its_deadline_with_its_process_with_its_error_or_at_its_limit(
+    step, argument, seconds, error, words
+):
+    with pytest.raises(error, match=words):
+        run_apart(step, argument, seconds=seconds)
 
 
 def test_the_limit_of_memory_ends_with_the_step():
@@ -53,10 +36,8 @@ def test_the_limit_of_memory_ends_with_the_step():
     assert len(bytes(200 << 20)) == 200 << 20
 
 
-def test_ten_steps_share_one_start():
-    begin = time.process_time()
+def test_steps_are_run_in_processes_of_one_server():
+    processes = {run_apart(os.getpid, seconds=100) for _ in range(3)}
 
-    for _ in range(10):
-        run_apart(os.getpid, seconds=100)
-
-    assert time.process_time() - begin < 5
+    assert len(processes) == 3 and os.getpid() not in processes
+    assert len({run_apart(os.getppid, seconds=100) for _ in range(3)} - {os.getpid()}) == 1

@@ -7,7 +7,7 @@ import pytest
 
 from course.table import files_matching, load_course
 from course.todo import find_blocks
-from staff.grade.submissions import TREE
+from staff.grade.submissions import TREE, write_files
 from staff.tests.handouts import open_handout
 from tests.own.started_processes import run
 
@@ -18,9 +18,7 @@ NOTHING = {"pass": "pass", "return None": "return None", "ellipsis": "..."}
 
 def make(tree: Path, body: str = "") -> None:
     """A handout with `body` in place of every placeholder; "" leaves them."""
-    for name, content in open_handout().files.items():
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_bytes(content)
+    write_files(open_handout().files, tree)
     for file in files_matching(tree, TREE) if body else ():
         lines = (tree / file).read_text(encoding="utf-8").split("\n")
         for block in reversed(find_blocks("\n".join(lines), file)):

@@ -14,7 +14,6 @@ FOLDERS = (
     "tests/pipeline",
 )  # fmt: skip
 OF_TORCH = {"torch", "dist", "c10d", "nn"}
-NO_CODE = {"tests", "banks"}
 
 
 def private_names(text: str) -> set[str]:
@@ -35,23 +34,14 @@ def private_names(text: str) -> set[str]:
     return found - {"_C", "_autograd"}
 
 
-def used() -> dict[str, set[str]]:
-    """Private name -> files that use it."""
-    files: dict[str, set[str]] = {}
-    for folder in FOLDERS:
-        for path in (ROOT / folder).rglob("*.py"):
-            if NO_CODE.isdisjoint(path.relative_to(ROOT / folder).parts):
-                for name in private_names(path.read_text(encoding="utf-8")):
-                    files.setdefault(name, set()).add(path.relative_to(ROOT).as_posix())
-    return files
-
-
 def test_every_private_name_is_listed_with_its_files():
-    missing = {
-        (name, file) for name, files in used().items() for file in files if not any(
-            name in row and file in row for row in TABLE.splitlines()
-        )
-    }  # fmt: skip
+    missing = set()
+    for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        file = path.relative_to(ROOT).as_posix()
+        if not file.startswith(("staff/tests/", "staff/banks/")):
+            for name in private_names(path.read_text(encoding="utf-8")):
+                if not any(name in row and file in row for row in TABLE.splitlines()):
+                    missing.add((name, file))
 
     assert missing == set()
 
@@ -61,9 +51,3 @@ def test_every_private_method_that_our_process_group_overrides_is_listed():
 
     assert {name for name in overridden if f"`{name}`" not in TABLE} == set()
     assert "_get_backend" in overridden
-
-
-def test_every_file_of_the_table_is_there():
-    files = re.findall(r"\b[\w/]+\.py\b", TABLE)
-
-    assert [file for file in files if not (ROOT / file).is_file()] == []

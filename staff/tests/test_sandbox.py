@@ -1,7 +1,7 @@
 """The walls of a rank, each tried from inside by a process that is built one; then whole runs of the graders."""
 
+import contextlib
 import ctypes
-import errno
 import fcntl
 import itertools
 import json
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ import pytest
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
+from grader.wire.processes import descendants
 from staff.proofs.bank import copy_tree
+from staff.sandbox import __main__ as command
 from staff.sandbox import graded_run, kernel, seccomp, supervisor
 from staff.sandbox.confine import Policy, build
 from staff.sandbox.graded_run import probe, run_graded
@@ -66,119 +68,11 @@ def mine(tmp_path: Path) -> Path:
     return tmp_path / "rank0"
 
 
-def test_the_probe_says_in_words_and_as_json_what_holds():
-    said = subprocess.run([sys.executable, "-m", "staff.sandbox", "--probe"], cwd=ROOT, capture_output=True, text=True)
+def test_the_probe_says_in_words_and_as_json_what_holds(capsys):
+    command.main(["--probe"])
 
-    lines = said.stdout.splitlines()
-
+    lines = capsys.readouterr().out.splitlines()
     assert json.loads(lines[-1])["level"] == lines[-2]
-
-
-def test_landlock_hides_what_is_not_named(mine, tmp_path):
-    (tmp_path / "secret").write_text("secret")
-
-    assert "PermissionError" in behind(mine, ("landlock",), (tmp_path / "secret").read_text)
-    assert behind(mine, (), (tmp_path / "secret").read_text) == "secret"
-
-
-def test_a_rank_can_write_in_its_own_folder_and_nowhere_else(mine, tmp_path):
-    assert behind(mine, ("landlock",), lambda: Path("own").write_text("x")) == "1"
-    assert "PermissionError" in behind(mine, ("landlock",), lambda: (tmp_path / "new").write_text("x"))
-
-
-def test_no_solution_of_the_repository_can_be_read(mine):
-    for file in ("common/data_partition.py", "staff/sandbox/graded_run.py", "course.toml"):
-        assert "PermissionError" in behind(mine, ("landlock",), (ROOT / file).read_text)
-
-
-def test_no_grader_can_be_read_nor_listed(mine):
-    for file in sorted((ROOT / "grader").rglob("*.py")):
-        assert "PermissionError" in behind(mine, ("landlock",), file.read_text), file
-    assert "PermissionError" in behind(mine, ("landlock",), lambda: os.listdir(ROOT / "grader"))
-
-
-def test_every_file_with_a_solution_can_be_closed_to_other_users():
-    secrets = graded_run.secrets()
-    folders = [folder for folder in ROOT.iterdir() if folder.is_dir() and folder.name[0] not in "._"]
-    regions = [
-        path for folder in folders for path in folder.rglob("*.py") if b"\n    # BEGIN SOLUTION" in path.read_bytes()
-    ]
-    closed = [path for path in regions if any(path.is_relative_to(ROOT / name) for name in secrets)]
-
-    assert {region.file for region in load_course().regions.values()} <= set(secrets)
-    assert ROOT / "cluster/hello.py" in closed and closed == regions
-
-
-def test_python_can_be_read_and_started(mine):
-    assert "OK" in behind(
-        mine, ("landlock", "seccomp"), lambda: subprocess.getoutput(f"{sys.executable} -c 'print(\"OK\")'"), starts=True
-    )
-
-
-@pytest.mark.medium
-def test_a_rank_that_starts_can_read_no_judge_and_needs_none(tree, tmp_path):
-    asks = "import os\nfor name in sorted(os.listdir(@)):\n    raise SystemExit(open(os.path.join(@, name)).read(40))\n"
-    (tree / "common/data_partition.py").write_text(asks.replace("@", repr(str(ROOT / "grader"))))
-
-    run_graded(tree, tmp_path / "report.json", tests=[TEST], seed=1, deadline_s=300)
-
-    (test,) = json.loads((tmp_path / "report.json").read_text())["tests"]
-    assert test["status"] == "crashed" and "PermissionError" in test["message"]
-
-
-def test_the_courses_table_is_not_in_a_ranks_tree(tmp_path):
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree/course.toml").write_text("hints")
-    (tmp_path / "tree/mine.py").write_text("x")
-
-    supervisor._copy_readable(tmp_path / "tree", tmp_path / "copy")
-
-    assert os.listdir(tmp_path / "copy") == ["mine.py"]
-
-
-def trace_parent() -> str:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall(PTRACE[os.uname().machine], 16, os.getppid(), None, None)
-    return errno.errorcode[ctypes.get_errno()]
-
-
-def test_the_filter_refuses_to_trace(mine):
-    assert behind(mine, ("seccomp",), trace_parent) == "EPERM"
-
-
-def in_a_thread(do: Callable[[], object]) -> str:
-    said = list[object]()
-    thread = threading.Thread(target=lambda: said.append(do()))
-    thread.start()
-    thread.join()
-    return str(said[0])
-
-
-def forked() -> int:
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    return os.waitpid(pid, 0)[1]
-
-
-@pytest.mark.parametrize("start", [forked, lambda: subprocess.run(["true"]).returncode], ids=["fork", "program"])
-def test_a_rank_starts_threads_and_no_processes(mine, start):
-    assert behind(mine, ("seccomp",), lambda: in_a_thread(lambda: 7)) == "7"
-    assert "PermissionError" in behind(mine, ("seccomp",), start)
-
-
-def test_a_probe_that_is_about_processes_may_start_them(mine):
-    assert behind(mine, ("seccomp",), forked, starts=True) == "0"
-
-
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX, socket.AF_PACKET])
-def test_without_a_network_of_its_own_a_rank_makes_no_sockets(mine, family):
-    assert "PermissionError" in behind(mine, ("seccomp",), lambda: socket.socket(family, socket.SOCK_DGRAM))
-
-
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX, socket.AF_NETLINK])
-def test_only_a_probe_that_needs_sockets_may_make_them(mine, family):
-    assert "PermissionError" in behind(mine, ("network", "seccomp"), lambda: socket.socket(family, socket.SOCK_RAW))
 
 
 def larger_pipe() -> None:
@@ -203,15 +97,6 @@ def nameless_file() -> None:
     os.memfd_create("x")
 
 
-KERNEL_MEMORY = [socket.socketpair, datagrams, nameless_file, larger_pipe, larger_buffer, watch]
-
-
-@pytest.mark.parametrize("take", KERNEL_MEMORY)
-def test_a_rank_cannot_take_memory_that_only_the_kernel_counts(mine, take):
-    assert "[Errno 1]" in behind(mine, ("seccomp",), take, sockets=True)
-    assert "Error" not in behind(mine, (), take)
-
-
 def lock() -> None:
     with open(sys.executable, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -222,10 +107,144 @@ def lock_a_part() -> None:
         fcntl.lockf(file, fcntl.LOCK_SH)
 
 
-@pytest.mark.parametrize("take", [lock, lock_a_part])
-def test_a_rank_locks_no_file_that_others_can_read(mine, take):
-    assert "[Errno 1]" in behind(mine, ("seccomp",), take)
-    assert behind(mine, (), take) == "None"
+def forked() -> int:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def program() -> int:
+    return subprocess.run(["true"]).returncode
+
+
+def affinity() -> None:
+    os.sched_setaffinity(0, os.sched_getaffinity(0))
+
+
+def limit_of_the_parent() -> None:
+    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def signal_to_the_parent() -> None:
+    os.kill(os.getppid(), 0)
+
+
+def read_outside() -> str:
+    return Path("../secret").read_text()
+
+
+def write_outside() -> int:
+    return Path("../new").write_text("x")
+
+
+def large_file() -> int:
+    return Path("a").write_bytes(bytes(2 << 20))
+
+
+def many_files() -> None:
+    for number in range(10):
+        Path(str(number)).write_bytes(bytes(1 << 20))
+
+
+def much_memory() -> int:
+    return len(bytes(300 << 20))
+
+
+ANYBODY_MAY = {  # what every process may do, and the wall that keeps a rank from it
+    read_outside: "landlock", write_outside: "landlock", forked: "seccomp", program: "seccomp",
+    lock: "seccomp", lock_a_part: "seccomp", affinity: "seccomp",  # others see a lock and have the other processors
+    limit_of_the_parent: "seccomp", signal_to_the_parent: "seccomp",
+    socket.socketpair: "seccomp", datagrams: "seccomp", nameless_file: "seccomp",  # the kernel's memory, not counted
+    larger_pipe: "seccomp", larger_buffer: "seccomp", watch: "seccomp",
+    large_file: "limits", much_memory: "limits", many_files: "scratch",
+}  # fmt: skip
+REFUSED = ("PermissionError", "[Errno 1]", "File too large", "MemoryError", "No space left")
+
+
+@pytest.mark.parametrize("wall, try_it", [(wall, try_it) for try_it, wall in ANYBODY_MAY.items()])
+def test_a_rank_is_kept_from_what_anybody_may_do(mine, wall, try_it):
+    (mine.parent / "secret").write_text("secret")
+
+    said = behind(mine, (wall,), try_it, sockets=True, file=1, memory=200, scratch=4)
+    assert any(words in said for words in REFUSED), said
+    assert list(mine.iterdir()) == [] or wall != "scratch"  # gone with the rank
+    assert "Error" not in behind(mine, (), try_it)
+
+
+def trace_parent() -> None:
+    kernel.syscall(PTRACE[os.uname().machine], 16, os.getppid(), None, None)
+
+
+@pytest.mark.parametrize("walls", [("seccomp",), ("network", "seccomp")])
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX, socket.AF_NETLINK])
+def test_only_a_probe_that_needs_sockets_may_make_them(mine, walls, family):
+    kind = socket.SOCK_RAW if family == socket.AF_NETLINK else socket.SOCK_STREAM
+
+    assert "PermissionError" in behind(mine, walls, lambda: socket.socket(family, kind))
+
+
+def test_the_filter_refuses_to_trace(mine):
+    assert "[Errno 1]" in behind(mine, ("seccomp",), trace_parent)
+
+
+def test_a_rank_writes_in_its_own_folder_starts_threads_and_may_signal_itself(mine):
+    assert behind(mine, ("landlock",), lambda: Path("own").write_text("x")) == "1"
+    assert behind(mine, ("seccomp",), lambda: in_a_thread(lambda: 7)) == "7"
+    assert behind(mine, ("seccomp",), lambda: os.kill(os.getpid(), 0)) == "None"
+
+
+def test_a_probe_that_is_about_processes_may_start_python(mine):
+    code = f"{sys.executable} -c 'print(\"OK\")'"
+
+    assert "OK" in behind(mine, ("landlock", "seccomp"), lambda: subprocess.getoutput(code), starts=True)
+
+
+def in_a_thread(do: Callable[[], object]) -> str:
+    said = list[object]()
+    thread = threading.Thread(target=lambda: said.append(do()))
+    thread.start()
+    thread.join()
+    return str(said[0])
+
+
+def readable(paths: Iterable[Path]) -> list[Path]:
+    found = []
+    for path in paths:
+        with contextlib.suppress(PermissionError):
+            os.listdir(path) if path.is_dir() else path.read_text()
+            found.append(path)
+    return found
+
+
+def test_neither_a_solution_nor_a_grader_can_be_read(mine):
+    solutions = [ROOT / file for file in ("common/data_partition.py", "staff/sandbox/graded_run.py", "course.toml")]
+    secrets = [*solutions, ROOT / "grader", *(ROOT / "grader").rglob("*.py")]
+
+    assert behind(mine, ("landlock",), lambda: readable(secrets)) == "[]"
+    assert behind(mine, (), lambda: len(readable(secrets))) == str(len(secrets))
+
+
+def test_every_file_with_a_solution_can_be_closed_to_other_users():
+    secrets = graded_run.secrets()
+    folders = [folder for folder in ROOT.iterdir() if folder.is_dir() and folder.name[0] not in "._"]
+    regions = [
+        path for folder in folders for path in folder.rglob("*.py") if b"\n    # BEGIN SOLUTION" in path.read_bytes()
+    ]
+    closed = [path for path in regions if any(path.is_relative_to(ROOT / name) for name in secrets)]
+
+    assert {region.file for region in load_course().regions.values()} <= set(secrets)
+    assert ROOT / "cluster/hello.py" in closed and closed == regions
+
+
+def test_the_courses_table_is_not_in_a_ranks_tree(tmp_path):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/course.toml").write_text("hints")
+    (tmp_path / "tree/mine.py").write_text("x")
+
+    supervisor._copy_readable(tmp_path / "tree", tmp_path / "copy")
+
+    assert os.listdir(tmp_path / "copy") == ["mine.py"]
 
 
 def test_reading_a_file_leaves_no_time_that_another_rank_could_see(mine, tmp_path):
@@ -238,27 +257,6 @@ def test_reading_a_file_leaves_no_time_that_another_rank_could_see(mine, tmp_pat
     assert (tmp_path / "read").stat().st_atime > 0
 
 
-def test_a_rank_stays_on_the_processors_of_its_grading(mine):
-    assert "[Errno 1]" in behind(mine, ("seccomp",), lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)))
-
-
-def test_a_limit_of_another_process_cannot_be_set(mine):
-    parent = os.getpid()
-
-    def limit() -> None:
-        resource.prlimit(parent, resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE))
-
-    assert "PermissionError" in behind(mine, ("seccomp",), limit)
-    assert behind(mine, (), limit) == "None"
-
-
-def test_signals_end_at_the_rank(mine):
-    parent = os.getpid()
-
-    assert "PermissionError" in behind(mine, ("seccomp",), lambda: os.kill(parent, 0))
-    assert behind(mine, ("seccomp",), lambda: os.kill(os.getpid(), 0)) == "None"
-
-
 def test_a_network_of_its_own_reaches_itself_and_nobody_else(mine):
     def meet_oneself() -> str:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
@@ -268,23 +266,6 @@ def test_a_network_of_its_own_reaches_itself_and_nobody_else(mine):
         address = outside.getsockname()
         assert "ConnectionRefusedError" in behind(mine, ("network",), lambda: socket.create_connection(address, 5))
     assert behind(mine, ("network", "seccomp"), meet_oneself, sockets=True) == "met"
-
-
-def test_scratch_is_limited_and_gone_with_the_rank(mine):
-    def fill() -> None:
-        for number in range(10):
-            Path(str(number)).write_bytes(bytes(1 << 20))
-
-    assert "No space left" in behind(mine, ("scratch",), fill, scratch=4)
-    assert list(mine.iterdir()) == []
-
-
-def test_a_file_too_large_is_an_error_to_read_about(mine):
-    assert "File too large" in behind(mine, ("limits",), lambda: Path("a").write_bytes(bytes(2 << 20)), file=1)
-
-
-def test_memory_beyond_the_limit_is_refused(mine):
-    assert "MemoryError" in behind(mine, ("limits",), lambda: len(bytes(300 << 20)), memory=200)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")
@@ -333,11 +314,23 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-@pytest.mark.medium
-def test_a_solved_task_passes_behind_all_walls(tree, tmp_path):
-    outcome = run_graded(tree, tmp_path / "report.json", tests=[TEST], seed=None, deadline_s=300)
+MEMORY = """
+import pytest
+
+def test_memory_beyond_the_limit_of_the_graders_is_refused() -> None:
+    with pytest.raises(MemoryError):
+        bytes(2 << 30)
+"""
+
+
+def test_a_solved_task_passes_behind_all_walls_and_its_graders_have_a_limit_of_memory(tree, tmp_path):
+    (tmp_path / "test_memory.py").write_text(MEMORY)
+    tests = [TEST, str(tmp_path / "test_memory.py")]
+
+    outcome = run_graded(tree, tmp_path / "report.json", tests=tests, seed=None, deadline_s=300)
 
     assert (outcome.exit_code, outcome.swept, outcome.timed_out) == (0, 0, False), outcome.output
+    assert "2 passed" in outcome.output
     assert json.loads((tmp_path / "report.json").read_text())["score"] == 2
     assert outcome.peak_pss_mb > 50
     assert outcome.sandbox["level"]
@@ -354,17 +347,6 @@ def test_a_short_run_too_has_its_memory_measured_in_its_second_half(length):
     assert len(ages) <= length / 2 + 3  # it costs something
 
 
-@pytest.mark.medium
-def test_the_graders_own_process_has_a_limit_of_memory(tree, tmp_path):
-    inside = "staff/tests/inside_graders.py"
-
-    plugin = ["-p", "grader.plugin"]
-    outcome = run_graded(tree, tmp_path / "report.json", tests=[inside], seed=1, deadline_s=300, options=plugin)
-
-    assert outcome.exit_code == 0, outcome.output
-
-
-@pytest.mark.medium
 def test_at_the_deadline_all_is_ended(tree, tmp_path):
     (tree / "common/data_partition.py").write_text("import time\ntime.sleep(600)\n")
 
@@ -374,7 +356,6 @@ def test_at_the_deadline_all_is_ended(tree, tmp_path):
     assert outcome.exit_code == 124
 
 
-@pytest.mark.medium
 def test_a_killed_caller_takes_graders_and_ranks_along(tree, tmp_path):
     (tree / "common/data_partition.py").write_text("import time\ntime.sleep(600)\n")
     code = (
@@ -383,32 +364,16 @@ def test_a_killed_caller_takes_graders_and_ranks_along(tree, tmp_path):
     )
     caller = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, start_new_session=True)
     limit = time.monotonic() + 100
-    while not (below := below_of(caller.pid, depth=3)) and time.monotonic() < limit:
+    while len(below := descendants(caller.pid, set())) < 3 and time.monotonic() < limit:  # the last is the zygote
         time.sleep(0.1)
 
     caller.kill()
     caller.wait()
 
-    assert below
+    assert len(below) >= 3
     while any(map(alive, below)) and time.monotonic() < limit:
         time.sleep(0.1)
     assert not any(map(alive, below))
-
-
-def below_of(pid: int, depth: int) -> set[int]:
-    """The processes under one, once they are so many levels deep: supervisor, pytest, zygote."""
-    found, level = set[int](), {pid}
-    for _ in range(depth):
-        level = {child for parent in level for child in children(parent)}
-        found |= level
-    return found if level else set()
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 def alive(pid: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from staff.grade.unpack import Limits, unpack
+from staff.grade.unpack import unpack
 
 
 def packed(folder: Path, fill: Callable[[zipfile.ZipFile], object], method: int = zipfile.ZIP_DEFLATED) -> Path:
@@ -57,33 +57,21 @@ def test_links_and_devices_are_left_out(tmp_path, kind):
     assert notes == ["1 file ignored (links and devices): task1/x"]
 
 
-def test_bytes_are_counted_as_they_come_out(tmp_path):
-    path = packed(tmp_path, lambda zip: zip.writestr("zeros", bytes(3 << 20)))
+@pytest.mark.parametrize(
+    "limit, most, fill, message",
+    [
+        ("LARGEST_FILE", 2 << 20, lambda zip: zip.writestr("zeros", bytes(3 << 20)), "files of at most 2 MiB"),
+        ("MOST_BYTES", 3 << 20, lambda zip: [zip.writestr(f"f{i}", bytes(1 << 20)) for i in range(4)], "3 MiB in all"),
+        ("MOST_FILES", 5, lambda zip: [zip.writestr(f"f{i}", "") for i in range(6)], "at most 5 files"),
+        ("LARGEST_INDEX", 1000, lambda zip: [zip.writestr(f"folder/file{i}", "") for i in range(50)], "entries"),
+    ],
+)
+def test_files_bytes_and_entries_are_counted_as_they_come_out(tmp_path, monkeypatch, limit, most, fill, message):
+    monkeypatch.setattr(f"staff.grade.unpack.{limit}", most)
+    path = packed(tmp_path, fill)
     assert path.stat().st_size < 1 << 14
 
-    with pytest.raises(InputError, match="files of at most 2 MiB"):
-        unpack(path, tmp_path / "out", Limits(file_bytes=2 << 20))
-
-
-def test_all_files_together_have_a_limit_too(tmp_path):
-    path = packed(tmp_path, lambda zip: [zip.writestr(f"f{i}", bytes(1 << 20)) for i in range(4)])
-
-    with pytest.raises(InputError, match="3 MiB in all"):
-        unpack(path, tmp_path / "out", Limits(all_bytes=3 << 20))
-
-
-def test_too_many_files_are_refused(tmp_path):
-    path = packed(tmp_path, lambda zip: [zip.writestr(f"f{i}", "") for i in range(6)])
-
-    with pytest.raises(InputError, match="at most 5 files"):
-        unpack(path, tmp_path / "out", Limits(files=5))
-
-
-def test_an_index_of_many_entries_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("staff.grade.unpack.LARGEST_INDEX", 1000)
-    path = packed(tmp_path, lambda zip: [zip.writestr(f"folder/file{i}", "") for i in range(50)])
-
-    with pytest.raises(InputError, match="entries"):
+    with pytest.raises(InputError, match=message):
         unpack(path, tmp_path / "out")
 
 

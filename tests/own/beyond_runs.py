@@ -1,6 +1,6 @@
 """Runs the solved bonus lessons on real gloo, and keeps what every rank saw.
 
-    python -m tests.own.beyond_runs FOLDER WORLD_SIZE [WORLD_SIZE ...]
+    python -m tests.own.beyond_runs FOLDER WORLD_SIZE
 
 Each scene below is a function of (rank, world size) that returns what is kept, as FOLDER/{scene}_{size}_{rank}.pt. The
 ranks are forked from this process, which has imported everything and computed nothing.
@@ -16,63 +16,33 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import GPT2LMHeadModel
 
-from beyond import overlap, ring
-from beyond.byte_counts import SendCounter
+from beyond import ring
 from beyond.overlap import GradientReducer
 from common.models.load import model_path
 from tests.own.equal_runs import on_ranks
 
-LENGTHS = (0, 1, 2, 3, 4, 5, 7, 12, 97, 4096)
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 BATCH = 12  # in all; it divides by 1, 2, 3 and 4
-STEPS = 20
+STEPS = 8
 
 
-def drawn(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Small whole numbers: their sums are exact in every dtype and in every order."""
-    return torch.randint(-8, 9, (length,), generator=torch.Generator().manual_seed(100 * length + rank)).to(dtype)
+def drawn(rank: int, length: int) -> torch.Tensor:
+    """Small whole numbers: their sums are exact in every order."""
+    return torch.randint(-8, 9, (length,), generator=torch.Generator().manual_seed(100 * length + rank)).float()
 
 
 # --- the ring ---
 
 
-def ring_sums(rank: int, size: int) -> list:
-    """(length, dtype, our sum, gloo's sum)"""
-    found = []
-    for length in LENGTHS:
-        for dtype in DTYPES:
-            ours = drawn(rank, length, dtype)
-            theirs = ours.clone()
-            ring.all_reduce(ours)
-            dist.all_reduce(theirs)
-            found.append((length, dtype, ours, theirs))
-    return found
-
-
 def ring_shapes(rank: int, size: int) -> dict:
     """A number, a matrix and a transposed one: (ours, gloo's)."""
-    tensors = {"number": drawn(rank, 1, torch.float32)[0], "matrix": drawn(rank, 35, torch.float32).view(5, 7)}
-    tensors["transposed"] = drawn(rank, 35, torch.float32).view(5, 7).t()
+    tensors = {"number": drawn(rank, 1)[0], "matrix": drawn(rank, 35).view(5, 7)}
+    tensors["transposed"] = drawn(rank, 35).view(5, 7).t()
     found = {}
     for name, ours in tensors.items():
         theirs = ours.clone(memory_format=torch.contiguous_format)
         ring.all_reduce(ours)
         dist.all_reduce(theirs)
         found[name] = (ours.clone(), theirs)
-    return found
-
-
-def ring_halves(rank: int, size: int) -> dict:
-    """What each half of the ring sends: (messages, bytes)."""
-    own = [torch.ones(3 + i % 2) for i in range(size)]
-    found = {}
-    for name, half in (
-        ("scatter", lambda: ring.reduce_scatter(torch.ones(97))),
-        ("gather", lambda: ring.all_gather(own)),
-    ):
-        with SendCounter() as counter:
-            half()
-        found[name] = counter.count, counter.bytes
     return found
 
 
@@ -138,11 +108,11 @@ def ring_means(rank: int, size: int) -> dict:
     return {name: (p.grad, q.grad) for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True)}
 
 
-# --- the reducer, as a sequence of events ---
+# --- the reducer, in a second backward and later steps ---
 
 
 class Chain(nn.Module):
-    """Registered as a, b, c, used as c, b, a: gradients become ready in the order a, b, c."""
+    """Three layers, one after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,27 +120,6 @@ class Chain(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.a(self.b(self.c(x))).sum()
-
-
-def first_events(rank: int, size: int) -> list[tuple[str, str]]:
-    """The events of the first step: gradients that become ready, and buckets of one parameter each that leave."""
-    model, events, whole = Chain(), list[tuple[str, str]](), dist.all_reduce
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    for parameter in names:  # before the reducer's own hooks, so that a gradient is noted before it leaves
-        parameter.register_post_accumulate_grad_hook(lambda p: events.append(("ready", names[p])))
-    reducer = GradientReducer(model, bucket_bytes=1)
-
-    def all_reduce(tensor: torch.Tensor, *rest, **options):
-        events.extend(("sent", names[b.parameters[0]]) for b in reducer.buckets if b.flat is tensor)
-        return whole(tensor, *rest, **options)
-
-    overlap.dist.all_reduce = all_reduce
-    try:
-        model(torch.ones(2, 3)).backward()
-        reducer.finish()
-    finally:
-        overlap.dist.all_reduce = whole
-    return events
 
 
 def second_backward(rank: int, size: int) -> str:
@@ -234,17 +183,7 @@ def trained(rank: int, size: int) -> dict:
     return found
 
 
-SCENES = (
-    ring_sums,
-    ring_shapes,
-    ring_halves,
-    ring_means,
-    odd_steps,
-    first_events,
-    second_backward,
-    kept_gradients,
-    trained,
-)
+SCENES = (ring_shapes, ring_means, odd_steps, second_backward, kept_gradients, trained)
 
 
 def keep(rank: int, size: int, folder: Path) -> None:
@@ -255,10 +194,9 @@ def keep(rank: int, size: int, folder: Path) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, size = Path(sys.argv[1]), int(sys.argv[2])
     model_path("tiny", "gpt2")  # made before several ranks want it
-    for size in map(int, sys.argv[2:]):
-        on_ranks(size, lambda rank, size=size: keep(rank, size, folder))
+    on_ranks(size, lambda rank: keep(rank, size, folder))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """Runs the solved lessons on shards on real gloo, and keeps what every rank saw.
 
-    python -m tests.own.sharded_runs FOLDER WORLD_SIZE [WORLD_SIZE ...]
+    python -m tests.own.sharded_runs FOLDER WORLD_SIZE OTHER_WORLD_SIZE
 
-Each scene is a function of (rank, world size, folder) that returns what is kept, as FOLDER/{scene}_{size}_{rank}.pt. A
-world size resumes from the checkpoint that the one before it has saved.
+Each scene is a function of (rank, world size, folder) that returns what is kept, as FOLDER/{scene}_{size}_{rank}.pt.
+The other world size resumes from the checkpoint that the first one has saved, and runs no other scene.
 """
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -32,7 +33,7 @@ from tests.own.equal_runs import on_ranks
 
 STAGES = (1, 2, 3)
 BATCH = 24  # in all; each of its two micro-batches divides by 1, 2, 3 and 4
-STEPS, MICROS = 20, 2
+STEPS, MICROS = 8, 2
 DECAY, NORM = 0.1, 0.5
 MAKE = partial(AdamW, lr=1e-4)
 
@@ -120,8 +121,8 @@ def small_gpt2() -> GPT2LMHeadModel:
 def deferred(rank: int, size: int, folder: Path) -> dict:
     """What a model that is built without memory is, {"random", "saved": ...}: of rank 0 also what it must be, "single".
 
-    Each is its parameters, the losses of 20 steps and the next random number; besides, the peak of the bytes that torch
-    has allocated while the model is built and sharded, and the bytes of the whole model.
+    Each is its parameters, the losses of its steps and the next random number; besides, the peak of the bytes that
+    torch has allocated while the model is built and sharded, and the bytes of the whole model.
     """
     device, found = torch.device("cpu"), dict[str, dict]()
     builds: dict[str, Any] = {
@@ -265,20 +266,20 @@ def memory(rank: int, size: int, folder: Path) -> dict:
 SCENES = (trained, resumed, odd_steps, memory, deferred)
 
 
-def keep(rank: int, size: int, folder: Path) -> None:
+def keep(scenes: Sequence[Callable], rank: int, size: int, folder: Path) -> None:
     dist.init_process_group("gloo", f"file://{folder}/join{size}", rank=rank, world_size=size)
-    for scene in SCENES:
+    for scene in scenes:
         torch.save(scene(rank, size, folder), folder / f"{scene.__name__}_{size}_{rank}.pt")
     dist.destroy_process_group()
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, first, other = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     model_path("tiny", "gpt2")  # made before several ranks want it
     torch.manual_seed(5)
     small_gpt2().save_pretrained(folder / "model", max_shard_size="1MB")
-    for size in map(int, sys.argv[2:]):
-        on_ranks(size, lambda rank, size=size: keep(rank, size, folder))
+    on_ranks(first, lambda rank: keep(SCENES, rank, first, folder))
+    on_ranks(other, lambda rank: keep([resumed], rank, other, folder))
 
 
 if __name__ == "__main__":

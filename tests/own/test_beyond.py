@@ -1,4 +1,4 @@
-"""The solved bonus lessons on real gloo: the ring sums, the reducer averages and overlaps, both train as one worker."""
+"""The solved bonus lessons on real gloo: ring and reducer average every kind of gradient, and train as one worker."""
 
 import functools
 
@@ -10,23 +10,22 @@ from tests.own.warm import Script
 
 pytestmark = pytest.mark.medium
 
-SOME, OTHERS = (1, 3), (2, 4)  # numbers of workers: of make test, and of make bank as well
-SIZES = [*SOME, *(pytest.param(size, marks=pytest.mark.proof) for size in OTHERS)]
+SIZES = pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.proof) for size in (2, 4))])
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """kept(scene, world size) -> what each rank kept of a scene; beyond_runs.py runs once for SOME, once for OTHERS."""
+    """kept(scene, world size) -> what each rank kept of a scene; beyond_runs.py runs once for each size."""
     folder = tmp_path_factory.mktemp("beyond")
 
     @functools.cache
-    def run(sizes):
-        log = folder / f"log{sizes[0]}"
-        code = Script(ROOT / "tests/own/beyond_runs.py", (folder, *sizes), log).wait(timeout=360)
+    def run(size):
+        log = folder / f"log{size}"
+        code = Script(ROOT / "tests/own/beyond_runs.py", (folder, size), log).wait(timeout=360)
         assert code == 0, log.read_text()
 
     def read(scene, size):
-        run(SOME if size in SOME else OTHERS)
+        run(size)
         return [torch.load(folder / f"{scene}_{size}_{rank}.pt", weights_only=False) for rank in range(size)]
 
     return read
@@ -35,14 +34,7 @@ def kept(tmp_path_factory):
 # --- the ring ---
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_ring_sums_what_all_reduce_sums_for_every_length_and_dtype(kept, size):
-    for rank in kept("ring_sums", size):
-        for length, dtype, ours, theirs in rank:
-            assert torch.equal(ours, theirs), f"{length} elements of {dtype}"
-
-
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 @pytest.mark.parametrize("shape", ["number", "matrix", "transposed"])
 def test_the_ring_takes_any_shape_and_strides(kept, size, shape):
     for rank in kept("ring_shapes", size):
@@ -50,16 +42,7 @@ def test_the_ring_takes_any_shape_and_strides(kept, size, shape):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_each_half_of_the_ring_sends_one_chunk_in_each_of_its_n_minus_1_rounds(kept, size):
-    everyone = kept("ring_halves", size)
-
-    for half, elements in (("scatter", 97), ("gather", sum(3 + i % 2 for i in range(size)))):
-        assert [halves[half][0] for halves in everyone] == [size - 1] * size
-        assert sum(halves[half][1] for halves in everyone) == (size - 1) * elements * 4
-
-
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 def test_the_ring_averages_the_gradients_of_every_dtype_and_leaves_missing_ones_alone(kept, size):
     for rank in kept("ring_means", size):
         for name, (got, expected) in rank.items():
@@ -71,7 +54,7 @@ def test_the_ring_averages_the_gradients_of_every_dtype_and_leaves_missing_ones_
 # --- the reducer ---
 
 
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 @pytest.mark.parametrize("step", [0, 1, 2], ids=["first step", "two micro-batches", "third step"])
 def test_gradients_are_the_mean_over_all_ranks_for_tied_frozen_unused_and_double_parameters(kept, size, step):
     for rank in kept("odd_steps", size):
@@ -84,7 +67,7 @@ def test_gradients_are_the_mean_over_all_ranks_for_tied_frozen_unused_and_double
                 torch.testing.assert_close(got, zeros if expected is None else expected, msg=lambda m, n=name: n + m)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 def test_parameters_stay_the_same_on_every_rank_and_equal_one_worker_s(kept, size):
     everyone = kept("odd_steps", size)
 
@@ -94,20 +77,13 @@ def test_parameters_stay_the_same_on_every_rank_and_equal_one_worker_s(kept, siz
             torch.testing.assert_close(parameter, rank["parameters"]["plain"][name])
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_first_step_goes_by_the_reversed_order_of_registration(kept, size):
-    for first in kept("first_events", size):
-        assert [name for kind, name in first if kind == "sent"] == ["c.weight", "b.weight", "a.weight"]
-        assert first.index(("sent", "c.weight")) > first.index(("ready", "c.weight"))
-
-
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 def test_a_second_backward_before_finish_is_refused(kept, size):
     for said in kept("second_backward", size):
         assert "a second backward before finish(); use no_sync()" in said
 
 
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 def test_a_kept_gradient_is_a_view_of_a_bucket_and_changes_in_the_next_step(kept, size):
     for rank in kept("kept_gradients", size):
         for name, (at_first, later, gradient) in rank.items():
@@ -118,9 +94,9 @@ def test_a_kept_gradient_is_a_view_of_a_bucket_and_changes_in_the_next_step(kept
 # --- both ---
 
 
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 @pytest.mark.parametrize("strategy", ["ring", "overlap"])
-def test_twenty_steps_of_gpt2_agree_with_one_worker(kept, size, strategy):
+def test_steps_of_gpt2_agree_with_one_worker(kept, size, strategy):
     everyone = kept("trained", size)
     losses, parameters = everyone[0]["single"]
 
@@ -131,9 +107,9 @@ def test_twenty_steps_of_gpt2_agree_with_one_worker(kept, size, strategy):
             assert float((parameter - parameters[name]).abs().max()) <= 1e-5, name
 
 
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 @pytest.mark.parametrize("strategy", ["ring", "overlap"])
-def test_after_twenty_steps_every_rank_holds_the_same_bits(kept, size, strategy):
+def test_after_them_every_rank_holds_the_same_bits(kept, size, strategy):
     everyone = [rank[strategy][1] for rank in kept("trained", size)]
 
     for parameters in everyone:

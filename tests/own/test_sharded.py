@@ -13,33 +13,33 @@ from tests.own.warm import Script
 
 pytestmark = pytest.mark.medium
 
-SOME, OTHERS = (3, 1), (4, 2)  # numbers of workers: of make test, and of make bank as well; the second resumes
-SIZES = [*SOME, *(pytest.param(size, marks=pytest.mark.proof) for size in OTHERS)]
+RESUMED = {3: 1, 4: 2}  # number of workers -> that of the run that resumes from their checkpoint
+SIZES = pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.proof)])
 STAGES = pytest.mark.parametrize("stage", [1, 2, 3], ids="zero{}".format)
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """kept(scene, world size) -> what each rank kept of a scene; SOME and OTHERS run together each, when needed."""
+    """kept(scene, world size) -> what each rank kept of a scene; with resumed=True, of the run that has resumed."""
 
     @functools.cache
-    def run(sizes):
+    def run(size):
         folder = tmp_path_factory.mktemp("sharded")
         log = folder / "log"
-        code = Script(ROOT / "tests/own/sharded_runs.py", (folder, *sizes), log).wait(timeout=360)
+        code = Script(ROOT / "tests/own/sharded_runs.py", (folder, size, RESUMED[size]), log).wait(timeout=360)
         assert code == 0, log.read_text()
         return folder
 
-    def read(scene, size):
-        folder = run(SOME if size in SOME else OTHERS)
+    def read(scene, size, resumed=False):
+        folder, size = run(size), RESUMED[size] if resumed else size
         return [torch.load(folder / f"{scene}_{size}_{rank}.pt", weights_only=False) for rank in range(size)]
 
     return read
 
 
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 @STAGES
-def test_losses_and_parameters_of_20_steps_are_those_of_one_worker(kept, size, stage):
+def test_losses_and_parameters_are_those_of_one_worker(kept, size, stage):
     ranks = kept("trained", size)
     expected, theirs = ranks[0]["single"]
     for rank in ranks:
@@ -49,14 +49,14 @@ def test_losses_and_parameters_of_20_steps_are_those_of_one_worker(kept, size, s
             torch.testing.assert_close(parameter, theirs[name], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("sizes", [SOME, pytest.param(OTHERS, marks=pytest.mark.proof)], ids=str)
+@SIZES
 @STAGES
-def test_a_run_resumed_with_another_number_of_workers_has_the_same_losses(kept, sizes, stage):
-    before, after = (kept("resumed", size)[0][stage] for size in sizes)
+def test_a_run_resumed_with_another_number_of_workers_has_the_same_losses(kept, size, stage):
+    before, after = (kept("resumed", size, resumed)[0][stage] for resumed in (False, True))
     assert after == pytest.approx(before, abs=5e-6)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 @STAGES
 def test_tied_frozen_unused_and_bf16_parameters_are_updated_as_on_one_worker(kept, size, stage):
     for rank in kept("odd_steps", size):
@@ -66,7 +66,7 @@ def test_tied_frozen_unused_and_bf16_parameters_are_updated_as_on_one_worker(kep
             )
 
 
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 @STAGES
 def test_what_stays_in_memory_is_the_textbook_s_within_one_percent(kept, size, stage):
     bytes_per_parameter = {1: 4 + 12 / size, 2: 4 + 12 / size, 3: 16 / size}[stage]  # gradients are sharded by finish()
@@ -77,7 +77,7 @@ def test_what_stays_in_memory_is_the_textbook_s_within_one_percent(kept, size, s
 BUILT = pytest.mark.parametrize("weights", ["random", "saved"])
 
 
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 @BUILT
 def test_a_model_built_block_by_block_has_the_weights_of_one_built_at_once_bit_for_bit(kept, size, weights):
     ranks = [rank[weights] for rank in kept("deferred", size)]
@@ -89,15 +89,15 @@ def test_a_model_built_block_by_block_has_the_weights_of_one_built_at_once_bit_f
         assert torch.equal(rank["drawn"], expected["drawn"])
 
 
-@pytest.mark.parametrize("size", SIZES)
+@SIZES
 @BUILT
-def test_its_losses_of_20_steps_are_those_of_one_worker(kept, size, weights):
+def test_its_losses_are_those_of_one_worker(kept, size, weights):
     ranks = [rank[weights] for rank in kept("deferred", size)]
     for rank in ranks:
         assert rank["losses"] == pytest.approx(ranks[0]["single"]["losses"], abs=1e-5)
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.proof)])
+@SIZES
 @BUILT
 def test_while_it_is_built_a_rank_has_its_shards_and_two_blocks_in_memory_at_most(kept, size, weights):
     ranks = [rank[weights] for rank in kept("deferred", size)]
