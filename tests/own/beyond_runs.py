@@ -20,7 +20,7 @@ from beyond import overlap, ring
 from beyond.byte_counts import SendCounter
 from beyond.overlap import GradientReducer
 from common.models.load import model_path
-from tests.own.equal_runs import on_ranks
+from tests.own.forked_ranks import on_ranks
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 7, 12, 97, 4096)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
