@@ -3,18 +3,13 @@
 import inspect
 import itertools
 from queue import SimpleQueue
-from types import SimpleNamespace
 
 import pytest
 from torch import nn
 from torch.utils.data import TensorDataset
 from transformers import BertForSequenceClassification, GPT2LMHeadModel
 
-from common import record
-from common.data import glue
-from common.models import load
 from common.schedule import _clock_cycles
-from common.workers import process_group
 from grader.verdicts import Deadlocked, TimedOut, Wrong
 from pipeline.pipe import Pipe
 from pipeline.worker import InQueue, Task
@@ -24,7 +19,6 @@ from tests.pipeline import pipe_shared, test_compute, test_pipe, test_schedule
 from tests.pipeline.test_forward import StandIns
 from tests.task2b.partitions_in_rank import Data
 from tests.training.loop_in_rank import Classifier, LanguageModel
-from tests.whole_scripts import script_in_rank
 
 STAND_INS = {
     "_clock_cycles": (StandIns.clock_cycles, _clock_cycles),
@@ -76,22 +70,6 @@ def test_a_stand_in_can_be_called_as_what_it_replaces(name):
 ])  # fmt: skip
 def test_a_small_model_or_dataset_takes_nothing_that_the_real_one_does_not(stand_in, original):
     assert parameters(stand_in).items() <= parameters(original).items()
-
-
-def test_the_surroundings_of_a_script_can_be_called_as_the_real_ones(monkeypatch):
-    places = [(glue, "load_glue"), (process_group, "process_group"), (record, "Record")]
-    originals = [getattr(owner, name) for owner, name in places]
-    for owner, name in [*places, (load, "load_tokenizer")]:
-        monkeypatch.setattr(owner, name, getattr(owner, name))  # undone at the end
-
-    monkeypatch.setattr(script_in_rank, "save_tiny_bert", lambda context: None, raising=False)
-    script_in_rank.prepare_script(SimpleNamespace(arguments={}, event=print, spy=lambda *_: None))
-
-    for (owner, name), original in zip(places, originals, strict=True):
-        assert [*inspect.signature(getattr(owner, name)).parameters] == [*inspect.signature(original).parameters]
-    for method in ("describe", "write"):
-        mine, original = getattr(record.Record, method), getattr(originals[2], method)
-        assert len(parameters(mine)) == len(parameters(original))
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------

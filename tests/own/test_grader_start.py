@@ -44,14 +44,8 @@ def test_a_region_opens_the_test_files_of_its_row_only_and_selects_its_tests():
     ]  # fmt: skip
 
 
-@pytest.fixture
-def fresh_zygote():
+def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has_it(tmp_path):
     ranks.stop()
-    yield
-    ranks.stop()
-
-
-def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has_it(fresh_zygote, tmp_path):
     (tmp_path / "common").mkdir()
     (tmp_path / "common/data_partition.py").write_text(
         "import sys\nslow = {'transformers', 'transformers.modeling_utils'} & set(sys.modules)\n"

