@@ -126,7 +126,7 @@ def test_no_attack_of_the_bank_deceives_the_judge_of_the_test_that_it_targets(tm
     test = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), function)
     (region,) = next(mark.args for mark in test.pytestmark if mark.name == "graded")
 
-    with pytest.raises(Wrong):
+    with pytest.raises(Verdict):
         test(view_of(tmp_path / "tree", region))
 
 
