@@ -19,7 +19,7 @@ from transformers import GPT2LMHeadModel
 from beyond import ring
 from beyond.overlap import GradientReducer
 from common.models.load import model_path
-from tests.own.equal_runs import on_ranks
+from tests.own.forked_ranks import on_ranks
 
 BATCH = 12  # in all; it divides by 1, 2, 3 and 4
 STEPS = 8

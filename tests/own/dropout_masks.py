@@ -1,6 +1,6 @@
 """Runs a task script and writes which dropout masks its rank drew: FOLDER/masks_{rank}.json, in the order of the calls.
 
-    python tests/own/dropout_masks.py SCRIPT FOLDER OLD NEW FLAGS...     # OLD in the script's source becomes NEW
+    python tests/own/dropout_masks.py SCRIPT FOLDER FLAGS...
 
 A mask of nn.Dropout is read from its output. Attention drops weights inside one operator: there the state of the
 generator stands for the mask. It is the same exactly if the masks are.
@@ -8,6 +8,7 @@ generator stands for the mask. It is the same exactly if the masks are.
 
 import hashlib
 import json
+import runpy
 import sys
 from pathlib import Path
 
@@ -44,12 +45,10 @@ def watch() -> dict[str, list[str]]:
 
 
 def main() -> None:
-    script, folder, old, new, *flags = sys.argv[1:]
-    source = Path(script).read_text()
-    assert old in source
+    script, folder, *flags = sys.argv[1:]
     sys.argv = [script, *flags]
     drawn = watch()
-    exec(compile(source.replace(old, new), script, "exec"), {"__name__": "__main__", "__file__": script})
+    runpy.run_path(script, run_name="__main__")
     rank = flags[flags.index("--local_rank") + 1]
     (Path(folder) / f"masks_{rank}.json").write_text(json.dumps(drawn))
 

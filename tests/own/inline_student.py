@@ -1,9 +1,13 @@
-"""What the tests of grader/ share: running a student's file that is written in the test itself."""
+"""What the tests of grader/ share: a student's file that is written in the test itself, or one region of the course."""
 
 import textwrap
 import time
 
+from course.table import load_course
 from grader import ranks
+from grader.grading import Grade, Session
+from staff.handout.regions import replace_in_tree
+from staff.proofs.bank import copy_tree
 
 HEAD = "import os, signal, subprocess, sys, threading, time\nimport torch\nimport torch.distributed as dist\n"
 
@@ -19,6 +23,24 @@ def player(folder, world_size):
         return ranks.run("grader.inside.context:call", world_size, arguments, **options)
 
     return play
+
+
+def joined(body):
+    """A source whose `go` joins and then does `body`, from line 7 on, with the gradient `g` of two elements."""
+    start = "def go(context):\n    context.join()\n    rank, n, g = context.rank, context.world_size, torch.ones(2)\n"
+    return start + textwrap.indent(textwrap.dedent(body).strip(), "    ") + "\n"
+
+
+def view_of(tree, region):
+    """The graders' view of a tree."""
+    return Grade(Session(tree, load_course(), seed=1), region, "test")
+
+
+def view_with(folder, file, region, body):
+    """The graders' view of the solved course with another body for a region."""
+    copy_tree(folder)
+    replace_in_tree(folder, file, region, textwrap.dedent(body).strip() + "\n")
+    return view_of(folder, region)
 
 
 def wait_until(condition, seconds=20):

@@ -1,13 +1,9 @@
 """Cases with known answers for a cost model, as the simulator sees them: steps with overlap, and rings.
 
-    python -m tests.own.literal_cases --seed 1 --count 5       # prints them as one JSON object
-
 A step has forward, backward, buckets that become ready at given times and take the network for given times, one at a
 time, and the optimizer. A link is latency and bandwidth. All in seconds and bytes.
 """
 
-import argparse
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +11,6 @@ from dataclasses import dataclass
 from benchmark.cost.programs.program import Compute, Instruction, Kind, Start, Wait
 from benchmark.cost.resources import Machine, Transfer
 from benchmark.cost.simulate import simulate
-from common.errors import exit_on_input_error
 
 ALONE = Machine(cores=1, is_shared=False, slots=1)
 
@@ -76,15 +71,3 @@ def cases(seed: int, count: int) -> dict[str, list[dict]]:
             {"bytes": size, "workers": workers, "latency": latency, "bandwidth": bandwidth, "seconds": seconds}
         )
     return {"steps": steps, "rings": rings}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=5, help="of each kind (5)")
-    arguments = parser.parse_args()
-    print(json.dumps(cases(arguments.seed, arguments.count)))
-
-
-if __name__ == "__main__":
-    exit_on_input_error(main)

@@ -29,7 +29,7 @@ from beyond.sharded_model import ShardedModel
 from beyond.sharded_optimizer import ShardedOptimizer
 from common.models.load import model_path
 from common.optim import weight_decay_groups
-from tests.own.equal_runs import on_ranks
+from tests.own.forked_ranks import on_ranks
 
 STAGES = (1, 2, 3)
 BATCH = 24  # in all; each of its two micro-batches divides by 1, 2, 3 and 4

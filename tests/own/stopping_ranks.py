@@ -4,11 +4,10 @@ Six iterations of three all_reduces. `--do` names what goes wrong, in iteration 
 """
 
 import json
-import re
 from pathlib import Path
 
-from cluster.launch import free_port
-from tests.own.warm import Script
+from common.paths import ROOT
+from tests.own.workers import start, wait
 
 PROGRAM = """
 import os, signal, sys, time
@@ -60,7 +59,6 @@ def main():
 
 exit_on_input_error(main)
 """
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Run:
@@ -75,7 +73,7 @@ class Run:
     @property
     def conclusion(self) -> str:
         assert self.kept
-        return re.sub(r"process \\d+ on [^;)]*", "process", self.kept["conclusion"])
+        return self.kept["conclusion"]
 
 
 def write_program(folder: Path) -> Path:
@@ -84,21 +82,6 @@ def write_program(folder: Path) -> Path:
     return script
 
 
-def run_ranks(folder: Path, what: str, at: int, workers: int = 3, sizes: str = "(3, 5, 7)", *flags: object) -> Run:
+def run_ranks(folder: Path, what: str, at: int, workers: int = 3, sizes: str = "(3, 5, 7)") -> Run:
     """Run to the end; `at` is the rank that does `what`."""
-    port = free_port()
-    script = write_program(folder)
-    common = ["--master_ip", "127.0.0.1", "--master_port", port, "--world_size", workers, *flags]
-    ranks = [
-        Script(
-            script,
-            [what, at, sizes, *common, "--local_rank", rank, "--output_dir", folder / "run"],
-            folder / f"log{rank}.txt",
-        )
-        for rank in range(workers)
-    ]
-    try:
-        return Run(folder, [rank.wait(timeout=240) for rank in ranks])
-    finally:
-        for rank in ranks:
-            rank.kill()
+    return Run(folder, wait(start(write_program(folder), workers, folder, what, at, sizes)))

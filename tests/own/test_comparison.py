@@ -24,51 +24,38 @@ def row(rank, state=WAITS, calls=(), per_iteration=2, first=0, **fields):
 GATHER, SCATTER, SUM, OTHER = "gather", "scatter", "all_reduce (3)", "all_reduce (5)"
 
 
-def test_ranks_in_the_same_call_are_not_deadlocked_however_long_it_takes():
-    assert not is_deadlock([row(rank, calls=[SUM, SUM]) for rank in range(3)])
+@pytest.mark.parametrize(("rows", "deadlocked"), [
+    ([row(rank, calls=[SUM, SUM]) for rank in range(3)], False),  # in the same call, however long it takes
+    ([row(0, calls=[GATHER]), row(1, calls=[GATHER, SCATTER]), row(2, COMPUTES)], False),  # one may still come
+    ([row(0, calls=[GATHER]), row(1, calls=[GATHER, SCATTER]), row(2, IDLE)], False),
+    ([row(0, calls=[SUM]), row(1, calls=[SUM, SUM])], True),
+    ([row(0, calls=[SUM]), row(1, calls=["broadcast (3)"])], True),
+    ([row(0, FINISHED, calls=[SUM]), row(1, calls=[SUM, SUM])], True),
+    ([row(0, FINISHED, calls=[SUM]), row(1, FINISHED, calls=[SUM])], False),
+])  # fmt: skip
+def test_ranks_are_deadlocked_when_none_of_them_can_come_to_the_others(rows, deadlocked):
+    assert is_deadlock(rows) is deadlocked
 
 
-@pytest.mark.parametrize("state", [COMPUTES, IDLE])
-def test_nobody_is_deadlocked_while_one_rank_may_still_come(state):
-    assert not is_deadlock([row(0, calls=[GATHER]), row(1, calls=[GATHER, SCATTER]), row(2, state)])
+ABAB = [SUM, OTHER, SUM, OTHER]
 
 
-def test_ranks_in_different_calls_are_deadlocked():
-    assert is_deadlock([row(0, calls=[SUM]), row(1, calls=[SUM, SUM])])
-    assert is_deadlock([row(0, calls=[SUM]), row(1, calls=["broadcast (3)"])])
-
-
-def test_a_rank_that_has_finished_leaves_the_others_deadlocked():
-    assert is_deadlock([row(0, FINISHED, calls=[SUM]), row(1, calls=[SUM, SUM])])
-
-
-def test_ranks_that_have_all_finished_are_not_deadlocked():
-    assert not is_deadlock([row(0, FINISHED, calls=[SUM]), row(1, FINISHED, calls=[SUM])])
-
-
-def test_a_call_too_many_is_named():
-    rows = [row(0, calls=[SUM, OTHER, SUM, OTHER]), row(1, calls=[SUM, OTHER, OTHER, SUM])]
-    rows.append(row(2, calls=[SUM, OTHER, SUM, OTHER]))
-
-    assert conclude(rows).startswith("rank 1 left out all_reduce (3) in iteration 2")
-
-
-def test_a_rank_behind_the_others_has_not_left_out_what_it_may_still_call():
-    said = conclude([
-        row(0, calls=[SUM, SUM, SUM]),
-        row(1, calls=[SUM, SUM, SUM]),
-        row(2, STOPPED, calls=[SUM, SUM], place="run_glue.py:7"),
-    ])  # fmt: skip
-
-    assert said == "ranks 0 and 1 wait for rank 2: rank 2 is stopped at run_glue.py:7"
-
-
-def test_a_death_is_told_after_the_difference_that_may_have_caused_it():
-    rows = [row(0, DIED, note="see its own output"), row(1, calls=[SUM, OTHER, OTHER]), row(2, calls=[SUM, OTHER, SUM])]
-
-    said = conclude(rows)
-
-    assert said == "rank 1 left out all_reduce (3) in iteration 2; rank 0 died (see its own output)"
+@pytest.mark.parametrize(("rows", "said"), [
+    (
+        [row(0, calls=ABAB), row(1, calls=[SUM, OTHER, OTHER, SUM]), row(2, calls=ABAB)],
+        "rank 1 left out all_reduce (3) in iteration 2",
+    ),
+    (  # a rank behind the others has not left out what it may still call
+        [row(0, calls=[SUM] * 3), row(1, calls=[SUM] * 3), row(2, STOPPED, calls=[SUM] * 2, place="run_glue.py:7")],
+        "ranks 0 and 1 wait for rank 2: rank 2 is stopped at run_glue.py:7",
+    ),
+    (  # a death is told after the difference that may have caused it
+        [row(0, DIED, note="see its own output"), row(1, calls=[SUM, OTHER, OTHER]), row(2, calls=[SUM, OTHER, SUM])],
+        "rank 1 left out all_reduce (3) in iteration 2; rank 0 died (see its own output)",
+    ),
+], ids=["a call left out", "a rank behind", "a death"])  # fmt: skip
+def test_the_conclusion_names_the_rank_and_the_call(rows, said):
+    assert conclude(rows).startswith(said)
 
 
 def test_a_row_survives_its_way_through_the_store():

@@ -8,18 +8,7 @@ from common import data_partition
 from common.data_partition import DataPartitioner, Partition, partition_dataset
 from common.errors import InputError
 
-
-def examples(count: int) -> list[str]:
-    """Examples that cannot be mistaken for their index."""
-    return [f"example {i}" for i in range(count)]
-
-
-def batches_of_all_ranks(count: int, total_batch_size: int, world_size: int) -> list[list[list[str]]]:
-    loaders = [
-        partition_dataset(examples(count), total_batch_size, list, rank=rank, world_size=world_size)[0]
-        for rank in range(world_size)
-    ]
-    return [list(loader) for loader in loaders]
+EXAMPLES = [f"example {i}" for i in range(100)]  # which cannot be mistaken for their index
 
 
 def test_a_partition_is_as_long_as_its_list_of_indices():
@@ -30,10 +19,6 @@ def test_a_partition_is_as_long_as_its_list_of_indices():
 def test_sizes_that_are_no_fractions_of_a_whole_are_refused(sizes):
     with pytest.raises(InputError, match="expected fractions that add up to 1"):
         DataPartitioner(range(10), sizes)
-
-
-def test_fewer_examples_than_workers_give_every_rank_no_batch():
-    assert batches_of_all_ranks(count=3, total_batch_size=4, world_size=4) == [[], [], [], []]
 
 
 def test_the_drawings_of_the_docstring_are_what_the_code_does():
@@ -48,53 +33,35 @@ def test_the_drawings_of_the_docstring_are_what_the_code_does():
     assert f"rank 1 6 0 1 7 {drawn[1]}" in drawing
 
 
-@pytest.mark.parametrize("total, workers, example", [(50, 4, 48), (2, 4, 4), (0, 2, 2), (-8, 4, 4)])
-def test_a_total_batch_size_that_does_not_divide_is_refused_with_one_that_does(total, workers, example):
-    expected = (
-        f"the total batch size {total} is not divisible by the number of workers, {workers}; "
-        f"use a multiple of {workers}, for example {example}"
-    )
-
-    with pytest.raises(ValueError, match=expected):
-        partition_dataset(examples(100), total, rank=0, world_size=workers)
+NOT_DIVISIBLE = (
+    "the total batch size {} is not divisible by the number of workers, {}; use a multiple of {}, for example {}"
+)
 
 
-def test_a_rank_outside_the_world_is_refused():
-    with pytest.raises(InputError, match="expected 0 to 3 with 4 workers, got 4"):
-        partition_dataset(examples(100), 8, rank=4, world_size=4)
+@pytest.mark.parametrize(("batch", "group", "words"), [
+    (50, {"rank": 0, "world_size": 4}, NOT_DIVISIBLE.format(50, 4, 4, 48)),
+    (2, {"rank": 0, "world_size": 4}, NOT_DIVISIBLE.format(2, 4, 4, 4)),
+    (-8, {"rank": 0, "world_size": 4}, NOT_DIVISIBLE.format(-8, 4, 4, 4)),
+    (0, {"rank": 0, "world_size": 2}, NOT_DIVISIBLE.format(0, 2, 2, 2)),
+    (8, {"rank": 4, "world_size": 4}, "expected 0 to 3 with 4 workers, got 4"),
+    (8, {}, "join the process group first"),
+])  # fmt: skip
+def test_a_batch_or_a_rank_that_does_not_fit_is_refused(batch, group, words):
+    with pytest.raises(ValueError, match=words):
+        partition_dataset(EXAMPLES, batch, **group)
 
 
-def test_without_a_process_group_rank_and_world_size_must_be_given():
-    with pytest.raises(InputError, match="join the process group first"):
-        partition_dataset(examples(100), 8)
-
-
-@pytest.fixture
-def rank_1_of_2():
-    """A process group that is never used to talk, so that one process is enough."""
+def test_rank_and_world_size_are_those_given_or_else_those_of_the_process_group():
+    # This group is never used to talk, so that one process is enough.
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
-    yield
-    dist.destroy_process_group()
+    try:
+        (of_group, own), (of_0, _), (_, third) = (
+            partition_dataset(EXAMPLES, 6, list, **given) for given in ({}, {"rank": 0}, {"world_size": 3})
+        )
+    finally:
+        dist.destroy_process_group()
 
-
-@pytest.mark.usefixtures("rank_1_of_2")
-def test_rank_and_world_size_come_from_the_process_group():
-    loader, per_worker = partition_dataset(examples(6), 2, list)
-
-    expected = DataPartitioner(examples(6), [0.5, 0.5]).use(1)
-    assert per_worker == 1
-    assert [batch[0] for batch in loader] == list(expected)
-
-
-@pytest.mark.usefixtures("rank_1_of_2")
-def test_a_given_world_size_goes_before_the_process_groups():
-    _, per_worker = partition_dataset(examples(6), 6, world_size=3)
-
-    assert per_worker == 2
-
-
-@pytest.mark.usefixtures("rank_1_of_2")
-def test_a_given_rank_goes_before_the_process_groups():
-    loader, _ = partition_dataset(examples(6), 2, list, rank=0)
-
-    assert [batch[0] for batch in loader] == list(DataPartitioner(examples(6), [0.5, 0.5]).use(0))
+    halves = DataPartitioner(EXAMPLES, [0.5, 0.5])
+    assert [example for batch in of_group for example in batch] == list(halves.use(1))
+    assert [example for batch in of_0 for example in batch] == list(halves.use(0))
+    assert (own, third) == (3, 2)

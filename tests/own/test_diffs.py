@@ -3,6 +3,8 @@
 import ast
 import difflib
 
+import pytest
+
 from common.paths import ROOT
 
 TASK1, TASK2A, TASK2B, TASK3, TASK4 = (
@@ -33,49 +35,15 @@ def changes(before, after):
     return different
 
 
-def test_task_2a_adds_the_group_the_sampler_and_one_call():
-    different = changes(TASK1, TASK2A)
+@pytest.mark.parametrize(("before", "after", "where", "lost", "new"), [
+    (TASK1, TASK2A, {"join", "sync_gradients", "train", "main"}, 2, 5),  # the group, the sampler and one call
+    (TASK2A, TASK2B, {"sync_gradients", "main"}, 0, 0),  # the body of the sync
+    (TASK2B, TASK3, {"sync_gradients", "wrap", "train", "main"}, 2, 0),  # the sync goes, the model is wrapped
+    (TASK2B, TASK4, {"sync_gradients", "train", "main"}, 1, 1),  # what is sent is written down
+])  # fmt: skip
+def test_a_script_differs_from_the_one_before_by_one_idea(before, after, where, lost, new):
+    different = changes(before, after)
 
-    assert different.keys() == {"join", "sync_gradients", "train", "main"}
-    taken, added = different["train"]
-    assert len(taken) == 2  # the order of all examples, and its loader
-    assert "ShuffledEachEpoch" in taken[0]
-    assert len(added) == 5
-    assert "DistributedSampler" in added[0]
-    assert "DataLoader" in added[1]
-    assert "set_epoch" in added[2]
-    assert added[3:] == ["with record.phase('communication'):", "sync_gradients(model, worker.world_size)"]
-    assert len(different["main"][1]) == 3  # the task's name, `join` for the process group, and a seed for each worker
-
-
-def test_task_2b_changes_the_body_of_the_sync_and_nothing_else():
-    different = changes(TASK2A, TASK2B)
-
-    assert different.keys() == {"sync_gradients", "main"}
-    taken, added = different["sync_gradients"]
-    assert len(taken) == 5
-    assert len(added) == 2
-    assert different["main"][1] == ["config = parse_glue_arguments('task2b_allreduce')"]
-
-
-def test_task_3_takes_the_sync_away_and_wraps_the_model():
-    different = changes(TASK2B, TASK3)
-
-    assert different.keys() == {"sync_gradients", "wrap", "train", "main"}
-    assert different["sync_gradients"][1] == []
-    taken, added = different["train"]
-    assert taken == ["with record.phase('communication'):", "sync_gradients(model, worker.world_size)"]
-    assert added == []
-    assert different["main"][1][-1] == "work(config, worker, wrap(model, worker), data, record)"
-
-
-def test_task_4_writes_down_what_it_sends_and_lets_the_precision_be_chosen():
-    different = changes(TASK2B, TASK4)
-
-    assert different.keys() == {"sync_gradients", "train", "main"}
-    assert len(different["sync_gradients"][1]) <= 9
-    assert different["train"][1] == ["sync_gradients(model, worker.world_size, record.dtype, record.sent)"]
-    assert different["main"][1] == [
-        "config = parse_traffic_arguments('task4_traffic')",
-        "record = TrafficRecord(config, worker)",
-    ]
+    assert different.keys() == where
+    taken, added = different.get("train", ([], []))
+    assert (len(taken), len(added)) == (lost, new)

@@ -1,18 +1,22 @@
 """Our own tests of the graders' frame: points that add up, hints in turn, a report, files that do not load."""
 
+import itertools
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from common.errors import InputError
+from common.paths import ROOT
 from course.table import load_course
 from grader import report
 from grader.grading import Grade, Session
-from grader.plugin import next_hint, pytest_configure
+from grader.plugin import SESSION, next_hint, pytest_configure, pytest_sessionstart
 from grader.ranks.outcome import Failure, Frame, RankResult, Result
 from grader.report import Entry
-from grader.verdicts import STATUSES, Crashed, TimedOut
-from tests.own.started_processes import run
+from grader.verdicts import Crashed, TimedOut
+from grader.weights import Weights
 
 pytestmark = pytest.mark.medium
 
@@ -36,46 +40,43 @@ def test_a_hint_for_an_unknown_region_names_those_there_are(tmp_path):
         next_hint(COURSE, "9.9", tmp_path / "shown.json")
 
 
+def written(folder, *entries, run=None, expected=(), bonus=()):
+    """The report's content after a grading with these entries."""
+    made = report.Report(folder / "report.json", bonus)
+    made.expect(expected)
+    for entry in entries:
+        made.add(entry, run)
+    return json.loads((folder / "report.json").read_text())
+
+
 def test_a_report_has_a_score_and_every_test_with_its_message(tmp_path):
     entries = [Entry("t::a", "1", "1.1", "passed", 2, 2, ""), Entry("t::b", "1", "1.2", "wrong", 0, 3, "no")]
 
-    written = report.Report(tmp_path / "report.json")
-    for entry in entries:
-        written.add(entry, None)
+    content = written(tmp_path, *entries)
 
-    content = json.loads((tmp_path / "report.json").read_text())
     assert (content["score"], content["max_score"]) == (2, 5)
     assert content["tests"][1] == {
         "id": "t::b", "task": "1", "region": "1.2", "status": "wrong", "points": 0, "max_points": 3, "message": "no",
     }  # fmt: skip
     assert any("2/5" in line for line in report.render(entries, COURSE))
-    assert {entry["status"] for entry in content["tests"]} <= set(STATUSES)
 
 
 def test_bonus_points_have_a_sum_of_their_own(tmp_path):
     entries = [Entry("t::a", "1", "1.1", "passed", 2, 2, ""), Entry("t::b", "b", "b.1", "passed", 4, 4, "")]
 
-    written = report.Report(tmp_path / "report.json", COURSE.bonus_tasks)
-    for entry in entries:
-        written.add(entry, None)
+    content = written(tmp_path, *entries, bonus=COURSE.bonus_tasks)
 
-    content = json.loads((tmp_path / "report.json").read_text())
-    sums = {key: content[key] for key in ("score", "max_score", "bonus", "max_bonus")}
-    assert sums == {"score": 2, "max_score": 2, "bonus": 4, "max_bonus": 4}
+    assert [content[key] for key in ("score", "max_score", "bonus", "max_bonus")] == [2, 2, 4, 4]
     *_, total, bonus = report.render(entries, COURSE)
     assert total.split() == ["total", "2/2"]
     assert bonus.split() == ["bonus", "on", "top", "of", "the", "total", "4/4"]
 
 
 def test_a_grader_that_is_killed_leaves_the_points_earned_until_then(tmp_path):
-    earned = Entry("t::a", "1", "1.1", "passed", 2, 2, "")
     to_come = [Entry(id, "1", "1.1", report.PENDING, 0, 2, report.NOT_REACHED) for id in ("t::a", "t::b")]
 
-    written = report.Report(tmp_path / "report.json")
-    written.expect(to_come)
-    written.add(earned, None)
+    content = written(tmp_path, Entry("t::a", "1", "1.1", "passed", 2, 2, ""), expected=to_come)
 
-    content = json.loads((tmp_path / "report.json").read_text())
     assert (content["score"], content["max_score"]) == (2, 4)
     assert [test["status"] for test in content["tests"]] == ["passed", "timed out"]
 
@@ -83,12 +84,10 @@ def test_a_grader_that_is_killed_leaves_the_points_earned_until_then(tmp_path):
 def test_a_report_keeps_what_the_ranks_of_a_failed_test_printed_and_of_no_other(tmp_path):
     ranks = [RankResult(0, "returned", stdout="x" * 9000 + "end"), RankResult(1, "raised", where="a.py:3")]
     run = Result(ranks, None, [], 1.0)
+    entries = [Entry(f"t::{status}", "1", "1.1", status, 0, 2, "\udc80") for status in ("passed", "crashed")]
 
-    written = report.Report(tmp_path / "report.json")
-    for id, status in (("t::a", "passed"), ("t::b", "crashed")):
-        written.add(Entry(id, "1", "1.1", status, 0, 2, "\udc80"), run)
+    (kept,) = written(tmp_path, *entries, run=run)["output"].values()
 
-    (kept,) = json.loads((tmp_path / "report.json").read_text())["output"].values()
     assert [rank["ended"] for rank in kept] == ["returned", "raised at a.py:3"]
     assert kept[0]["stdout"].endswith("xend") and len(kept[0]["stdout"]) == report.LONGEST_OUTPUT
 
@@ -105,7 +104,7 @@ def test_a_report_keeps_what_the_ranks_of_a_failed_test_printed_and_of_no_other(
 def test_a_file_that_does_not_load_is_named_and_run_once(tmp_path, monkeypatch, source, verdict, words):
     (tmp_path / "task1_single").mkdir()
     (tmp_path / "task1_single/run_glue.py").write_text(source)
-    monkeypatch.setattr("grader.grading.LOAD_DEADLINE", 2.0)
+    monkeypatch.setattr("grader.grading.LOAD_DEADLINE", 1.0)
     session = Session(tmp_path, COURSE, 1)
 
     for number in range(2):
@@ -138,14 +137,80 @@ def test_a_python_without_torch_is_told_what_to_activate(monkeypatch):
         pytest_configure(None)
 
 
-@pytest.mark.medium
-def test_the_graders_of_one_region_can_be_run_alone():
-    done = run("-m", "pytest", "-q", "--collect-only", "--region", "1.2", "tests/training/test_loop.py")
+def test_a_region_that_there_is_not_is_a_usage_error_that_names_those_there_are():
+    config = SimpleNamespace(getoption=lambda name: "9.9", stash={SESSION: SimpleNamespace(course=COURSE)})
 
-    names = [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
-    assert names == [
-        "test_backward_gives_the_gradient_of_the_batch",
-        "test_every_batch_has_a_gradient_of_its_own",
+    with pytest.raises(pytest.UsageError, match=r"expected a region, one of 1\.1, 1\.2"):
+        pytest_sessionstart(SimpleNamespace(config=config))
+
+
+def test_regions_are_graded_after_those_they_build_on():
+    order = COURSE.in_order_of_needs()
+
+    assert sorted(order) == sorted(COURSE.regions)
+    for region, row in COURSE.regions.items():
+        assert all(order.index(need) < order.index(region) for need in row.needs)
+
+
+# --- points are those of course.toml, whatever the weights of the tests ----------------------------------------------
+
+FILE = """
+import pytest
+graded = pytest.mark.graded
+
+@graded("1.2", weight=2)
+def test_a(grade): ...
+
+@pytest.mark.graded("1.2", absence=True)
+def test_b(grade): ...
+
+@graded("1.2")
+def test_c(grade): ...
+
+def test_of_nothing(): ...
+"""
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Three tests of 1.2, of the weights 2, 1 and 1."""
+    file = COURSE.tasks["1"].tests[0]
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(FILE)
+    return Weights(tmp_path, COURSE)
+
+
+def share(weights, points, passed):
+    """Points and most points of the tests that have run, where the region has so many points."""
+    entries = [
+        Entry(id, "1", "1.2", "passed" if ok else "wrong", 0, 0, "")
+        for id, ok in zip(weights.tests, passed, strict=False)
     ]
-    wrong = run("-m", "pytest", "--region", "9.9", "tests/task1/test_bert.py")
-    assert wrong.returncode == 4 and "expected a region, one of 1.1, 1.2" in wrong.stderr
+    row = replace(COURSE.regions["1.2"], points=points)
+    weights.share_out(replace(COURSE, regions=COURSE.regions | {"1.2": row}), entries)
+    return [entry.points for entry in entries], [entry.max_points for entry in entries]
+
+
+def test_marks_are_read_from_files_that_are_not_run(weights):
+    assert [id.rpartition("::")[2] for id in weights.tests] == ["test_a", "test_b", "test_c"]
+    assert weights.of_region("1.2") == 4
+
+
+@pytest.mark.parametrize("points", [1, 2, 3, 4, 5, 7, 11])
+def test_a_region_gives_its_share_rounded_down_and_all_points_for_all_tests_only(weights, points):
+    for passed in itertools.product([False, True], repeat=3):
+        got, most = share(weights, points, passed)
+        weight = sum(w for w, ok in zip((2, 1, 1), passed, strict=True) if ok)
+        assert sum(most) == points
+        assert sum(got) == points * weight // 4
+        assert all(got[k] == 0 for k in range(3) if not passed[k])
+
+
+def test_a_part_of_the_tests_can_only_give_its_part(weights):
+    assert share(weights, 3, [True]) == ([1], [1])
+
+
+def test_every_region_of_the_course_has_tests():
+    weights = Weights(ROOT, COURSE)
+
+    assert [id for id in COURSE.regions if not weights.of_region(id)] == []

@@ -1,12 +1,15 @@
 """Tests that only show that something is not there: they run last in their region, and count beside passed ones."""
 
 import json
-import shutil
+import os
 
 import pytest
 
 from common.paths import ROOT
 from tests.own.started_processes import run
+from tests.pipeline import test_schedule
+
+pytestmark = pytest.mark.medium
 
 GRADERS = """
 import pytest
@@ -17,83 +20,61 @@ graded = pytest.mark.graded
 def test_nothing_is_imported(): pass
 
 @graded("1.1", weight=2)
-def test_the_model_is_loaded(): assert {loaded}
+def test_the_model_is_loaded(): assert False
 
 @graded("1.2", absence=True)
-def test_nothing_is_sent(): assert {silent}
+def test_nothing_is_sent(): assert False
 
 @graded("1.2", weight=2)
 def test_backward_runs(): pass
+
+@graded("1.3", absence=True)
+def test_nothing_else_is_called(): pass
+
+@graded("1.3")
+def test_the_optimizer_steps(): pass
 """
 
 
-@pytest.fixture
-def grade(tmp_path):
-    """Run these graders with the real plugin; returns the report's tests by name, in the order in which they ran."""
-    (tmp_path / "conftest.py").write_text(
-        f"import sys\nsys.path.append({str(ROOT)!r})\npytest_plugins = ['grader.plugin']\n"
-    )
-
-    def graded(*words, **values):
-        (tmp_path / "test_a.py").write_text(GRADERS.format(**{"loaded": True, "silent": True} | values))
-        done = run("-m", "pytest", "-q", "--report", "report.json", *words, "test_a.py", cwd=tmp_path)
-        tests = json.loads((tmp_path / "report.json").read_text())["tests"]
-        return {test["id"].rpartition("::")[2]: test for test in tests}, done.stdout
-
-    return graded
+@pytest.fixture(scope="module")
+def tests(tmp_path_factory):
+    """The report's tests by name, in the order in which they ran with the real plugin."""
+    folder = tmp_path_factory.mktemp("tests")
+    (folder / "conftest.py").write_text("pytest_plugins = ['grader.plugin']\n")
+    (folder / "test_a.py").write_text(GRADERS)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run("-m", "pytest", "-q", "--report", "report.json", "test_a.py", cwd=folder, env=environment)
+    tests = json.loads((folder / "report.json").read_text())["tests"]
+    return {test["id"].rpartition("::")[2]: test for test in tests}
 
 
-@pytest.mark.medium
-def test_a_test_of_absence_gives_nothing_while_another_test_of_its_region_fails(grade):
-    tests, shown = grade(loaded=False)
+def test_a_test_of_absence_runs_after_the_others_of_its_region_and_counts_with_them(tests):
+    assert list(tests) == [
+        "test_the_model_is_loaded", "test_nothing_is_imported", "test_backward_runs", "test_nothing_is_sent",
+        "test_the_optimizer_steps", "test_nothing_else_is_called",
+    ]  # fmt: skip
+    of_1_3 = [tests[name] for name in ("test_the_optimizer_steps", "test_nothing_else_is_called")]
+    assert all(test["status"] == "passed" and test["points"] == test["max_points"] > 0 for test in of_1_3)
 
-    assert (tests["test_nothing_is_imported"]["status"], tests["test_nothing_is_imported"]["points"]) == ("skipped", 0)
-    assert tests["test_nothing_is_imported"]["message"] == (
+
+def test_a_test_of_absence_gives_nothing_while_another_test_of_its_region_fails(tests):
+    absence = tests["test_nothing_is_imported"]
+
+    assert (absence["status"], absence["points"]) == ("skipped", 0)
+    assert absence["message"] == (
         "not counted yet: this test counts only when the other tests of region 1.1 pass; test_the_model_is_loaded has "
         "not passed"
     )
-    assert tests["test_nothing_is_sent"]["status"] == "passed", "the other region's tests pass"
-    assert "3/6" in shown
 
 
-@pytest.mark.medium
-def test_a_test_of_absence_runs_after_the_others_of_its_region_and_counts_with_them(grade):
-    tests, _ = grade()
-
-    assert list(tests) == [
-        "test_the_model_is_loaded", "test_nothing_is_imported", "test_backward_runs", "test_nothing_is_sent",
-    ]  # fmt: skip
-    assert {test["status"] for test in tests.values()} == {"passed"}
-
-
-@pytest.mark.medium
-def test_what_a_test_of_absence_finds_is_said_even_where_it_cannot_count(grade):
-    tests, _ = grade(silent=False)
-
+def test_what_a_test_of_absence_finds_is_said_even_where_it_cannot_count(tests):
     assert tests["test_nothing_is_sent"]["status"] == "crashed"
     assert tests["test_backward_runs"]["points"] == 2, "and it does not take the other tests' points"
 
 
-NESTED = """
-for micro_batch in range(num_batches):
-    for partition in range(num_partitions):
-        yield [(micro_batch, partition)]
-"""
+def test_two_nested_loops_earn_nothing():
+    """They name every pair once and in order: all tests of the schedule that they pass count beside the others only."""
+    marks = [mark for test in vars(test_schedule).values() for mark in getattr(test, "pytestmark", ())]
 
-
-@pytest.mark.medium
-def test_two_nested_loops_name_every_pair_once_and_earn_nothing(tmp_path):
-    for folder in ("common", "pipeline"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    path, mark = tmp_path / "common/schedule.py", "# {} SOLUTION p.2\n"
-    before, _, rest = path.read_text().partition(mark.format("BEGIN"))
-    indent = before.rpartition("\n")[2]
-    body = "".join(f"{indent}{line}\n" for line in NESTED.strip().splitlines())
-    path.write_text(f"{before}\n{body}{rest.partition(mark.format('END'))[2]}")
-
-    run("-m", "pytest", "-q", f"--tree={tmp_path}", "--report", tmp_path / "r.json", "--region", "p.2", "tests/")
-
-    tests = json.loads((tmp_path / "r.json").read_text())["tests"]
-    assert len(tests) == 5
-    assert {test["status"] for test in tests} == {"skipped", "wrong"}
-    assert sum(test["points"] for test in tests) == 0
+    alone = [mark for mark in marks if not mark.kwargs.get("absence")]
+    assert len(alone) == 1 < len(marks)

@@ -2,14 +2,13 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from common.paths import ROOT
 from course.table import load_course
 from staff.handout.assemble import assemble
+from tests.own.started_processes import run
 
 COURSE = load_course()
 FLOOD = "import sys\nfor line in range(20_000):\n    print('line', line)\n    print('line', line, file=sys.stderr)\n"
@@ -23,71 +22,53 @@ BROKEN = {
     "task3_ddp/run_gpt2.py": ("raise NotImplementedError('TODO')\n", "is not written yet"),
     "common/data_partition.py": ("", ""),
 }
-# A test of each file, and one that looks at the imports of two.
-FEW = (
-    "pretrained_weights or group_is_joined or all_reduce_leaves_the_mean_on or average_gradients_leaves or indices or "
-    "wrapped or task2b_imports"
-)
+TESTS = [  # of each file, and one that looks at the imports of two, of which the first is broken
+    "tests/task1/test_bert.py::test_the_pretrained_weights_are_loaded",
+    "tests/start/test_joining.py::test_the_group_is_joined_where_and_as_it_was_told",
+    "tests/gradients/test_averaging.py::test_all_reduce_leaves_the_mean_on_every_worker",
+    "tests/start/test_start.py::test_task2b_imports_only_what_the_course_allows",
+    "tests/start/test_start.py::test_every_worker_is_started_and_waited_for",
+    "tests/training/test_ddp.py::test_the_wrapped_model_averages_in_its_backward_pass",
+    "tests/training/test_ddp.py::test_the_wrapped_gpt2_averages_in_its_backward_pass",
+    "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices",
+]
 
 
-@pytest.mark.parametrize(
-    ("chosen", "least"),
-    [pytest.param(FEW, 10, marks=pytest.mark.medium), pytest.param("test", 50, marks=pytest.mark.proof)],
-    ids=["one test of each file", "every test"],
-)
-def test_a_file_that_does_not_load_costs_its_own_points_only(tmp_path, chosen, least):
+def graded(folder, *tests):
+    """Grade folder/tree; return the report's tests, and what is printed."""
+    options = ["-q", "-p", "no:cacheprovider", f"--tree={folder / 'tree'}", "--report", folder / "report.json"]
+    done = run("-m", "pytest", *options, *tests, timeout=400)
+    return json.loads((folder / "report.json").read_text())["tests"], done.stdout
+
+
+@pytest.mark.medium
+def test_a_file_that_does_not_load_costs_its_own_points_only(tmp_path):
     for folder in {file.split("/")[0] for file in BROKEN}:
         shutil.copytree(ROOT / folder, tmp_path / "tree" / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file, (lines, _) in BROKEN.items():
         path = tmp_path / "tree" / file
         path.write_text(lines + path.read_text())
-    report = tmp_path / "report.json"
-    files = {file for task in ("1", "2a", "2b", "3") for file in COURSE.tasks[task].tests}
-    tests = sorted(files - {"tests/test_copies.py"})
-    options = ["-q", "-p", "no:cacheprovider", f"--tree={tmp_path / 'tree'}", "--report", str(report)]
 
-    subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "-k", chosen, *tests], cwd=ROOT, capture_output=True, timeout=400
-    )
+    entries, _ = graded(tmp_path, *TESTS)
 
-    entries = json.loads(report.read_text())["tests"]
-    assert len(entries) >= least
-    assert {file_of(entry) for entry in entries} == set(BROKEN)
+    assert {entry["id"] for entry in entries} == set(TESTS)
     for entry in entries:
-        file = file_of(entry)
-        assert (entry["points"] == entry["max_points"]) == (BROKEN[file][1] == ""), entry
-        assert BROKEN[file][1] in entry["message"], entry
+        imports = "imports_only" in entry["id"]
+        words = BROKEN["task2b_allreduce/run_glue.py" if imports else COURSE.regions[entry["region"]].file][1]
+        assert (entry["points"] == entry["max_points"]) == (words == ""), entry
+        assert words in entry["message"], entry
 
 
 @pytest.mark.proof
 def test_a_region_whose_placeholder_was_left_in_is_told_to_delete_it(tmp_path):
-    file = "task1_single/run_glue.py"
-    shutil.copytree(ROOT / "common", tmp_path / "tree" / "common", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "tree" / "task1_single").mkdir()
-    handout = assemble(ROOT, solved=set(COURSE.regions) - {"1.1"}).files[file].decode()
+    file = tmp_path / "tree/task1_single/run_glue.py"
+    file.parent.mkdir(parents=True)
+    shutil.copytree(ROOT / "common", tmp_path / "tree/common", ignore=shutil.ignore_patterns("__pycache__"))
+    handout = assemble(ROOT, solved=set(COURSE.regions) - {"1.1"}).files["task1_single/run_glue.py"].decode()
     (line,) = [line for line in handout.splitlines() if 'NotImplementedError("TODO 1.1' in line]
-    (tmp_path / "tree" / file).write_text(handout.replace(line, f"    model = None\n{line}"))
-    options = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"--tree={tmp_path / 'tree'}",
-        "--region",
-        "1.1",
-        "tests/task1/test_bert.py",
-    ]
+    file.write_text(handout.replace(line, f"    model = None\n{line}"))
 
-    done = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=ROOT, capture_output=True, text=True)
+    _, said = graded(tmp_path, "--region", "1.1", "tests/task1/test_bert.py")
 
-    assert (
-        'its line `raise NotImplementedError("TODO 1.1: ...")` is still there, and was reached: delete it'
-        in done.stdout
-    )
-    assert "next: 1.1;" in done.stdout
-
-
-def file_of(entry):
-    """The file that a test runs: the one of its region, or the first broken one of two whose imports it looks at."""
-    if "imports_only" in entry["id"] and entry["task"] in ("2b", "3") and "data_partition" not in entry["id"]:
-        return next(file for file in BROKEN if file.startswith(f"task{entry['task']}") and BROKEN[file][1])
-    return COURSE.regions[entry["region"]].file
+    assert 'its line `raise NotImplementedError("TODO 1.1: ...")` is still there, and was reached: delete it' in said
+    assert "next: 1.1;" in said

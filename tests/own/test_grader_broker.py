@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 
-from tests.own.inline_student import player
+from grader.verdicts import verdict_of
+from tests.own.inline_student import joined
 
 pytestmark = pytest.mark.medium
 
-
-@pytest.fixture
-def play(tmp_path):
-    return player(tmp_path, 3)
+RANKS = 3
 
 
 # --- what the operations do -------------------------------------------------------------------------------------------
@@ -142,17 +140,15 @@ def test_a_group_says_what_torch_asks_its_backend(play):
 
 
 def test_bfloat16_is_rounded_to_the_nearest_and_nan_stays_nan(play):
-    source = """
-        def go(context):
-            context.join()
-            torch.manual_seed(context.rank)
-            mine = torch.randn(1000).bfloat16()
-            mine[0] = float("nan")
-            every = [torch.empty_like(mine) for _ in range(context.world_size)]
-            dist.all_gather(every, mine)
-            dist.all_reduce(mine)
-            return mine, sum(each.float() for each in every).bfloat16()
-    """
+    source = joined("""
+        torch.manual_seed(rank)
+        mine = torch.randn(1000).bfloat16()
+        mine[0] = float("nan")
+        every = [torch.empty_like(mine) for _ in range(n)]
+        dist.all_gather(every, mine)
+        dist.all_reduce(mine)
+        return mine, sum(each.float() for each in every).bfloat16()
+    """)
 
     got, expected = play(source, 4).values[0]
 
@@ -160,43 +156,40 @@ def test_bfloat16_is_rounded_to_the_nearest_and_nan_stays_nan(play):
     assert np.isnan(got[0])
 
 
-def test_the_result_is_not_in_the_tensor_before_wait(play):
-    source = """
-        def go(context):
-            context.join()
-            kept, dropped, late = torch.ones(2), torch.ones(2), torch.ones(2)
-            handle = dist.all_reduce(kept, async_op=True)
-            dist.all_reduce(dropped, async_op=True)
-            other = dist.all_reduce(late, async_op=True)
-            dist.all_reduce(torch.ones(2))
-            before = kept.clone()
-            handle.wait()
-            while not other.is_completed():
-                pass
-            return before, kept, late, dropped
-    """
+def test_the_result_is_not_in_the_tensor_before_wait_or_a_barrier_as_with_gloo(play):
+    source = joined("""
+        kept, dropped, late = torch.ones(2), torch.ones(2), torch.ones(2)
+        handle = dist.all_reduce(kept, async_op=True)
+        dist.all_reduce(dropped, async_op=True)
+        other = dist.all_reduce(late, async_op=True)
+        dist.all_reduce(torch.ones(2))
+        before = kept.clone()
+        handle.wait()
+        while not other.is_completed():
+            pass
+        seen = [float(tensor[0]) for tensor in (before, kept, late, dropped)]
+        dist.barrier()
+        dist.all_reduce(torch.ones(2), async_op=True)
+        return [*seen, float(dropped[0])]
+    """)
 
     result = play(source)
 
-    for before, kept, late, dropped in result.values:
-        assert [before[0], kept[0], late[0], dropped[0]] == [1, 3, 3, 1]
-    assert [call.waited for call in result.ranks[0].calls if call.name == "all_reduce"] == [True, False, True, True]
+    assert result.values == [[1, 3, 3, 1, 3]] * 3
+    waited = [call.waited for call in result.ranks[0].calls if call.name == "all_reduce"]
+    assert waited == [True, True, True, True, False]  # the barrier has waited for the second
 
 
 def test_a_call_is_in_transit_until_somebody_waits_for_it_also_if_its_answer_is_here(play):
-    source = """
-        def go(context):
-            context.join()
-            first = dist.all_reduce(torch.ones(2), async_op=True)
-            second = dist.all_reduce(torch.ones(2), async_op=True)
-            dist.barrier()  # waits for both: the answers are here
-            third = dist.all_reduce(torch.ones(2), async_op=True)
-            fourth = dist.all_reduce(torch.ones(2), async_op=True)
-            dist.all_gather([torch.ones(2) for _ in range(context.world_size)], torch.ones(2))
-            third.wait()
-            fifth = dist.all_reduce(torch.ones(2), async_op=True)
-            fifth.wait(), fourth.wait()
-    """
+    source = joined("""
+        first, second = (dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2))
+        dist.barrier()  # waits for both: the answers are here
+        third, fourth = (dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2))
+        dist.all_gather([torch.ones(2) for _ in range(n)], torch.ones(2))
+        third.wait()
+        fifth = dist.all_reduce(torch.ones(2), async_op=True)
+        fifth.wait(), fourth.wait()
+    """)
 
     for rank in play(source).ranks:
         calls = [call for call in rank.calls if call.name == "all_reduce"]
@@ -204,107 +197,123 @@ def test_a_call_is_in_transit_until_somebody_waits_for_it_also_if_its_answer_is_
         assert [sum(each) for each in alive] == [1, 2, 1, 2, 2]
 
 
-def test_a_barrier_completes_earlier_calls_as_gloo_does(play):
-    source = """
-        def go(context):
-            context.join()
-            tensor = torch.ones(2)
-            dist.all_reduce(tensor, async_op=True)
-            dist.barrier()
-            return tensor
-    """
-
-    assert all((value == 3).all() for value in play(source).values)
-
-
 def test_a_large_tensor_goes_through_while_all_ranks_send_at_once(play):
-    source = """
-        def go(context):
-            context.join()
-            tensors = [torch.full((1_000_000,), float(i)) for i in range(4)]
-            handles = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-            for handle in handles:
-                handle.wait()
-            return [tensor.sum() / 1e6 for tensor in tensors]
-    """
+    source = joined("""
+        tensors = [torch.full((1_000_000,), float(i)) for i in range(4)]
+        for handle in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+            handle.wait()
+        return [tensor.sum() / 1e6 for tensor in tensors]
+    """)
 
     assert [float(value) for value in play(source, 2).values[1]] == [0, 2, 4, 6]
 
 
-# --- what is recorded -------------------------------------------------------------------------------------------------
+def test_a_reduce_scatter_of_unequal_parts_gives_each_rank_the_sum_of_its_part(play):
+    result = play(
+        joined("""
+        parts = [torch.arange(float(size)) + rank for size in (1, 3, 0)]
+        mine = torch.zeros(len(parts[rank]))
+        dist.reduce_scatter(mine, parts)
+        return mine
+    """)
+    )
+
+    assert [value.tolist() for value in result.values] == [[3], [3, 6, 9], []]
+    assert [rank.calls[1].price for rank in result.ranks] == [12, 4, 16]
 
 
-def test_the_bytes_of_each_call_are_counted_on_each_rank(play):
-    source = """
-        def go(context):
-            context.join()
-            tensor = torch.ones(5)
-            root = context.rank == 0
-            dist.gather(tensor, [torch.ones(5) for _ in range(3)] if root else None, dst=0)
-            dist.scatter(tensor, [torch.ones(5)] * 3 if root else None, src=0)
-            dist.all_reduce(tensor)
-    """
+def test_the_bytes_of_each_call_are_counted_and_the_fewest_that_it_needs(play):
+    source = joined("""
+        dist.all_reduce(torch.ones(6))
+        dist.reduce_scatter_tensor(g, torch.ones(6))
+        dist.all_gather_into_tensor(torch.ones(6), g)
+        dist.all_to_all_single(torch.ones(6), torch.ones(6))
+        dist.gather(g, [torch.ones(2) for _ in range(n)] if rank == 0 else None)
+        dist.scatter(g, [g] * n if rank == 0 else None)
+    """)
 
-    result = play(source, keep_payloads=True)
+    first, second, _ = play(source).ranks
 
-    traffic = [[(call.name, call.sent, call.received) for call in rank.calls[1:]] for rank in result.ranks]
-    assert traffic[0] == [("gather", 20, 60), ("scatter", 60, 20), ("all_reduce", 20, 20)]
-    assert traffic[1] == [("gather", 20, 0), ("scatter", 0, 20), ("all_reduce", 20, 20)]
-    gather = result.collectives[1]
-    assert [gather[rank].root for rank in range(3)] == [0, 0, 0]
-    assert gather[2].sent_arrays().tolist() == [[1, 1, 1, 1, 1]]
-    assert gather[1].where == "task/run.py:8"
+    assert [(call.sent, call.received) for call in first.calls[5:]] == [(8, 24), (24, 8)]
+    assert [(call.sent, call.received) for call in second.calls[5:]] == [(8, 0), (0, 8)]
+    whole = 6 * 4 * 2 / 3  # (N-1)/N S
+    assert [call.price for call in second.calls[1:5]] == pytest.approx([2 * whole, whole, whole, whole])
 
 
-def test_the_arguments_of_init_process_group_are_recorded_and_nothing_is_opened(play):
-    source = """
-        def by_keyword(context):
-            return dist.init_process_group("nccl", init_method="tcp://10.10.1.1:80",
-                                           rank=context.rank, world_size=3)
+def test_ddp_finds_unused_parameters_and_skips_what_no_sync_skips(play):
+    source = joined("""
+        model = torch.nn.ModuleList([torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)])
+        model.forward = lambda x: model[0](x)
+        ddp = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        x = torch.full((1, 1), float(rank))
+        with ddp.no_sync():
+            ddp(x).backward()
+        before = model[0].weight.grad.clone()
+        ddp(x).backward()
+        return before, model[0].weight.grad, model[1].weight.grad is None
+    """)
 
-        def by_environment(context):
-            os.environ |= {"MASTER_ADDR": "node0", "MASTER_PORT": "29501",
-                           "RANK": str(context.rank), "WORLD_SIZE": "3"}
-            dist.init_process_group()
-            assert dist.get_rank() == context.rank and dist.get_world_size() == 3
-    """
-
-    keyword = play(source, function="by_keyword").ranks[1].calls[0]
-    environment = play(source, function="by_environment").ranks[2].calls[0]
-
-    assert keyword.name == environment.name == "init_process_group"
-    assert keyword.data == {
-        "backend": "nccl",
-        "init_method": "tcp://10.10.1.1:80",
-        "address": "10.10.1.1:80",
-        "rank": 1,
-        "world_size": 3,
-    }
-    assert [environment.data[key] for key in ("backend", "address", "rank")] == [None, "node0:29501", 2]
+    for rank, (before, after, unused) in enumerate(play(source).values):
+        assert (before.item(), after.item(), unused) == (rank, 2.0, True)
 
 
-def test_spies_and_collectives_are_in_one_order(play):
-    source = """
-        def go(context):
-            context.join()
-            context.spy(torch.nn.utils, "clip_grad_norm_", note=lambda parameters, norm: {"norm": norm})
-            context.spy(torch.optim.SGD, "step", "optimizer step")
-            model = torch.nn.Linear(2, 1)
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            context.spy(model, "forward")
-            model(torch.ones(1, 2)).sum().backward()
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-            torch.nn.utils.clip_grad_norm_(list(model.parameters()), 2.5)
-            optimizer.step()
-            context.spy(torch, "numel", "done", note=lambda tensor: {"tensor": tensor})
-            torch.numel(torch.ones(2))
-    """
+def test_a_ddp_communication_hook_of_the_students_own_works(play):
+    source = joined("""
+        def mean(state, bucket):
+            buffer = bucket.buffer().div_(n)
+            return dist.all_reduce(buffer, async_op=True).get_future().then(lambda future: future.value()[0])
 
-    events = play(source).ranks[1].events
+        linear = torch.nn.Linear(2, 1, bias=False)
+        ddp = torch.nn.parallel.DistributedDataParallel(linear)
+        ddp.register_comm_hook(None, mean)
+        ddp(torch.full((1, 2), float(rank))).sum().backward()
+        return linear.weight.grad
+    """)
 
-    names = ["init_process_group", "forward", "all_reduce", "all_reduce", "clip_grad_norm_", "optimizer step", "done"]
-    assert [event.name for event in events] == names
-    assert events[4].data == {"norm": 2.5}
-    assert events[5].where == "task/run.py:15"
-    assert events[6].data["tensor"].tolist() == [1, 1]
+    assert all((value == 1).all() for value in play(source).values)
+
+
+# --- tensors in flight ------------------------------------------------------------------------------------------------
+
+IN_FLIGHT = {
+    "would overwrite a tensor that is still being sent": """
+        sending = dist.isend(x, right)
+        dist.recv(x, left)
+        sending.wait()
+    """,
+    "have not arrived yet: wait() for the receive first": """
+        receiving = dist.irecv(x, left)
+        sending = dist.isend(x, right)
+        receiving.wait()
+        sending.wait()
+    """,
+    "was changed while it was being sent": """
+        sending = dist.isend(x, right)
+        dist.recv(torch.ones(4), left)
+        x.zero_()
+        sending.wait()
+    """,
+    "between the call and its wait()": """
+        summing = dist.all_reduce(x, async_op=True)
+        x /= 3
+        summing.wait()
+    """,
+    "change it before the call or after wait()": """
+        exchanging = dist.all_to_all_single(torch.ones(6), y := torch.ones(6), async_op=True)
+        y.zero_()
+        exchanging.wait()
+    """,
+    "rank 0 never waits for message #1 to rank 1": """
+        dist.isend(x, right)
+        dist.recv(torch.ones(4), left)
+    """,
+}
+
+
+@pytest.mark.parametrize("words", IN_FLIGHT)
+def test_a_tensor_that_is_used_while_its_message_travels_is_an_error(play, words):
+    start = "        x, right, left = torch.ones(4), (rank + 1) % 3, (rank - 1) % 3"
+
+    result = play(joined(start + IN_FLIGHT[words]))
+
+    assert words in str(verdict_of(result, "b.1"))

@@ -17,59 +17,55 @@ class FakeGrade:
         raise Wrong(message)
 
 
-def message_of(got, expected, where="on rank {rank}, "):
-    with pytest.raises(Wrong) as failure:
+def message_of(got, expected, where=""):
+    """The message, "" if all is right."""
+    try:
         check(FakeGrade(), where, got, expected)
-    return str(failure.value)
+    except Wrong as failure:
+        return str(failure)
+    return ""
 
 
-def table(value, ranks=(0, 1), names=("parameter 0", "parameter 1"), **mistakes):
-    return {
-        (rank, name): Expected(value + 10 * (name == "parameter 1"), **mistakes) for rank in ranks for name in names
-    }
+# --- what is close ---
 
 
-def test_values_as_expected_pass():
-    expected = table(MEAN) | {(0, "dtype"): Expected("float32"), (0, "frozen"): Expected(None)}
-    check(FakeGrade(), "", {key: one.value for key, one in expected.items()}, expected)
+LIMIT = np.array([[0.0, 1.0], [0.0, 0.0]])
 
 
-@pytest.mark.parametrize("got", [None, "text", np.zeros(3), np.full((2, 2), np.nan), np.full((2, 2), np.inf)])
-def test_nothing_another_shape_and_numbers_that_are_not_finite_are_close_to_nothing(got):
-    assert not close(got, MEAN)
+@pytest.mark.parametrize(("got", "expected", "tolerance", "is_close"), [
+    (MEAN * (1 + 1e-6), MEAN, Tolerance(), True),
+    (None, MEAN, Tolerance(), False),
+    ("text", MEAN, Tolerance(), False),
+    (np.zeros(3), MEAN, Tolerance(), False),
+    (np.full((2, 2), np.nan), MEAN, Tolerance(), False),
+    (np.full((2, 2), np.inf), MEAN, Tolerance(), False),
+    (np.zeros(2), np.array([np.inf, 1.0]), Tolerance(), False),  # whose norm is infinite
+    (np.zeros(2), np.full(2, 1e200), Tolerance(1.0), False),
+    (np.zeros(2), np.ones(2), Tolerance(float("inf")), False),
+    (MEAN + LIMIT, MEAN, Tolerance(limit=LIMIT), True),  # a limit for each element
+    (MEAN + 0.5, MEAN, Tolerance(limit=LIMIT), False),
+    (MEAN + 1e-12, MEAN, EXACT, False),
+])  # fmt: skip
+def test_what_is_close(got, expected, tolerance, is_close):
+    assert close(got, expected, tolerance) is is_close
 
 
-def test_nothing_is_close_to_numbers_whose_norm_is_infinite():
-    assert not close(np.zeros(2), np.array([np.inf, 1.0]))
+@pytest.mark.parametrize(("got", "expected", "words"), [
+    (MEAN, Expected(MEAN), ""),
+    ("float32", Expected("float32"), ""),
+    (None, Expected(None), ""),
+    (np.float64(1 / 3), Expected(np.float32(1 / 3)), ""),
+    (np.asarray(1.0), Expected(np.float32(0.5)), "it is 2.000 times what is expected\nvalue: expected 0.5, got 1"),
+    (1, Expected(True), "value: expected True, got 1"),  # of another type
+    (MEAN * 0.375, Expected(MEAN, "the messages are wrong"), "the messages are wrong\nvalue"),
+    ("{got}", Expected("float32", "got {got}, expected {expected}"), "got {got}, expected float32"),
+    (MEAN * 2, Expected(MEAN, mistakes={"zero": MEAN * 0, "double": MEAN * 2, "again": MEAN * 2}), "double\nvalue"),
+    (None, Expected(MEAN, mistakes={"it is gone": None}), "it is gone\n"),
+], ids=str)  # fmt: skip
+def test_a_wrong_value_is_told_with_its_cause(got, expected, words):
+    message = message_of({"value": got}, {"value": expected})
 
-
-def test_a_limit_for_each_element_is_kept_element_by_element():
-    limit = np.array([[0.0, 1.0], [0.0, 0.0]])
-
-    assert close(MEAN + limit, MEAN, Tolerance(limit=limit))
-    assert not close(MEAN + 0.5, MEAN, Tolerance(limit=limit))
-
-
-def test_a_number_of_numpy_is_compared_within_the_tolerance_and_both_are_shown():
-    check(FakeGrade(), "", {"mean": np.float64(1 / 3)}, {"mean": Expected(np.float32(1 / 3))})
-
-    assert "expected 0.5, got 1" in message_of({"mean": np.asarray(1.0)}, {"mean": Expected(np.float32(0.5))}, "")
-
-
-def test_a_value_of_another_type_is_not_equal():
-    assert "expected True, got 1" in message_of({"flag": 1}, {"flag": Expected(True)}, "")
-
-
-def test_the_first_mistake_that_leaves_the_value_is_named():
-    expected = {"sum": Expected(MEAN, mistakes={"it is zero": MEAN * 0, "it is doubled": MEAN * 2, "again": MEAN * 2})}
-
-    assert message_of({"sum": MEAN * 2}, expected, "").startswith("it is doubled\nsum (2, 2): expected [2 4 6 8]")
-
-
-def test_a_mistake_that_leaves_nothing_is_named():
-    assert message_of({"sum": None}, {"sum": Expected(MEAN, mistakes={"it is gone": None})}, "").startswith(
-        "it is gone\n"
-    )
+    assert message.startswith(words) and bool(message) == bool(words)
 
 
 def test_a_mistake_that_leaves_infinities_at_their_places_is_named():
@@ -85,68 +81,6 @@ def test_a_function_gives_the_value_of_a_mistake_when_it_is_needed():
     assert Expected(MEAN, mistakes=mistakes).explained_by("it is doubled", MEAN * 2)
 
 
-def test_a_mistake_that_spares_a_tensor_says_which_ones_are_wrong():
-    expected = table(MEAN, mistakes={"it is zero": MEAN * 0})
-    got = {key: one.value for key, one in expected.items()} | {
-        (0, "parameter 1"): MEAN * 0,
-        (1, "parameter 1"): MEAN * 0,
-    }
-
-    assert message_of(got, expected).startswith("it is zero; from parameter 1 on: does something end the loop early")
-
-
-def test_a_mistake_that_spares_rank_0_says_so():
-    expected = table(MEAN, mistakes={"it is zero": MEAN * 0})
-    got = {(rank, name): one.value if rank == 0 else MEAN * 0 for (rank, name), one in expected.items()}
-
-    assert message_of(got, expected).startswith("it is zero; only on ranks other than 0\non rank 1, parameter 0")
-
-
-def test_a_mistake_of_the_whole_table_is_not_named_where_a_right_value_contradicts_it():
-    everywhere = {"nothing was done": MEAN * 0}
-    expected = table(MEAN, everywhere=everywhere)
-    all_zero = dict.fromkeys(expected, MEAN * 0)
-    one_zero = {key: one.value for key, one in expected.items()} | {(0, "parameter 1"): MEAN * 0}
-
-    assert message_of(all_zero, expected).startswith("nothing was done")
-    assert "nothing was done" not in message_of(one_zero, expected)
-
-
-def test_where_no_mistake_fits_one_factor_is_named():
-    expected = table(MEAN)
-
-    assert "0.375 times what is expected" in message_of(
-        {key: one.value * 0.375 for key, one in expected.items()}, expected
-    )
-
-
-def test_where_no_mistake_fits_swapped_values_are_named():
-    expected = table(MEAN)
-    other = {"parameter 0": "parameter 1", "parameter 1": "parameter 0"}
-    got = {(rank, name): expected[rank, other[name]].value for rank, name in expected}
-
-    assert "each has the value of another one" in message_of(got, expected)
-
-
-def test_where_no_mistake_fits_results_that_differ_between_ranks_are_named():
-    expected = table(MEAN)
-    got = {(rank, name): np.arange(4.0).reshape(2, 2) ** (rank + 2) for rank, name in expected}
-
-    assert message_of(got, expected).startswith("the workers have different results")
-
-
-def test_a_lesson_s_own_message_replaces_the_general_ones():
-    expected = {"sum": Expected(MEAN, "the messages are wrong")}
-
-    assert message_of({"sum": MEAN * 0.375}, expected, "").startswith("the messages are wrong\nsum")
-
-
-def test_a_message_shows_the_values_at_their_places_and_braces_of_a_value_stay():
-    message = message_of({"dtype": "{got}"}, {"dtype": Expected("float32", "got {got}, expected {expected}")}, "")
-
-    assert message == "got {got}, expected float32"
-
-
 def test_the_places_that_differ_are_shown():
     got = MEAN.copy()
     got[1, 0] = 7
@@ -159,5 +93,28 @@ def test_numbers_in_another_order_with_zeros_between_are_the_same_up_to_a_factor
     assert not same_numbers([np.array([8.0, 2.0, 5.0])], [np.array([1.0, 2.0, 4.0])])
 
 
-def test_exact_values_allow_no_rounding():
-    assert not close(MEAN + 1e-12, MEAN, EXACT)
+# --- the values of several ranks and parameters ---
+
+
+FIRST, SECOND = "parameter 0", "parameter 1"
+RIGHT = {(rank, name): MEAN + 10 * k for rank in (0, 1) for k, name in enumerate((FIRST, SECOND))}
+ZERO, NOTHING = {"mistakes": {"it is zero": MEAN * 0}}, {"everywhere": {"nothing was done": MEAN * 0}}
+
+
+@pytest.mark.parametrize(("known", "wrong", "words"), [
+    (ZERO, lambda rank, name, right: right if name == FIRST else MEAN * 0, "it is zero; from parameter 1 on: does"),
+    (ZERO, lambda rank, name, right: right * rank, "it is zero; only on rank 0\non rank 0, parameter 0"),
+    (ZERO, lambda rank, name, right: right * (1 - rank), "it is zero; only on ranks other than 0\non rank 1"),
+    (NOTHING, lambda rank, name, right: MEAN * 0, "nothing was done"),
+    # a mistake of the whole table is not named where a right value contradicts it
+    (NOTHING, lambda rank, name, right: right if name == FIRST else MEAN * 0, "it is 0.000 times what is"),
+    ({}, lambda rank, name, right: right * 0.375, "it is 0.375 times what is expected\n"),
+    ({}, lambda rank, name, right: RIGHT[rank, SECOND if name == FIRST else FIRST], "each has the value of another"),
+    ({}, lambda rank, name, right: np.arange(4.0).reshape(2, 2) ** (rank + 2), "the workers have different results"),
+])  # fmt: skip
+def test_a_mistake_is_named_with_what_it_spares_and_what_is_common_where_none_fits(known, wrong, words):
+    expected = {key: Expected(right, **known) for key, right in RIGHT.items()}
+
+    message = message_of({key: wrong(*key, right) for key, right in RIGHT.items()}, expected, "on rank {rank}, ")
+
+    assert message.startswith(words)

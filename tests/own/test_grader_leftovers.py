@@ -10,14 +10,11 @@ import pytest
 
 from common.paths import ROOT
 from grader import ranks
-from tests.own.inline_student import HEAD, player, wait_until
+from tests.own.inline_student import HEAD, wait_until
 
 pytestmark = pytest.mark.medium
 
-
-@pytest.fixture
-def play(tmp_path):
-    return player(tmp_path, 2)
+RANKS = 2
 
 
 # Whoever still lives of a rank's processes holds its lock, since all of them have inherited the open file.
@@ -82,15 +79,6 @@ def test_double_forks_new_sessions_and_hopping_processes_are_gone_afterwards(pla
     assert alive(tmp_path) == []
 
 
-def test_a_rank_that_kills_its_parent_ends_this_run_only(play, tmp_path):
-    result = play(LEFTOVERS, folder=str(tmp_path), stay=True, kill=1)
-
-    assert [rank.outcome for rank in result.ranks] == ["killed", "killed"]
-    assert not Path((tmp_path / "1.ready").read_text()).exists()
-    wait_until(lambda: alive(tmp_path) == [])  # nobody is left to bury them: we cannot hear when they are quite dead
-    assert play("def go(context):\n    return 1\n").values == [1, 1]
-
-
 def test_an_interrupt_ends_all_ranks(play, tmp_path, monkeypatch):
     def interrupt(run):
         wait_until(lambda: ready(tmp_path))
@@ -122,13 +110,18 @@ def test_ranks_are_gone_when_their_grader_is_killed(tmp_path):
     wait_until(lambda: alive(tmp_path) == [])
 
 
-def test_higher_walls_are_built_before_any_student_code(play, monkeypatch):
-    monkeypatch.setenv("COS598D_CONFINE", "builtins:print policy")  # a wall that does no more than say its arguments
-    ranks.stop()
-    result = play("print('loaded')\ndef go(context):\n    return os.getcwd(), 'COS598D_CONFINE' in os.environ\n")
+def test_a_rank_that_kills_its_parent_ends_this_run_only_and_the_next_has_its_walls(play, tmp_path, monkeypatch):
+    result = play(LEFTOVERS, folder=str(tmp_path), stay=True, kill=1)
 
+    assert [rank.outcome for rank in result.ranks] == ["killed", "killed"]
+    assert not Path((tmp_path / "1.ready").read_text()).exists()
+    wait_until(lambda: alive(tmp_path) == [])  # nobody is left to bury them: we cannot hear when they are quite dead
+
+    # Walls are built before any student code, also by a new parent; this one does no more than say its arguments.
+    monkeypatch.setenv("COS598D_CONFINE", "builtins:print policy")
+    result = play("print('loaded')\ndef go(context):\n    return os.getcwd(), 'COS598D_CONFINE' in os.environ\n")
+    ranks.stop()
     for rank in result.ranks:
         folder, hook_is_known = rank.value
         assert rank.stdout == f"{rank.rank} {folder} grader.inside.context:call [] policy\nloaded\n"
         assert not hook_is_known
-    ranks.stop()

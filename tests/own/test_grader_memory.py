@@ -1,5 +1,6 @@
-"""How much memory a rank has, as the process that starts the ranks sees it."""
+"""How much memory and how many processes a rank has, as the process that starts the ranks sees it."""
 
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 
 from grader import memory_limits, ranks
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is looked at in /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 MB = 1_000_000
 LARGE = 655_360  # elements, 2.6 MB
@@ -85,9 +86,9 @@ measure("child")
 
 
 def test_shared_memory_counts(tmp_path):
-    found, _ = measured(
-        tmp_path, 'import mmap\nkept = mmap.mmap(-1, 1 << 22)\nkept.write(b"x" * (1 << 22))\nmeasure("kept")'
-    )
+    lines = 'import mmap\nkept = mmap.mmap(-1, 1 << 22)\nkept.write(b"x" * (1 << 22))\nmeasure("kept")'
+
+    found, _ = measured(tmp_path, lines)
 
     assert min(found["kept"]) > 4
 
@@ -108,28 +109,16 @@ def test_a_rank_that_is_measured_can_write_no_file(tmp_path, hides):
     assert result.outcome == "raised" and "measurement" not in {call.name for call in result.ranks[0].calls}
 
 
-def test_a_rank_that_does_not_come_to_the_point_ends_the_run(tmp_path):
-    _, result = measured(tmp_path, 'if context.rank:\n    measure("there")')
+@pytest.mark.parametrize(("lines", "world_size", "outcome", "words"), [
+    ('if context.rank:\n        measure("there")', 2, "deadlock", "rank 1 waits in measurement #1"),
+    ('measure(f"there {context.rank}")', 2, "mismatch", "different points of a probe"),
+    ('measure("start")\nmeasure("start")', 1, "raised", "a measurement that no probe asks for"),
+    ('context.event("given", key="0 0")', 1, "raised", "a message of the kind event"),  # the grader puts it down itself
+])  # fmt: skip
+def test_a_measurement_that_no_probe_asks_for_ends_the_run(tmp_path, lines, world_size, outcome, words):
+    _, result = measured(tmp_path, lines, world_size)
 
-    assert result.outcome == "deadlock" and "rank 1 waits in measurement #1" in result.explain()
-
-
-def test_ranks_at_different_points_do_not_agree(tmp_path):
-    _, result = measured(tmp_path, 'measure(f"there {context.rank}")')
-
-    assert result.outcome == "mismatch" and "different points of a probe" in result.explain()
-
-
-def test_a_point_is_measured_only_once(tmp_path):
-    _, result = measured(tmp_path, 'measure("start")\nmeasure("start")', world_size=1)
-
-    assert result.outcome == "raised" and "a measurement that no probe asks for" in result.explain()
-
-
-def test_what_the_grader_puts_down_of_a_rank_a_rank_cannot_send(tmp_path):
-    _, result = measured(tmp_path, 'context.event("given", key="0 0")', world_size=1)
-
-    assert result.outcome == "raised" and "a message of the kind event" in result.explain()
+    assert result.outcome == outcome and words in result.explain()
 
 
 class FirstFailure:
@@ -154,3 +143,51 @@ def test_a_rank_has_too_much_only_if_it_has_it_in_a_second_run_as_well(taken, sa
     memory_limits.check(grade, run, [limit], spare=0)
 
     assert grade.said.startswith(said) and bool(grade.said) == bool(said)
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+STARTS = """
+import os, signal, time
+def go(context):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    counted = []
+    for together in context.arguments["groups"]:
+        children = []
+        for _ in range(together):
+            pid = os.fork()
+            if pid == 0:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})  # which ends it
+                time.sleep(context.arguments["patience"])
+                os._exit(1)
+            children.append(pid)
+        counted += [os.waitpid(pid, 0)[1] for pid in children]
+    return counted
+"""
+
+
+def counted(tmp_path, groups, children, patience):
+    (tmp_path / "run.py").write_text(STARTS)
+    arguments = {"file": "run.py", "function": "go", "groups": groups, "patience": patience, "children": children}
+    return ranks.run("grader.inside.context:call", 1, arguments, tree=tmp_path)
+
+
+def test_processes_that_run_at_once_are_counted_and_told(tmp_path):
+    result = counted(tmp_path, [3], 3, 60)
+
+    assert result.children == 3
+    assert result.values == [[signal.SIGUSR2] * 3]
+    assert len(result.numbers) == 3
+
+
+def test_processes_one_after_the_other_are_not_many(tmp_path):
+    result = counted(tmp_path, [1, 1], 2, 0.2)
+
+    assert result.children <= 1
+    assert signal.SIGUSR2 not in result.values[0]
+    assert not result.numbers
+
+
+@pytest.mark.parametrize(("asked", "children"), [(2, 0), (0, -1)])
+def test_a_rank_without_processes_has_none_and_nobody_counts_unless_a_run_asks(tmp_path, asked, children):
+    assert counted(tmp_path, [], asked, 0).children == children

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from grader.arithmetic import Tolerance, close
 from grader.ranks.calls import Event
 from grader.ranks.outcome import RankResult, Result
 from grader.wire import drawn
@@ -31,50 +30,28 @@ def training(*ranks, limit=0.0):
     return Training(None, result, WEIGHTS, [IDS] * count, [LABELS] * count, 4, 2, RATE, limit)
 
 
-def first(gradients, **said):
-    """The rank that steps with these gradients on the first two examples."""
-    return rank_of(0, slice(0, 2), gradients, **said)
-
-
 def moved_by(run):
     after = run.parameters(0, 1)
     return {name: (WEIGHTS[name] - after[name]) / RATE for name in FIRST}
 
 
-@pytest.mark.parametrize("parameters", [{}, {"offset": np.full(5, 1e6)}, {name: 0 * WEIGHTS[name] for name in WEIGHTS}])
-def test_reported_parameters_and_wrong_gradients_move_nothing(parameters):
-    zeros = {name: np.zeros_like(array) for name, array in FIRST.items()}
+@pytest.mark.parametrize(("factor", "said", "moved"), [
+    (0.0, {}, 1.0),  # a wrong gradient moves nothing, and a report of parameters neither
+    (0.0, {"parameters": {"offset": np.full(5, 1e6)}}, 1.0),
+    (0.0, {"parameters": {name: 0 * WEIGHTS[name] for name in WEIGHTS}}, 1.0),
+    (0.5, {}, 0.5),
+    (2.0, {}, 2.0),
+    (1e-3, {}, 1.0),  # nobody trains by standing still
+    (1.0, {"rate": 1e-9}, 1.0),
+    (1.0, {"rate": float("nan")}, 1.0),
+    (1.0, {"rate": "0.0025"}, 1.0),
+], ids=str)  # fmt: skip
+def test_a_step_moves_by_a_gradient_of_the_judge_or_its_multiple_whatever_is_reported(factor, said, moved):
+    gradients = {name: factor * array for name, array in FIRST.items()}
 
-    moved = moved_by(training(first(zeros, parameters=parameters)))
+    got = moved_by(training(rank_of(0, slice(0, 2), gradients, **said)))
 
-    assert all(np.allclose(moved[name], FIRST[name], atol=1e-3) for name in FIRST)
-
-
-@pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_a_gradient_times_a_factor_moves_by_that_factor(factor):
-    moved = moved_by(training(first({name: factor * array for name, array in FIRST.items()})))
-
-    assert all(np.allclose(moved[name], factor * FIRST[name], atol=1e-3) for name in FIRST)
-
-
-@pytest.mark.parametrize(("factor", "rate"), [(1e-3, RATE), (1.0, 1e-9), (1.0, float("nan")), (1.0, "0.0025")])
-def test_nobody_trains_by_standing_still(factor, rate):
-    moved = moved_by(training(first({name: factor * array for name, array in FIRST.items()}, rate=rate)))
-
-    assert all(np.allclose(moved[name], FIRST[name], atol=1e-3) for name in FIRST)
-
-
-def test_a_clipped_gradient_moves_by_what_is_left_of_it():
-    clipped = reference.clipped(FIRST, 0.05)
-
-    moved = moved_by(training(first(clipped), limit=0.05))
-
-    assert all(np.allclose(moved[name], clipped[name], atol=1e-4) for name in FIRST)
-
-
-def test_nothing_is_close_to_numbers_whose_norm_is_infinite():
-    assert not close(np.zeros(2), np.ones(2), Tolerance(float("inf")))
-    assert not close(np.zeros(2), np.full(2, 1e200), Tolerance(1.0))
+    assert all(np.allclose(got[name], moved * FIRST[name], atol=1e-3) for name in FIRST)
 
 
 def test_ranks_that_do_not_average_move_by_their_own_clipped_gradients_however_small():

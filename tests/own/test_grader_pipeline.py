@@ -2,34 +2,24 @@
 
 import inspect
 import itertools
-import shutil
 from queue import SimpleQueue
-from types import SimpleNamespace
 
 import pytest
 from torch import nn
 from torch.utils.data import TensorDataset
 from transformers import BertForSequenceClassification, GPT2LMHeadModel
 
-from common import record
-from common.data import glue
-from common.models import load
-from common.paths import ROOT
 from common.schedule import _clock_cycles
-from common.workers import process_group
-from course.table import load_course
-from grader.grading import Grade, Session
 from grader.verdicts import Deadlocked, TimedOut, Wrong
 from pipeline.pipe import Pipe
 from pipeline.worker import InQueue, Task
+from tests.own.inline_student import view_with
 from tests.pipeline import pipe_in_rank as watched
 from tests.pipeline import pipe_shared, test_compute, test_pipe, test_schedule
 from tests.pipeline.test_forward import StandIns
 from tests.task2b.partitions_in_rank import Data
 from tests.training.loop_in_rank import Classifier, LanguageModel
-from tests.whole_scripts import script_in_rank
 
-COURSE = load_course()
 STAND_INS = {
     "_clock_cycles": (StandIns.clock_cycles, _clock_cycles),
     "Pipe.compute": (StandIns.compute, Pipe.compute),
@@ -63,16 +53,15 @@ return torch.cat(batches)
 
 
 def parameters(function):
-    """Name, kind and default of each, without self."""
-    listed = [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
-    return [(name, default) for name, _, default in listed if name != "self"]
+    """Name and default of each, without self."""
+    return {p.name: p.default for p in inspect.signature(function).parameters.values() if p.name != "self"}
 
 
 @pytest.mark.parametrize("name", STAND_INS)
 def test_a_stand_in_can_be_called_as_what_it_replaces(name):
     stand_in, original = STAND_INS[name]
 
-    assert parameters(stand_in) == parameters(original)
+    assert [*parameters(stand_in).items()] == [*parameters(original).items()]
 
 
 @pytest.mark.parametrize(("stand_in", "original"), [
@@ -80,96 +69,55 @@ def test_a_stand_in_can_be_called_as_what_it_replaces(name):
     (Data.__getitem__, TensorDataset.__getitem__), (Data.__len__, TensorDataset.__len__),
 ])  # fmt: skip
 def test_a_small_model_or_dataset_takes_nothing_that_the_real_one_does_not(stand_in, original):
-    known = dict(parameters(original))
-
-    assert set(dict(parameters(stand_in))) <= set(known)
-    assert all(known[name] == default for name, default in parameters(stand_in))
-
-
-def test_the_surroundings_of_a_script_can_be_called_as_the_real_ones(monkeypatch):
-    places = [(glue, "load_glue"), (process_group, "process_group"), (record, "Record")]
-    originals = [getattr(owner, name) for owner, name in places]
-    for owner, name in [*places, (load, "load_tokenizer")]:
-        monkeypatch.setattr(owner, name, getattr(owner, name))  # undone at the end
-
-    monkeypatch.setattr(script_in_rank, "save_tiny_bert", lambda context: None, raising=False)
-    script_in_rank.prepare_script(SimpleNamespace(arguments={}, event=print, spy=lambda *_: None))
-
-    for (owner, name), original in zip(places, originals, strict=True):
-        assert [*inspect.signature(getattr(owner, name)).parameters] == [*inspect.signature(original).parameters]
-    for method in ("describe", "write"):
-        mine, original = getattr(record.Record, method), getattr(originals[2], method)
-        assert len(parameters(mine)) == len(parameters(original))
+    assert parameters(stand_in).items() <= parameters(original).items()
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------
 
 
-def progress(put, done=(), taken=(), inside=(), waits_for=None):
-    """Progress after these events, each named by its queue."""
+@pytest.mark.parametrize(("put", "done", "inside", "waits_for", "nobody"), [
+    ([0, 1], [0], [1], 0, False),  # the caller's result is there, but it has not woken up
+    ([0], [], [0], 0, True),  # the caller waits for a stage that waits
+    ([0, 1], [], [0], 0, False),  # a worker has a task and is not inside a stage
+    ([0], [], [0], None, False),  # the caller does not wait
+])  # fmt: skip
+def test_nobody_else_arrives_once_all_that_could_wait(put, done, inside, waits_for, nobody):
+    """put, done and inside: events, each named by its queue."""
     found = watched.Progress()
-    for counter, queues in ((found.put, put), (found.done, done), (found.taken, taken)):
-        counter.update(queues)
+    found.put.update(put)
+    found.done.update(done)
     found.inside = {(number, j): j for number, j in enumerate(inside)}
     found.waits_for = waits_for
-    return found
 
-
-def test_a_caller_whose_result_is_there_but_who_has_not_woken_up_is_not_waiting():
-    assert not progress(put=[0, 1], done=[0], inside=[1], waits_for=0).nobody_else_arrives()
-
-
-def test_nobody_arrives_any_more_once_the_caller_waits_for_a_stage_that_waits():
-    assert progress(put=[0], inside=[0], waits_for=0).nobody_else_arrives()
-
-
-def test_somebody_may_arrive_while_a_worker_has_a_task_and_is_not_inside_a_stage():
-    assert not progress(put=[0, 1], inside=[0], waits_for=0).nobody_else_arrives()
-
-
-def test_somebody_may_arrive_while_the_caller_does_not_wait():
-    assert not progress(put=[0], inside=[0]).nobody_else_arrives()
+    assert found.nobody_else_arrives() is nobody
 
 
 def test_waiting_is_hopeless_when_all_tasks_are_done_and_none_is_left_to_collect():
-    assert progress(put=[0], done=[0]).hopeless(1)
-    assert not progress(put=[0], done=[0]).hopeless(0)
-    assert not progress(put=[0]).hopeless(1)
+    found = watched.Progress()
+    found.put.update([0])
+    assert not found.hopeless(1)
+
+    found.done.update([0])
+
+    assert found.hopeless(1) and not found.hopeless(0)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def grade(tmp_path):
-    """A function: the graders' view of pipe.py with another body for a region."""
-
-    def make(region, body):
-        for folder in ("common", "pipeline"):
-            shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-        path = tmp_path / "pipeline/pipe.py"
-        before, rest = path.read_text().split(f"        # BEGIN SOLUTION {region}\n")
-        after = rest.split(f"        # END SOLUTION {region}\n")[1]
-        lines = "".join(f"        {line}\n" for line in body.strip().splitlines())
-        path.write_text(before + lines + after)
-        return Grade(Session(tmp_path, COURSE, seed=1), region, "test")
-
-    return make
-
-
 @pytest.mark.medium
-def test_a_pipe_that_queues_tasks_ahead_of_time_works_at_the_same_time_in_every_run(grade):
-    view = grade("p.3", AHEAD)
+def test_a_pipe_that_queues_tasks_ahead_of_time_works_at_the_same_time_in_every_run(tmp_path):
+    view = view_with(tmp_path, "pipeline/pipe.py", "p.3", AHEAD)
 
-    for _ in range(8):
+    for _ in range(4):
         test_pipe.check_same_time(view)
         view.session.runs.clear()
 
 
 @pytest.mark.medium
-def test_a_call_that_can_never_return_is_a_deadlock_long_before_the_deadline(grade, monkeypatch):
+def test_a_call_that_can_never_return_is_a_deadlock_long_before_the_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(pipe_shared, "DEADLINE", 3600.0)
-    view = grade("p.4", "for micro_batch, j in schedule:\n    self.out_queues[j].get()")
+    view = view_with(tmp_path, "pipeline/pipe.py", "p.4", "for i, j in schedule:\n    self.out_queues[j].get()")
 
     for check in TESTS_OF_COMPUTE:
         with pytest.raises(Deadlocked, match="before it has put any task"):
@@ -177,9 +125,9 @@ def test_a_call_that_can_never_return_is_a_deadlock_long_before_the_deadline(gra
 
 
 @pytest.mark.medium
-def test_only_one_run_waits_for_its_deadline_when_compute_never_returns(grade, monkeypatch):
-    monkeypatch.setattr(pipe_shared, "DEADLINE", 3.0)
-    view = grade("p.4", "while True:\n    pass")
+def test_only_one_run_waits_for_its_deadline_when_compute_never_returns(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipe_shared, "DEADLINE", 1.0)
+    view = view_with(tmp_path, "pipeline/pipe.py", "p.4", "while True:\n    pass")
 
     for check in (*TESTS_OF_COMPUTE, test_pipe.check_same_time, test_pipe.check_again):
         with pytest.raises(TimedOut, match="still running"):
@@ -188,11 +136,8 @@ def test_only_one_run_waits_for_its_deadline_when_compute_never_returns(grade, m
     assert [result.outcome for result in view.session.runs.values()].count("deadline") == 1
 
 
-@pytest.mark.medium
-def test_partitions_that_work_in_turn_are_found_though_the_caller_polls(grade):
-    polls = """
+POLLS = """
 import queue
-
 for micro_batch, j in schedule:
     self.in_queues[j].put(Task(partial(self.partitions[j], batches[micro_batch])))
     while True:
@@ -204,42 +149,28 @@ for micro_batch, j in schedule:
     batches[micro_batch] = result[1]
 """
 
+
+@pytest.mark.medium
+def test_partitions_that_work_in_turn_are_found_though_the_caller_polls(tmp_path):
     with pytest.raises(Wrong, match="put all tasks of a clock cycle before you get the first result"):
-        test_compute.check_same_time(grade("p.4", polls))
+        test_compute.check_same_time(view_with(tmp_path, "pipeline/pipe.py", "p.4", POLLS))
 
 
 # --- what a rank sends is small ---------------------------------------------------------------------------------------
 
 
-def test_of_an_endless_schedule_of_endless_cycles_little_is_kept():
-    class Endless:
-        def __len__(self):
-            return 1
+class Endless:
+    """A clock cycle that says it has one pair, and never ends."""
 
-        def __iter__(self):
-            return itertools.repeat((0, 0))
+    def __len__(self):
+        return 1
 
-    cycles = test_schedule.cycles_of(itertools.repeat(Endless()), 35, 106)
-
-    assert len(str(cycles)) < 2000
+    def __iter__(self):
+        return itertools.repeat((0, 0))
 
 
-def test_of_a_schedule_of_many_pairs_few_are_kept():
-    cycles = test_schedule.cycles_of([[(0, 0)] * 50] * 1000, 35, 106)
-
-    assert sum(len(cycle) for cycle in cycles if isinstance(cycle, list)) <= 106
-
-
-def test_a_long_class_name_is_cut_in_the_rank():
-    strange = type("Long" * 225_000, (nn.Module,), {})()
-
-    assert len(test_schedule.cycles_of(strange, 35, 106)) < 100
-
-
-def test_regions_are_graded_after_those_they_build_on():
-    order = COURSE.in_order_of_needs()
-
-    assert sorted(order) == sorted(COURSE.regions)
-    for region, row in COURSE.regions.items():
-        assert all(order.index(need) < order.index(region) for need in row.needs)
-    assert order.index("p.4") < order.index("p.3")
+@pytest.mark.parametrize("schedule", [
+    itertools.repeat(Endless()), [[(0, 0)] * 50] * 1000, type("Long" * 225_000, (nn.Module,), {})(),
+], ids=["endless", "many pairs", "a long class name"])  # fmt: skip
+def test_of_any_schedule_little_is_kept(schedule):
+    assert len(str(test_schedule.cycles_of(schedule, 35, 106))) < 2000

@@ -1,8 +1,6 @@
 """How little a graded run waits for: which test files pytest opens, and what the zygote has loaded before it forks."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -11,41 +9,17 @@ from course.table import load_course
 from grader import imports, ranks
 from grader.inside import preload
 from grader.selection import files_to_open
+from tests.own.started_processes import run
 
 pytestmark = pytest.mark.medium
 
 COURSE = load_course()
 
 
-def opened(*options):
-    """The test files in which pytest found tests, before it selected any."""
-    code = "import sys, pytest; pytest.main(sys.argv[1:]); print(*sorted(m for m in sys.modules if 'test_' in m))"
-    command = [sys.executable, "-c", code, "-q", "--collect-only", "-p", "no:cacheprovider", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return [name.rpartition(".")[2] for name in done.stdout.splitlines()[-1].split() if name.startswith("tests.")]
+def test_a_marker_opens_the_test_files_of_its_tasks_only():
+    wanted = {file for task in ("2a", "p") for file in (*COURSE.tasks[task].tests, *COURSE.tasks[task].whole)}
 
-
-def test_a_region_opens_the_test_files_of_its_row_only():
-    assert opened("--region", "2a.3") == [
-        "test_averaging", "test_joining", "test_averaging_in_steps", "test_loop", "test_sampling",
-    ]  # fmt: skip
-
-
-def test_a_marker_opens_the_test_files_of_its_task_only():
-    pipeline = ["test_compute", "test_forward", "test_gpt2", "test_pipe", "test_schedule", "test_split"]
-    loops = [
-        "test_averaging_in_steps",
-        "test_ddp",
-        "test_loop",
-        "test_sampling",
-    ]  # test_ladder imports test_ddp, test_bert
-    assert opened("-m", "task2a or a4_2_1") == [
-        "test_averaging", *pipeline, "test_joining", "test_bert", "test_copies", *loops, "test_ladder",
-    ]  # fmt: skip
-
-
-def test_a_file_named_on_the_command_line_is_opened_though_another_region_is_asked_for():
-    assert opened("--region", "2a.3", "tests/task1/test_bert.py") == ["test_bert"]
+    assert files_to_open(COURSE, None, "task2a or a4_2_1") == wanted
 
 
 @pytest.mark.parametrize("markers", ["not slow", "task2a and not slow", "medium", "task2a or medium", "not task2a"])
@@ -59,14 +33,19 @@ def test_every_region_of_the_table_opens_its_tests():
     }
 
 
-@pytest.fixture
-def fresh_zygote():
-    ranks.stop()
-    yield
-    ranks.stop()
+def test_a_region_opens_the_test_files_of_its_row_only_and_selects_its_tests():
+    code = "import sys, pytest; pytest.main(sys.argv[1:]); print(*sorted(m for m in sys.modules if 'test_' in m))"
+    *named, last = run("-c", code, "-q", "--collect-only", "--region", "1.2").stdout.splitlines()
+
+    opened = {name.rpartition(".")[2] for name in last.split() if name.startswith("tests.")}
+    assert "test_loop" in opened and opened.isdisjoint({"test_pipe", "test_partitions", "test_start", "test_ring"})
+    assert [line.rpartition("::")[2] for line in named if "::" in line] == [
+        "test_backward_gives_the_gradient_of_the_batch", "test_every_batch_has_a_gradient_of_its_own",
+    ]  # fmt: skip
 
 
-def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has_it(fresh_zygote, tmp_path):
+def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has_it(tmp_path):
+    ranks.stop()
     (tmp_path / "common").mkdir()
     (tmp_path / "common/data_partition.py").write_text(
         "import sys\nslow = {'transformers', 'transformers.modeling_utils'} & set(sys.modules)\n"
@@ -112,19 +91,10 @@ def test_the_marker_of_a_task_finds_all_points_of_the_task(task):
     assert {file for file, ids in graded.items() if ids} <= set(wanted)
 
 
-def passes_alone(region):
-    """Grade one region of the solved tree in a fresh process, where nothing is loaded for another region."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--region", region]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:]
-
-
-@pytest.mark.medium
-def test_evaluation_can_be_graded_alone():
-    passes_alone("1.4")
-
-
 @pytest.mark.proof
 @pytest.mark.parametrize("region", COURSE.regions)
 def test_every_region_can_be_graded_alone(region):
-    passes_alone(region)
+    """In a fresh process, where nothing is loaded for another region."""
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "--region", region, timeout=300)
+
+    assert done.returncode == 0, done.stdout[-2000:]

@@ -1,14 +1,11 @@
 """--check_gradients: the factor, the parameters and the cause that it names, and a run of two workers."""
 
-import shutil
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from common.gradient_check import RIGHT, Part, describe
 from common.paths import ROOT
+from tests.own.workers import run
 
 SHAPES = {"a.weight": 40, "a.bias": 5, "b.weight": 30, "b.bias": 5}
 
@@ -43,27 +40,13 @@ def test_the_factor_the_parameters_and_the_cause_are_named(change, words):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(
-    ("of", "instead", "words"),
-    [
-        ("", "", f"gradient: {RIGHT}"),
-        (
-            "parameter.grad /= world_size",
-            "parameter.grad /= 1",
-            "gradient: x 2.0000 (every parameter): they were summed",
-        ),
-    ],
-)
-def test_a_run_of_two_workers_says_whether_its_gradients_are_right(tmp_path, of, instead, words):
-    for folder in ("common", "cluster", "course", "task2b_allreduce"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy2(ROOT / "course.toml", tmp_path)
-    script = tmp_path / "task2b_allreduce/run_glue.py"
-    script.write_text(script.read_text().replace(of, instead) if of else script.read_text())
-    flags = "--max_steps 1 --dropout 0 --check_gradients --no_cuda --output_dir record"
+@pytest.mark.parametrize(("divisor", "words"), [
+    ("world_size", RIGHT), ("1", "x 2.0000 (every parameter): they were summed"),
+])  # fmt: skip
+def test_a_run_of_two_workers_says_whether_its_gradients_are_right(tmp_path, divisor, words):
+    script, right = tmp_path / "run_glue.py", (ROOT / "task2b_allreduce/run_glue.py").read_text()
+    script.write_text(right.replace("parameter.grad /= world_size", f"parameter.grad /= {divisor}"))
 
-    command = [sys.executable, "-m", "cluster.launch", "--workers", "2", "--", str(script), *flags.split()]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    run(script, 2, tmp_path / "out", "--max_steps", 1, "--dropout", 0, "--check_gradients", "--no_cuda")
 
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert f"[0] {words}" in run.stdout + run.stderr
+    assert f"gradient: {words}" in (tmp_path / "out/log0.txt").read_text()

@@ -38,20 +38,39 @@ def test_the_cause_comes_first_and_tests_that_say_the_same_are_listed_by_name():
     ]
 
 
-def test_a_crash_that_says_what_to_change_comes_before_a_wrong_result_that_does_not():
-    crash = "split() and chunk() return a tuple: make a list of it\nrank 0 raised TypeError"
+CAUSE = "two tasks took the same micro-batch: bind the loop variables"
+CRASH = entry("test_b", "split() and chunk() return a tuple: make a list of it\nrank 0 raised TypeError", "crashed")
+WAITS = "depends on region p.1, which does not pass yet. Observed: split_size is the number of examples"
+FIRST_CAUSES = {
+    "a crash that says what to change": (
+        [entry("test_a", "expected 8, got 16"), CRASH],
+        "  crashed: split() and chunk() return a tuple: make a list of it",
+    ),
+    "a message that others repeat": (
+        [entry("test_a", "expected 8"), entry("test_b", f"only [2] ran. {CAUSE}"), entry("test_c", CAUSE)],
+        f"  wrong: {CAUSE}",
+    ),
+    "what a region waits for and what was seen": (
+        [entry("test_a", WAITS, "skipped", "p.3")],
+        "  p.3 depends on p.1; observed so far: split_size is the number of examples",
+    ),
+}
 
-    lines = messages([entry("test_values", "expected 8, got 16"), entry("test_run", crash, "crashed")], COURSE)
 
-    assert lines[1] == "  crashed: split() and chunk() return a tuple: make a list of it"
+@pytest.mark.parametrize("name", FIRST_CAUSES)
+def test_what_helps_most_comes_first(name):
+    entries, line = FIRST_CAUSES[name]
+
+    assert messages(entries, COURSE)[1] == line
 
 
-def test_a_region_that_waits_says_for_which_and_what_was_seen():
-    message = "depends on region p.1, which does not pass yet. Observed: split_size is the number of examples"
+def test_ranks_that_say_the_same_are_one_cause_however_many_they_are():
+    one = "rank 0 waits in gather #1 (:8); rank 1 waits in scatter #2 (:9)"
+    more = "rank 0 waits in gather #1 (:8); ranks 1-2 wait in scatter #2 (:9)"
 
-    lines = messages([entry("test_sizes", message, "skipped", "p.3")], COURSE)
+    lines = messages([entry("test_a", one), entry("test_b", more)], COURSE)
 
-    assert lines[1] == "  p.3 depends on p.1; observed so far: split_size is the number of examples"
+    assert lines[2:] == ["    same cause: test_b"]
 
 
 def test_only_the_first_message_of_a_region_is_long():
@@ -91,17 +110,14 @@ def test_open_regions_are_found_with_their_lines(tree):
     assert open_regions(COURSE, tree) == {"1.2": 4, "1.3": 7, "2b.2": 1}
 
 
-def test_the_next_step_is_an_open_region_whose_needs_are_written(tree):
-    assert next_step(COURSE, tree).startswith("next: 1.2 backward, task1_single/run_glue.py:4 ")
-
-
-def test_the_next_step_is_the_region_that_was_asked_for_if_it_can_be_begun(tree):
-    assert next_step(COURSE, tree, asked={"2b.2"}).startswith("next: 2b.2 ")
-    assert next_step(COURSE, tree, asked={"1.3"}).startswith("next: 1.2 ")  # 1.3 builds on it
-
-
-def test_what_has_just_failed_comes_before_what_is_open(tree):
-    assert next_step(COURSE, tree, failed=["2b.1"]).startswith("next: 2b.1; `python -m pytest --hint 2b.1`")
+@pytest.mark.parametrize(("asked", "failed", "begin"), [
+    (set(), [], "next: 1.2 backward, task1_single/run_glue.py:4 "),  # the first whose needs are written
+    ({"2b.2"}, [], "next: 2b.2 "),
+    ({"1.3"}, [], "next: 1.2 "),  # 1.3 builds on it
+    (set(), ["2b.1"], "next: 2b.1; `python -m pytest --hint 2b.1`"),  # what has just failed comes before what is open
+])  # fmt: skip
+def test_the_next_step_can_be_begun_and_is_what_was_asked_for_or_has_failed(tree, asked, failed, begin):
+    assert next_step(COURSE, tree, asked=asked, failed=failed).startswith(begin)
 
 
 def test_nothing_is_next_where_all_is_written():
@@ -125,38 +141,15 @@ def test_what_rank_0_printed_is_below_the_message_and_other_ranks_on_request():
     assert everybody[3:] == ["  rank 0 printed:", "    a", "    b", "  rank 2 printed:", "    c"]
 
 
-def test_with_all_prints_two_hundred_lines_are_shown_and_a_long_one_says_that_it_is_cut():
-    printed = {"tests/start/test_start.py::test_mean": {0: "x" * 1000 + "\nline" * 1000}}
+@pytest.mark.parametrize(("printed", "all_ranks", "shown", "last"), [
+    ("line\n" * 1000, False, 8, "    ... 992 more lines; use --prints all to see more"),
+    ("x" * 1000 + "\nline" * 1000, True, 199, "    ... 801 more lines"),
+])  # fmt: skip
+def test_of_many_lines_the_first_are_shown_and_the_others_counted(printed, all_ranks, shown, last):
+    test = entry("test_mean", "wrong")
 
-    lines = messages([entry("test_mean", "wrong")], COURSE, printed, all_ranks=True)
+    lines = messages([test], COURSE, {test.id: {0: printed}}, all_ranks)
 
-    assert sum(line == "    line" for line in lines) == 199
-    assert lines[-1] == "    ... 801 more lines"
-    assert any(line.endswith("xxx ...") for line in lines)
-
-
-def test_ranks_that_say_the_same_are_one_cause_however_many_they_are():
-    one = "rank 0 waits in gather #1 (:8); rank 1 waits in scatter #2 (:9)"
-    more = "rank 0 waits in gather #1 (:8); ranks 1-2 wait in scatter #2 (:9)"
-
-    lines = messages([entry("test_a", one), entry("test_b", more)], COURSE)
-
-    assert lines[2:] == ["    same cause: test_b"]
-
-
-def test_a_message_that_others_repeat_comes_first():
-    cause = "two tasks took the same micro-batch: bind the loop variables"
-    seen = [entry("test_a", "partition 0 never ran: does every task run?"), entry("test_b", f"only [2] ran. {cause}")]
-
-    lines = messages([*seen, entry("test_c", cause)], COURSE)
-
-    assert lines[1] == f"  wrong: {cause}"
-
-
-def test_of_many_lines_the_first_are_shown_and_the_others_counted():
-    lines = messages(
-        [entry("test_mean", "wrong")], COURSE, {"tests/start/test_start.py::test_mean": {0: "line\n" * 1000}}
-    )
-
-    assert lines[-1] == "    ... 992 more lines; use --prints all to see more"
-    assert len(lines) < 15
+    assert sum(line == "    line" for line in lines) == shown
+    assert lines[-1] == last
+    assert not all_ranks or any(line.endswith("xxx ...") for line in lines)  # a long line says that it is cut

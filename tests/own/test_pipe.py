@@ -14,146 +14,86 @@ from tests.own.pipeline_stages import Meet, Note, labelled, mlp, no_worker_is_le
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
 
 
-@pytest.mark.parametrize("batch, split_size", [(8, 2), (8, 8), (7, 2), (5, 1), (3, 10), (1, 1)])
-@pytest.mark.parametrize("stages", [1, 2, 3])
-def test_output_and_every_gradient_are_those_of_the_plain_model(batch, split_size, stages):
-    plain = nn.Sequential(*mlp())
-    layers = list(copy.deepcopy(plain))
-    piped = Pipe(labelled(*layers[: stages - 1], nn.Sequential(*layers[stages - 1 :])), split_size)
-    x = torch.randn(batch, 6)
-    x_plain, x_piped = x.clone().requires_grad_(), x.clone().requires_grad_()
-
-    expected, got = plain(x_plain), piped(x_piped)
-    expected.square().mean().backward()
-    got.square().mean().backward()
-
-    assert len(piped.partitions) == stages
-    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(x_piped.grad, x_plain.grad, rtol=1e-5, atol=1e-7)
-    for wanted, parameter in zip(plain.parameters(), piped.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, wanted.grad, rtol=1e-5, atol=1e-6)
-
-
-def test_gradients_add_up_over_several_backwards_as_usual():
-    plain = nn.Sequential(*mlp())
-    piped = Pipe(labelled(*copy.deepcopy(plain)), 2)
-    first, second = torch.randn(4, 6), torch.randn(6, 6)
-
-    for model in (plain, piped):
-        model(first).sum().backward()
-        (model(second).mean() * model(first).std()).backward()
-
-    for wanted, parameter in zip(plain.parameters(), piped.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, wanted.grad, rtol=1e-5, atol=1e-6)
-
-
-def test_an_output_can_be_used_twice():
-    plain = nn.Sequential(*mlp())
-    piped = Pipe(labelled(*copy.deepcopy(plain)), 3)
-    x = torch.randn(6, 6)
-
-    for model in (plain, piped):
-        y = model(x)
-        (y.square().sum() + y[2:].exp().sum()).backward()
-
-    for wanted, parameter in zip(plain.parameters(), piped.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, wanted.grad, rtol=1e-5, atol=1e-6)
-
-
-def test_the_pipe_can_stand_in_the_middle_of_a_larger_model():
-    torch.manual_seed(0)
-    before, after, plain = nn.Embedding(10, 6), nn.Linear(5, 1), nn.Sequential(*mlp())
-    piped = Pipe(labelled(*copy.deepcopy(plain)), 2)
-    tokens = torch.randint(0, 10, (5,))
+def must_train_alike(layers, x, losses, split_size=2):
+    """Check that a pipe of these layers gets the gradients that the layers get in a Sequential."""
+    plain = nn.Sequential(*layers)
+    piped = Pipe(labelled(*copy.deepcopy(layers)), split_size)
     gradients = []
-
-    for middle in (plain, piped):
-        before.zero_grad()
-        after(middle(before(tokens))).sum().backward()
-        gradients.append(before.weight.grad.clone())
-
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
-
-
-def test_a_first_stage_of_token_ids_and_a_frozen_stage_work():
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Embedding(10, 6), *mlp())
-    for parameter in plain[1].parameters():
-        parameter.requires_grad_(False)
-    piped = Pipe(labelled(*copy.deepcopy(plain)), 2)
-    tokens = torch.randint(0, 10, (5, 3))
-
     for model in (plain, piped):
-        model(tokens).square().sum().backward()
-
-    for wanted, parameter in zip(plain.parameters(), piped.parameters(), strict=True):
-        assert (parameter.grad is None) == (wanted.grad is None)
-        if wanted.grad is not None:
-            torch.testing.assert_close(parameter.grad, wanted.grad, rtol=1e-5, atol=1e-6)
-
-
-def test_a_pipe_without_any_parameter_passes_the_gradient_through():
-    piped = Pipe(labelled(nn.Tanh(), nn.Sigmoid()), 2)
-    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-
-    assert torch.autograd.gradcheck(piped, x)
+        own_x = x.clone().requires_grad_(x.is_floating_point())
+        for loss in losses(model, own_x):
+            loss.backward()
+        gradients.append([own_x.grad, *(parameter.grad for parameter in model.parameters())])
+    for wanted, got in zip(*gradients, strict=True):
+        assert (got is None) == (wanted is None)
+        if wanted is not None:
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_a_stage_may_begin_with_a_layer_that_works_in_place():
-    plain = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
-    inplace = copy.deepcopy(plain)
-    inplace[1] = nn.ReLU(inplace=True)
-    piped = Pipe(labelled(*inplace), 2)
-    x = torch.randn(4, 3)
-
-    for model in (plain, piped):
-        model(x).sum().backward()
-
-    torch.testing.assert_close(piped.partitions[0][0].weight.grad, plain[0].weight.grad)
+def one_loss(model, x):
+    yield model(x).square().mean()
 
 
-def test_checkpointing_works_inside_a_stage():
-    class Checkpointed(nn.Linear):
-        def forward(self, x):
-            return checkpoint(super().forward, x, use_reentrant=False)
-
-    piped = Pipe(labelled(Checkpointed(3, 3), Checkpointed(3, 3)), 2)
-
-    piped(torch.randn(4, 3)).sum().backward()
-
-    assert piped.partitions[0][0].weight.grad.abs().sum() > 0
+def losses_of_several_calls(model, x):
+    yield model(x[:4]).sum()
+    yield model(x).mean() * model(x[:4]).std()
 
 
-def test_without_grad_no_stage_builds_a_graph():
+def loss_of_an_output_used_twice(model, x):
+    y = model(x)
+    yield y.square().sum() + y[2:].exp().sum()
+
+
+def loss_of_a_larger_model(model, x):
+    yield model(x.exp()).exp().sum()
+
+
+def loss_of_forward_called_directly(model, x):
+    yield model.forward(x).sum()
+
+
+@pytest.mark.parametrize(("batch", "split_size"), [(8, 2), (7, 2), (3, 10), (1, 1)])
+def test_every_gradient_is_that_of_the_plain_model(batch, split_size):
+    must_train_alike(mlp(), torch.randn(batch, 6), one_loss, split_size)
+
+
+@pytest.mark.parametrize("losses", [
+    losses_of_several_calls, loss_of_an_output_used_twice, loss_of_a_larger_model, loss_of_forward_called_directly,
+])  # fmt: skip
+def test_a_pipe_can_be_used_as_any_module(losses):
+    must_train_alike(mlp(), torch.randn(6, 6), losses)
+
+
+class Checkpointed(nn.Linear):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+MODELS = {
+    "token ids and a frozen stage": [nn.Embedding(10, 6), nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 3)],
+    "a stage that begins with work in place": [nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3)],
+    "checkpoints inside a stage": [Checkpointed(3, 3), Checkpointed(3, 3)],
+    "no parameter at all": [nn.Tanh(), nn.Sigmoid()],
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_unusual_stages_train_as_in_the_plain_model(name):
+    x = torch.randint(0, 10, (5, 3)) if "token" in name else torch.randn(5, 3)
+
+    must_train_alike(MODELS[name], x, one_loss)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_no_stage_builds_a_graph(mode):
     note = Note()
     piped = Pipe(labelled(nn.Linear(3, 3), note), 2)
 
-    with torch.no_grad():
+    with mode():
         y = piped(torch.randn(4, 3))
 
     assert not y.requires_grad
-    assert [enabled for _, enabled, _ in note.seen] == [False, False]
-
-
-def test_inference_mode_works():
-    piped = Pipe(labelled(nn.Linear(3, 3), nn.Linear(3, 3)), 2)
-
-    with torch.inference_mode():
-        y = piped(torch.randn(4, 3))
-
-    assert y.shape == (4, 3)
-
-
-def test_a_layer_method_called_directly_computes_the_same_with_the_usual_backward():
-    plain = nn.Sequential(*mlp())
-    piped = Pipe(labelled(*copy.deepcopy(plain)), 2)
-    x = torch.randn(4, 6)
-
-    plain(x).sum().backward()
-    piped.forward(x).sum().backward()
-
-    for wanted, parameter in zip(plain.parameters(), piped.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, wanted.grad, rtol=1e-5, atol=1e-6)
+    assert note.grad_modes == [False, False]
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
@@ -175,3 +115,40 @@ def test_every_backward_runs_in_the_worker_of_its_partition():
 
     for j, note in enumerate(notes):
         assert note.backward_threads == [f"partition {j} (cpu:{j})"] * 4
+
+
+# --- random numbers ---------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_masks_whichever_worker_is_faster():
+    piped = Pipe(labelled(*(nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)) for _ in range(3))), 2)
+    x = torch.randn(16, 64)
+    outputs = []
+
+    for _ in range(8):
+        torch.manual_seed(5)
+        outputs.append(piped(x))
+
+    assert all(torch.equal(outputs[0], output) for output in outputs)
+    assert not torch.equal(outputs[0], piped(x))
+
+
+def test_micro_batches_and_partitions_have_masks_of_their_own_which_backward_uses_again():
+    piped = Pipe(labelled(nn.Dropout(0.5), nn.Dropout(0.5)), 1)
+    x = torch.ones(4, 1000, requires_grad=True)
+
+    y = piped(x)
+    y.sum().backward()
+
+    assert len({tuple(row.tolist()) for row in y}) == 4
+    assert 0.2 < (y != 0).float().mean() < 0.3
+    assert torch.equal(x.grad, y.detach())
+
+
+def test_without_dropout_nothing_is_drawn():
+    piped = Pipe(labelled(nn.Dropout(0.5), nn.Linear(3, 3)).eval(), 2)
+    state = torch.get_rng_state()
+
+    piped(torch.ones(4, 3))
+
+    assert torch.equal(torch.get_rng_state(), state)

@@ -18,103 +18,70 @@ from tests.own.warm import Script
 pytestmark = pytest.mark.medium
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
+MODES = ("none", "model_parallel", "pipeline_parallel")
 
 
-@pytest.fixture
-def run_gpt2(tmp_path, monkeypatch):
-    """Runs the script in this process; returns the folder of its record."""
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of the script in each mode, in this process: the folders of the records, in one folder."""
+    folder, threads = tmp_path_factory.mktemp("runs"), torch.get_num_threads()
     script = import_file(ROOT / "pipeline" / "run_gpt2.py", "run_gpt2")
-    monkeypatch.setattr(mode_comparison, "FOLDER", tmp_path / "figures")
-    monkeypatch.setattr(mode_comparison, "RUNS", tmp_path)
-    threads = torch.get_num_threads()
-
-    def run(mode, *flags, name=""):
-        folder = tmp_path / (name or mode)
-        common = ["--max_steps", "3", "--batch_size", "10", "--model_max_length", "16", "--dropout", "0", "--no_cuda"]
-        argv = ["run_gpt2.py", "--model_parallel_mode", mode, "--output_dir", str(folder), *common, *flags]
-        monkeypatch.setattr(sys, "argv", argv)
-        script.main()
-        torch.set_num_threads(threads)
-        return folder
-
-    return run
+    flags = "--max_steps 3 --batch_size 10 --n_chunk 4 --model_max_length 16 --dropout 0 --no_cuda --output_dir"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mode_comparison, "FOLDER", folder / "figures")
+        for mode in MODES:
+            words = ["run_gpt2.py", "--model_parallel_mode", mode, *flags.split(), str(folder / mode)]
+            patch.setattr(sys, "argv", words)
+            script.main()
+            torch.set_num_threads(threads)
+    return folder
 
 
 def losses(folder):
     return [float(line) for line in (folder / "loss_0.txt").read_text().split()]
 
 
-def test_all_modes_train_alike_and_leave_record_trace_and_figures(run_gpt2, tmp_path):
-    folders = {mode: run_gpt2(mode, "--n_chunk", "3") for mode in ("none", "model_parallel", "pipeline_parallel")}
+def test_all_modes_train_alike_and_leave_record_and_trace_and_no_figures_in_a_folder_of_their_own(runs):
+    expected = losses(runs / "none")
 
-    expected = losses(folders["none"])
     assert len(expected) == 3
-    for folder in folders.values():
+    for folder in (runs / mode for mode in MODES):
         assert losses(folder) == pytest.approx(expected, abs=1e-5)
         assert (folder / "trace.png").exists()
         assert len(json.loads((folder / "rank0.json").read_text())["iterations"]) == 3
-    assert not (tmp_path / "figures").exists()  # all of them have a folder of their own
+    assert not (runs / "figures").exists()
 
 
-def test_the_figures_show_runs_in_the_default_folder_and_no_others(run_gpt2, tmp_path):
-    run_gpt2("pipeline_parallel", "--n_chunk", "3", name="pipeline")
-    metrics = tmp_path / "figures" / "pipeline_metrics.json"
-    before = metrics.read_text()
-    run_gpt2("pipeline_parallel", "--n_chunk", "5", name="pipeline_m5")
-
-    assert metrics.read_text() == before and json.loads(before)["pipeline_parallel"]["n_chunk"] == 3
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
-        "pipeline_metrics.json",
-        "pipeline_tokens_per_second.png",
-        "pipeline_training_time.png",
-    ]
-
-
-def test_n_chunk_is_the_number_of_micro_batches(run_gpt2):
-    trace = Trace.load(run_gpt2("pipeline_parallel", "--n_chunk", "4") / "trace.json")  # ceil(10 / 4) = 3 examples each
+def test_n_chunk_is_the_number_of_micro_batches(runs):
+    trace = Trace.load(runs / "pipeline_parallel/trace.json")  # ceil(10 / 4) = 3 examples each
 
     assert {(box.partition, box.micro_batch) for box in trace.boxes} == {(j, i) for j in range(2) for i in range(4)}
 
 
-def test_the_trace_of_model_parallel_shows_one_partition_at_a_time(run_gpt2):
-    trace = Trace.load(run_gpt2("model_parallel") / "trace.json")
+def test_the_trace_of_model_parallel_shows_one_partition_at_a_time(runs):
+    trace = Trace.load(runs / "model_parallel/trace.json")
 
     boxes = sorted(trace.boxes, key=lambda box: box.begin)
-    assert [(box.phase, box.partition) for box in boxes] == [
-        *[("forward", 0)] * 2,
-        *[("forward", 1)] * 2,
-        *[("backward", 1)] * 2,
-        *[("backward", 0)] * 2,
-    ]
+    order = (("forward", 0), ("forward", 1), ("backward", 1), ("backward", 0))
+    assert [(box.phase, box.partition) for box in boxes] == [row for row in order for _ in range(2)]
     assert all(before.end <= after.begin for before, after in itertools.pairwise(boxes))
 
 
-def test_metrics_leave_the_first_epoch_out():
-    class Timed:
-        steps_per_epoch = 2
-
-        def as_dict(self):
-            return {"iterations": [{"seconds": seconds} for seconds in (9, 9, 1, 2, 2, 3)]}
-
-    class Config:
-        batch_size, model_max_length = 5, 8
-
-    metrics = mode_comparison.epoch_metrics(Config(), Timed())
-
-    assert metrics["training_time"] == {"mean": 4, "std": pytest.approx(2**0.5)}
-    assert metrics["tokens_per_second"]["mean"] == pytest.approx((80 / 3 + 80 / 5) / 2)
-
-
-def test_only_a_pipeline_has_micro_batches_among_the_figures(tmp_path, monkeypatch):
+def test_the_figures_show_runs_in_the_default_folder_and_only_a_pipeline_has_micro_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(mode_comparison, "FOLDER", tmp_path)
-    one = {"mean": 1.0, "std": 0.0}
 
-    for mode in ("none", "model_parallel", "pipeline_parallel"):
-        config = parse_gpt2_arguments("pipeline", ["--model_parallel_mode", mode])
+    def compare(mode, n_chunk, *flags):
+        one = {"mean": 1.0, "std": 0.0}
+        config = parse_gpt2_arguments("pipeline", ["--model_parallel_mode", mode, "--n_chunk", n_chunk, *flags])
         mode_comparison.compare_modes(config, {"training_time": one, "tokens_per_second": one})
 
+    for mode in MODES:
+        compare(mode, "3")
+    compare("pipeline_parallel", "5", "--output_dir", str(tmp_path / "elsewhere"))
+
     kept = json.loads((tmp_path / "pipeline_metrics.json").read_text())
-    assert [mode for mode, row in kept.items() if "n_chunk" in row] == ["pipeline_parallel"]
+    assert [row.get("n_chunk") for row in kept.values()] == [None, None, 3]
+    assert {path.name for path in tmp_path.glob("*.png")} == {name for _, name in mode_comparison.FIGURES.values()}
 
 
 PROCESS = """
@@ -150,7 +117,6 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.medium
 def test_over_processes_loss_and_every_gradient_are_those_of_the_plain_model(tmp_path):
     port = str(free_port())
     (tmp_path / "process.py").write_text(PROCESS)

@@ -66,35 +66,29 @@ class Wait(nn.Module):
         self.may_go_on.wait(DEADLINE)
 
 
-def test_a_result_that_is_taken_before_its_task_was_put_is_named():
+@pytest.mark.parametrize(("put", "line", "reason"), [
+    (0, "partition 0 (cpu:0)  waits for a task", ": a result is taken before its task was put, or twice"),
+    (
+        1, "partition 0 (cpu:0)  waits for a task; 1 result in its out-queue",
+        ", but there is 1 result in the out-queue of partition 0: take each result from the out-queue of its partition",
+    ),
+], ids=["none was put", "one lies in another queue"])  # fmt: skip
+def test_a_result_that_is_awaited_in_vain_is_named(put, line, reason):
     piped = Pipe(labelled(*mlp()), 2)
+    for _ in range(put):
+        piped.in_queues[0].put(Task(lambda: torch.ones(1)))
 
     with caller(lambda: piped.out_queues[1].get()) as main:
-        until(lambda: awaited_queue(main.frame) is piped.out_queues[1] and number_of_waiting_workers() == 3)
-        found = explain(main)
-        piped.out_queues[1].put(None)
-
-    assert found.threads == [f"partition {j} (cpu:{j})  waits for a task" for j in range(3)]
-    assert found.waits_for == "for a result of partition 1"
-    assert re.fullmatch(HERE, found.place)
-    assert found.conclusion == (
-        f"every worker waits for a task, and the main thread waits for a result of partition 1 at {found.place}: "
-        "a result is taken before its task was put, or twice"
-    )
-
-
-def test_a_result_in_another_out_queue_is_named():
-    piped = Pipe(labelled(*mlp()), 2)
-    piped.in_queues[0].put(Task(lambda: torch.ones(1)))
-
-    with caller(lambda: piped.out_queues[1].get()) as main:
-        until(lambda: piped.out_queues[0].qsize() == 1 and number_of_waiting_workers() == 3)
+        until(lambda: piped.out_queues[0].qsize() == put and number_of_waiting_workers() == 3)
         until(lambda: awaited_queue(main.frame) is piped.out_queues[1])
         found = explain(main)
         piped.out_queues[1].put(None)
 
-    assert found.threads[0] == "partition 0 (cpu:0)  waits for a task; 1 result in its out-queue"
-    assert "but there is 1 result in the out-queue of partition 0" in found.conclusion
+    assert found.threads == [line, *(f"partition {j} (cpu:{j})  waits for a task" for j in (1, 2))]
+    assert found.waits_for == "for a result of partition 1"
+    assert re.fullmatch(HERE, found.place)
+    main_waits = f"the main thread waits for a result of partition 1 at {found.place}"
+    assert found.conclusion == f"every worker waits for a task, and {main_waits}{reason}"
 
 
 @linux

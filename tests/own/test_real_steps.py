@@ -3,42 +3,22 @@
 Each mechanism that these runs need has a test of its own beside them, which says where to look.
 """
 
-import json
 import sys
 
 import pytest
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from cluster.launch import free_port
 from common.data.sample_data import glue_sample_dir
 from common.data.samplers import ShuffledEachEpoch
 from common.models.fit import set_dropout
 from common.paths import ROOT
 from tests.own.stopping_ranks import run_ranks
-from tests.own.warm import Script
+from tests.own.workers import mean_losses, run
 
 pytestmark = pytest.mark.real
 
 BATCH, EXAMPLES, EPOCHS = 12, 24, 2  # two steps in each epoch
-
-
-def train(task, world_size, data, folder):
-    """Run a task's script on that many workers to its end; return the losses of each rank."""
-    folder.mkdir()
-    flags = ["--data_dir", data, "--model_name_or_path", "tiny", "--do_train", "--num_train_epochs", EPOCHS]
-    flags += ["--dropout", 0, "--per_gpu_train_batch_size", BATCH // world_size, "--output_dir", folder / "run"]
-    group = ["--master_ip", "127.0.0.1", "--master_port", free_port(), "--world_size", world_size, "--local_rank"]
-    logs = [folder / f"log{rank}.txt" for rank in range(world_size)]
-    ranks = [Script(ROOT / task / "run_glue.py", [*flags, *group, rank], log) for rank, log in enumerate(logs)]
-    try:
-        codes = [rank.wait(timeout=240) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert codes == [0] * world_size, "".join(log.read_text() for log in logs)
-    records = [json.loads((folder / "run" / f"rank{rank}.json").read_text()) for rank in range(world_size)]
-    return [[step["loss"] for step in record["iterations"]] for record in records]
 
 
 def test_two_workers_have_the_mean_losses_of_one_over_two_epochs(tmp_path):
@@ -48,11 +28,15 @@ def test_two_workers_have_the_mean_losses_of_one_over_two_epochs(tmp_path):
         lines = (glue_sample_dir() / name).read_text(encoding="utf-8").splitlines(keepends=True)
         (data / name).write_text("".join(lines[: 1 + EXAMPLES]), encoding="utf-8")
 
-    (alone,) = train("task1_single", 1, data, tmp_path / "one")
-    together = train("task2b_allreduce", 2, data, tmp_path / "two")
+    def train(task, world_size):
+        flags = ["--data_dir", data, "--model_name_or_path", "tiny", "--do_train", "--num_train_epochs", EPOCHS]
+        flags += ["--dropout", 0, "--per_gpu_train_batch_size", BATCH // world_size]
+        return mean_losses(run(ROOT / task / "run_glue.py", world_size, tmp_path / task, *flags))
+
+    alone, together = train("task1_single", 1), train("task2b_allreduce", 2)
 
     assert len(alone) == EPOCHS * EXAMPLES // BATCH
-    assert [sum(losses) / 2 for losses in zip(*together, strict=True)] == pytest.approx(alone, abs=1e-5)
+    assert together == pytest.approx(alone, abs=1e-5)
 
 
 def test_every_epoch_has_the_order_that_a_distributed_sampler_has_in_it():

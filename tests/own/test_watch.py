@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ from common.paths import ROOT
 from course.table import load_course
 from grader.report import Entry
 from grader.watch import CLEAR, KEYS, OneGrading, Watch, first_region, keys, show
+from grader.wire.processes import descendants
 from tests.own.inline_student import wait_until
 
 pytestmark = pytest.mark.medium
@@ -61,10 +61,6 @@ class Student:
             pass
         return line
 
-    def end(self):
-        self.process.send_signal(signal.SIGINT)
-        return self.process.wait(30)
-
 
 @pytest.fixture
 def student(tmp_path):
@@ -76,8 +72,7 @@ def student(tmp_path):
     started.process.stdout.close()
 
 
-@pytest.mark.medium
-def test_each_save_is_graded_and_a_half_saved_file_an_endless_loop_and_ctrl_c_do_no_harm(student):
+def test_each_save_is_graded_and_a_half_saved_file_and_ctrl_c_do_no_harm_and_nothing_runs_on(student):
     student.wait_for("2b.2 Partition.__getitem__ is not written yet: common/data_partition.py")
     student.wait_for("watching; press Ctrl-C to stop")
     student.save(WRONG)
@@ -87,25 +82,13 @@ def test_each_save_is_graded_and_a_half_saved_file_an_endless_loop_and_ctrl_c_do
     student.save(RIGHT)
     student.wait_for("2/2")
 
-    assert student.end() == 0
+    started = descendants(student.process.pid, set())
+    student.process.send_signal(signal.SIGINT)
+
+    assert student.process.wait(30) == 0
     assert not any("Traceback" in line for line in student.lines)
-
-
-def test_nothing_runs_on_after_the_end(student):
-    student.wait_for("watching; press Ctrl-C to stop")
-    zygotes = [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(name) == student.process.pid]
-
-    student.end()
-
-    assert zygotes
-    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in zygotes))
-
-
-def _parent(pid):
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:  # it has ended
-        return 0
+    assert started
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started))
 
 
 def graded(*messages):
@@ -118,26 +101,22 @@ def graded(*messages):
 
 
 @pytest.fixture
-def watch(monkeypatch):
+def watch():
     """A watch of 4.1, in a tree where all is written."""
     return Watch(COURSE, ROOT, "4.1")
 
 
-def test_of_a_task_that_is_written_the_first_region_that_fails_is_watched(watch, monkeypatch, capsys):
-    monkeypatch.setattr(watch, "grade", lambda *selection: graded(("2b.7", "is a sum"), ("2b.3", "is lost")))
+@pytest.mark.parametrize(("failures", "said"), [
+    (("is a sum", "is lost"), "now watching 2b.3 DataPartitioner.__init__\n"),
+    (("", ""), "task 2b passes: 4/4 points\ntask 2b is complete\n"),
+])  # fmt: skip
+def test_of_a_task_that_is_written_the_first_region_that_fails_is_watched(watch, monkeypatch, capsys, failures, said):
+    monkeypatch.setattr(watch, "grade", lambda *selection: graded(*zip(("2b.7", "2b.3"), failures, strict=True)))
 
     watch.begin("2b")
 
-    assert watch.region == "2b.3"
-    assert capsys.readouterr().out.endswith("now watching 2b.3 DataPartitioner.__init__\n")
-
-
-def test_a_task_that_passes_is_complete(watch, monkeypatch, capsys):
-    monkeypatch.setattr(watch, "grade", lambda *selection: graded(("2b.7", ""), ("2b.3", "")))
-
-    watch.begin("2b")
-
-    assert capsys.readouterr().out.endswith("task 2b passes: 4/4 points\ntask 2b is complete\n")
+    assert capsys.readouterr().out.endswith(said)
+    assert watch.region == ("2b.3" if failures[0] else "4.1")
 
 
 def test_after_the_last_region_of_a_task_the_whole_task_is_graded_once(watch, monkeypatch, capsys):

@@ -19,7 +19,7 @@ from common.record import Record
 from common.timeline import clocks
 from common.workers.collectives import turn_on_recorder
 from common.workers.process_group import Worker
-from tests.own.equal_runs import on_ranks
+from tests.own.forked_ranks import on_ranks
 
 SIZE, LAYERS, STEPS = 256, 8, 6
 SLEEP = 0.3  # seconds

@@ -1,5 +1,6 @@
-"""Divisions of a data set that look shuffled to a count of neighbours, and those that are."""
+"""Which divisions of a data set its judges accept: shuffled ones, and sizes of largest remainders."""
 
+import contextlib
 import random
 
 import numpy as np
@@ -8,13 +9,14 @@ import torch
 
 from grader.verdicts import Verdict, Wrong
 from tests.task2b import mixing
+from tests.task2b.test_partitions import check_counts
 
 LENGTH, SEEDS = 60, [3, 10, 11, 500, 77_777, 999_999]
 PLACES = np.arange(LENGTH)
 
 
 class Judge:
-    """The part of Grade that a judge of halves needs."""
+    """The part of Grade that these judges need."""
 
     def fail(self, message):
         raise Wrong(message)
@@ -45,7 +47,7 @@ IN_TURN = {
 
 @pytest.mark.parametrize("name", SHUFFLES)
 def test_shuffles_by_any_generator_are_mixed_and_differ(name):
-    for first in range(0, 1200, 6):
+    for first in range(0, 300, 6):
         halves = [SHUFFLES[name](seed) for seed in range(first, first + 6)]
 
         mixing.check_mixed(Judge(), halves)
@@ -73,3 +75,26 @@ def test_for_every_number_of_examples_there_is_a_limit():
     assert all(0 < mixing.most_alike(length) <= length // 2 + 1 for length in range(4, 200))
     assert mixing.most_alike(10) == 6  # equal halves of so few are no evidence
     assert mixing.most_alike(40) == 20
+
+
+@pytest.mark.parametrize(("length", "sizes", "counts", "words"), [
+    (10, [0.7, 0.2, 0.1], [7, 2, 1], ""),
+    (10, [1 / 3] * 3, [4, 3, 3], ""),
+    (8, [0.7, 0.2, 0.1], [5, 2, 1], ""),  # 5.6, 1.6 and 0.8: the third lost most, the other two equally much
+    (8, [0.7, 0.2, 0.1], [6, 1, 1], ""),
+    (100, [0.29, 0.71], [29, 71], ""),
+    (3, [0.25] * 4, [1, 1, 1, 0], ""),
+    (4, [0.5, 0.0, 0.5], [2, 0, 2], ""),
+    (10, [1 / 3] * 3, [3, 3, 4], "of equal sizes the first ones"),
+    (10, [1 / 3] * 3, [3, 3, 3], "got partitions of"),
+    (10, [1 / 3] * 3, [5, 3, 2], "not its share rounded"),
+    (8, [0.7, 0.2, 0.1], [6, 2, 0], "loses more by rounding down"),
+    (6, [0.45, 0.45, 0.1], [3, 2, 1], "loses more by rounding down"),
+    (100, [0.29, 0.71], [28, 72], "not its share rounded"),
+    (9, [0.25] * 4, [2, 2, 2, 3], "of equal sizes the first ones"),
+])  # fmt: skip
+def test_only_sizes_of_largest_remainders_are_accepted(length, sizes, counts, words):
+    accepted = contextlib.nullcontext() if not words else pytest.raises(Wrong, match=words)
+
+    with accepted:
+        check_counts(Judge(), length, sizes, counts)

@@ -1,0 +1,38 @@
+"""Runs a script on several workers, as a student does: real processes, real gloo, and the course's own flags."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cluster.launch import free_port
+from tests.own.warm import Script
+
+
+def start(script: Path, world_size: int, folder: Path, *words: object) -> list[Script]:
+    """Start all workers; rank r prints into folder/log{r}.txt, and folder/run is their output folder."""
+    folder.mkdir(exist_ok=True)
+    group = ["--master_ip", "127.0.0.1", "--master_port", free_port(), "--world_size", world_size]
+    group += ["--output_dir", folder / "run", "--local_rank"]
+    return [Script(script, [*words, *group, rank], folder / f"log{rank}.txt") for rank in range(world_size)]
+
+
+def wait(workers: list[Script]) -> list[int]:
+    """Wait for all, and return their exit codes."""
+    try:
+        return [worker.wait(timeout=240) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def run(script: Path, world_size: int, folder: Path, *words: object) -> list[dict[str, Any]]:
+    """Run all workers to a good end; return the record of each rank."""
+    codes = wait(start(script, world_size, folder, *words))
+    assert codes == [0] * world_size, "".join((folder / f"log{rank}.txt").read_text() for rank in range(world_size))
+    return [json.loads((folder / "run" / f"rank{rank}.json").read_text()) for rank in range(world_size)]
+
+
+def mean_losses(records: list[dict[str, Any]]) -> list[float]:
+    """Return the loss of every iteration, as the mean over the workers."""
+    columns = zip(*([step["loss"] for step in record["iterations"]] for record in records), strict=True)
+    return [sum(column) / len(records) for column in columns]
