@@ -5,16 +5,14 @@ A calibration belongs to one machine and to the versions of the libraries: other
 
 import json
 import os
-import platform
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmark.measure.machine import processor
+from benchmark.measure.machine import processor, these_versions
 from common.errors import InputError
 from common.paths import ROOT, atomic_write
 
@@ -140,12 +138,7 @@ READ: dict[str, Callable[[dict[str, Any]], Any]] = {
 def this_machine() -> dict[str, Any]:
     """Return what identifies a machine, as far as speed depends on it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {
-        "host": socket.gethostname(),
-        "processor": processor(),
-        "cores": cores,
-        "gpu": _gpu(),
-    }
+    return {"host": socket.gethostname(), "processor": processor(), "cores": cores, "gpu": _gpu()}
 
 
 def _gpu() -> str | None:
@@ -155,17 +148,6 @@ def _gpu() -> str | None:
             if line.startswith("Model:"):
                 return line.partition(":")[2].strip()
     return None
-
-
-def these_versions() -> dict[str, str]:
-    """Return the versions of what computes and sends."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "transformers", "deepspeed"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def empty() -> Calibration:

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from benchmark.cost.calibration import LOOPBACK, Calibration, TransferTimes
-from benchmark.cost.resources import Transfer
+from benchmark.cost.simulate import Transfer
 from cluster.emulate import bits_per_second
 from common.errors import InputError
 from common.flags import LARGEST_SEGMENT, burst_bytes
@@ -93,8 +93,7 @@ class Links:
     """The network of a prediction. rate: a calibrated link, or any other rate; None: loopback.
 
     latency: further seconds of every hop. tree: see hops. pace: on loopback, where processors copy the bytes,
-    everything takes so many times as long as when it was calibrated. notes: what was extrapolated. Implements
-    simulate.Network.
+    everything takes so many times as long as when it was calibrated. notes: what was extrapolated.
     """
 
     def __init__(
@@ -130,13 +129,15 @@ class Links:
         return max(count for tables in self.tables.values() for count in tables)
 
     def moved(self, operation: str, size: float, workers: int) -> float:
+        """Return the bytes that one rank sends."""
         return moved(operation, size, workers)
 
     def refill(self) -> float:
+        """Return how many bytes of a burst an idle link gets back in a second."""
         return (self.bits or 0.0) / 8
 
     def transfer(self, operation: str, size: float, workers: int, spent: float = 0.0) -> Transfer:
-        """Return the operation alone; see simulate.Network."""
+        """Return the operation alone, when `spent` bytes have left the rank since the link was idle."""
         if workers < 2 and operation not in ("exchange", "hop"):
             return Transfer(0.0, 0.0, 0.0)
         if operation == "broadcast":

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from benchmark.cost.architecture import describe
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import Links, moved
 from benchmark.cost.compute_times import ComputeTimes, Cores
-from benchmark.cost.describe_model import describe
 from benchmark.cost.predicted_memory import Memory, check_fit, memory
 from benchmark.cost.programs.program import Compute, Kind, Start
-from benchmark.cost.resources import Machine
-from benchmark.cost.simulate import Simulated, simulate
-from benchmark.cost.strategy_programs import programs
+from benchmark.cost.programs.writer import programs
+from benchmark.cost.simulate import Machine, Simulated, simulate
 from benchmark.strategies import STRATEGIES
 
 BEYOND = 4  # times the calibrated workers: of more, only a range is known
@@ -66,6 +66,12 @@ class Prediction:
     def examples_per_second(self) -> float:
         return self.cell.batch * self.cell.workers / self.seconds
 
+    def times(self) -> dict[str, Any]:
+        """Return the step in ms and its throughput; only a range where no more is known."""
+        if self.is_range:
+            return {"step_ms_range": [self.least * 1e3, self.seconds * 1e3]}
+        return {"step_ms": self.seconds * 1e3, "examples_per_second": self.examples_per_second}
+
     @property
     def sent_bytes(self) -> float:
         return sum(size for _, size in self.sent.values())
@@ -105,7 +111,7 @@ def run(
 ) -> Prediction:
     """Simulate a step with given times. late: seconds that others wait for the slowest worker."""
     kinds = [with_overhead(kind, overhead) for kind in programs(cell, times)]
-    machine = machine_of(times, where)
+    machine = Machine(where.cores or times.machine_cores, not where.cores, times.threads, times.small.launch)
     simulated = simulate(kinds, links, machine)
     return Prediction(
         cell=cell,
@@ -118,12 +124,6 @@ def run(
         simulated=simulated,
         kinds=tuple(kinds),
     )
-
-
-def machine_of(times: ComputeTimes, where: Surroundings) -> Machine:
-    if where.cores:
-        return Machine(where.cores, False, times.threads, times.small.launch)
-    return Machine(times.machine_cores, True, times.threads, times.small.launch)
 
 
 def with_overhead(kind: Kind, seconds: float) -> Kind:

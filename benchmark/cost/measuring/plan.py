@@ -38,7 +38,4 @@ class CalibrationPlan:
 
 def read_plan(found: dict[str, Any]) -> CalibrationPlan:
     """Return the plan that a worker was given as JSON."""
-    turns = [
-        Turn(**turn | {"engines": [(label, batch) for label, batch in turn["engines"]]}) for turn in found["turns"]
-    ]
-    return CalibrationPlan(**found | {"turns": turns})
+    return CalibrationPlan(**found | {"turns": [Turn(**turn) for turn in found["turns"]]})

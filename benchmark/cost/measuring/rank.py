@@ -7,27 +7,32 @@ import gc
 import json
 import statistics
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.arguments import parse
 from benchmark.cost.calibration import EngineTimes
 from benchmark.cost.measuring import compute_parts, transfers
-from benchmark.cost.measuring import engines as measure_engines
 from benchmark.cost.measuring.plan import CalibrationPlan, Turn, read_plan
+from benchmark.measure.compared import ComparedStrategy
+from benchmark.measure.turns import Turn as TurnOfRound
+from benchmark.measure.turns import nothing, take_round
 from benchmark.settings import Settings
 from benchmark.strategies import why_not
-from benchmark.training.workload import load_workload
+from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import join
 from common.errors import exit_on_input_error
 from common.paths import atomic_write
 from common.workers.process_group import Worker, process_group
+
+ALONE = "alone"  # the label of a step without communication, which every worker takes for itself
+WARM_UP = 2  # rounds
 
 
 def work(plan: CalibrationPlan, settings: Settings, result: Path) -> None:
@@ -98,11 +103,44 @@ def timed(
 ) -> tuple[list[list[float]], dict[int, float]]:
     """Return the seconds of all rounds of these engines, and by batch the median of the turn's steps alone."""
     here = replace(settings, model=turn.model)
-    labels = [*((measure_engines.ALONE, batch) for batch in turn.alone), *ready]
-    took = measure_engines.rounds(here, worker, load_workload(here), labels, plan.seconds)
+    labels = [*((ALONE, batch) for batch in turn.alone), *ready]
+    took = rounds(here, worker, load_workload(here), labels, plan.seconds)
     gc.collect()  # engines hold themselves in circles
     count = len(turn.alone)
     return took[count:], dict(zip(turn.alone, map(statistics.median, took[:count]), strict=True))
+
+
+def rounds(
+    settings: Settings,
+    worker: Worker,
+    workload: Workload,
+    engines: list[tuple[str, int]],
+    seconds: float,
+) -> list[list[float]]:
+    """Return seconds of each engine's step, round by round, the barriers' own time taken out. A collective.
+
+    engines: label and batch size, see plan.Turn. It takes about `seconds`, but at least three rounds.
+    """
+    compared = [resident(label, replace(settings, batch_size=batch), worker, workload) for label, batch in engines]
+    turns: list[TurnOfRound] = [lambda number: nothing, *(strategy.turn for strategy in compared)]  # only barriers
+    found: list[list[float]] = []
+    number, last = 0, WARM_UP + 3
+    while number < last:
+        begin = time.perf_counter()
+        found.append(take_round(turns, number, meet=dist.barrier))
+        if number == WARM_UP:
+            fitting = [max(3, int(seconds / (time.perf_counter() - begin)))]
+            dist.broadcast_object_list(fitting, src=0)
+            last = WARM_UP + fitting[0]
+        number += 1
+    took = np.array(found)[WARM_UP:].T
+    return (took[1:] - np.median(took[0])).tolist()  # type: ignore[no-any-return]
+
+
+def resident(label: str, settings: Settings, worker: Worker, workload: Workload) -> ComparedStrategy:
+    if label.split()[0] == ALONE:
+        return ComparedStrategy("single", replace(settings, world_size=1, rank=0), worker, workload)
+    return ComparedStrategy(label, settings, worker, workload)
 
 
 def main() -> None:
