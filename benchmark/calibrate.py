@@ -164,7 +164,7 @@ def calibrated(calibration: Calibration, wanted: argparse.Namespace) -> Iterator
     for count in several if LOOPBACK in wanted.links else []:
         for labels in together(wanted.strategies, count):
             engines = [(label, wanted.engine_batch) for label in labels]
-            turns = [Turn(model, engines, wanted.batches) for model in wanted.models]
+            turns = [Turn(model, engines) for model in wanted.models]
             seconds = wanted.seconds * len(labels) / max(1, len(wanted.strategies)) / len(turns)
             plan = CalibrationPlan(turns=turns, seconds=seconds)
             calibration = merge(calibration, execute(plan, count, flags))

@@ -80,11 +80,7 @@ class TransferTimes:
 
 @dataclass(frozen=True)
 class EngineTimes:
-    """A whole step of a strategy over loopback, in seconds, and how many rounds it is the median of.
-
-    alone: batch -> seconds of a step without communication, which every worker of the same launch took for itself, in
-    turns with the engine. before: the same before there was an engine, where a worker has several threads.
-    """
+    """A whole step of a strategy over loopback, in seconds, and how many rounds it is the median of."""
 
     strategy: str
     model: str
@@ -93,8 +89,6 @@ class EngineTimes:
     workers: int
     seconds: float
     rounds: int
-    alone: dict[int, float] = field(default_factory=dict)
-    before: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,18 +114,11 @@ class Calibration:
         return list(dict.fromkeys(profile.model for profile in self.profiles))
 
 
-def _numbered(seconds: dict[str, float]) -> dict[int, float]:
-    """JSON's keys are strings."""
-    return {int(key): value for key, value in seconds.items()}
-
-
 READ: dict[str, Callable[[dict[str, Any]], Any]] = {
     "profiles": lambda entry: Profile(**entry),
     "transfers": lambda entry: TransferTimes(**entry),
-    "small": lambda entry: SmallCosts(**entry | {"flat": _numbered(entry["flat"])}),
-    "engines": lambda entry: EngineTimes(
-        **entry | {name: _numbered(entry.get(name, {})) for name in ("alone", "before")}
-    ),
+    "small": lambda entry: SmallCosts(**entry | {"flat": {int(size): s for size, s in entry["flat"].items()}}),
+    "engines": lambda entry: EngineTimes(**entry),
 }
 
 

@@ -92,8 +92,7 @@ def rising(values: list[float]) -> list[float]:
 class Links:
     """The network of a prediction. rate: a calibrated link, or any other rate; None: loopback.
 
-    latency: further seconds of every hop. tree: see hops. pace: on loopback, where processors copy the bytes,
-    everything takes so many times as long as when it was calibrated. notes: what was extrapolated.
+    latency: further seconds of every hop. tree: see hops. notes: what was extrapolated.
     """
 
     def __init__(
@@ -101,14 +100,12 @@ class Links:
         calibration: Calibration,
         rate: str | None = None,
         latency: float = 0.0,
-        pace: float = 1.0,
         tree: bool = False,
     ) -> None:
         wanted = rate or LOOPBACK
         self.latency, self.tree, self.notes = latency, tree, dict[str, None]()
         self.bits = bits_per_second(rate) if rate else None
         self.is_shaped = self.bits is not None
-        self.pace = 1.0 if self.is_shaped else pace
         same = [link for link in calibration.links if link == wanted or _bits(link) == self.bits is not None]
         self.is_calibrated = bool(same)
         source = same[0] if same else LOOPBACK
@@ -142,7 +139,7 @@ class Links:
             return Transfer(0.0, 0.0, 0.0)
         if operation == "broadcast":
             hop, count = self.transfer("hop", size, 2, spent), hops("broadcast", workers)
-            return Transfer(hop.latency * count, hop.flow * count, hop.cores)  # at this pace already
+            return Transfer(hop.latency * count, hop.flow * count, hop.cores)
         table = self._table(operation, workers)
         sent = moved(operation, size, workers)
         per_byte = moved(operation, 1.0, table.workers)
@@ -161,7 +158,7 @@ class Links:
             latency, flow = latency + flow - busy, busy
         seconds = latency + flow
         cores = min(cpu / seconds, 1.5) if seconds > 0 else 0.0
-        return Transfer(self.pace * latency, self.pace * flow, cores)
+        return Transfer(latency, flow, cores)
 
     def on_wire(self, operation: str, size: float, workers: int) -> float:
         """Return the bytes out of a rank's interface: payload and frames, as calibrated on links that have counters."""

@@ -24,12 +24,9 @@ class Cores:
 
 
 class ComputeTimes:
-    """Seconds of the parts of a step. pace: they take so many times as long as when they were calibrated.
+    """Seconds of the parts of a step. notes: what was extrapolated."""
 
-    notes: what was extrapolated.
-    """
-
-    def __init__(self, calibration: Calibration, architecture: Architecture, cores: Cores, pace: float = 1.0) -> None:
+    def __init__(self, calibration: Calibration, architecture: Architecture, cores: Cores) -> None:
         if not calibration.profiles or not calibration.small:
             raise InputError("--calibration has no times of any model; run python -m benchmark.calibrate")
         self.architecture, self.cores = architecture, cores
@@ -43,7 +40,6 @@ class ComputeTimes:
         self.profiles = self._of_crowd(known)
         self.spreads = [p for p in known if p.workers > 1]
         self.small = min(calibration.small, key=lambda entry: abs(entry.workers - self.profiles[0].workers))
-        self.scale *= pace
 
     def _nearest(self, calibration: Calibration) -> Architecture:
         """The calibrated model that is most like this one: of the same kind, as large as possible."""

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from benchmark.cost.architecture import describe
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes
 from benchmark.cost.cell import Cell
@@ -80,26 +78,21 @@ class Prediction:
 def predict(calibration: Calibration, cell: Cell, where: Surroundings = Surroundings()) -> Prediction:
     """Return the prediction; raises InputError where there is nothing to predict from."""
     nearest = nearest_engine(calibration, cell)
-    pace = slowed(nearest) if nearest and nearest.workers == cell.workers else 1.0
-    pace *= usual_pace(calibration, cell)
     architecture = describe(cell.model, cell.length)
-    times = ComputeTimes(calibration, architecture, Cores(cell.workers, where.cores), pace)
-    links = Links(calibration, where.rate, where.latency, pace)
+    times = ComputeTimes(calibration, architecture, Cores(cell.workers, where.cores))
+    links = Links(calibration, where.rate, where.latency)
     notes = dict[str, None]()
     programs(cell, times)  # what cannot be run is said before what does not fit
     needed = memory(cell, architecture, times.small.process)
     check_fit(cell, needed, where.memory or calibration.memory, 1 if where.cores else cell.workers)
-    overhead = 0.0
-    if nearest:
-        there = mean_pace(calibration, nearest)
-        overhead = pace / there * engine_seconds(calibration, nearest, cell, where, notes)
+    overhead = engine_seconds(calibration, nearest, cell, where, notes) if nearest else 0.0
     if nearest is None or nearest.strategy != cell.strategy:
         cost = f"that of {nearest.strategy}" if nearest else "missing"
         notes[f"the engine of {cell.strategy} was not calibrated: its own cost is {cost}"] = None
     found = run(cell, times, links, where, overhead, times.late(cell.batch, cell.workers))
     least = found.seconds
     if cell.workers > BEYOND * links.most_workers:  # at best, nobody waits, and operations go along trees
-        trees = Links(calibration, where.rate, where.latency, pace, tree=True)
+        trees = Links(calibration, where.rate, where.latency, tree=True)
         least = min(least, run(cell, times, trees, where, overhead).seconds)
         notes[f"more than {BEYOND} times the {links.most_workers} workers that were calibrated: a range"] = None
     notes = times.notes | links.notes | notes
@@ -155,62 +148,21 @@ def engine_seconds(
 ) -> float:
     """Return what the engine costs beyond its program: the measured step of the nearest cell less the predicted one.
 
-    It is work of the computing thread, in seconds of the nearest cell's launch, with as many workers computing as the
-    prediction has.
+    It is work of the computing thread, with as many workers computing as the prediction has.
     """
     there = Cell(nearest.strategy, nearest.model, nearest.workers, nearest.batch, nearest.length, cell.bucket_bytes)
-    pace = pace_of(calibration, nearest, nearest.batch)
-    times = ComputeTimes(calibration, describe(there.model, there.length), Cores(there.workers), pace)
+    times = ComputeTimes(calibration, describe(there.model, there.length), Cores(there.workers))
     if LOOPBACK not in calibration.links and there.workers > 1:
         return 0.0
-    links = Links(calibration, pace=mean_pace(calibration, nearest))
-    expected = run(there, times, links, Surroundings(), late=times.late(there.batch, there.workers)).seconds
+    expected = run(
+        there, times, Links(calibration), Surroundings(), late=times.late(there.batch, there.workers)
+    ).seconds
     missing = max(0.0, nearest.seconds - expected)
     if nearest.model != cell.model:
         missing *= len(describe(cell.model, cell.length).weights) / len(times.architecture.weights)
         notes[f"the engine's own cost is that of {nearest.model}, by the number of parameters"] = None
     workers = 1 if where.cores else cell.workers
     return missing * max(1.0, workers / times.machine_cores) / max(1.0, there.workers / times.machine_cores)
-
-
-def pace_of(calibration: Calibration, launch: EngineTimes, batch: float) -> float:
-    """Return how many times as long a step without communication took in a launch as its profile says; 1 if unknown.
-
-    Several workers on few cores take 10 % more or less time from one launch to the next. Steps without communication
-    that take turns with the engines say which.
-    """
-    if not launch.alone:
-        return 1.0
-    batches = sorted(launch.alone)
-    near = min(max(batch, batches[0]), batches[-1])
-    took = np.interp(near, batches, [launch.alone[size] for size in batches])
-    return float(took) / profiled(calibration, launch, near)
-
-
-def usual_pace(calibration: Calibration, cell: Cell) -> float:
-    """Return the mean pace of the calibration's own launches with these workers; that of the profiles is 1."""
-    same = [e for e in calibration.engines if (e.model, e.workers) == (cell.model, cell.workers) and not e.before]
-    paces = {tuple(entry.alone.values()): mean_pace(calibration, entry) for entry in same}  # by launch
-    return sum([1.0, *paces.values()]) / (1 + len(paces))
-
-
-def mean_pace(calibration: Calibration, launch: EngineTimes) -> float:
-    """Return the same for all batches together, for what a profile has no part in: one disturbed part counts less."""
-    if not launch.alone:
-        return 1.0
-    return sum(launch.alone.values()) / sum(profiled(calibration, launch, batch) for batch in launch.alone)
-
-
-def profiled(calibration: Calibration, launch: EngineTimes, batch: float) -> float:
-    """Return the seconds of the slowest worker's step without communication, as profiled."""
-    times = ComputeTimes(calibration, describe(launch.model, launch.length), Cores(launch.workers))
-    step = times.step(batch)
-    return step.seconds + (step.spread if launch.workers > 1 else 0.0)
-
-
-def slowed(launch: EngineTimes) -> float:
-    """Return how many times as long everything takes since there is this engine in the process; 1 for most."""
-    return sum(launch.alone.values()) / sum(launch.before.values()) if launch.before else 1.0
 
 
 def parts(simulated: Simulated, kinds: list[Kind], late: float) -> dict[str, float]:

@@ -11,11 +11,9 @@ from benchmark.cost import calibration as stored
 from benchmark.cost.architecture import describe
 from benchmark.cost.calibration import EngineTimes, load, save
 from benchmark.cost.cell import Cell
-from benchmark.cost.collective_times import Links
 from benchmark.cost.compute_times import ComputeTimes, Cores
 from benchmark.cost.measuring.compute_parts import mean
-from benchmark.cost.predict_step import Surroundings, pace_of, predict
-from benchmark.cost.predict_step import run as simulated
+from benchmark.cost.predict_step import Surroundings, predict
 from benchmark.predict import main, parse
 from benchmark.strategies import STRATEGIES
 from common.errors import InputError
@@ -95,37 +93,6 @@ def test_the_engines_own_cost_is_what_its_measured_step_took_longer(calibration)
 
     assert same.seconds == pytest.approx(measured.seconds)
     assert slower.parts["engine"] == pytest.approx(0.040)
-
-
-def test_launches_of_the_calibration_count_the_same(calibration):
-    """Computing took 1.5 times as long in the engine's launch, and so did the engine's own 40 ms: 1.25 in the mean."""
-    alone = {1: 1.5 * 0.038, 4: 1.5 * 0.128}
-    times = ComputeTimes(calibration, describe("gpt2-tiny", 64), Cores(2), pace=1.5)
-    step = simulated(cell("fsdp"), times, Links(calibration, pace=1.5), Surroundings()).seconds
-    slow = EngineTimes("fsdp", "gpt2-tiny", 64, 4, 2, step + 1.5 * 0.040, 10, alone)
-
-    found = predict(replace(calibration, engines=[slow]), cell("fsdp"))
-
-    assert found.parts["engine"] == pytest.approx(1.25 * 0.040)
-    assert found.parts["forward"] == pytest.approx(1.25 * 0.040)
-
-
-@pytest.mark.parametrize(("batch", "pace"), [(1, 1.0), (2.5, 0.115 / 0.083), (4, 1.5), (8, 1.5)])
-def test_the_pace_of_a_launch_is_that_of_its_steps_without_communication(calibration, batch, pace):
-    launch = EngineTimes("ddp", "gpt2-tiny", 64, 4, 2, 0.2, 10, {1: 0.038, 4: 1.5 * 0.128})
-
-    assert pace_of(calibration, launch, batch) == pytest.approx(pace)
-
-
-def test_an_engine_that_slows_its_process_down_slows_every_part_of_its_step(calibration):
-    """One worker with two threads: since the engine is there, steps without communication take twice as long."""
-    before = {1: 0.038, 4: 0.128}
-    alone = {batch: 2 * seconds for batch, seconds in before.items()}
-    launch = EngineTimes("own_zero2", "gpt2-tiny", 64, 4, 1, 2 * 0.128, 10, alone, before)
-
-    clean, slowed = (predict(replace(calibration, engines=engines), cell("own_zero2", 1)) for engines in ([], [launch]))
-
-    assert slowed.parts["forward"] == pytest.approx(2 * clean.parts["forward"])
 
 
 def test_what_many_tensors_need_beyond_their_elements_is_not_counted_for_one(calibration):

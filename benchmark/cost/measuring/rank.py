@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from benchmark.arguments import parse
 from benchmark.cost.calibration import EngineTimes
 from benchmark.cost.measuring import compute_parts, transfers
-from benchmark.cost.measuring.plan import CalibrationPlan, Turn, read_plan
+from benchmark.cost.measuring.plan import CalibrationPlan, read_plan
 from benchmark.measure.compared import ComparedStrategy
-from benchmark.measure.turns import Turn as TurnOfRound
-from benchmark.measure.turns import nothing, take_round
+from benchmark.measure.turns import Turn, nothing, take_round
 from benchmark.settings import Settings
 from benchmark.strategies import why_not
 from benchmark.training.workload import Workload, load_workload
@@ -31,8 +29,7 @@ from common.errors import exit_on_input_error
 from common.paths import atomic_write
 from common.workers.process_group import Worker, process_group
 
-ALONE = "alone"  # the label of a step without communication, which every worker takes for itself
-WARM_UP = 2  # rounds
+WARM_UP, LEAST = 2, 10  # rounds
 
 
 def work(plan: CalibrationPlan, settings: Settings, result: Path) -> None:
@@ -74,40 +71,21 @@ def measure(
 
 
 def engines(plan: CalibrationPlan, settings: Settings, worker: Worker) -> list[EngineTimes]:
-    """Return the steps of every engine that runs here, in turns with steps without communication.
-
-    Where a worker has several threads, an engine can change how fast its process computes, for good; so there those
-    steps are timed before there is an engine, too.
-    """
-    before: list[dict[int, float]] = [{} for _ in plan.turns]
-    if torch.get_num_threads() > 1:
-        before = [timed(plan, turn, [], settings, worker)[1] for turn in plan.turns]
+    """Return the steps of every engine that runs here. A collective."""
     times = []
-    for turn, clean in zip(plan.turns, before, strict=True):
+    for turn in plan.turns:
         here = replace(settings, model=turn.model)
         ready = [(name, size) for name, size in turn.engines if not why_not(of(here, name.split()[0], size))]
-        found, alone = timed(plan, turn, ready, settings, worker)
-        for (label, batch), seconds in zip(ready, found, strict=True):
-            took = statistics.median(seconds)
+        took = rounds(here, worker, load_workload(here), ready, plan.seconds)
+        gc.collect()  # engines hold themselves in circles
+        for (label, batch), seconds in zip(ready, took, strict=True):
             place = (label, turn.model, here.length, batch, worker.world_size)
-            times.append(EngineTimes(*place, took, len(seconds), alone, clean))
+            times.append(EngineTimes(*place, statistics.median(seconds), len(seconds)))
     return times
 
 
 def of(settings: Settings, strategy: str, batch: int) -> Settings:
     return replace(settings, strategy=strategy, batch_size=batch)
-
-
-def timed(
-    plan: CalibrationPlan, turn: Turn, ready: list[tuple[str, int]], settings: Settings, worker: Worker
-) -> tuple[list[list[float]], dict[int, float]]:
-    """Return the seconds of all rounds of these engines, and by batch the median of the turn's steps alone."""
-    here = replace(settings, model=turn.model)
-    labels = [*((ALONE, batch) for batch in turn.alone), *ready]
-    took = rounds(here, worker, load_workload(here), labels, plan.seconds)
-    gc.collect()  # engines hold themselves in circles
-    count = len(turn.alone)
-    return took[count:], dict(zip(turn.alone, map(statistics.median, took[:count]), strict=True))
 
 
 def rounds(
@@ -119,28 +97,24 @@ def rounds(
 ) -> list[list[float]]:
     """Return seconds of each engine's step, round by round, the barriers' own time taken out. A collective.
 
-    engines: label and batch size, see plan.Turn. It takes about `seconds`, but at least three rounds.
+    engines: label and batch size, see plan.Turn. It takes about `seconds`, but at least LEAST rounds.
     """
-    compared = [resident(label, replace(settings, batch_size=batch), worker, workload) for label, batch in engines]
-    turns: list[TurnOfRound] = [lambda number: nothing, *(strategy.turn for strategy in compared)]  # only barriers
+    compared = [
+        ComparedStrategy(label, replace(settings, batch_size=size), worker, workload) for label, size in engines
+    ]
+    turns: list[Turn] = [lambda number: nothing, *(strategy.turn for strategy in compared)]  # only barriers
     found: list[list[float]] = []
-    number, last = 0, WARM_UP + 3
+    number, last = 0, WARM_UP + LEAST
     while number < last:
         begin = time.perf_counter()
         found.append(take_round(turns, number, meet=dist.barrier))
         if number == WARM_UP:
-            fitting = [max(3, int(seconds / (time.perf_counter() - begin)))]
+            fitting = [max(LEAST, int(seconds / (time.perf_counter() - begin)))]
             dist.broadcast_object_list(fitting, src=0)
             last = WARM_UP + fitting[0]
         number += 1
     took = np.array(found)[WARM_UP:].T
     return (took[1:] - np.median(took[0])).tolist()  # type: ignore[no-any-return]
-
-
-def resident(label: str, settings: Settings, worker: Worker, workload: Workload) -> ComparedStrategy:
-    if label.split()[0] == ALONE:
-        return ComparedStrategy("single", replace(settings, world_size=1, rank=0), worker, workload)
-    return ComparedStrategy(label, settings, worker, workload)
 
 
 def main() -> None:
