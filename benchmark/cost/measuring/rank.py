@@ -29,7 +29,7 @@ from common.errors import exit_on_input_error
 from common.paths import atomic_write
 from common.workers.process_group import Worker, process_group
 
-WARM_UP, LEAST = 2, 10  # rounds
+WARM_UP, LEAST = 2, 6  # rounds
 
 
 def work(plan: CalibrationPlan, settings: Settings, result: Path) -> None:
