@@ -106,7 +106,9 @@ class Links:
         self.latency, self.tree, self.notes = latency, tree, dict[str, None]()
         self.bits = bits_per_second(rate) if rate else None
         self.is_shaped = self.bits is not None
-        same = [link for link in calibration.links if link == wanted or _bits(link) == self.bits is not None]
+        shaped = [link for link in calibration.links if link != LOOPBACK]
+        same = [link for link in shaped if bits_per_second(link) == self.bits] if rate else [LOOPBACK]
+        same = [link for link in same if link in calibration.links]
         self.is_calibrated = bool(same)
         source = same[0] if same else LOOPBACK
         self.tables = _tables([table for table in calibration.transfers if table.link == source])
@@ -192,7 +194,3 @@ def _tables(entries: list[TransferTimes]) -> dict[str, dict[int, Table]]:
         table = Table(entry.workers, entry.bytes, rising(entry.seconds), entry.cpu, entry.wire)
         tables.setdefault(entry.operation, {})[entry.workers] = table
     return tables
-
-
-def _bits(link: str) -> float | None:
-    return None if link == LOOPBACK else bits_per_second(link)
