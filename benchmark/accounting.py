@@ -114,11 +114,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         ideal, documented, kept, peak, payload, interface = (
             cell(row[name], 2, MB) for name in ("ideal", "documented", "counted", "peak", "payload", "interface")
         )
-        kept_ratio, sent_ratio = quotient(row["counted"], row["documented"]), quotient(row["interface"], row["payload"])
-        lines.append(
-            [row["strategy"], str(row["workers"]), ideal, documented, kept, cell(kept_ratio, 4), peak,
-             payload, interface, cell(sent_ratio, 4), cell(row["units"]), cell(row["calls"], 0)]
-        )  # fmt: skip
+        ratios = [quotient(row["counted"], row["documented"]), quotient(row["interface"], row["payload"])]
+        kept_ratio, sent_ratio = (cell(ratio, 4) for ratio in ratios)
+        stored = [ideal, documented, kept, kept_ratio, peak]
+        sent = [payload, interface, sent_ratio, row["units"], cell(row["calls"], 0)]
+        lines.append([row["strategy"], row["workers"], *stored, *sent])
     return text_table([HEADS, *lines])
 
 

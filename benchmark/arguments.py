@@ -18,12 +18,6 @@ from common.flags import add_memory_limit, check_at_least
 from common.workers.place import PORT, place_starter, place_worker
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-# Flags of benchmark.run that the other commands, which take their own steps, do not have.
-RUN_ONLY = {
-    "strategy": None, "framework": None, "zero_stage": None, "offload": False, "eval_every": 0, "eval_batches": 8,
-    "checkpoint_every": 0, "resume": False, "save": False, "bleu": False, "dropped": 2, "keep_trace": False,
-    "wandb": False, "memory_limit_mb": None, "cosine": False,
-}  # fmt: skip
 OF_STRATEGY = {
     "bucket_mb": ["own_overlap"],
     "grid": ["own_grid"],
@@ -99,7 +93,9 @@ def _parser(command: str, about: str | None, add_flags: AddFlags | None) -> argp
     add("--bucket_mb", help="own_overlap: gradient bucket size in MiB, or auto to measure and choose (4)")
     add("--grid", help="own_grid: workers along each axis, such as data=2,tensor=2 (the default on 4)")
     if add_flags:
-        parser.set_defaults(**RUN_ONLY)
+        of_run = command_parser(command, None)  # whose flags the other commands, which take their own steps, lack
+        _add_run_flags(of_run)
+        parser.set_defaults(**vars(of_run.parse_args([])))
         add_flags(parser)
     else:
         _add_run_flags(parser)

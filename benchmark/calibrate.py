@@ -33,13 +33,13 @@ from benchmark.cost.calibration import LOOPBACK, Calibration
 from benchmark.cost.collective_times import moved
 from benchmark.cost.measuring.plan import CalibrationPlan, Turn
 from benchmark.engines.operators import called_every, compile_operators
-from benchmark.names import models_of, names_of, numbers_of
+from benchmark.measure.output import text_table
+from benchmark.names import command_parser, models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES
 from benchmark.workers import on_emulated_nodes, start_workers
 from cluster.emulate import bits_per_second, why_not
 from cluster.guard import threads_per_command
 from common.errors import InputError, exit_on_input_error
-from common.flags import Parser
 
 SIZES = (4, 2**12, 2**16, 2**18, 2**19, 2**20, 2**22, 2**24)  # bytes
 SLOW, SLOW_SIZE = 300e6, 2**20  # below this rate, pieces of more than this many bytes take too long
@@ -101,34 +101,28 @@ def table(calibration: Calibration) -> str:
 
     busbw: what a rank sends in a second, as nccl-tests define it.
     """
-    lines = [
-        f"{'model':<12}{'length':>7}{'batch':>6}{'workers':>8}{'forward':>10}{'backward':>10}{'optimizer':>10}  ms"
+    profiles: list[list[object]] = [
+        ["model", "length", "batch", "workers", "forward ms", "backward ms", "optimizer ms"]
     ]
     for one in calibration.profiles:
-        back = sum(one.backward.values()) + one.tail
-        parts = "".join(f"{part * 1e3:>10.2f}" for part in (sum(one.forward.values()), back, one.optimizer))
-        lines.append(f"{Path(one.model).name:<12}{one.length:>7}{one.batch:>6}{one.workers:>8}{parts}")
-    heads = f"{'least ms':>10}{'largest MB':>12}{'ms':>10}{'busbw Mbit/s':>14}"
-    lines.append(f"\n{'link':<10}{'operation':<12}{'workers':>8}{heads}")
+        parts = (sum(one.forward.values()), sum(one.backward.values()) + one.tail, one.optimizer)
+        about = (Path(one.model).name, one.length, one.batch, one.workers)
+        profiles.append([*about, *(1e3 * seconds for seconds in parts)])
+    links: list[list[object]] = [["link", "operation", "workers", "least ms", "largest MB", "ms", "busbw Mbit/s"]]
     for sent in calibration.transfers:
         size, seconds = sent.bytes[-1], sent.seconds[-1]
         busbw = 8 * moved(sent.operation, size, sent.workers) / seconds / 1e6
-        figures = f"{sent.seconds[0] * 1e3:>10.3f}{size / 1e6:>12.1f}{seconds * 1e3:>10.2f}{busbw:>14.0f}"
-        lines.append(f"{sent.link:<10}{sent.operation:<12}{sent.workers:>8}{figures}")
-    if calibration.engines:
-        lines.append(f"\n{'engine':<16}{'model':<12}{'batch':>6}{'workers':>8}{'ms per step':>13}")
-    for engine in calibration.engines:
-        name = Path(engine.model).name
-        lines.append(
-            f"{engine.strategy:<16}{name:<12}{engine.batch:>6}{engine.workers:>8}{engine.seconds * 1e3:>13.1f}"
-        )
-    return "\n".join(lines)
+        times = (1e3 * sent.seconds[0], size / 1e6, 1e3 * seconds, busbw)
+        links.append([sent.link, sent.operation, sent.workers, *times])
+    engines: list[list[object]] = [["engine", "model", "batch", "workers", "ms per step"]]
+    for e in calibration.engines:
+        engines.append([e.strategy, Path(e.model).name, e.batch, e.workers, 1e3 * e.seconds])
+    return "\n\n".join(text_table(rows, 3) for rows in (profiles, links, engines) if len(rows) > 1)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Return the flags; raises InputError before anything is measured."""
-    parser = Parser(prog="python -m benchmark.calibrate", description=__doc__, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = command_parser("calibrate", __doc__)
     add = parser.add_argument
     add("--links", default=LOOPBACK, help="loopback, or rates of emulated links such as 100mbit,1gbit (loopback)")
     add("--models", default="gpt2-tiny", help="gpt2-tiny")
@@ -170,7 +164,7 @@ def calibrated(calibration: Calibration, wanted: argparse.Namespace) -> Iterator
     for count in several if LOOPBACK in wanted.links else []:
         for labels in together(wanted.strategies, count):
             engines = [(label, wanted.engine_batch) for label in labels]
-            turns = [Turn(model, engines, wanted.batches) for model in wanted.models]
+            turns = [Turn(model, engines) for model in wanted.models]
             seconds = wanted.seconds * len(labels) / max(1, len(wanted.strategies)) / len(turns)
             plan = CalibrationPlan(turns=turns, seconds=seconds)
             calibration = merge(calibration, execute(plan, count, flags))

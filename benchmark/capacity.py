@@ -11,17 +11,18 @@ counted has been trained, and one that is at most a twentieth larger has failed.
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import json
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmark.cost.architecture import describe
 from benchmark.cost.cell import Cell
-from benchmark.cost.describe_model import describe
 from benchmark.cost.predicted_memory import peak
 from benchmark.measure.machine import environment
 from benchmark.names import command_parser, names_of
 from benchmark.strategies import STRATEGIES
+from benchmark.sweep import execute
+from benchmark.tables import SweepRun
 from common.errors import exit_on_input_error
 from common.figures import bars
 from common.flags import check_at_least
@@ -64,17 +65,13 @@ def expected(strategy: str, workers: int, limit_mb: int) -> int:
 
 def trains(strategy: str, workers: int, blocks: int, limit_mb: int) -> bool:
     """Whether a model of so many blocks takes its steps; raises RuntimeError if it fails for another reason."""
-    words = ["--strategy", strategy, "--model", model_name(blocks), "--workers", str(workers)]
-    words += ["--batch_size", str(BATCH), "--length", str(LENGTH), "--max_steps", "3", "--dropped", "2"]
-    words += ["--eval_batches", "1", "--memory_limit_mb", str(limit_mb), "--no_cuda"]
-    words += ["--hang_seconds", "600"]  # 2,000 parameters as DTensors take FSDP2 minutes on a busy machine
-    words += ["--output_dir", str(FOLDER / strategy), "--overwrite_output_dir"]
-    done = subprocess.run([sys.executable, "-m", "benchmark.run", *words], cwd=ROOT, capture_output=True, text=True)
-    reasons = [line for line in done.stderr.splitlines() if "--memory_limit_mb" in line]
-    if done.returncode and not reasons:
-        raise RuntimeError(f"{strategy}, {model_name(blocks)}: exit code {done.returncode}:\n{done.stderr[-2000:]}")
-    print(f"{strategy}, {blocks} blocks: {reasons[0] if done.returncode else 'trains'}", file=sys.stderr)
-    return not done.returncode
+    more = ["--length", str(LENGTH), "--dropped", "2", "--eval_batches", "1", "--memory_limit_mb", str(limit_mb)]
+    more += ["--no_cuda", "--hang_seconds", "600"]  # 2,000 parameters as DTensors take FSDP2 minutes on a busy machine
+    found = execute(SweepRun(strategy, model_name(blocks), BATCH, workers), FOLDER, 3, more)
+    if "outcome" in found and "--memory_limit_mb" not in found["message"]:
+        raise RuntimeError(f"{strategy}, {model_name(blocks)}: {found['message']}")
+    print(f"{strategy}, {blocks} blocks: {found.get('message', 'trains')}", file=sys.stderr)
+    return "outcome" not in found
 
 
 def search(strategy: str, workers: int, limit_mb: int) -> Largest:

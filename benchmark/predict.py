@@ -19,7 +19,6 @@ import argparse
 import json
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +27,15 @@ from benchmark.cost import curve
 from benchmark.cost.calibration import Calibration
 from benchmark.cost.cell import Cell
 from benchmark.cost.predict_step import Prediction, Surroundings, predict
-from benchmark.names import MODELS, check_model
+from benchmark.names import MODELS, check_model, command_parser
 from benchmark.strategies import STRATEGIES
 from cluster.emulate import bits_per_second
 from common.errors import InputError, exit_on_input_error
-from common.flags import Parser, check_at_least
+from common.flags import check_at_least
 from common.paths import ROOT
 
 PICTURE = ROOT / "runs" / "benchmark" / "curve.png"
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked: a cell and its surroundings, and what to answer with."""
-
-    cell: Cell
-    where: Surroundings
-    calibration: Calibration
-    as_json: bool
-    timeline: Path | None
-    sweep: tuple[str, list[str]] | None
-    picture: Path
 
 
 def table(prediction: Prediction) -> str:
@@ -81,28 +67,19 @@ def table(prediction: Prediction) -> str:
 
 
 def as_dict(prediction: Prediction) -> dict[str, Any]:
-    """Return the figures for --json: seconds in ms, bytes in bytes."""
+    """Return the figures for the last line: seconds in ms, bytes in bytes."""
     return {
         "cell": vars(prediction.cell),
         "rate": prediction.where.rate,
         "latency_s": prediction.where.latency,
         "cores": prediction.where.cores,
-        **times(prediction),
+        **prediction.times(),
+        **({} if prediction.is_range else {"parts_ms": {k: v * 1e3 for k, v in prediction.parts.items()}}),
         "sent": {name: {"calls": calls, "bytes": size} for name, (calls, size) in prediction.sent.items()},
         "on_wire": prediction.on_wire,
         "memory": vars(prediction.memory),
         "notes": list(prediction.notes),
         "is_calibrated": prediction.is_calibrated,
-    }
-
-
-def times(prediction: Prediction) -> dict[str, Any]:
-    if prediction.is_range:
-        return {"step_ms_range": [prediction.least * 1e3, prediction.seconds * 1e3]}
-    return {
-        "step_ms": prediction.seconds * 1e3,
-        "examples_per_second": prediction.examples_per_second,
-        "parts_ms": {name: seconds * 1e3 for name, seconds in prediction.parts.items()},
     }
 
 
@@ -122,10 +99,12 @@ def surroundings(arguments: argparse.Namespace, calibration: Calibration, worker
     return Surroundings(arguments.rate, seconds_of(arguments.latency), cores, memory)
 
 
-def parse(argv: list[str]) -> Question:
-    """Return the question; raises InputError for anything that cannot be predicted."""
-    parser = Parser(prog="python -m benchmark.predict", description=__doc__, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Return the flags, with cell, surroundings (where), calibration (known) and axis of what is asked.
+
+    Raises InputError for anything that cannot be predicted.
+    """
+    parser = command_parser("predict", __doc__)
     add = parser.add_argument
     add("--strategy", default="ddp", help=f"{', '.join(STRATEGIES)} (ddp)")
     add("--model", default="gpt2-tiny", help=f"{', '.join(MODELS)}, or a folder (gpt2-tiny)")
@@ -142,11 +121,9 @@ def parse(argv: list[str]) -> Question:
     add("--sweep", help="a curve: workers=1..4096, batch=1..128 or rate=100mbit,1gbit")
     add("--picture", type=Path, default=PICTURE, help="of the curve (%(default)s)")
     add("--json", action="store_true", help="print the figures as one JSON object, and no table")
-    arguments = parser.parse_args(_with_negative_values(argv))
-    check_at_least(arguments, 1, "workers", "batch_size")
+    arguments = parser.parse_args(argv)
+    check_at_least(arguments, 1, "workers", "batch_size", *(["cores"] if arguments.cores is not None else []))
     check_at_least(arguments, 8, "length")
-    if arguments.cores is not None:
-        check_at_least(arguments, 1, "cores")
     if arguments.rate is not None:
         bits_per_second(arguments.rate)
     seconds_of(arguments.latency)
@@ -159,13 +136,13 @@ def parse(argv: list[str]) -> Question:
     check_model("--model", arguments.model)
     if arguments.timeline is not None and arguments.sweep is not None:
         raise InputError("--timeline: shows one step, and --sweep predicts many; leave one of them out")
-    sweep = curve.read_axis(arguments.sweep) if arguments.sweep else None
-    calibration = stored.load(arguments.calibration)
-    bucket = int(arguments.bucket_mb * 2**20)
-    cell = Cell(arguments.strategy, arguments.model, arguments.workers, arguments.batch_size, arguments.length, bucket)
-    most = max([cell.workers, *map(int, sweep[1])]) if sweep and sweep[0] == "workers" else cell.workers
-    where = surroundings(arguments, calibration, most)
-    return Question(cell, where, calibration, arguments.json, arguments.timeline, sweep, arguments.picture)
+    axis, places = arguments.axis = curve.read_axis(arguments.sweep) if arguments.sweep else ("", [])
+    known = arguments.known = stored.load(arguments.calibration)
+    place = (arguments.strategy, arguments.model, arguments.workers, arguments.batch_size, arguments.length)
+    arguments.cell = Cell(*place, int(arguments.bucket_mb * 2**20))
+    most = max([arguments.workers, *map(int, places if axis == "workers" else [])])
+    arguments.where = surroundings(arguments, known, most)
+    return arguments
 
 
 def write_timeline(prediction: Prediction, folder: Path) -> None:
@@ -185,23 +162,13 @@ def write_timeline(prediction: Prediction, folder: Path) -> None:
     write_trace(found, folder / "trace.json")
 
 
-def _with_negative_values(argv: list[str]) -> list[str]:
-    """The words with `--rate -1gbit` as one: argparse takes what begins with a dash for a flag of its own."""
-    joined: list[str] = []
-    for word in argv:
-        if joined and joined[-1].startswith("--") and re.match(r"-\d", word):
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-def show_curve(question: Question, axis: str, places: list[str]) -> dict[str, Any]:
+def show_curve(question: argparse.Namespace) -> dict[str, Any]:
     """Print the table of a sweep and draw its curve; return its figures."""
-    points = curve.curve(question.calibration, question.cell, question.where, axis, places)
+    axis, places = question.axis
+    points = curve.curve(question.known, question.cell, question.where, axis, places)
     title = f"{question.cell.strategy}, {Path(question.cell.model).name}, predicted"
     curve.draw(axis, points, title, question.picture)
-    if not question.as_json:
+    if not question.json:
         print(curve.table(axis, points))
     return {"axis": axis, "points": curve.rows(points), "sentence": curve.sentence(axis, points)}
 
@@ -209,10 +176,10 @@ def show_curve(question: Question, axis: str, places: list[str]) -> dict[str, An
 def main() -> None:
     question = parse(sys.argv[1:])
     if question.sweep is not None:
-        print(json.dumps(show_curve(question, *question.sweep)))
+        print(json.dumps(show_curve(question)))
         return
-    prediction = predict(question.calibration, question.cell, question.where)
-    if not question.as_json:
+    prediction = predict(question.known, question.cell, question.where)
+    if not question.json:
         print(table(prediction))
     if question.timeline is not None:
         write_timeline(prediction, question.timeline)

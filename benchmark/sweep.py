@@ -28,7 +28,7 @@ from tqdm import tqdm
 from benchmark.measure.machine import commit, environment
 from benchmark.names import command_parser, models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES, one_process
-from benchmark.tables import LEVELS, SweepRun, kept, write_frameworks, write_tables
+from benchmark.tables import LEVELS, SweepRun, left_in, write_frameworks, write_tables
 from common.errors import InputError, exit_on_input_error
 from common.flags import add_memory_limit, check_at_least
 from common.paths import ROOT, atomic_write
@@ -48,20 +48,10 @@ def plan(strategies: list[str], models: list[str], batch_sizes: list[int], worke
 
 def steps_for(run: SweepRun, folder: Path, seconds: float) -> int:
     """Steps that take about `seconds`, judged by the run with half the batch; 20 where nothing is known."""
-    before = folder / SweepRun(run.strategy, run.model, run.batch_size // 2, run.workers).name / "result.json"
-    if not before.exists():
+    half = left_in(folder / replace(run, batch_size=run.batch_size // 2, repeat=0).name)
+    if not half or "outcome" in half:
         return 20
-    expected = json.loads(before.read_text()).get("step_ms", 100.0) * 2 / 1e3
-    return max(LEAST_STEPS, min(MOST_STEPS, int(seconds / expected)))
-
-
-def predicted_bytes(run: SweepRun, length: int) -> float:
-    """What a worker's step needs at its peak, beside its libraries."""
-    from benchmark.cost.cell import Cell  # here: the flags are checked before torch is loaded
-    from benchmark.cost.describe_model import describe
-    from benchmark.cost.predicted_memory import peak
-
-    return peak(Cell(run.strategy, run.model, run.workers, run.batch_size, length), describe(run.model, length))
+    return max(LEAST_STEPS, min(MOST_STEPS, int(seconds / (half.get("step_ms", 100.0) * 2 / 1e3))))
 
 
 def available_bytes(workers: int, no_cuda: bool) -> float:
@@ -88,8 +78,9 @@ def execute(run: SweepRun, folder: Path, steps: int, more: Sequence[str]) -> dic
         return json.loads((place / "result.json").read_text())
     said = done.stderr.strip().splitlines()
     out_of_memory = done.returncode in (137, -9) or any(sign in done.stderr for sign in OOM)
-    causes = [line for line in said if "rror" in line] or [line for line in said if "failed first" in line]
-    errors = causes or said or [f"exit code {done.returncode}"]
+    signs = ("--memory_limit_mb", "rror", "failed first")  # the first of these that is there names the cause
+    causes = next((lines for sign in signs if (lines := [line for line in said if sign in line])), said)
+    errors = causes or [f"exit code {done.returncode}"]
     failure = {"outcome": "OOM" if out_of_memory else "error", "message": errors[-1][:500]}
     return keep(place / "failure.json", failure)
 
@@ -111,7 +102,7 @@ def check_kept(runs: list[SweepRun], folder: Path, steps: int, more: Sequence[st
             f"{name} {' '.join(value) or 'none' if name == 'flags' else value}"
             for name, value in about.items() if value != now[name]
         ]  # fmt: skip
-        found = sum(kept(run, folder).get("steps", {}).values())
+        found = sum(left_in(place).get("steps", {}).values())
         different += [f"{found} steps, expected {steps}"] if steps and found not in (0, steps) else []
         if different and (place / "result.json").exists():
             raise InputError(
@@ -125,7 +116,7 @@ def sweep(runs: list[SweepRun], arguments: argparse.Namespace, more: list[str]) 
     bar = tqdm(runs, desc="sweep")
     for run in bar:
         bar.set_postfix_str(run.name)
-        outcome = kept(run, arguments.output_dir)
+        outcome = left_in(arguments.output_dir / run.name)
         if not outcome or ("outcome" in outcome and arguments.retry):
             (arguments.output_dir / run.name / "failure.json").unlink(missing_ok=True)
             outcome = attempt(run, arguments, more)
@@ -137,9 +128,14 @@ def sweep(runs: list[SweepRun], arguments: argparse.Namespace, more: list[str]) 
 
 def attempt(run: SweepRun, arguments: argparse.Namespace, more: list[str]) -> dict:
     if arguments.skip_predicted_oom:
+        from benchmark.cost.architecture import describe
+        from benchmark.cost.cell import Cell  # here: the flags are checked before torch is loaded
+        from benchmark.cost.predicted_memory import peak
+
         available = (arguments.memory_limit_mb or 0) * 1e6 or available_bytes(run.workers, "--no_cuda" in more)
         length = int(more[more.index("--length") + 1]) if "--length" in more[:-1] else LENGTH
-        needed = predicted_bytes(run, length)
+        cell = Cell(run.strategy, run.model, run.workers, run.batch_size, length)
+        needed = peak(cell, describe(run.model, length))
         if needed > available:
             words = f"predicted: a step needs {needed / 1e9:.2f} GB on a worker, {available / 1e9:.2f} available"
             return keep(arguments.output_dir / run.name / "failure.json", {"outcome": "OOM", "message": words})
@@ -214,7 +210,9 @@ def main(command: str = "sweep", about: str | None = __doc__, defaults: Sequence
         check_kept(launches, folder, arguments.steps, flags)
     failures = [line for launches, flags in groups for line in sweep(launches, arguments, flags)]
     if examples:
-        launched = {run: [kept(replace(run, repeat=n), folder) for n in range(arguments.repeats)] for run in runs}
+        launched = {
+            run: [left_in(folder / replace(run, repeat=n).name) for n in range(arguments.repeats)] for run in runs
+        }
         result = {"left_out": failures, **write_frameworks(folder, launched, failures, begin)}
     else:
         result = {"runs": len(runs), "failures": failures, **write_tables(folder)}

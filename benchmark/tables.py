@@ -58,16 +58,12 @@ class SweepRun:
 
 
 Runs = dict[SweepRun, dict]
-KEPT = ("result.json", "failure.json")
 
 
-def kept(run: SweepRun, folder: Path) -> dict:
-    """What a run has left: its result, its failure, or nothing."""
-    return next((read_json(folder / run.name / name) for name in KEPT if (folder / run.name / name).exists()), {})
-
-
-def read_json(path: Path) -> dict:
-    return json.loads(path.read_text())  # type: ignore[no-any-return]
+def left_in(place: Path) -> dict:
+    """What a run has left in its folder: its result, its failure, or nothing."""
+    files = (place / name for name in ("result.json", "failure.json"))
+    return next((json.loads(file.read_text()) for file in files if file.exists()), {})
 
 
 def read_runs(folder: Path) -> Runs:
@@ -75,21 +71,12 @@ def read_runs(folder: Path) -> Runs:
     launches: dict[SweepRun, list[dict]] = {}
     for place in sorted(folder.glob("*-b*-w*")):
         match = re.fullmatch(r"(.+)-(\w+)-b(\d+)-w(\d+)(-r\d+)?", place.name)
-        result = next((read_json(place / name) for name in KEPT if (place / name).exists()), None)
-        if match and result:
+        if match and (found := left_in(place)):
             run = SweepRun(match[2], match[1], int(match[3]), int(match[4]))
-            launches.setdefault(run, []).append(result)
+            launches.setdefault(run, []).append(found)
     if not launches:
         raise InputError(f"{folder} holds no runs; run python -m benchmark.sweep first")
-    return {run: combined(found) for run, found in launches.items()}
-
-
-def latency(run: dict) -> float | None:
-    return run.get("step_ms")
-
-
-def peak_mb(run: dict) -> float | None:
-    return most_mb(run, lambda memory: memory["peak"])
+    return {run: combined(several) for run, several in launches.items()}
 
 
 def most_mb(run: dict, figure: Figure) -> float | None:
@@ -98,7 +85,10 @@ def most_mb(run: dict, figure: Figure) -> float | None:
     return max((size / MB for size in found if size is not None), default=None)
 
 
-FIGURES: dict[str, Figure] = {"latency": latency, "mem": peak_mb}
+FIGURES: dict[str, Figure] = {
+    "latency": lambda run: run.get("step_ms"),
+    "mem": lambda run: most_mb(run, lambda memory: memory["peak"]),
+}
 
 
 def block_rows(cells: list[SweepRun], text: Callable[[SweepRun], str]) -> Rows:
@@ -114,11 +104,9 @@ def block_rows(cells: list[SweepRun], text: Callable[[SweepRun], str]) -> Rows:
 
 
 def measured_rows(runs: Runs, workers: int, figure: Figure) -> Rows:
-    def text(run: SweepRun) -> str:
-        found = runs.get(run, {})
-        return found.get("outcome") or cell(figure(found), missing="")
-
-    return block_rows(sorted((run for run in runs if run.workers == workers), key=lambda run: run.strategy), text)
+    cells = sorted((run for run in runs if run.workers == workers), key=lambda run: run.strategy)
+    texts = {run: runs[run].get("outcome") or cell(figure(runs[run]), missing="") for run in cells}
+    return block_rows(cells, lambda run: texts.get(run, ""))
 
 
 def scaling_rows(runs: Runs) -> Rows:
@@ -197,7 +185,7 @@ def row_of(run: SweepRun, results: Runs) -> Row:
         "communication_s": communication and communication * steps / 1e3,  # under way, by the traced steps
         "exposed_s": exposed and exposed * steps / 1e3,  # the part of it in which nothing was computed
         "kept_mb": most_mb(found, lambda memory: (memory["persistent_counted"] or {}).get("total")),
-        "peak_mb": most_mb(found, lambda memory: memory["peak"]),
+        "peak_mb": FIGURES["mem"](found),
         "validation_loss": validation.get("loss"),
         "perplexity": validation.get("perplexity"),
         "bleu": found.get("bleu"),  # with -- --bleu
@@ -254,16 +242,15 @@ def write_tables(folder: Path) -> dict[str, Any]:
     counts = sorted({run.workers for run in runs})
     tables = {f"{name}_{n}": measured_rows(runs, n, figure) for name, figure in FIGURES.items() for n in counts}
     tables |= {name: tables[f"{name}_{counts[-1]}"] for name in FIGURES}
-    scaling = {"scaling": scaling_rows(runs)} if counts[0] == 1 else {}
-    tables |= scaling | {"load": load_rows(runs)}
-    for name, rows in tables.items():
+    tables |= {"scaling": scaling_rows(runs)} if counts[0] == 1 else {}
+    for name, rows in (tables | {"load": load_rows(runs)}).items():
         write_csv(folder / f"{name}.csv", rows)
+        if name in (*FIGURES, "scaling"):
+            show(folder / f"{name}.csv")
     draw(folder, runs, counts[-1])
     found = flags(runs)
     for line in found:
         print(f"flagged: {line}", file=sys.stderr)
-    for name in (*FIGURES, *scaling):
-        show(folder / f"{name}.csv")
     return {"folder": folder.name, "flagged": found, "latency": tables["latency"]}
 
 
@@ -300,7 +287,7 @@ def draw(folder: Path, runs: Runs, workers: int) -> None:
         ),
         "communication_time": ("communication, ms per step", lambda found: (found["communication"]["total_ms"],)),
     }  # fmt: skip
-    done = {run: result for run, result in runs.items() if run.workers == workers and latency(result)}
+    done = {run: result for run, result in runs.items() if run.workers == workers and "step_ms" in result}
     for model in dict.fromkeys(run.model for run in done):
         batch = max(run.batch_size for run in done if run.model == model)
         shown = {run.strategy: found for run, found in done.items() if (run.model, run.batch_size) == (model, batch)}

@@ -14,6 +14,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import argparse
 import json
 import sys
+import weakref
 from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -27,7 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmark.checks.ranks import on_ranks
-from benchmark.measure.output import MB, cell, text_table
+from benchmark.measure.output import MB, text_table
 from benchmark.names import numbers_of
 from beyond.on_grid import SCHEDULES
 from beyond.one_f_one_b import Action
@@ -53,49 +54,37 @@ class Peak:
     measured: int
 
 
+class Kept:
+    """One saved tensor; it counts until autograd drops it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
 class SavedBytes:
     """Bytes of the distinct storages that autograd keeps for backward inside `with saved.hooks():`."""
 
     def __init__(self, parameters: set[int]) -> None:
-        self.parameters = parameters  # addresses of storages that live anyway
-        self.users: Counter[int] = Counter()
+        """parameters: addresses of storages that live anyway, and so are never new."""
+        self.users = Counter(parameters)
         self.now = self.most = 0
 
     def hooks(self) -> saved_tensors_hooks:
-        return saved_tensors_hooks(self.pack, self.unpack)
+        return saved_tensors_hooks(self.pack, lambda kept: kept.tensor)
 
-    def pack(self, tensor: Tensor) -> "Kept":
-        return Kept(self, tensor)
+    def pack(self, tensor: Tensor) -> Kept:
+        kept, storage = Kept(tensor), tensor.untyped_storage()
+        self.use(1, storage.data_ptr(), storage.nbytes())
+        weakref.finalize(kept, self.use, -1, storage.data_ptr(), storage.nbytes())
+        return kept
 
-    @staticmethod
-    def unpack(kept: "Kept") -> Tensor:
-        return kept.tensor
-
-    def add(self, address: int, size: int) -> None:
-        if address not in self.parameters:
-            self.users[address] += 1
-            if self.users[address] == 1:
-                self.now += size
-                self.most = max(self.most, self.now)
-
-    def remove(self, address: int, size: int) -> None:
-        if address not in self.parameters:
-            self.users[address] -= 1
-            if self.users[address] == 0:
-                self.now -= size
-
-
-class Kept:
-    """One saved tensor; it counts until autograd drops it."""
-
-    def __init__(self, saved: SavedBytes, tensor: Tensor) -> None:
-        self.saved, self.tensor = saved, tensor
-        storage = tensor.untyped_storage()
-        self.address, self.size = storage.data_ptr(), storage.nbytes()
-        saved.add(self.address, self.size)
-
-    def __del__(self) -> None:
-        self.saved.remove(self.address, self.size)
+    def use(self, change: int, address: int, size: int) -> None:
+        """One saved tensor more (change 1) or less (-1) is in this storage."""
+        before, after = self.users[address], self.users[address] + change
+        self.users[address] = after
+        if not (before and after):
+            self.now += change * size
+            self.most = max(self.most, self.now)
 
 
 def most_alive(actions: list[Action]) -> int:
@@ -174,12 +163,11 @@ def main() -> None:
     if batch is not None and any(batch < count or batch % count for count in counts):
         raise InputError(f"--batch: expected a multiple of {arguments.micro_batches}, got {batch}")
     rows = measure(arguments.stages, counts, batch)
+    heads = ["schedule", "micro-batches", "stage", "alive", "expected MB", "measured MB"]
     cells = [
-        [row.schedule, *map(str, (row.micro_batches, row.stage, row.alive)), cell(row.expected, 2, MB),
-         cell(row.measured, 2, MB)]
-        for row in rows
-    ]  # fmt: skip
-    print(text_table([["schedule", "micro-batches", "stage", "alive", "expected MB", "measured MB"], *cells]))
+        [row.schedule, row.micro_batches, row.stage, row.alive, row.expected / MB, row.measured / MB] for row in rows
+    ]
+    print(text_table([heads, *cells]))
     if arguments.plot:
         draw(arguments.plot, rows)
     print(json.dumps([asdict(row) for row in rows]))

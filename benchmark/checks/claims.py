@@ -27,21 +27,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmark.checks.ranks import on_ranks
+from benchmark.checks.ranks import eth0, on_ranks
 from benchmark.names import names_of
 from cluster.emulate import bits_per_second, why_not
 from common.config import RunConfig
 from common.errors import exit_on_input_error
 from common.flags import burst_bytes
 from common.workers.collectives import CollectiveLog
-from task4_traffic.counters import KERNEL, read_kernel
 from task4_traffic.expected import example_model
 
 MIB = 2**20
@@ -165,11 +163,6 @@ def order() -> Verdict:
     return wrong and len(unequal) < 2, shown
 
 
-def eth0() -> int:
-    """The bytes that this node has sent."""
-    return read_kernel(KERNEL.read_text())["eth0"][1]
-
-
 def early_bytes(config: RunConfig) -> Result:
     """The bytes that this rank has sent and received 1 s before the last rank calls gather, and after it."""
     rank, tensor = dist.get_rank(), torch.ones(2_500_000)
@@ -291,33 +284,13 @@ def fp16() -> Verdict:
     return after > before, f"subnormal or zero in fp16: {before:.0%}, divided by 4 {after:.0%}"
 
 
-@dataclass(frozen=True)
-class Claim:
-    """check: gives the verdict here, or (is_judged_by_rank) on each of two ranks; then rank 0's counts."""
-
-    check: Callable[..., Verdict]
-    needs_nodes: bool = False
-    measures_seconds: bool = False
-    is_judged_by_rank: bool = False
-
-    def verdict(self) -> Verdict:
-        holds, shown = on_ranks(self.check, 2)[0] if self.is_judged_by_rank else self.check()
-        return holds, shown
-
-
-CLAIMS = {
-    "buckets": Claim(buckets, is_judged_by_rank=True),
-    "no_sync": Claim(no_sync, is_judged_by_rank=True),
-    "buffers": Claim(buffers, is_judged_by_rank=True),
-    "unused": Claim(unused, is_judged_by_rank=True),
-    "order": Claim(order),
-    "late": Claim(late, needs_nodes=True),
-    "burst": Claim(burst, needs_nodes=True, measures_seconds=True),
-    "frames": Claim(frames, needs_nodes=True),
-    "units": Claim(units, needs_nodes=True),
-    "beside": Claim(beside, needs_nodes=True, measures_seconds=True),
-    "fp16": Claim(fp16),
+CLAIMS: dict[str, Callable[..., Verdict]] = {
+    check.__name__: check
+    for check in (buckets, no_sync, buffers, unused, order, late, burst, frames, units, beside, fp16)
 }
+JUDGED_BY_RANK = ("buckets", "no_sync", "buffers", "unused")  # on each of two ranks; rank 0's verdict counts
+NEED_NODES = ("late", "burst", "frames", "units", "beside")
+MEASURE_SECONDS = ("burst", "beside")
 
 
 def main() -> None:
@@ -327,13 +300,12 @@ def main() -> None:
     arguments = parser.parse_args()
     no_nodes, found = why_not(), {}
     for name in names_of("--only", arguments.only, CLAIMS):
-        claim = CLAIMS[name]
-        if claim.needs_nodes and no_nodes:
+        if no_nodes and name in NEED_NODES:
             holds, shown = True, f"skipped: {no_nodes}"
-        elif claim.measures_seconds and arguments.quick:
+        elif arguments.quick and name in MEASURE_SECONDS:
             holds, shown = True, "skipped: --quick"
         else:
-            holds, shown = claim.verdict()
+            holds, shown = on_ranks(CLAIMS[name], 2)[0] if name in JUDGED_BY_RANK else CLAIMS[name]()
         found[name] = {"holds": holds, "measured": shown}
         print(f"{name:<10} {'holds' if holds else 'FAILS':<6} {shown}", flush=True)
     print(json.dumps(found))

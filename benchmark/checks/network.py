@@ -32,7 +32,8 @@ import transformers
 from transformers import BertForSequenceClassification
 
 from benchmark.checks.delayed_links import network
-from benchmark.checks.ranks import on_ranks
+from benchmark.checks.ranks import eth0, lesson, on_ranks
+from benchmark.cost.measuring.transfers import slowest
 from benchmark.measure.output import text_table
 from benchmark.names import names_of, numbers_of
 from beyond.cost_model import Link, gather_scatter_seconds, ring_all_reduce_seconds
@@ -43,10 +44,8 @@ from common.data.glue import load_glue
 from common.errors import exit_on_input_error
 from common.models.load import load_tokenizer
 from common.optim import set_seed
-from common.paths import ROOT, import_file
 from common.workers.process_group import Worker
-from task4_traffic.compare import payload
-from task4_traffic.counters import KERNEL, read_kernel
+from task4_traffic.compare import ratios, read_run
 from task4_traffic.traffic import TrafficRecord
 
 BATCHES = [64, 32, 16]
@@ -55,11 +54,6 @@ NUMBERS, DELAY_MS, ROUNDS, IN_A_ROUND = 1000, 10.0, 15, 3  # of the part `delay`
 BOUND = 0.1  # of its times
 COLLECTIVE_TIME = 0.15  # gather + scatter takes nodes times as long as all_reduce, within this
 Row = dict[str, Any]
-
-
-def lesson(folder: str) -> Any:
-    """The solved script of a task, as a module."""
-    return import_file(ROOT / folder / "run_glue.py", f"lesson_{folder}")
 
 
 def gather_and_scatter(tensor: torch.Tensor, pieces: list[torch.Tensor] | None = None) -> None:
@@ -104,23 +98,16 @@ def observe_traffic(config: RunConfig, size: str, batches: list[int], steps: int
             record.describe(model, len(data.train), len(data.dev))
             task.train(run, worker, model, data, record)
             record.write()
-            about = {"nodes": worker.world_size, "batch": batch, "algorithm": algorithm, "rank": worker.rank}
-            rows.append(about | ratios(run, algorithm, whole_epoch=not size))
+            seen = read_run(run.output_dir, worker.rank, algorithm)
+            times = 1 if size else seen.steps_per_epoch
+            plain, framed = ratios(seen)
+            rows.append({
+                "nodes": worker.world_size, "batch": batch, "algorithm": algorithm, "rank": worker.rank,
+                "iterations": seen.counted, "expected": times * seen.expected.sent,
+                "framing": times * seen.framing.sent, "observed": times * seen.observed.sent,
+                "payload_ratio": plain, "framed_ratio": framed,
+            })  # fmt: skip
     return rows
-
-
-def ratios(config: RunConfig, algorithm: str, whole_epoch: bool) -> Row:
-    """Expected and observed bytes sent: of a whole epoch for the tiny model, else of one iteration."""
-    found = json.loads((config.output_dir / f"traffic_{config.rank}.json").read_text())
-    record = json.loads((config.output_dir / f"rank{config.rank}.json").read_text())
-    size = sum(entry["bytes"] for entry in found["sent"][0]["tensors"])
-    iterations = sum(window["iterations"] for window in found["windows"])
-    times = record["steps_per_epoch"] if whole_epoch else 1
-    expected = payload(algorithm, size, config.world_size, config.rank).sent * times
-    framing = found["framing"]["sent"] * times
-    observed = sum(window["sent"] for window in found["windows"]) / iterations * times
-    figures = {"iterations": iterations, "expected": expected, "framing": framing, "observed": observed}
-    return figures | {"payload_ratio": observed / expected, "framed_ratio": observed / (expected + framing)}
 
 
 def traffic(part: str, nodes: list[int], steps: int, quick: bool) -> list[Row]:
@@ -156,10 +143,10 @@ def time_collectives(config: RunConfig, mebibytes: int, tries: int) -> Row:
 
     def timed(send: Callable[[], object]) -> tuple[float, int]:
         dist.barrier()
-        before, begin = read_kernel(KERNEL.read_text())["eth0"], time.perf_counter()
+        before, begin = eth0(), time.perf_counter()
         send()
         dist.barrier()  # it ends when the slowest rank has ended it
-        return time.perf_counter() - begin, read_kernel(KERNEL.read_text())["eth0"][1] - before[1]
+        return time.perf_counter() - begin, eth0() - before
 
     seconds, sent = min(timed(lambda: dist.all_reduce(tensor)) for _ in range(tries))
     other, _ = min(timed(lambda: gather_and_scatter(tensor, room)) for _ in range(tries))
@@ -225,9 +212,7 @@ def together(operation: Callable[[], None], nodes: int, rounds: int) -> float:
         dist.broadcast(begin, 0)
         time.sleep(max(0.0, begin.item() - time.perf_counter()))
         operation()
-        end = torch.tensor(time.perf_counter(), dtype=torch.float64)
-        dist.all_reduce(end, op=dist.ReduceOp.MAX)
-        taken.append((end - begin).item())
+        taken.append(slowest([time.perf_counter()])[0] - begin.item())
     return min(taken[1:])
 
 
@@ -240,9 +225,7 @@ def in_a_row(operation: Callable[[], None], rounds: int) -> float:
         begin = time.perf_counter()
         for _ in range(IN_A_ROUND):
             operation()
-        taken = torch.tensor((time.perf_counter() - begin) / IN_A_ROUND, dtype=torch.float64)
-        dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-        found.append(taken.item())
+        found += slowest([(time.perf_counter() - begin) / IN_A_ROUND])
     return min(found)
 
 
@@ -283,19 +266,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="iterations of each run of `tiny` (0: an epoch)")
     parser.add_argument("--quick", action="store_true", help="smallest sizes, takes seconds; judges no times")
     arguments = parser.parse_args()
-    parts, nodes = (
-        names_of("--parts", arguments.parts, ("tiny", "large", "rate", "delay")),
-        numbers_of("--nodes", arguments.nodes),
-    )
-    if arguments.quick:
-        nodes, arguments.steps = [2], 3
-    found = {
-        part: traffic(part, nodes, arguments.steps, arguments.quick) for part in parts if part in ("tiny", "large")
+    quick, nodes, steps = arguments.quick, numbers_of("--nodes", arguments.nodes), arguments.steps
+    if quick:
+        nodes, steps = [2], 3
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "tiny": lambda: traffic("tiny", nodes, steps, quick),
+        "large": lambda: traffic("large", nodes, steps, quick),
+        "rate": lambda: rate(nodes, quick),
+        "delay": lambda: delay(nodes, quick),
     }
-    if "rate" in parts:
-        found["rate"] = rate(nodes, arguments.quick)
-    if "delay" in parts:
-        found["delay"] = delay(nodes, arguments.quick)
+    found = {part: parts[part]() for part in names_of("--parts", arguments.parts, parts)}
     holds = all(row["holds"] for rows in found.values() for row in rows)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}; all bounds hold: {holds}")
     print(json.dumps({**found, "holds": holds}))

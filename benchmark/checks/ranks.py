@@ -21,7 +21,8 @@ from benchmark.checks.delayed_links import command_on_nodes, environment
 from cluster.launch import free_port
 from common.config import RunConfig
 from common.errors import InputError, exit_on_input_error
-from common.paths import ROOT, atomic_write
+from common.paths import ROOT, atomic_write, import_file
+from task4_traffic.counters import KERNEL, read_kernel
 
 PATIENCE = datetime.timedelta(seconds=60)  # with a collective that does not come to an end
 
@@ -63,6 +64,16 @@ def on_ranks(
                 raise InputError(f"{function.__name__} failed on {workers} ranks: {log.read()[-1500:]}")
         files = sorted(Path(folder).glob("result_*.json"), key=lambda path: int(path.stem.removeprefix("result_")))
         return [json.loads(path.read_text()) for path in files]
+
+
+def eth0() -> int:
+    """The bytes that this emulated node has sent."""
+    return read_kernel(KERNEL.read_text())["eth0"][1]
+
+
+def lesson(task: str) -> Any:
+    """The solved script of a task, as a module."""
+    return import_file(ROOT / task / "run_glue.py", f"lesson_{task}")
 
 
 def main() -> None:

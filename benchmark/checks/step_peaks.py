@@ -23,10 +23,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmark.cost.architecture import describe
 from benchmark.cost.cell import Cell
-from benchmark.cost.describe_model import describe
 from benchmark.cost.predicted_memory import peak
 from benchmark.measure.machine import environment
+from benchmark.measure.output import MB, text_table
+from benchmark.sweep import execute
+from benchmark.tables import SweepRun
 from common.errors import exit_on_input_error
 from common.paths import ROOT
 
@@ -39,24 +42,19 @@ ALLOWED = {("own_zero3", "own_overlap"): 0.45, ("own_zero2", "own_overlap"): 0.5
 STEPS, SAME = 20, 1e-5  # under a limit; losses
 
 
-def run(module: str, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", module, *map(str, words), "--no_cuda", "--overwrite_output_dir"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
 def measured(model: str, workers: str, strategies: tuple[str, ...], accumulation: int = 1) -> list[dict]:
     """The rows of benchmark.accounting, each with the predicted peak."""
     with tempfile.TemporaryDirectory() as folder:
-        done = run(
-            "benchmark.accounting", "--workers", workers, "--model", model, "--batch_size", BATCHES[model],
-            "--length", LENGTH, "--accumulation", accumulation, "--only", ",".join(strategies), "--output_dir", folder,
-        )  # fmt: skip
+        words = ["--workers", workers, "--model", model, "--batch_size", str(BATCHES[model]), "--length", str(LENGTH)]
+        words += ["--accumulation", str(accumulation), "--only", ",".join(strategies), "--output_dir", folder]
+        command = [sys.executable, "-m", "benchmark.accounting", *words, "--no_cuda", "--overwrite_output_dir"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])
     rows = []
     for row in json.loads(done.stdout.splitlines()[-1])["rows"]:
-        cell = Cell(row["strategy"], model, row["workers"], BATCHES[model], LENGTH)
-        expected = peak(cell, describe(model, LENGTH))
+        place = Cell(row["strategy"], model, row["workers"], BATCHES[model], LENGTH)
+        expected = peak(place, describe(model, LENGTH))
         about = {name: row[name] for name in ("strategy", "workers", "counted", "peak")}
         rows.append({"model": model, "accumulation": accumulation, **about, "predicted": expected})
     return rows
@@ -69,38 +67,34 @@ def ratios(rows: list[dict]) -> dict[str, float]:
 
 
 def table(rows: list[dict]) -> str:
-    lines = [f"{'model':<12}{'workers':>8}  {'strategy':<13}{'kept MB':>9}{'peak MB':>9}{'predicted':>10}{'error':>8}"]
+    heads = ["model", "workers", "strategy", "kept MB", "peak MB", "predicted", "error %", "micro-batches"]
+    lines = []
     for row in rows:
-        sizes = "".join(f"{row[name] / 1e6:>{width}.1f}" for name, width in (("counted", 9), ("peak", 9)))
-        more = f", {row['accumulation']} micro-batches" if row["accumulation"] > 1 else ""
-        error = f"{row['predicted'] / 1e6:>10.1f}{row['predicted'] / row['peak'] - 1:>8.1%}{more}"
-        lines.append(f"{row['model']:<12}{row['workers']:>8}  {row['strategy']:<13}{sizes}{error}")
-    return "\n".join(lines)
+        sizes = [row[name] / MB for name in ("counted", "peak", "predicted")]
+        error = 100 * (row["predicted"] / row["peak"] - 1)
+        lines.append([row["model"], row["workers"], row["strategy"], *sizes, error, row["accumulation"]])
+    return text_table([heads, *lines], 1)
 
 
 def under_a_limit(model: str, workers: int, limit: int | None) -> dict:
     """Train with own_zero3 under the limit, and with one worker without: losses, and the lines of what does not fit."""
     found: dict = {"model": model, "limit_mb": limit}
     batch = BATCHES[model]
-    words = ["--model", model, "--length", LENGTH, "--max_steps", STEPS, "--eval_batches", 1, "--learning_rate", 1e-5]
-    limited = [] if limit is None else ["--memory_limit_mb", limit]
+    words = ["--length", str(LENGTH), "--eval_batches", "1", "--learning_rate", "1e-5", "--no_cuda"]
+    limited = [] if limit is None else ["--memory_limit_mb", str(limit)]
     with tempfile.TemporaryDirectory() as folder:
         for strategy, count, more in (
             ("single", 1, []), ("own_zero3", workers, limited), ("ddp", workers, limited), ("single", 1, limited),
         ):  # fmt: skip
-            own = ["--strategy", strategy, "--workers", count, "--batch_size", batch * workers // count]
-            done = run("benchmark.run", *own, *words, *more, "--output_dir", folder)
+            run = SweepRun(strategy, model, batch * workers // count, count)
+            done = execute(run, Path(folder), STEPS, [*words, *more])
             if more is limited and strategy != "own_zero3":
-                lines = [line for line in done.stderr.splitlines() if "--memory_limit_mb" in line]
-                found[f"{strategy} says"] = lines[0] if done.returncode and lines else ""
-            elif done.returncode:
-                raise RuntimeError(done.stderr[-3000:])
+                message = done.get("message", "")
+                found[f"{strategy} says"] = message if "--memory_limit_mb" in message else ""
+            elif "outcome" in done:
+                raise RuntimeError(done["message"])
             else:
-                workers_results = json.loads((Path(folder) / "result.json").read_text())["workers"]
-                losses = [
-                    statistics.fmean(values) for values in zip(*(r["losses"] for r in workers_results), strict=True)
-                ]
-                found[f"{strategy} losses"] = losses
+                found[f"{strategy} losses"] = done["losses"]
     pairs = zip(found["single losses"], found["own_zero3 losses"], strict=True)
     found["largest difference"] = max(abs(one - other) for one, other in pairs)
     return found

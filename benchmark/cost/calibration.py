@@ -5,16 +5,14 @@ A calibration belongs to one machine and to the versions of the libraries: other
 
 import json
 import os
-import platform
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmark.measure.machine import processor
+from benchmark.measure.machine import processor, these_versions
 from common.errors import InputError
 from common.paths import ROOT, atomic_write
 
@@ -82,11 +80,7 @@ class TransferTimes:
 
 @dataclass(frozen=True)
 class EngineTimes:
-    """A whole step of a strategy over loopback, in seconds, and how many rounds it is the median of.
-
-    alone: batch -> seconds of a step without communication, which every worker of the same launch took for itself, in
-    turns with the engine. before: the same before there was an engine, where a worker has several threads.
-    """
+    """A whole step of a strategy over loopback, in seconds, and how many rounds it is the median of."""
 
     strategy: str
     model: str
@@ -95,8 +89,6 @@ class EngineTimes:
     workers: int
     seconds: float
     rounds: int
-    alone: dict[int, float] = field(default_factory=dict)
-    before: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,30 +114,18 @@ class Calibration:
         return list(dict.fromkeys(profile.model for profile in self.profiles))
 
 
-def _numbered(seconds: dict[str, float]) -> dict[int, float]:
-    """JSON's keys are strings."""
-    return {int(key): value for key, value in seconds.items()}
-
-
 READ: dict[str, Callable[[dict[str, Any]], Any]] = {
     "profiles": lambda entry: Profile(**entry),
     "transfers": lambda entry: TransferTimes(**entry),
-    "small": lambda entry: SmallCosts(**entry | {"flat": _numbered(entry["flat"])}),
-    "engines": lambda entry: EngineTimes(
-        **entry | {name: _numbered(entry.get(name, {})) for name in ("alone", "before")}
-    ),
+    "small": lambda entry: SmallCosts(**entry | {"flat": {int(size): s for size, s in entry["flat"].items()}}),
+    "engines": lambda entry: EngineTimes(**entry),
 }
 
 
 def this_machine() -> dict[str, Any]:
     """Return what identifies a machine, as far as speed depends on it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {
-        "host": socket.gethostname(),
-        "processor": processor(),
-        "cores": cores,
-        "gpu": _gpu(),
-    }
+    return {"host": socket.gethostname(), "processor": processor(), "cores": cores, "gpu": _gpu()}
 
 
 def _gpu() -> str | None:
@@ -155,17 +135,6 @@ def _gpu() -> str | None:
             if line.startswith("Model:"):
                 return line.partition(":")[2].strip()
     return None
-
-
-def these_versions() -> dict[str, str]:
-    """Return the versions of what computes and sends."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "transformers", "deepspeed"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def empty() -> Calibration:

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from benchmark.cost.calibration import LOOPBACK, Calibration, TransferTimes
-from benchmark.cost.resources import Transfer
+from benchmark.cost.simulate import Transfer
 from cluster.emulate import bits_per_second
 from common.errors import InputError
 from common.flags import LARGEST_SEGMENT, burst_bytes
@@ -92,9 +92,7 @@ def rising(values: list[float]) -> list[float]:
 class Links:
     """The network of a prediction. rate: a calibrated link, or any other rate; None: loopback.
 
-    latency: further seconds of every hop. tree: see hops. pace: on loopback, where processors copy the bytes,
-    everything takes so many times as long as when it was calibrated. notes: what was extrapolated. Implements
-    simulate.Network.
+    latency: further seconds of every hop. tree: see hops. notes: what was extrapolated.
     """
 
     def __init__(
@@ -102,15 +100,15 @@ class Links:
         calibration: Calibration,
         rate: str | None = None,
         latency: float = 0.0,
-        pace: float = 1.0,
         tree: bool = False,
     ) -> None:
         wanted = rate or LOOPBACK
         self.latency, self.tree, self.notes = latency, tree, dict[str, None]()
         self.bits = bits_per_second(rate) if rate else None
         self.is_shaped = self.bits is not None
-        self.pace = 1.0 if self.is_shaped else pace
-        same = [link for link in calibration.links if link == wanted or _bits(link) == self.bits is not None]
+        shaped = [link for link in calibration.links if link != LOOPBACK]
+        same = [link for link in shaped if bits_per_second(link) == self.bits] if rate else [LOOPBACK]
+        same = [link for link in same if link in calibration.links]
         self.is_calibrated = bool(same)
         source = same[0] if same else LOOPBACK
         self.tables = _tables([table for table in calibration.transfers if table.link == source])
@@ -130,18 +128,20 @@ class Links:
         return max(count for tables in self.tables.values() for count in tables)
 
     def moved(self, operation: str, size: float, workers: int) -> float:
+        """Return the bytes that one rank sends."""
         return moved(operation, size, workers)
 
     def refill(self) -> float:
+        """Return how many bytes of a burst an idle link gets back in a second."""
         return (self.bits or 0.0) / 8
 
     def transfer(self, operation: str, size: float, workers: int, spent: float = 0.0) -> Transfer:
-        """Return the operation alone; see simulate.Network."""
+        """Return the operation alone, when `spent` bytes have left the rank since the link was idle."""
         if workers < 2 and operation not in ("exchange", "hop"):
             return Transfer(0.0, 0.0, 0.0)
         if operation == "broadcast":
             hop, count = self.transfer("hop", size, 2, spent), hops("broadcast", workers)
-            return Transfer(hop.latency * count, hop.flow * count, hop.cores)  # at this pace already
+            return Transfer(hop.latency * count, hop.flow * count, hop.cores)
         table = self._table(operation, workers)
         sent = moved(operation, size, workers)
         per_byte = moved(operation, 1.0, table.workers)
@@ -160,7 +160,7 @@ class Links:
             latency, flow = latency + flow - busy, busy
         seconds = latency + flow
         cores = min(cpu / seconds, 1.5) if seconds > 0 else 0.0
-        return Transfer(self.pace * latency, self.pace * flow, cores)
+        return Transfer(latency, flow, cores)
 
     def on_wire(self, operation: str, size: float, workers: int) -> float:
         """Return the bytes out of a rank's interface: payload and frames, as calibrated on links that have counters."""
@@ -194,7 +194,3 @@ def _tables(entries: list[TransferTimes]) -> dict[str, dict[int, Table]]:
         table = Table(entry.workers, entry.bytes, rising(entry.seconds), entry.cpu, entry.wire)
         tables.setdefault(entry.operation, {})[entry.workers] = table
     return tables
-
-
-def _bits(link: str) -> float | None:
-    return None if link == LOOPBACK else bits_per_second(link)

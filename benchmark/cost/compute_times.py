@@ -5,13 +5,13 @@ its size (Python, the start of operators) and a part in proportion to its multip
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from benchmark.cost.architecture import Architecture
-from benchmark.cost.calibration import Calibration, Profile, SmallCosts
+from benchmark.cost.architecture import Architecture, describe
+from benchmark.cost.calibration import Calibration, Profile
 from benchmark.cost.collective_times import interpolate
-from benchmark.cost.describe_model import describe
 from common.errors import InputError
 
 
@@ -24,12 +24,9 @@ class Cores:
 
 
 class ComputeTimes:
-    """Seconds of the parts of a step. pace: they take so many times as long as when they were calibrated.
+    """Seconds of the parts of a step. notes: what was extrapolated."""
 
-    notes: what was extrapolated.
-    """
-
-    def __init__(self, calibration: Calibration, architecture: Architecture, cores: Cores, pace: float = 1.0) -> None:
+    def __init__(self, calibration: Calibration, architecture: Architecture, cores: Cores) -> None:
         if not calibration.profiles or not calibration.small:
             raise InputError("--calibration has no times of any model; run python -m benchmark.calibrate")
         self.architecture, self.cores = architecture, cores
@@ -42,8 +39,7 @@ class ComputeTimes:
         known = [p for p in calibration.profiles if (p.model, p.length) == same]
         self.profiles = self._of_crowd(known)
         self.spreads = [p for p in known if p.workers > 1]
-        self.small = self._small(calibration.small)
-        self.scale *= pace
+        self.small = min(calibration.small, key=lambda entry: abs(entry.workers - self.profiles[0].workers))
 
     def _nearest(self, calibration: Calibration) -> Architecture:
         """The calibrated model that is most like this one: of the same kind, as large as possible."""
@@ -85,28 +81,20 @@ class ComputeTimes:
         fixed = max(0.0, one[0] - divided)
         return (fixed + divided / own) / (fixed + divided / cores)
 
-    def _small(self, entries: list[SmallCosts]) -> SmallCosts:
-        wanted = self.profiles[0].workers
-        return min(entries, key=lambda entry: abs(entry.workers - wanted))
-
     @property
     def threads(self) -> int:
         """Threads of one worker."""
         return self.cores.own or self.profiles[0].threads
 
-    @property
-    def calibrated_batches(self) -> tuple[int, int]:
-        return self.profiles[0].batch, self.profiles[-1].batch
-
     def step(self, batch: float) -> Profile:
         """Return the parts of a step with `batch` examples of one worker."""
-        low, high = self.calibrated_batches
+        low, high = self.profiles[0].batch, self.profiles[-1].batch
         if not low <= batch <= high:
             self.notes[f"a batch of {batch:g} is extrapolated from {low} to {high}"] = None
         found = self._at(batch)
         if self.reference is not self.architecture:
             found = self._scaled(batch)
-        return times(found, self.scale)
+        return combined([found], lambda values: self.scale * values[0])
 
     def _at(self, batch: float) -> Profile:
         batches = [profile.batch for profile in self.profiles]
@@ -115,15 +103,7 @@ class ComputeTimes:
             low = values[0] * batch / batches[0] if len(values) == 1 else _line(batches, values, batch)
             return max(0.0, low)
 
-        first = self.profiles[0]
-        return replace(
-            first,
-            forward={name: at([p.forward[name] for p in self.profiles]) for name in first.forward},
-            backward={name: at([p.backward.get(name, 0.0) for p in self.profiles]) for name in first.backward},
-            tail=at([p.tail for p in self.profiles]),
-            optimizer=at([p.optimizer for p in self.profiles]),
-            spread=at([p.spread for p in self.profiles]),
-        )
+        return combined(self.profiles, at)
 
     def _scaled(self, batch: float) -> Profile:
         """The step of a model that was not calibrated, from the reference's."""
@@ -190,16 +170,20 @@ def largest_of(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))  # Blom 1958
 
 
-def times(profile: Profile, factor: float) -> Profile:
-    """Return the profile with all its seconds multiplied."""
+def combined(profiles: list[Profile], figure: Callable[[list[float]], float]) -> Profile:
+    """Return a profile of which every figure is made from the same figures of these profiles."""
+
+    def each(name: str) -> dict[str, float]:
+        parts = [getattr(profile, name) for profile in profiles]
+        return {key: figure([part.get(key, 0.0) for part in parts]) for key in parts[0]}
+
+    def one(name: str) -> float:
+        return figure([getattr(profile, name) for profile in profiles])
+
     return replace(
-        profile,
-        forward={name: factor * seconds for name, seconds in profile.forward.items()},
-        backward={name: factor * seconds for name, seconds in profile.backward.items()},
-        tail=factor * profile.tail,
-        optimizer=factor * profile.optimizer,
-        spread=factor * profile.spread,
-    )
+        profiles[0], forward=each("forward"), backward=each("backward"), tail=one("tail"),
+        optimizer=one("optimizer"), spread=one("spread"),
+    )  # fmt: skip
 
 
 def _line(places: list[int], values: list[float], place: float) -> float:

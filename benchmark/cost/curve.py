@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from benchmark.cost.calibration import Calibration
 from benchmark.cost.cell import Cell
 from benchmark.cost.predict_step import Prediction, Surroundings, predict
-from benchmark.cost.strategy_programs import check
+from benchmark.cost.programs.writer import check
 from cluster.emulate import bits_per_second
 from common.errors import InputError
 from common.figures import COLOURS, figure
@@ -121,25 +120,16 @@ def rows(points: list[Point]) -> list[dict[str, Any]]:
     """Return the figures of the points."""
     found: list[dict[str, Any]] = []
     for point in points:
+        row: dict[str, Any] = {"at": point.label, **(point.prediction.times() if point.prediction else {})}
         if point.prediction is None:
-            found.append({"at": point.label, "outcome": point.reason})
-            continue
-        if point.prediction.is_range:
-            ends = [point.prediction.least * 1e3, point.prediction.seconds * 1e3]
-            found.append({"at": point.label, "step_ms_range": ends, "outcome": f"{ends[0]:.0f} to {ends[1]:.0f} ms"})
-            continue
-        found.append(
-            {
-                "at": point.label,
-                "step_ms": point.prediction.seconds * 1e3,
-                "examples_per_second": point.prediction.examples_per_second,
-                "speedup": point.speedup,
-                "efficiency": point.efficiency,
-                "largest_part": point.largest[0],
-                "its_share": point.largest[1],
-                "range": "calibrated" if point.prediction.is_calibrated else "extrapolated",
-            }
-        )
+            row["outcome"] = point.reason
+        elif point.prediction.is_range:
+            row["outcome"] = "{:.0f} to {:.0f} ms".format(*row["step_ms_range"])
+        else:
+            name, share = point.largest
+            row |= {"speedup": point.speedup, "efficiency": point.efficiency, "largest_part": name, "its_share": share}
+            row["range"] = "calibrated" if point.prediction.is_calibrated else "extrapolated"
+        found.append(row)
     return found
 
 
@@ -160,23 +150,17 @@ def table(axis: str, points: list[Point]) -> str:
 
 def draw(axis: str, points: list[Point], title: str, path: Path) -> None:
     """Draw both curves: the calibrated range is shaded, beyond it they are dashed, and a range is a coloured band."""
-    known = [point for point in points if point.prediction is not None]
-    solid = [point.value for point in known if point.prediction and point.prediction.is_calibrated]
+    known = [(point, point.prediction) for point in points if point.prediction is not None]
+    xs = [point.value for point, _ in known]
+    solid = [point.value for point, found in known if found.is_calibrated]
     unit = {"workers": "workers", "rate": "rate of a link (Mbit/s)", "batch": "examples of a worker"}[axis]
-    curves: dict[str, Callable[[Point], float]] = {
-        "speed-up": lambda point: point.speedup,
-        "efficiency": lambda point: point.efficiency,
-    }
     with figure(path) as axes:
-        for (label, value), colour in zip(curves.items(), COLOURS, strict=False):
-            xs, ys = [point.value for point in known], [value(point) for point in known]
-            best = [
-                y * p.prediction.seconds / p.prediction.least for p, y in zip(known, ys, strict=True) if p.prediction
-            ]
+        for label, name, colour in (("speed-up", "speedup", COLOURS[0]), ("efficiency", "efficiency", COLOURS[1])):
+            ys = [getattr(point, name) for point, _ in known]
+            best = [y * found.seconds / found.least for y, (_, found) in zip(ys, known, strict=True)]
             axes.plot(xs, ys, "--", color=colour, marker=".")
             axes.fill_between(xs, ys, best, color=colour, alpha=0.2, linewidth=0)
-            inside = [(x, y) for x, y in zip(xs, ys, strict=True) if x in solid]
-            axes.plot(*zip(*inside, strict=True) if inside else ([], []), "-", color=colour, label=label)
+            axes.plot(solid, [y for x, y in zip(xs, ys, strict=True) if x in solid], color=colour, label=label)
         if solid:
             axes.axvspan(min(solid), max(solid), color="#DDDDDD", label="calibrated", zorder=0)
         axes.set_xscale("log", base=2)

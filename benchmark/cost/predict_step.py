@@ -2,19 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
-
+from benchmark.cost.architecture import describe
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import Links, moved
 from benchmark.cost.compute_times import ComputeTimes, Cores
-from benchmark.cost.describe_model import describe
 from benchmark.cost.predicted_memory import Memory, check_fit, memory
 from benchmark.cost.programs.program import Compute, Kind, Start
-from benchmark.cost.resources import Machine
-from benchmark.cost.simulate import Simulated, simulate
-from benchmark.cost.strategy_programs import programs
+from benchmark.cost.programs.writer import programs
+from benchmark.cost.simulate import Machine, Simulated, simulate
 from benchmark.strategies import STRATEGIES
 
 BEYOND = 4  # times the calibrated workers: of more, only a range is known
@@ -66,6 +64,12 @@ class Prediction:
     def examples_per_second(self) -> float:
         return self.cell.batch * self.cell.workers / self.seconds
 
+    def times(self) -> dict[str, Any]:
+        """Return the step in ms and its throughput; only a range where no more is known."""
+        if self.is_range:
+            return {"step_ms_range": [self.least * 1e3, self.seconds * 1e3]}
+        return {"step_ms": self.seconds * 1e3, "examples_per_second": self.examples_per_second}
+
     @property
     def sent_bytes(self) -> float:
         return sum(size for _, size in self.sent.values())
@@ -74,26 +78,21 @@ class Prediction:
 def predict(calibration: Calibration, cell: Cell, where: Surroundings = Surroundings()) -> Prediction:
     """Return the prediction; raises InputError where there is nothing to predict from."""
     nearest = nearest_engine(calibration, cell)
-    pace = slowed(nearest) if nearest and nearest.workers == cell.workers else 1.0
-    pace *= usual_pace(calibration, cell)
     architecture = describe(cell.model, cell.length)
-    times = ComputeTimes(calibration, architecture, Cores(cell.workers, where.cores), pace)
-    links = Links(calibration, where.rate, where.latency, pace)
+    times = ComputeTimes(calibration, architecture, Cores(cell.workers, where.cores))
+    links = Links(calibration, where.rate, where.latency)
     notes = dict[str, None]()
     programs(cell, times)  # what cannot be run is said before what does not fit
     needed = memory(cell, architecture, times.small.process)
     check_fit(cell, needed, where.memory or calibration.memory, 1 if where.cores else cell.workers)
-    overhead = 0.0
-    if nearest:
-        there = mean_pace(calibration, nearest)
-        overhead = pace / there * engine_seconds(calibration, nearest, cell, where, notes)
+    overhead = engine_seconds(calibration, nearest, cell, where, notes) if nearest else 0.0
     if nearest is None or nearest.strategy != cell.strategy:
         cost = f"that of {nearest.strategy}" if nearest else "missing"
         notes[f"the engine of {cell.strategy} was not calibrated: its own cost is {cost}"] = None
     found = run(cell, times, links, where, overhead, times.late(cell.batch, cell.workers))
     least = found.seconds
     if cell.workers > BEYOND * links.most_workers:  # at best, nobody waits, and operations go along trees
-        trees = Links(calibration, where.rate, where.latency, pace, tree=True)
+        trees = Links(calibration, where.rate, where.latency, tree=True)
         least = min(least, run(cell, times, trees, where, overhead).seconds)
         notes[f"more than {BEYOND} times the {links.most_workers} workers that were calibrated: a range"] = None
     notes = times.notes | links.notes | notes
@@ -105,7 +104,7 @@ def run(
 ) -> Prediction:
     """Simulate a step with given times. late: seconds that others wait for the slowest worker."""
     kinds = [with_overhead(kind, overhead) for kind in programs(cell, times)]
-    machine = machine_of(times, where)
+    machine = Machine(where.cores or times.machine_cores, not where.cores, times.threads, times.small.launch)
     simulated = simulate(kinds, links, machine)
     return Prediction(
         cell=cell,
@@ -118,12 +117,6 @@ def run(
         simulated=simulated,
         kinds=tuple(kinds),
     )
-
-
-def machine_of(times: ComputeTimes, where: Surroundings) -> Machine:
-    if where.cores:
-        return Machine(where.cores, False, times.threads, times.small.launch)
-    return Machine(times.machine_cores, True, times.threads, times.small.launch)
 
 
 def with_overhead(kind: Kind, seconds: float) -> Kind:
@@ -155,62 +148,21 @@ def engine_seconds(
 ) -> float:
     """Return what the engine costs beyond its program: the measured step of the nearest cell less the predicted one.
 
-    It is work of the computing thread, in seconds of the nearest cell's launch, with as many workers computing as the
-    prediction has.
+    It is work of the computing thread, with as many workers computing as the prediction has.
     """
     there = Cell(nearest.strategy, nearest.model, nearest.workers, nearest.batch, nearest.length, cell.bucket_bytes)
-    pace = pace_of(calibration, nearest, nearest.batch)
-    times = ComputeTimes(calibration, describe(there.model, there.length), Cores(there.workers), pace)
+    times = ComputeTimes(calibration, describe(there.model, there.length), Cores(there.workers))
     if LOOPBACK not in calibration.links and there.workers > 1:
         return 0.0
-    links = Links(calibration, pace=mean_pace(calibration, nearest))
-    expected = run(there, times, links, Surroundings(), late=times.late(there.batch, there.workers)).seconds
+    expected = run(
+        there, times, Links(calibration), Surroundings(), late=times.late(there.batch, there.workers)
+    ).seconds
     missing = max(0.0, nearest.seconds - expected)
     if nearest.model != cell.model:
         missing *= len(describe(cell.model, cell.length).weights) / len(times.architecture.weights)
         notes[f"the engine's own cost is that of {nearest.model}, by the number of parameters"] = None
     workers = 1 if where.cores else cell.workers
     return missing * max(1.0, workers / times.machine_cores) / max(1.0, there.workers / times.machine_cores)
-
-
-def pace_of(calibration: Calibration, launch: EngineTimes, batch: float) -> float:
-    """Return how many times as long a step without communication took in a launch as its profile says; 1 if unknown.
-
-    Several workers on few cores take 10 % more or less time from one launch to the next. Steps without communication
-    that take turns with the engines say which.
-    """
-    if not launch.alone:
-        return 1.0
-    batches = sorted(launch.alone)
-    near = min(max(batch, batches[0]), batches[-1])
-    took = np.interp(near, batches, [launch.alone[size] for size in batches])
-    return float(took) / profiled(calibration, launch, near)
-
-
-def usual_pace(calibration: Calibration, cell: Cell) -> float:
-    """Return the mean pace of the calibration's own launches with these workers; that of the profiles is 1."""
-    same = [e for e in calibration.engines if (e.model, e.workers) == (cell.model, cell.workers) and not e.before]
-    paces = {tuple(entry.alone.values()): mean_pace(calibration, entry) for entry in same}  # by launch
-    return sum([1.0, *paces.values()]) / (1 + len(paces))
-
-
-def mean_pace(calibration: Calibration, launch: EngineTimes) -> float:
-    """Return the same for all batches together, for what a profile has no part in: one disturbed part counts less."""
-    if not launch.alone:
-        return 1.0
-    return sum(launch.alone.values()) / sum(profiled(calibration, launch, batch) for batch in launch.alone)
-
-
-def profiled(calibration: Calibration, launch: EngineTimes, batch: float) -> float:
-    """Return the seconds of the slowest worker's step without communication, as profiled."""
-    times = ComputeTimes(calibration, describe(launch.model, launch.length), Cores(launch.workers))
-    step = times.step(batch)
-    return step.seconds + (step.spread if launch.workers > 1 else 0.0)
-
-
-def slowed(launch: EngineTimes) -> float:
-    """Return how many times as long everything takes since there is this engine in the process; 1 for most."""
-    return sum(launch.alone.values()) / sum(launch.before.values()) if launch.before else 1.0
 
 
 def parts(simulated: Simulated, kinds: list[Kind], late: float) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmark.cost.architecture import BYTES, Architecture
 from benchmark.cost.cell import Cell
-from benchmark.cost.programs.stage_split import elements_of_rank, micro_batches, on_stage
+from benchmark.cost.programs.pipelined import elements_of_rank, micro_batches, on_stage
 from benchmark.strategies import STRATEGIES
 from common.errors import InputError
 
@@ -110,7 +110,7 @@ def check_fit(cell: Cell, needed: Memory, available: float, sharing: int) -> Non
 
 def what_would_fit(settings: "Settings") -> str:
     """Return, for the message of --memory_limit_mb, what a step needs by the prediction, and which strategies fit."""
-    from benchmark.cost.describe_model import describe
+    from benchmark.cost.architecture import describe
     from beyond.step_memory import fitting
 
     here = Cell(settings.strategy, settings.model, settings.world_size, settings.batch_size, settings.length)

@@ -14,12 +14,52 @@ So overlap, contention, waiting and bubbles are not formulas here. They are what
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from benchmark.cost.programs.program import Compute, Kind, Start
-from benchmark.cost.resources import Machine, Network, fair_level
 
+if TYPE_CHECKING:
+    from benchmark.cost.collective_times import Links
+
+SLOTS = 2  # ProcessGroupGloo's default number of threads
 NO_TIME = 1e-12  # seconds; rounding errors are smaller, and nothing that is simulated is as short
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One operation alone: seconds before bytes flow, seconds in which they flow, cores that it wants meanwhile."""
+
+    latency: float
+    flow: float
+    cores: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """cores: that ranks share. is_shared: by all ranks of the step; otherwise each rank has a machine of its own.
+
+    threads: with which one rank computes. launch: seconds of the computing thread to start an operation.
+    slots: collectives that a rank has under way at a time.
+    """
+
+    cores: float
+    is_shared: bool
+    threads: int = 1
+    launch: float = 0.0
+    slots: int = SLOTS
+
+
+def fair_level(cores: float, wanted: Sequence[tuple[float, float]]) -> float:
+    """Return the most that a thread gets when cores are shared fairly; infinity if all get what they want.
+
+    wanted: (number of threads, cores that each of them wants).
+    """
+    left, threads = cores, sum(count for count, _ in wanted)
+    for count, want in sorted(wanted, key=lambda pair: pair[1]):
+        if want * threads > left:
+            return left / threads
+        left, threads = left - count * want, threads - count
+    return float("inf")
 
 
 @dataclass(frozen=True)
@@ -90,7 +130,7 @@ class _Thread:
 class _Step:
     """The state of a simulated step."""
 
-    def __init__(self, kinds: Sequence[Kind], network: Network, machine: Machine) -> None:
+    def __init__(self, kinds: Sequence[Kind], network: "Links", machine: Machine) -> None:
         self.network, self.machine = network, machine
         self.threads = [_Thread(kind) for kind in kinds]
         self.flights: dict[str, _Flight] = {}
@@ -276,6 +316,6 @@ class _Step:
         return speed
 
 
-def simulate(kinds: Sequence[Kind], network: Network, machine: Machine) -> Simulated:
+def simulate(kinds: Sequence[Kind], network: "Links", machine: Machine) -> Simulated:
     """Run the programs of all kinds; raises AssertionError if they would wait for each other forever."""
     return _Step(kinds, network, machine).run()

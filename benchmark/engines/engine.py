@@ -5,6 +5,7 @@ loss = engine.forward(batch); engine.backward(loss, last=True); engine.step(rate
 """
 
 import contextlib
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from benchmark.measure.payload import sent
 from benchmark.settings import Settings
-from benchmark.training.validation import summary, validation_sums
 from common.optim import weight_decay_groups
 from common.workers.process_group import Worker
 
@@ -35,6 +37,25 @@ def optimizer_class(settings: Settings) -> Callable[[list[dict]], torch.optim.Op
     return partial(torch.optim.AdamW, lr=settings.learning_rate, eps=settings.adam_epsilon, betas=BETAS)
 
 
+def validation_sums(logits: Tensor, batch: dict[str, Tensor], kind: str) -> tuple[float, int, int]:
+    """Sum of the losses, tokens guessed right, tokens. logits (B, T, V); labels (B, T) with -100 at padding."""
+    labels = batch["labels"]
+    if kind == "gpt2":  # each token predicts the next
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    loss = nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100
+    )
+    counted = labels != -100
+    return loss.item(), int(((logits.argmax(-1) == labels) & counted).sum()), int(counted.sum())
+
+
+def summary(total: float, right: int, tokens: int) -> dict[str, float]:
+    """Loss per token, perplexity and next-token accuracy; nothing where there was nothing to validate on."""
+    if not tokens:
+        return {}
+    return {"loss": total / tokens, "perplexity": math.exp(min(total / tokens, 700)), "accuracy": right / tokens}
+
+
 class Engine(ABC):
     """A model and AdamW, spread over the workers in some way; `wrap` says how. The rest is that of one worker alone:
     a strategy changes what it does differently, and nothing else."""
@@ -48,6 +69,8 @@ class Engine(ABC):
         has_memory = not any(parameter.is_meta for parameter in model.parameters())
         self.bare = model.to(worker.device) if has_memory and not self.cuts_model else model  # otherwise wrap does it
         self.model: Any = self.wrap(self.bare)
+        if self.cuts_model:
+            self.bare = self.model  # the rest goes with the last reference to the whole model
         self.optimizer: Any = self.make_optimizer()
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=settings.precision == "fp16")
 
@@ -105,6 +128,12 @@ class Engine(ABC):
     def validated(self) -> nn.Module:
         return self.model
 
+    def of_all_workers(self, tokens: Tensor) -> Tensor:
+        """The tokens (B, T) of every worker, in the order of ranks: (B * workers, T). A collective."""
+        everybody = [torch.empty_like(tokens) for _ in range(self.worker.world_size)]
+        dist.all_gather(everybody, tokens)
+        return torch.cat(everybody)
+
     def full_parameters(self) -> dict[str, Tensor]:
         """All parameters by the model's own names, gathered on the first worker's CPU; {} on the others."""
         return {name: p.detach().cpu() for name, p in self.bare.named_parameters()} if self.worker.is_first else {}
@@ -123,6 +152,11 @@ class Engine(ABC):
         """Bytes a worker sends in a step that torch's flight recorder does not see (mean over the workers)."""
         return 0.0
 
+    def ring_bytes(self) -> float:
+        """Bytes a worker sends in an all_reduce of all gradients that the recorder does not see."""
+        gradients = (parameter for parameter in self.bare.parameters() if parameter.requires_grad)
+        return sent("all_reduce", sum(parameter.nbytes for parameter in gradients), self.worker.world_size)
+
     def group_sizes(self) -> dict[str, int]:
         """Workers in the engine's own process groups, by the name of the group."""
         return {}
@@ -130,11 +164,15 @@ class Engine(ABC):
     def save(self, folder: Path) -> None:
         """This worker's part of a checkpoint, into a folder that all workers share."""
         state = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}
-        if self.worker.is_first:  # all workers hold the same
-            torch.save(state | {"scaler": self.scaler.state_dict()}, folder / "state.pt")
+        if self.worker.is_first or self.cuts_model:  # otherwise all workers hold the same
+            torch.save(state | {"scaler": self.scaler.state_dict()}, self.state_file(folder))
 
     def load(self, folder: Path) -> None:
-        state = torch.load(folder / "state.pt", map_location="cpu")  # AdamW reads `step` in every step
+        # On the CPU: AdamW reads `step` in every step. A part of a model may be of a class that only pickle can load.
+        state = torch.load(self.state_file(folder), map_location="cpu", weights_only=not self.cuts_model)
         self.bare.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+
+    def state_file(self, folder: Path) -> Path:
+        return folder / (f"part{self.worker.rank}.pt" if self.cuts_model else "state.pt")

@@ -7,7 +7,6 @@ vocabulary is cut, too. Where it cannot be divided, rows of zeros follow, and no
 import re
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmark.engines.engine import Engine
-from benchmark.engines.gathered import of_all_workers
 
 # GPT-2's names -> Megatron's; blocks have numbers.
 NAMES = {
@@ -142,7 +140,7 @@ class Megatron(Engine):
             yield original_name(name), parameter
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        return super().forward({name: of_all_workers(value, self.worker.world_size) for name, value in batch.items()})
+        return super().forward({name: self.of_all_workers(value) for name, value in batch.items()})
 
     def clip(self, norm: float) -> Tensor:
         """Of a cut gradient every worker knows its part; the others are the same on all."""
@@ -168,15 +166,6 @@ class Megatron(Engine):
     def copies(self, full: dict[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         for name, parameter in self.named():
             yield name, parameter.detach().cpu(), self.part(parameter, name, full[name])
-
-    def save(self, folder: Path) -> None:
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(state, folder / f"slice{self.worker.rank}.pt")
-
-    def load(self, folder: Path) -> None:
-        state = torch.load(folder / f"slice{self.worker.rank}.pt", map_location="cpu", weights_only=False)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
 
 
 def is_cut(parameter: nn.Parameter) -> bool:

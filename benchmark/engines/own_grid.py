@@ -5,7 +5,6 @@ Forward and backward are interleaved by the schedule, so both count as backward.
 """
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmark.engines.engine import Engine, optimizer_class
-from benchmark.engines.gathered import of_all_workers
+from benchmark.engines.engine import Engine, optimizer_class, summary, validation_sums
 from benchmark.settings import Settings
-from benchmark.training.validation import summary, validation_sums
 from beyond.on_grid import OnGrid
 from beyond.tensor_parallel import ColumnParallel, RowParallel, attention_columns, own_part
 from common.arguments import check_cut, parse_grid
@@ -37,7 +34,6 @@ class OwnGrid(Engine):
         self.sizes = parse_grid(strategy, settings.grid if strategy == "grid" else None, settings.world_size)
         check_cut(model.config.n_layer, model.config.n_head, self.sizes)
         super().__init__(settings, worker, model)
-        self.model = self.bare = self.grid.model  # the rest goes with the last reference to the whole model
 
     def wrap(self, model: Any) -> nn.Module:
         settings, grid = self.settings, self.sizes
@@ -56,7 +52,7 @@ class OwnGrid(Engine):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """The examples of this worker's replica (B * workers of a replica, T)."""
-        tokens = of_all_workers(batch["input_ids"], self.worker.world_size)
+        tokens = self.of_all_workers(batch["input_ids"])
         return tokens.chunk(dist.get_world_size(self.grid.data))[dist.get_rank(self.grid.data)]
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
@@ -154,12 +150,3 @@ class OwnGrid(Engine):
     def group_sizes(self) -> dict[str, int]:
         groups = (self.grid.data, self.grid.tensor, self.grid.pipeline)
         return {group.group_name: dist.get_world_size(group) for group in groups}
-
-    def save(self, folder: Path) -> None:
-        state = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(state, folder / f"cell{self.worker.rank}.pt")
-
-    def load(self, folder: Path) -> None:
-        state = torch.load(folder / f"cell{self.worker.rank}.pt", map_location="cpu")
-        self.bare.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])

@@ -5,7 +5,6 @@ the stages as micro-batches. Forward and backward are interleaved by the schedul
 """
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmark.engines.engine import Engine, optimizer_class
-from benchmark.engines.gathered import of_all_workers
 from benchmark.settings import Settings
 from common.errors import InputError
 from common.optim import weight_decay_groups
@@ -40,7 +38,8 @@ class Pipeline(Engine):
                 f"micro-batches per step, got {chunks}; use a larger batch"
             )
         self.processes = PipelinedProcesses(parallel, "1f1b", chunks, worker.device)
-        self.parts = nn.ModuleList(stage.submod for stage in _stages(self.processes.schedule))
+        schedule: Any = self.processes.schedule
+        self.parts = nn.ModuleList([schedule._stage.submod])
         super().__init__(settings, worker, parallel)
         names = {id(p): n for n, p in self.bare.named_parameters()}
         self.own = {names[id(p)]: p for p in self.processes.parameters}
@@ -54,7 +53,7 @@ class Pipeline(Engine):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Gathers the workers' examples: stage 0 reads all of them, the last one needs all labels."""
-        self.tokens = of_all_workers(batch["input_ids"], self.worker.world_size)  # (B * workers, T)
+        self.tokens = self.of_all_workers(batch["input_ids"])  # (B * workers, T)
         return self.tokens
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
@@ -102,16 +101,3 @@ class Pipeline(Engine):
         boundary = 2 * self.tokens.numel() * width * 4 * (world - 1)
         shared = 2 * self.processes.shared.numel() * 4 if world > 1 else 0
         return (boundary + shared) * self.settings.accumulation / world
-
-    def save(self, folder: Path) -> None:
-        state = {"model": self.parts.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(state, folder / f"stage{self.worker.rank}.pt")
-
-    def load(self, folder: Path) -> None:
-        state = torch.load(folder / f"stage{self.worker.rank}.pt", map_location="cpu")
-        self.parts.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-
-
-def _stages(schedule: Any) -> list[Any]:
-    return [schedule._stage]

@@ -4,7 +4,6 @@ It cuts nn.Linear by columns or rows. GPT-2 has Conv1D, whose weight is transpos
 thirds a cut by columns would mix: so both are rewritten first, see SplitAttention. The values stay the same.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +13,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from benchmark.engines.engine import Engine, optimizer_class
-from benchmark.engines.gathered import of_all_workers
-from common.errors import InputError
 
 PLAN = {"q": ColwiseParallel, "k": ColwiseParallel, "v": ColwiseParallel, "out": RowwiseParallel}
 
@@ -55,9 +52,6 @@ class TensorParallel(Engine):
     cuts_model = True
 
     def wrap(self, model: Any) -> nn.Module:
-        heads, workers = model.config.n_head, self.worker.world_size
-        if heads % workers:
-            raise InputError(f"--strategy tensor: {heads} heads cannot be divided among {workers} workers")
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
         for block in model.transformer.h:
             block.attn = SplitAttention(block.attn)
@@ -78,7 +72,7 @@ class TensorParallel(Engine):
         return optimizer_class(self.settings)(groups)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        return super().forward({name: of_all_workers(value, self.worker.world_size) for name, value in batch.items()})
+        return super().forward({name: self.of_all_workers(value) for name, value in batch.items()})
 
     def clip(self, norm: float) -> Tensor:
         """torch's clip_grad_norm_ takes either kind of gradient, not both: the factor is that of both norms."""
@@ -113,12 +107,3 @@ class TensorParallel(Engine):
             else:
                 found[name] = value
         return found
-
-    def save(self, folder: Path) -> None:
-        state = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(state, folder / f"slice{self.worker.rank}.pt")
-
-    def load(self, folder: Path) -> None:
-        state = torch.load(folder / f"slice{self.worker.rank}.pt", weights_only=False)
-        self.bare.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])

@@ -1,6 +1,7 @@
 """With what, where and when something was measured: stands in every result."""
 
 import os
+import platform
 import socket
 import subprocess
 from datetime import UTC, datetime
@@ -8,21 +9,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from common.paths import ROOT
+from task4_traffic.counters import KERNEL, read_kernel
 
 
 def environment() -> dict:
     """Versions, commit ("+": with changes), machine, date and the load of the minute before."""
     import torch  # here: commit() is asked for by commands that run others
 
-    from common.record import versions
-
-    found = versions()
-    try:
-        found["deepspeed"] = version("deepspeed")
-    except PackageNotFoundError:
-        found["deepspeed"] = "not installed"
     return {
-        "versions": found,
+        "versions": these_versions(),
         "commit": commit(),
         "host": socket.gethostname(),
         "processor": processor(),
@@ -32,6 +27,17 @@ def environment() -> dict:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "load": round(os.getloadavg()[0], 1),
     }
+
+
+def these_versions() -> dict[str, str]:
+    """The versions of what computes and sends."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "transformers", "deepspeed"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def processor() -> str:
@@ -54,13 +60,10 @@ def machine_line(found: dict) -> str:
     return f"{machine}, {loads}; {kinds}; commit {found['commit']}, {found['date']}"
 
 
-def interface_bytes(interface: str = "eth0") -> int | None:
-    """Bytes that this node's interface has sent; None on a machine without it, which is no emulated node."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, figures = line.partition(":")
-        if name.strip() == interface:
-            return int(figures.split()[8])
-    return None
+def interface_bytes() -> int | None:
+    """Bytes that this node's eth0 has sent; None on a machine without it, which is no emulated node."""
+    found = read_kernel(KERNEL.read_text()).get("eth0")
+    return found[1] if found else None
 
 
 def _git(*words: str) -> str:

@@ -26,7 +26,7 @@ def peak_flops(gpu: str | None, precision: str) -> float | None:
 
 def utilisation(settings: Settings, examples_per_second: float, gpu: str | None) -> float | None:
     """A backward does twice the arithmetic of a forward. gpu: its name. None on a CPU, and for a user's own model."""
-    from benchmark.cost.describe_model import describe
+    from benchmark.cost.architecture import describe
 
     peak = None if settings.no_cuda else peak_flops(gpu, settings.precision)
     if peak is None or is_own(settings.model):

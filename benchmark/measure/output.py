@@ -11,9 +11,12 @@ from common.paths import atomic_write
 MB = 10**6  # bytes
 
 
-def text_table(rows: Iterable[Sequence[str]]) -> str:
-    """The rows, the first of which has the headings: names to the left, figures to the right."""
-    lines = [list(row) for row in rows]
+def text_table(rows: Iterable[Sequence[object]], digits: int = 2) -> str:
+    """The rows, the first of which has the headings: names to the left, figures to the right.
+
+    Texts and whole numbers are shown as they are, other numbers with so many digits, and None as a dash.
+    """
+    lines = [[cell(v, digits) if v is None or isinstance(v, float) else str(v) for v in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = (
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])

@@ -9,7 +9,6 @@ steps.
 """
 
 import json
-import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-Spans = list[tuple[float, float]]  # begin and end in microseconds, in order, apart from each other
+from common.timeline.spans import Span, duration, merged, without
 
 COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories; those of annotations show the same time once more
@@ -72,7 +71,7 @@ def read_trace(events: Iterable[dict], steps: int, on_gpu: bool = False) -> dict
 
     On a GPU, kernels tell: a call of NCCL ends when it is queued. None where the profiler saw none.
     """
-    spans, phases = defaultdict(list), defaultdict(list)
+    spans, phases = defaultdict[str, list[Span]](list), defaultdict[str, list[Span]](list)  # in microseconds
     for event in events:
         name = str(event.get("name", ""))
         if event.get("ph") == "X":
@@ -89,17 +88,16 @@ def read_trace(events: Iterable[dict], steps: int, on_gpu: bool = False) -> dict
                 spans["compute"].append(span)
     if on_gpu and not spans["device"]:
         return dict.fromkeys(("communication_ms", "exposed_ms", "exposed_shares", "device_ms"))
-    communication, compute = merge(spans["communication"]), merge(spans["compute"])
-    exposed = without(communication, compute)
+    exposed = without(merged(spans["communication"]), spans["compute"])
     shares = {}
     for name, found in phases.items():
-        whole = length(merge(found))
-        shares[name] = length(common(exposed, merge(found))) / whole if whole else 0.0
+        inside_phase = duration(exposed) - duration(without(exposed, found))
+        shares[name] = inside_phase / duration(found) if duration(found) else 0.0
     return {
-        "communication_ms": length(communication) / 1e3 / steps,
-        "exposed_ms": length(exposed) / 1e3 / steps,
+        "communication_ms": duration(spans["communication"]) / 1e3 / steps,
+        "exposed_ms": duration(exposed) / 1e3 / steps,
         "exposed_shares": shares,
-        "device_ms": length(spans["device"]) / 1e3 / steps if on_gpu else None,
+        "device_ms": sum(end - begin for begin, end in spans["device"]) / 1e3 / steps if on_gpu else None,
     }
 
 
@@ -108,47 +106,3 @@ def _computes(event: dict, name: str, on_gpu: bool) -> bool:
     if on_gpu:
         return event.get("cat") == "kernel"
     return event.get("cat") == "cpu_op" and name.startswith("aten::") and event.get("tid") is not None
-
-
-def merge(spans: Spans) -> Spans:
-    """The union, as spans that do not touch."""
-    joined: Spans = []
-    for begin, end in sorted(spans):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((begin, end))
-    return joined
-
-
-def common(left: Spans, right: Spans) -> Spans:
-    """Where both are; both merged."""
-    found: Spans = []
-    i = j = 0
-    while i < len(left) and j < len(right):
-        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
-        if begin < end:
-            found.append((begin, end))
-        if left[i][1] < right[j][1]:
-            i += 1
-        else:
-            j += 1
-    return found
-
-
-def without(left: Spans, right: Spans) -> Spans:
-    """Where the left ones are and no right one; both merged."""
-    infinite = float("inf")
-    ends = [-infinite, *(value for span in right for value in span), infinite]
-    gaps = [(ends[i], ends[i + 1]) for i in range(0, len(ends), 2)]
-    return common(left, gaps)
-
-
-def length(spans: Spans) -> float:
-    return sum(end - begin for begin, end in spans)
-
-
-def own_rss() -> int:
-    """Bytes of memory that the system has given to this process."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

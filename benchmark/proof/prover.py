@@ -36,10 +36,6 @@ class Proof:
         return next((fault.partition(" in step ")[0] for verdict in self.verdicts for fault in verdict.faults), "ok")
 
     @property
-    def is_wrong(self) -> bool:
-        return self.gradient != "ok"
-
-    @property
     def sentence(self) -> str:
         """What is wrong in the first case that shows it; empty if nothing is."""
         wrong = next((verdict for verdict in self.verdicts if verdict.faults), None)

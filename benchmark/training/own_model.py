@@ -13,7 +13,7 @@ benchmark/example_model.py is one.
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -63,13 +63,11 @@ def build_own(name: str) -> tuple[ModelWithLoss, Examples]:
         raise InputError(f"--model: there is no function {function!r} in {path}")
     built = getattr(module, function)()
     if not _is_complete(built):
-        raise InputError(f"--model: {function} of {path} returned {_kinds(built)}; {EXPECTED}")
+        kinds = ", ".join(type(part).__name__ for part in (built if isinstance(built, tuple) else (built,)))
+        raise InputError(f"--model: {function} of {path} returned {kinds}; {EXPECTED}")
     model, batch, loss = built
-    return ModelWithLoss(model, loss, _blocks(module, model)), Examples(batch)
-
-
-def _blocks(module: ModuleType, model: nn.Module) -> list[nn.Module] | None:
-    return list(module.blocks(model)) if hasattr(module, "blocks") else None
+    named = list(module.blocks(model)) if hasattr(module, "blocks") else None
+    return ModelWithLoss(model, loss, named), Examples(batch)
 
 
 def _is_complete(built: object) -> bool:
@@ -80,11 +78,6 @@ def _is_complete(built: object) -> bool:
         return False
     tensors = all(isinstance(value, Tensor) and value.dim() for value in batch.values())
     return tensors and len({len(value) for value in batch.values()}) == 1
-
-
-def _kinds(built: object) -> str:
-    kinds = [type(part).__name__ for part in built] if isinstance(built, tuple) else [type(built).__name__]
-    return ", ".join(kinds)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from benchmark.training.model_config import model_config
 from benchmark.training.own_model import blocks, build_own
 from beyond.deferred import from_folder, from_random
 from common.data.oscar import load_blocks
+from common.data.sample_data import oscar_sample_file
 from common.errors import InputError
 from common.models.fit import leave_file, set_dropout
 from common.models.load import load_tokenizer
@@ -68,17 +68,13 @@ class Workload:
     def _transformer(self, settings: Settings, device: torch.device | None) -> nn.Module:
         model_class: Any = GPT2LMHeadModel if self.kind == "gpt2" else T5ForConditionalGeneration
         model: Any = None
-        if device and STRATEGIES[settings.strategy].is_deferred:
-            model = self._without_memory(model_class, device)
+        if device and STRATEGIES[settings.strategy].is_deferred:  # without memory
+            folder, random = self.source, lambda: model_class(self.config)
+            model = from_folder(model_class, folder, device) if folder else from_random(random, device)
         if model is None:
             model = leave_file(model_class.from_pretrained(self.source)) if self.source else model_class(self.config)
         model.config.use_cache = False
         return model  # type: ignore[no-any-return]
-
-    def _without_memory(self, model_class: Any, device: torch.device) -> nn.Module | None:
-        if self.source:
-            return from_folder(model_class, self.source, device)
-        return from_random(lambda: model_class(self.config), device)
 
     def batches(self, settings: Settings, first_step: int = 0) -> Iterator[Batch]:
         """This worker's batches from `first_step` on, without end: `accumulation` of them for each step.
@@ -142,7 +138,7 @@ def load_workload(settings: Settings) -> Workload:
             raise InputError(
                 f"--length: expected at most {config.n_positions} tokens for {name}, got {settings.length}"
             )
-        data = load_blocks(settings.data_dir or _sample(), tokenizer, settings.length)
+        data = load_blocks(settings.data_dir or oscar_sample_file(), tokenizer, settings.length)
         return Workload(kind, folder, config, tokenizer, TokenExamples(data.train), TokenExamples(data.validation))
     train, validation = load_pairs(settings.data_dir, tokenizer, settings.length)
     return Workload(kind, folder, config, tokenizer, train, validation)
@@ -154,9 +150,3 @@ def what_is_trained(settings: Settings) -> str:
     if not is_own(settings.model):
         return f"{what}x {settings.length} tokens each"
     return f"{what}examples each, {len(blocks(build_own(settings.model)[0]))} blocks"
-
-
-def _sample() -> Path:
-    from common.data.sample_data import oscar_sample_file
-
-    return oscar_sample_file()

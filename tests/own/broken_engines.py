@@ -46,6 +46,8 @@ WRONG: dict[str, tuple[str, str]] = {}  # name -> what the proof says, as a patt
 
 
 def wrong(says: str, precision: str = "fp32") -> Callable[[type], type]:
+    """Note what the proof has to say about a class."""
+
     def note(engine: type) -> type:
         WRONG[engine.__name__] = (says, precision)
         return engine
@@ -53,17 +55,21 @@ def wrong(says: str, precision: str = "fp32") -> Callable[[type], type]:
     return note
 
 
-def scaled(name: str, base: type, factor: float, says: str, only: str = "", precision: str = "fp32") -> type:
+def changed(name: str, base: type, says: str, precision: str = "fp32", **methods: Callable) -> type:
+    """An engine that is `base` but for these methods."""
+    return wrong(says, precision)(type(name, (base,), methods))
+
+
+def scaled(name: str, base: Any, factor: float, says: str, only: str = "", precision: str = "fp32") -> type:
     """An engine that multiplies gradients by a factor before its step: all of them, or those of one parameter."""
 
     def step(self: Any, rate: float) -> None:
         for full_name, parameter in self.bare.named_parameters():
             if full_name.endswith(only) and parameter.grad is not None:
                 parameter.grad.mul_(factor)
-        base.step(self, rate)  # type: ignore[attr-defined]
+        base.step(self, rate)
 
-    WRONG[name] = (says, precision)
-    return type(name, (base,), {"step": step})
+    return changed(name, base, says, precision, step=step)
 
 
 ALL = r"\(every parameter\)"
@@ -90,8 +96,7 @@ def unreduced(name: str, parameter: str, precision: str = "fp32") -> type:
         if which != parameter:
             Averaging.average(self, which, gradient)
 
-    WRONG[name] = (rf"\({parameter}\)", precision)
-    return type(name, (Averaging,), {"average": average})
+    return changed(name, Averaging, rf"\({parameter}\)", precision, average=average)
 
 
 matrix_unreduced = unreduced("matrix_unreduced", MATRIX)
@@ -101,56 +106,44 @@ tied_unreduced = unreduced("tied_unreduced", TIED)
 norm_unreduced_bf16 = unreduced("norm_unreduced_bf16", NORM, "bf16")
 
 
-@wrong(rf"x 2\.0000 {ALL}")
-class sum_for_mean(Averaging):
-    def average(self, name: str, gradient: Any) -> None:
-        dist.all_reduce(gradient)
+def averaging(name: str, says: str, average: Callable[[Any, str, Tensor], object]) -> type:
+    return changed(name, Averaging, says, average=average)
 
 
-@wrong("error 1.*more")
-class largest_for_mean(Averaging):
-    def average(self, name: str, gradient: Any) -> None:
-        dist.all_reduce(gradient, dist.ReduceOp.MAX)
+def reduced_in(name: str, dtype: torch.dtype, says: str) -> type:
+    """An engine that sends gradients in another dtype."""
+
+    def average(self: Any, which: str, gradient: Tensor) -> None:
+        sent = gradient.to(dtype)
+        dist.all_reduce(sent)
+        gradient.copy_(sent / self.worker.world_size)
+
+    return averaging(name, says, average)
 
 
-@wrong("error 1.*more")
-class first_rank_only(Averaging):
-    def average(self, name: str, gradient: Any) -> None:
-        dist.broadcast(gradient, src=0)
+sum_for_mean = averaging("sum_for_mean", rf"x 2\.0000 {ALL}", lambda self, name, g: dist.all_reduce(g))
+largest_for_mean = averaging(
+    "largest_for_mean", "error 1.*more", lambda self, name, g: dist.all_reduce(g, dist.ReduceOp.MAX)
+)
+first_rank_only = averaging("first_rank_only", "error 1.*more", lambda self, name, g: dist.broadcast(g, src=0))
+unreduced_all = averaging("unreduced_all", "error 1.*more", lambda self, name, g: None)
+reduced_in_bf16 = reduced_in(
+    "reduced_in_bf16", torch.bfloat16, "all_reduce sends bfloat16, expected float32|error 0.00"
+)
+reduced_in_fp64 = reduced_in("reduced_in_fp64", torch.float64, "all_reduce sends float64, expected float32")
 
 
-@wrong("error 1.*more")
-class unreduced_all(Averaging):
-    def average(self, name: str, gradient: Any) -> None:
-        pass
+def of_loss(name: str, base: Any, says: str, change: Callable[[Tensor, int], Tensor]) -> type:
+    """An engine whose backward gets another loss; the function knows the accumulation."""
+
+    def backward(self: Any, loss: Tensor, last: bool) -> Tensor:
+        return base.backward(self, change(loss, self.settings.accumulation), last)
+
+    return changed(name, base, says, backward=backward)
 
 
-@wrong("all_reduce sends bfloat16, expected float32|error 0.00")
-class reduced_in_bf16(Averaging):
-    def average(self, name: str, gradient: Any) -> None:
-        short = gradient.bfloat16()
-        dist.all_reduce(short)
-        gradient.copy_(short / self.worker.world_size)
-
-
-@wrong("all_reduce sends float64, expected float32")
-class reduced_in_fp64(Averaging):
-    def average(self, name: str, gradient: Any) -> None:
-        long = gradient.double()
-        dist.all_reduce(long)
-        gradient.copy_(long / self.worker.world_size)
-
-
-@wrong(rf"x 2\.0000 {ALL}")
-class summed_micro_batches(DDP):
-    def backward(self, loss: Tensor, last: bool) -> Tensor:
-        return super().backward(loss * self.settings.accumulation, last)
-
-
-@wrong(rf"x 0\.5000 {ALL}")
-class divided_twice(FSDP):
-    def backward(self, loss: Tensor, last: bool) -> Tensor:
-        return super().backward(loss / self.settings.accumulation, last)
+summed_micro_batches = of_loss("summed_micro_batches", DDP, rf"x 2\.0000 {ALL}", lambda loss, count: loss * count)
+divided_twice = of_loss("divided_twice", FSDP, rf"x 0\.5000 {ALL}", lambda loss, count: loss / count)
 
 
 @wrong("error|x 0")
@@ -272,8 +265,7 @@ class forgotten_gather(OwnZero1):
 def clipping(
     name: str, clip: Callable[[Any, float], Any], says: str = "clipping|norm|x ", base: type = Averaging
 ) -> type:
-    WRONG[name] = (says, "fp32")
-    return type(name, (base,), {"clip": clip})
+    return changed(name, base, says, clip=clip)
 
 
 def total_norm(self: Any) -> Tensor:
@@ -329,8 +321,7 @@ def adam(name: str, change: Callable[[Any], None]) -> type:
                 change(group)
         return optimizer
 
-    WRONG[name] = ("AdamW", "fp32")
-    return type(name, (DDP,), {"make_optimizer": make_optimizer})
+    return changed(name, DDP, "AdamW", make_optimizer=make_optimizer)
 
 
 adam_epsilon = adam("adam_epsilon", lambda group: group.update(eps=1e-6))

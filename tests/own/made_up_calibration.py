@@ -1,6 +1,6 @@
 """A calibration with round numbers: what a prediction makes of it can be worked out by hand."""
 
-from benchmark.cost.architecture import Architecture
+from benchmark.cost.architecture import Architecture, describe
 from benchmark.cost.calibration import (
     Calibration,
     EngineTimes,
@@ -10,7 +10,6 @@ from benchmark.cost.calibration import (
     these_versions,
     this_machine,
 )
-from benchmark.cost.describe_model import describe
 
 SIZES = [4, 2**16, 2**20, 2**24]
 CORES = 2

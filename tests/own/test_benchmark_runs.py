@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 
@@ -17,7 +16,6 @@ from tests.own.started_processes import processes_with, run, started, wait_for
 pytest.importorskip("tensorboard")
 pytestmark = [pytest.mark.proof, pytest.mark.skipif(sys.platform != "linux", reason="emulates limits of Linux")]
 
-BLOCK = 32768  # bytes of a block in a LevelDB log
 TOO_LONG = 900  # seconds; a busy machine, and DeepSpeed's first compilation
 
 
@@ -192,37 +190,3 @@ def test_bf16_comes_near_the_losses_of_fp32(strategy, tmp_path):
 
     assert losses["bf16"] != losses["fp32"]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.01)
-
-
-def wandb_records(content: bytes):
-    """The records of a .wandb file: LevelDB's log format, behind a header of 7 bytes."""
-    place, record = 7, b""
-    while place + 7 <= len(content):
-        if (left := BLOCK - place % BLOCK) < 7:
-            place += left  # a header does not cross the end of a block
-            continue
-        size, kind = struct.unpack_from("<HB", content, place + 4)
-        record += content[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in (1, 4):  # a whole record, or the last piece of one
-            yield record
-            record = b""
-
-
-def test_weights_and_biases_gets_every_loss_offline(tmp_path):
-    pytest.importorskip("wandb")
-    from wandb.proto import wandb_internal_pb2
-
-    result_of(benchmark("--strategy", "single", "--max_steps", "4", "--wandb", "--output_dir", tmp_path / "run"))
-
-    (kept,) = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
-    losses = []
-    for data in wandb_records(kept.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        losses += [
-            float(item.value_json) for item in record.history.item if "train/loss" in (item.key, *item.nested_key)
-        ]
-    assert losses == pytest.approx(
-        [float(line) for line in (tmp_path / "run/losses.txt").read_text().split()], rel=1e-5
-    )

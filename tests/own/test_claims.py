@@ -1,4 +1,4 @@
-"""Sentences of the READMEs about communication, measured; `python -m benchmark.checks.claims --help` lists them."""
+"""Sentences of the READMEs, measured; `python -m benchmark.checks.claims --help` lists those about communication."""
 
 import json
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from benchmark.checks import claims
+from benchmark.checks.activation_memory import measure
 from benchmark.checks.delayed_links import network
 from benchmark.checks.network import beside_b15, time_messages
 from benchmark.checks.ranks import on_ranks
@@ -20,7 +21,7 @@ NAMES = [name for name in claims.CLAIMS if name != "beside"]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sentence_holds(name):
-    if claims.CLAIMS[name].needs_nodes and (reason := why_not()):
+    if name in claims.NEED_NODES and (reason := why_not()):
         pytest.skip(reason)
     command = [sys.executable, "-m", "benchmark.checks.claims", "--only", name]
 
@@ -51,3 +52,16 @@ def test_gather_and_scatter_wait_for_less_than_the_ring_on_links_with_a_delay():
     assert times["message"] > 0.038 and times["answer"] > 0.018
     assert times["all_reduce"] > 4 * 0.038
     assert times["gather_scatter"] < times["all_reduce"]
+
+
+@pytest.mark.proof
+def test_1f1b_keeps_as_many_micro_batches_as_stages_follow_and_gpipe_keeps_all():
+    rows = {(row.schedule, row.stage): row for row in measure(2, [3])}
+
+    assert {key: row.alive for key, row in rows.items()} == {
+        ("gpipe", 0): 3,
+        ("gpipe", 1): 3,
+        ("1f1b", 0): 2,
+        ("1f1b", 1): 1,
+    }
+    assert all(abs(row.measured / row.expected - 1) <= 0.02 for row in rows.values()), rows

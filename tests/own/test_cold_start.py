@@ -43,6 +43,7 @@ LIGHT = (
     script("prepare_oscar.py", "--input README.md --output no_such_folder --size lots"),
     module("benchmark.sweep", "--workers 0"),
     module("benchmark.tables", "no_such_folder"),
+    module("benchmark.predict", "--rate 1gbps"),
     module("staff.handout", "--out README.md"),
     module("staff.grade", "no_such_submission --out no_such_folder"),
     module("staff.mistakes", "--times 0"),

@@ -14,12 +14,14 @@ from benchmark.training.model_config import model_config
 from benchmark.training.own_model import blocks, build_own
 from common.errors import InputError
 from common.paths import ROOT
-from tests.own.started_processes import run
+from tests.own.warm import group
 
 EXAMPLE = f"{ROOT}/benchmark/example_model.py:build"
 WRONG = """
 from benchmark.example_model import build as right
 from benchmark.engines.ddp import DDP
+from benchmark.engines.fsdp import FSDP
+from benchmark.engines.own import OwnZero3
 class Halves(DDP):
     def backward(self, loss, last):
         return super().backward(loss / 2, last) * 2
@@ -41,19 +43,16 @@ def file(tmp_path):
 @pytest.mark.medium
 @pytest.mark.skipif(sys.platform != "linux", reason="starts workers with gloo")
 def test_engines_are_proved_with_a_users_model_and_a_wrong_one_is_named(tmp_path, file):
-    flags = ["--model", EXAMPLE, "--output_dir", tmp_path / "p"]
-    right = run("-m", "benchmark.prove", *flags, "--strategy", "fsdp,own_zero3,tensor", timeout=300)
-    wrong = run("-m", "benchmark.prove", *flags, "--overwrite_output_dir", "--engine", f"{file}:Halves", timeout=300)
+    words = ["--model", EXAMPLE, "--output_dir", tmp_path / "p", "--engine", f"{file}:FSDP,OwnZero3,Halves"]
 
-    figures = json.loads(right.stdout.splitlines()[-1])
-    assert right.returncode == 0, right.stderr
-    assert {row["strategy"]: row["gradient"] for row in figures["rows"]} == {"fsdp": "ok", "own_zero3": "ok"}
-    assert figures["left_out"] == [
-        f"--strategy tensor cuts GPT-2 into parts, got {EXAMPLE}; use --model gpt2 or gpt2-tiny"
-    ]
-    assert "2 examples each, 4 blocks" in right.stdout
-    assert wrong.returncode == 1
-    assert "Halves with accumulation 1: x 0.5000 (every parameter)" in wrong.stderr
+    codes = group(ROOT / "benchmark" / "prove.py", words, tmp_path)
+
+    printed = (tmp_path / "log0").read_text()
+    rows = json.loads((tmp_path / "p" / "proof.json").read_text())
+    assert codes == [1, 0], printed[-2000:]
+    assert [row["gradient"] for row in rows] == ["ok", "ok", "x 0.5000 (every parameter)"]
+    assert "2 examples each, 4 blocks" in printed
+    assert "Halves with accumulation 1: x 0.5000 (every parameter)" in printed
 
 
 def test_blocks_are_the_members_of_outer_lists_or_what_the_file_says(file):

@@ -8,8 +8,10 @@ from benchmark.cost.cell import Cell
 from benchmark.cost.predict_step import Surroundings, predict
 from benchmark.strategies import STRATEGIES
 from cluster.emulate import why_not
+from common.paths import ROOT
 from tests.own.made_up_calibration import made_up_calibration
 from tests.own.started_processes import run
+from tests.own.warm import group
 
 pytest.importorskip("tensorboard")
 LENGTH, BATCH = 32, 2
@@ -53,9 +55,12 @@ def check(rows, model):
 @pytest.mark.medium
 def test_bytes_and_memory_of_real_runs_are_those_predicted(tmp_path):
     strategies = ["ddp", "pipeline", "own_zero3"]  # make bank has all
+    words = ["--model", "gpt2-tiny", "--batch_size", BATCH, "--length", LENGTH, "--only", ",".join(strategies)]
 
-    rows = counted(tmp_path, "gpt2-tiny", [2], strategies)
+    codes = group(ROOT / "benchmark" / "accounting.py", [*words, "--output_dir", tmp_path / "a"], tmp_path)
 
+    assert codes == [0, 0], (tmp_path / "log0").read_text()[-2000:]
+    rows = json.loads((tmp_path / "a" / "accounting.json").read_text())["rows"]
     assert [row["strategy"] for row in rows] == strategies
     check(rows, "gpt2-tiny")
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmark import predict as predict_command
+from benchmark import tables
 from benchmark.calibrate import together
-from benchmark.checks import prediction
+from benchmark.checks import gpu, prediction
 from benchmark.checks.gpu import described, runs
 from benchmark.checks.prediction import (
     NEW,
@@ -19,7 +21,6 @@ from benchmark.checks.prediction import (
     all_places,
     compared,
     draw,
-    right_order,
     state_of_the_model,
     summary,
     turns_of,
@@ -35,7 +36,6 @@ from benchmark.tables import SweepRun, markdown
 from common.errors import InputError
 from common.timeline.trace import read_trace
 from tests.own.made_up_calibration import made_up_calibration
-from tests.own.started_processes import run
 
 pytestmark = pytest.mark.medium
 
@@ -95,12 +95,6 @@ def test_a_curve_bends_where_communication_takes_over(calibration):
     assert points[-1].largest[0] == "communication"
 
 
-def test_a_curve_says_which_points_are_calibrated(calibration):
-    found = rows(curve(calibration, Cell("ddp", "gpt2-tiny", 1, 4), Surroundings(), *read_axis("workers=1..8")))
-
-    assert [row["range"] for row in found] == ["calibrated", "calibrated", "calibrated", "extrapolated"]
-
-
 def test_a_curve_has_ranges_where_more_than_four_times_the_calibrated_workers_are_asked_for(calibration):
     places = curve(calibration, Cell("ddp", "gpt2-tiny", 1, 4), Surroundings("1gbit", cores=2), "workers", ["16", "64"])
 
@@ -111,53 +105,55 @@ def test_a_curve_has_ranges_where_more_than_four_times_the_calibrated_workers_ar
     assert bend(places) is None
 
 
-def test_points_that_do_not_fit_have_no_figure(calibration):
-    found = rows(curve(calibration, Cell("ddp", "gpt2-tiny", 2, 4), Surroundings(), *read_axis("batch=4,4000")))
+def test_points_are_calibrated_or_not_and_have_no_figure_where_they_do_not_fit(calibration):
+    of_workers = rows(curve(calibration, Cell("ddp", "gpt2-tiny", 1, 4), Surroundings(), *read_axis("workers=1..8")))
+    of_batch = rows(curve(calibration, Cell("ddp", "gpt2-tiny", 2, 4), Surroundings(), *read_axis("batch=4,4000")))
 
-    assert found[0]["step_ms"] > 0
-    assert found[1] == {"at": "4000", "outcome": "does not fit"}
+    assert [row["range"] for row in of_workers] == ["calibrated", "calibrated", "calibrated", "extrapolated"]
+    assert of_batch[0]["step_ms"] > 0
+    assert of_batch[1] == {"at": "4000", "outcome": "does not fit"}
 
 
-def test_the_command_draws_a_curve(file, tmp_path):
+@pytest.fixture
+def run_main(file, monkeypatch, capsys):
+    """Run the main of a module with these words and the made-up calibration; return what it prints."""
+
+    def run_it(module, *words):
+        monkeypatch.setattr("sys.argv", ["command", "--calibration", str(file), *map(str, words)])
+        module.main()
+        return capsys.readouterr().out
+
+    return run_it
+
+
+def test_the_command_draws_a_curve(run_main, tmp_path):
     picture = tmp_path / "curve.png"
-    words = ["--calibration", file, "--rate", "1gbit", "--sweep", "workers=1..64", "--picture", picture]
 
-    done = run("-m", "benchmark.predict", *words)
+    printed = run_main(predict_command, "--rate", "1gbit", "--sweep", "workers=1..64", "--picture", picture)
 
-    assert done.returncode == 0, done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(printed.splitlines()[-1])
     assert [point["at"] for point in found["points"]] == ["1", "2", "4", "8", "16", "32", "64"]
-    assert found["sentence"] in done.stdout
+    assert found["sentence"] in printed
 
 
-def test_a_table_has_ranges_far_beyond_the_calibration_and_nothing_for_offloading(file, tmp_path):
-    words = ["--strategies", "zero2,zero2_offload", "--models", "gpt2-tiny", "--batch_sizes", "1", "--workers", 64]
-
-    done = run("-m", "benchmark.tables", tmp_path, "--predict", *words, "--memory_gb", 99, "--calibration", file)
-
-    assert done.returncode == 0, done.stderr
-    rows = list(csv.reader((tmp_path / "latency_filled.csv").read_text().splitlines()))
-    least, to, most, _ = rows[1][1].split()
-    assert to == "to" and float(least) < float(most)
-    assert rows[3] == ["gpt2-tiny", "not predicted"]
-
-
-def test_cells_that_cannot_be_run_are_filled_and_marked(file, tmp_path):
-    kept = tmp_path / "sweep" / "t5-tiny-zero2-b1-w2"
+def test_cells_that_cannot_be_run_are_filled_and_marked(run_main, tmp_path):
+    kept = tmp_path / "t5-tiny-zero2-b1-w2"
     kept.mkdir(parents=True)
     (kept / "result.json").write_text(json.dumps({"step_ms": 33.0, "memory": {"peak": 5e6}}))
-    words = ["--strategies", "zero2", "--models", "t5-tiny", "--batch_sizes", "1,2,9999", "--calibration", file]
+    words = ["--strategies", "zero2,zero2_offload", "--models", "t5-tiny", "--batch_sizes", "1,2,9999"]
 
-    done = run("-m", "benchmark.tables", tmp_path / "sweep", "--predict", *words)
+    run_main(tables, tmp_path, "--predict", *words)
 
-    assert done.returncode == 0, done.stderr
     for name, figure in (("latency", "33.00"), ("mem", "5.00")):
-        head, row = csv.reader((tmp_path / "sweep" / f"{name}_filled.csv").read_text().splitlines())
+        head, row, _, offloaded = csv.reader((tmp_path / f"{name}_filled.csv").read_text().splitlines())
         assert head == ["optimization_level2", "1", "2", "9999"]
         assert row[:2] == ["t5-tiny", figure]
         assert row[2].endswith(" predicted") and float(row[2].split()[0]) > 0
-        assert row[3] == "does not fit"
+        assert row[3] == "does not fit" and offloaded[1] == "not predicted"
+    run_main(tables, tmp_path, "--predict", *words, "--workers", 64, "--memory_gb", 99)
+    least, to, most, _ = next(csv.reader((tmp_path / "latency_filled.csv").read_text().splitlines()[1:]))[1].split()
+    assert to == "to" and float(least) < float(most)
 
 
 # ------------------------------------------------------------------------------------- links
@@ -236,12 +232,9 @@ def test_of_many_ranks_one_of_each_kind_is_drawn(calibration):
     assert timeline(found).label(0) == "each of 4,096 ranks"
 
 
-def test_the_command_writes_a_timeline_that_can_be_read(file, tmp_path):
-    words = ["--calibration", file, "--strategy", "own_overlap", "--rate", "100mbit", "--timeline", tmp_path / "t"]
+def test_the_command_writes_a_timeline_that_can_be_read(run_main, tmp_path):
+    run_main(predict_command, "--strategy", "own_overlap", "--rate", "100mbit", "--timeline", tmp_path / "t")
 
-    done = run("-m", "benchmark.predict", *words)
-
-    assert done.returncode == 0, done.stderr
     assert read_trace(tmp_path / "t" / "trace.json").predicted
     assert (tmp_path / "t" / "timeline.png").exists() and (tmp_path / "t" / "timeline.html").exists()
 
@@ -281,11 +274,11 @@ def test_nothing_that_is_new_is_calibrated(monkeypatch, calibration):
     assert not words & {str(value) for values in NEW.values() for value in values}
 
 
-def test_a_prediction_is_made_before_its_cell_is_measured(calibration):
-    """Whatever the test launch took, the prediction is that of the calibration alone."""
-    place = Place(Cell("ddp", "gpt2-tiny", 2, 4), "100mbit")
+def test_a_prediction_does_not_depend_on_its_cell_s_measurement_and_the_naive_one_adds_everything_up(calibration):
+    """Naive: 4 examples of 128 ms, a batch of 8: twice as long; then 4.47 MB over 12.5 MB/s."""
+    place = Place(Cell("ddp", "gpt2-tiny", 2, 8), "100mbit")
     launches = [
-        [EngineTimes(name, "gpt2-tiny", 64, 4, 2, seconds, 10, {4: seconds}) for name in ("ddp", "ddp again")]
+        [EngineTimes(name, "gpt2-tiny", 64, 8, 2, seconds, 10, {8: seconds}) for name in ("ddp", "ddp again")]
         for seconds in (0.1, 0.9)
     ]
 
@@ -293,15 +286,7 @@ def test_a_prediction_is_made_before_its_cell_is_measured(calibration):
 
     assert fast.predicted == slow.predicted and fast.naive == slow.naive
     assert fast.measured == pytest.approx(0.1) and slow.measured == pytest.approx(0.9)
-
-
-def test_the_naive_prediction_adds_everything_up(calibration):
-    """4 examples of 128 ms, a batch of 8: twice as long; then 4.47 MB over 12.5 MB/s."""
-    place = Place(Cell("ddp", "gpt2-tiny", 2, 8), "100mbit")
-
-    found = compared(calibration, place, [EngineTimes(n, "gpt2-tiny", 64, 8, 2, 1.0, 9) for n in ("ddp", "ddp again")])
-
-    assert found.naive == pytest.approx(2 * 0.128 + 4.47 / 12.5, rel=0.01)
+    assert fast.naive == pytest.approx(2 * 0.128 + 4.47 / 12.5, rel=0.01)
 
 
 def test_cells_of_a_model_are_resident_together_each_of_them_twice():
@@ -341,25 +326,14 @@ def test_predictions_that_are_too_wrong_do_not_hold(factors, naive, calibration)
     assert not summary(made_up_rows(calibration, factors, naive))["holds"]
 
 
-def test_a_wrong_order_is_counted(calibration):
-    rows = made_up_rows(calibration, (1.0, 1.0, 1.0))
-    ddp, ring, _ = rows
-    assert ring.measured > 1.05 * ddp.measured
-    swapped = [replace(ddp, measured=ring.measured), replace(ring, measured=ddp.measured)]
+def test_without_a_gpu_the_check_says_so_in_one_line(monkeypatch, capsys):
+    """What `python -m benchmark.checks.gpu --quick` prints."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["gpu", "--quick"])
 
-    assert right_order([ddp, ring]) == (1, 1)
-    assert right_order(swapped) == (1, 0)
+    gpu.main()
 
-
-def test_without_a_gpu_the_check_says_so_in_one_line():
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    done = run("-m", "benchmark.checks.gpu", "--quick")
-
-    assert done.returncode == 0
-    said, figures = done.stdout.splitlines()
+    said, figures = capsys.readouterr().out.splitlines()
     assert said.startswith("no GPU that PyTorch can see: nothing was run")
     assert json.loads(figures) == {"gpus": [], "rows": []}
 

@@ -4,14 +4,17 @@ import json
 
 import pytest
 
+from benchmark import calibrate as calibrate_command
+from benchmark.cost.architecture import describe
 from benchmark.cost.calibration import load
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import moved
-from benchmark.cost.describe_model import describe
 from benchmark.cost.predict_step import Surroundings, predict
 from benchmark.cost.programs.unsharded import ddp_buckets
 from cluster.emulate import why_not
+from common.paths import ROOT
 from tests.own.started_processes import run
+from tests.own.warm import group
 
 pytest.importorskip("tensorboard")
 QUICK = ["--seconds", "0.3", "--batches", "1,2", "--engine_batch", "2"]
@@ -31,12 +34,20 @@ def calibrate(path, *words):
         pytest.param((1, 2), ("ddp", "own_zero2"), marks=pytest.mark.proof),
     ],
 )
-def test_what_was_calibrated_on_loopback_can_be_predicted(tmp_path, workers, strategies):
+def test_what_was_calibrated_on_loopback_can_be_predicted(tmp_path, workers, strategies, monkeypatch, capsys):
+    def start(module, count, words, quiet):
+        return max(group(ROOT / f"{module.replace('.', '/')}.py", words, tmp_path, count))
+
     path = tmp_path / "calibration.json"
+    words = ["--workers", ",".join(map(str, workers)), "--strategies", ",".join(strategies), "--output", str(path)]
+    monkeypatch.setattr(calibrate_command, "start_workers", start)
+    monkeypatch.setattr("sys.argv", ["calibrate", *QUICK, *words])
 
-    done = calibrate(path, "--workers", ",".join(map(str, workers)), "--strategies", ",".join(strategies))
+    calibrate_command.main()
 
-    assert json.loads(done.stdout.splitlines()[-1])["file"] == str(path)
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert json.loads(lines[-1])["file"] == str(path)
     found = load(path)  # of this machine and these versions
     architecture = describe("gpt2-tiny", 64)
     assert {(p.batch, p.workers) for p in found.profiles} == {(batch, count) for batch in (1, 2) for count in workers}
@@ -50,10 +61,8 @@ def test_what_was_calibrated_on_loopback_can_be_predicted(tmp_path, workers, str
     assert all(len(t.seconds) == len(t.bytes) and min(t.seconds) > 0 for t in found.transfers)
     engines = {(entry.strategy, entry.workers) for entry in found.engines}
     assert engines == {(strategy, 2) for strategy in strategies}  # one worker alone has nothing that an engine adds
-    lines = done.stdout.splitlines()
-    assert all(len(line.split()) == 7 for line in lines if line.startswith("loopback")), done.stdout  # none are glued
-    assert not any("DeepSpeed" in line for line in lines[:-1])
-    assert "loopback, 2 workers: " in done.stderr and "of about" in done.stderr
+    assert all(len(line.split()) == 7 for line in lines if line.startswith("loopback")), lines  # none are glued
+    assert "loopback, 2 workers: " in printed.err and "of about" in printed.err
     for strategy in (*strategies, "fsdp"):
         prediction = predict(found, Cell(strategy, "gpt2-tiny", 2, 2))
         assert sum(prediction.parts.values()) == pytest.approx(prediction.seconds)
@@ -92,4 +101,4 @@ def test_the_check_of_predictions_prints_its_cells_and_figures():
     found = json.loads(done.stdout.splitlines()[-1])
     assert [row["strategy"] for row in found["rows"]] == ["ddp", "own_overlap", "own_zero2"]
     assert all(row["measured_s"] > 0 and row["predicted_s"] > 0 for row in found["rows"])
-    assert "mean error" in done.stdout and "in the right order" in done.stdout
+    assert "worst: " in done.stdout

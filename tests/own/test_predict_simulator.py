@@ -4,12 +4,10 @@ from itertools import accumulate
 
 import pytest
 
+from benchmark.cost.programs.pipelined import one_forward_one_backward
 from benchmark.cost.programs.program import Compute, Kind, Start, Wait
-from benchmark.cost.programs.stage_split import one_forward_one_backward
-from benchmark.cost.resources import Machine, Transfer, fair_level
-from benchmark.cost.simulate import simulate
+from benchmark.cost.simulate import Machine, Transfer, fair_level, simulate
 from tests.beyond.test_cost_model import RING, STEPS
-from tests.own.literal_cases import cases, overlapped_step, ring_all_reduce
 
 ONE_AT_A_TIME = Machine(cores=8, is_shared=False, slots=1)
 
@@ -142,20 +140,22 @@ def test_cores_are_shared_fairly(cores, wanted, level):
     assert fair_level(cores, wanted) == pytest.approx(level)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_generated_cases_are_those_of_the_formulas(seed):
-    found = cases(seed, count=10)
+def ring_all_reduce(size, workers, latency, bandwidth):
+    """The seconds of 2(N-1) rounds in which every worker sends an N-th of the bytes and receives another."""
+    rounds = Start("ring", "exchange", size / workers, workers, (0,), repeats=2 * (workers - 1))
+    program = (rounds, Wait("ring")) if workers > 1 else ()
+    return simulate([Kind(range(workers), program)], Line(latency, 1 / bandwidth), ONE_AT_A_TIME).seconds
 
-    for step in found["steps"]:
-        end = 0.0
-        for ready, communication in step["buckets"]:
-            end = max(end, ready) + communication
-        expected = step["forward"] + max(step["backward"], end) + step["optimizer"]
-        assert step["total"] == pytest.approx(expected), step
-    for ring in found["rings"]:
-        rounds = 2 * (ring["workers"] - 1)
-        message = ring["latency"] + ring["bytes"] / ring["workers"] / ring["bandwidth"]
-        assert ring["seconds"] == pytest.approx(rounds * message), ring
+
+def overlapped_step(forward, backward, optimizer, buckets):
+    """The seconds of a step; buckets: (ready, since the beginning of backward; communication), in order."""
+    program, before = [Compute("forward", forward)], 0.0
+    for i, (ready, communication) in enumerate(buckets):
+        program += [Compute("backward", ready - before), Start(str(i), "all_reduce", communication, 2, (0,))]
+        before = ready
+    program += [Compute("backward", backward - before), *(Wait(str(i)) for i in range(len(buckets)))]
+    program.append(Compute("optimizer", optimizer))
+    return simulate([Kind(range(2), tuple(program))], Line(0.0, 1.0), ONE_AT_A_TIME).seconds
 
 
 @pytest.mark.parametrize("case", RING)

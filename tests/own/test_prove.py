@@ -14,13 +14,13 @@ from benchmark.arguments import parse
 from benchmark.proof.judge import FP32, change, compare
 from benchmark.proof.wire import SentMessage, faults
 from benchmark.prove import add_flags, chosen
-from cluster.launch import free_port
 from common.errors import InputError
 from common.paths import ROOT
 from tests.own.broken_engines import WRONG
 from tests.own.started_processes import run
-from tests.own.warm import Script
+from tests.own.warm import group
 
+PROVE = ROOT / "benchmark" / "prove.py"
 BANK = ROOT / "tests" / "own" / "broken_engines.py"
 HAS_MEGATRON, HAS_HOROVOD = (importlib.util.find_spec(name) is not None for name in ("megatron", "horovod"))
 TOO_LONG = 900  # seconds; a busy machine
@@ -43,16 +43,9 @@ def prove(*words: object, folder: Path, **options):
 def some(tmp_path_factory):
     """The rows of a right engine and of some wrong ones."""
     folder = tmp_path_factory.mktemp("prove")
-    words = ["--engine", f"{BANK}:Averaging,{','.join(SOME)}", "--output_dir", folder / "p", "--master_ip", "127.0.0.1"]
-    words += ["--master_port", free_port(), "--world_size", 2, "--local_rank"]
-    log = [folder / f"log{rank}" for rank in range(2)]
-    ranks = [Script(ROOT / "benchmark" / "prove.py", [*words, rank], log[rank]) for rank in range(2)]
-    try:
-        codes = [rank.wait(TOO_LONG) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert codes == [1, 0], log[0].read_text()[-2000:]
+    words = ["--engine", f"{BANK}:Averaging,{','.join(SOME)}", "--output_dir", folder / "p"]
+    codes = group(PROVE, words, folder)
+    assert codes == [1, 0], (folder / "log0").read_text()[-2000:]
     return {row["strategy"]: row for row in json.loads((folder / "p" / "proof.json").read_text())}
 
 
@@ -102,10 +95,8 @@ def test_every_strategy_is_right(workers, precision, tmp_path):
 @pytest.mark.medium
 @pytest.mark.skipif(not HAS_MEGATRON, reason="needs megatron-core: python install.py megatron")
 def test_megatron_with_a_vocabulary_that_cannot_be_divided_is_right(tmp_path):
-    done = prove("--strategy", "megatron", folder=tmp_path / "p")
-
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert rows_of(done)["megatron"]["gradient"] == "ok"
+    assert group(PROVE, ["--strategy", "megatron", "--output_dir", tmp_path / "p"], tmp_path) == [0, 0]
+    assert [row["gradient"] for row in json.loads((tmp_path / "p" / "proof.json").read_text())] == ["ok"]
 
 
 @pytest.mark.slow
@@ -124,16 +115,19 @@ def test_horovod_is_right_and_trains_as_ddp_does(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_strategy_is_right_on_a_model_with_two_stacks(tmp_path):
-    done = prove("--strategy", "ddp,fsdp,own_zero2,own_zero3", "--model", "t5-tiny", folder=tmp_path / "p")
-
-    assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("grid", ["data=2,tensor=2", "pipeline=2,tensor=2", "pipeline=2,data=2"])
-def test_a_grid_is_right(grid, tmp_path):
-    done = prove("--strategy", "own_grid", "--grid", grid, "--workers", 4, folder=tmp_path / "p")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--strategy", "ddp,fsdp,own_zero2,own_zero3", "--model", "t5-tiny"],  # a model with two stacks
+        *(
+            ["--strategy", "own_grid", "--grid", grid, "--workers", 4]
+            for grid in ("data=2,tensor=2", "pipeline=2,tensor=2", "pipeline=2,data=2")
+        ),
+    ],
+    ids=str,
+)
+def test_another_model_and_every_grid_are_right(words, tmp_path):
+    done = prove(*words, folder=tmp_path / "p")
 
     assert done.returncode == 0, done.stdout
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+import psutil
 import torch
 import torch.distributed as dist
 from scipy.stats import trim_mean
@@ -15,7 +16,6 @@ from torch import nn
 from benchmark.cost.calibration import Profile, SmallCosts
 from benchmark.engines.engine import BETAS
 from benchmark.engines.single import Single
-from benchmark.measure.profile import own_rss
 from benchmark.settings import Settings
 from benchmark.training.own_model import blocks
 from benchmark.training.workload import Workload
@@ -173,7 +173,7 @@ def small_costs(settings: Settings, workers: int, group: dist.ProcessGroup) -> S
             "copy_byte": copying(group) / COPIED,
             **{str(size): update(size, settings, group) for size in FLAT},
         }
-    found = mean([found | {"process": float(own_rss())}], workers, group)
+    found = mean([found | {"process": float(psutil.Process().memory_info().rss)}], workers, group)
     flat = {size: found[str(size)] for size in FLAT}
     return SmallCosts(workers, max(0.0, found["hook"]), found["launch"], found["copy_byte"], flat, found["process"])
 

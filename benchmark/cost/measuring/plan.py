@@ -11,12 +11,10 @@ class Turn:
     """Engines that are resident in the same workers and take turns, in random order.
 
     engines: label and batch size of each. A label is a strategy, or one with a second word: "ddp again".
-    alone: batch sizes of the steps without communication that are timed beside them.
     """
 
     model: str
     engines: list[tuple[str, int]]
-    alone: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,4 @@ class CalibrationPlan:
 
 def read_plan(found: dict[str, Any]) -> CalibrationPlan:
     """Return the plan that a worker was given as JSON."""
-    turns = [
-        Turn(**turn | {"engines": [(label, batch) for label, batch in turn["engines"]]}) for turn in found["turns"]
-    ]
-    return CalibrationPlan(**found | {"turns": turns})
+    return CalibrationPlan(**found | {"turns": [Turn(**turn) for turn in found["turns"]]})

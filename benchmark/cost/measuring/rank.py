@@ -7,27 +7,29 @@ import gc
 import json
 import statistics
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.arguments import parse
 from benchmark.cost.calibration import EngineTimes
 from benchmark.cost.measuring import compute_parts, transfers
-from benchmark.cost.measuring import engines as measure_engines
-from benchmark.cost.measuring.plan import CalibrationPlan, Turn, read_plan
+from benchmark.cost.measuring.plan import CalibrationPlan, read_plan
+from benchmark.measure.compared import ComparedStrategy
+from benchmark.measure.turns import Turn, nothing, take_round
 from benchmark.settings import Settings
 from benchmark.strategies import why_not
-from benchmark.training.workload import load_workload
+from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import join
 from common.errors import exit_on_input_error
 from common.paths import atomic_write
 from common.workers.process_group import Worker, process_group
+
+WARM_UP, LEAST = 2, 6  # rounds
 
 
 def work(plan: CalibrationPlan, settings: Settings, result: Path) -> None:
@@ -69,23 +71,16 @@ def measure(
 
 
 def engines(plan: CalibrationPlan, settings: Settings, worker: Worker) -> list[EngineTimes]:
-    """Return the steps of every engine that runs here, in turns with steps without communication.
-
-    Where a worker has several threads, an engine can change how fast its process computes, for good; so there those
-    steps are timed before there is an engine, too.
-    """
-    before: list[dict[int, float]] = [{} for _ in plan.turns]
-    if torch.get_num_threads() > 1:
-        before = [timed(plan, turn, [], settings, worker)[1] for turn in plan.turns]
+    """Return the steps of every engine that runs here. A collective."""
     times = []
-    for turn, clean in zip(plan.turns, before, strict=True):
+    for turn in plan.turns:
         here = replace(settings, model=turn.model)
         ready = [(name, size) for name, size in turn.engines if not why_not(of(here, name.split()[0], size))]
-        found, alone = timed(plan, turn, ready, settings, worker)
-        for (label, batch), seconds in zip(ready, found, strict=True):
-            took = statistics.median(seconds)
+        took = rounds(here, worker, load_workload(here), ready, plan.seconds)
+        gc.collect()  # engines hold themselves in circles
+        for (label, batch), seconds in zip(ready, took, strict=True):
             place = (label, turn.model, here.length, batch, worker.world_size)
-            times.append(EngineTimes(*place, took, len(seconds), alone, clean))
+            times.append(EngineTimes(*place, statistics.median(seconds), len(seconds)))
     return times
 
 
@@ -93,16 +88,33 @@ def of(settings: Settings, strategy: str, batch: int) -> Settings:
     return replace(settings, strategy=strategy, batch_size=batch)
 
 
-def timed(
-    plan: CalibrationPlan, turn: Turn, ready: list[tuple[str, int]], settings: Settings, worker: Worker
-) -> tuple[list[list[float]], dict[int, float]]:
-    """Return the seconds of all rounds of these engines, and by batch the median of the turn's steps alone."""
-    here = replace(settings, model=turn.model)
-    labels = [*((measure_engines.ALONE, batch) for batch in turn.alone), *ready]
-    took = measure_engines.rounds(here, worker, load_workload(here), labels, plan.seconds)
-    gc.collect()  # engines hold themselves in circles
-    count = len(turn.alone)
-    return took[count:], dict(zip(turn.alone, map(statistics.median, took[:count]), strict=True))
+def rounds(
+    settings: Settings,
+    worker: Worker,
+    workload: Workload,
+    engines: list[tuple[str, int]],
+    seconds: float,
+) -> list[list[float]]:
+    """Return seconds of each engine's step, round by round, the barriers' own time taken out. A collective.
+
+    engines: label and batch size, see plan.Turn. It takes about `seconds`, but at least LEAST rounds.
+    """
+    compared = [
+        ComparedStrategy(label, replace(settings, batch_size=size), worker, workload) for label, size in engines
+    ]
+    turns: list[Turn] = [lambda number: nothing, *(strategy.turn for strategy in compared)]  # only barriers
+    found: list[list[float]] = []
+    number, last = 0, WARM_UP + LEAST
+    while number < last:
+        begin = time.perf_counter()
+        found.append(take_round(turns, number, meet=dist.barrier))
+        if number == WARM_UP:
+            fitting = [max(LEAST, int(seconds / (time.perf_counter() - begin)))]
+            dist.broadcast_object_list(fitting, src=0)
+            last = WARM_UP + fitting[0]
+        number += 1
+    took = np.array(found)[WARM_UP:].T
+    return (took[1:] - np.median(took[0])).tolist()  # type: ignore[no-any-return]
 
 
 def main() -> None:

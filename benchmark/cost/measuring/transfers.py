@@ -85,13 +85,14 @@ def measure_one(
     repeats = max(LEAST, min(MOST, int(budget / ((agreed + REFILL_SECONDS * shaped) * in_a_row + 1e-3))))
     before = interface_bytes()
     runs = [timed(operation, in_a_row, shaped, group) for _ in range(repeats)]
-    moved = None if before is None else (interface_bytes() or 0) - before
-    barriers = before_barriers = interface_bytes()
-    if moved is not None and before_barriers is not None:
+    after = interface_bytes()
+    if before is not None:
         for _ in range(repeats):
             dist.barrier(group)
-        barriers = (interface_bytes() or 0) - before_barriers
-        moved = max(0, moved - barriers)
+    of_barriers = interface_bytes()
+    moved = None
+    if before is not None and after is not None and of_barriers is not None:
+        moved = max(0, (after - before) - (of_barriers - after))
     seconds = slowest([run[0] for run in runs], group)
     calls = in_a_row * ways
     wire = None if moved is None else moved / (repeats * calls)
@@ -112,7 +113,7 @@ def timed(operation: Operation, in_a_row: int, shaped: bool, group: dist.Process
     return time.perf_counter() - begin, time.process_time() - busy
 
 
-def slowest(seconds: list[float], group: dist.ProcessGroup) -> list[float]:
+def slowest(seconds: list[float], group: dist.ProcessGroup | None = None) -> list[float]:
     """Return the largest figures of all workers, place by place."""
     values = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)

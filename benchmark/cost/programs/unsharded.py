@@ -13,16 +13,14 @@ HOROVOD_CYCLE = 1e-3  # seconds; HOROVOD_CYCLE_TIME's default
 def single(writer: Writer) -> list[Instruction]:
     writer.forward()
     writer.backward()
-    writer.update(len(writer.model.weights), writer.model.elements)
-    return writer.instructions
+    return writer.updated()
 
 
 def ddp(writer: Writer) -> list[Instruction]:
     """Buckets are sent while backward still computes; gradients lie in the buckets, which are divided in place."""
     writer.forward()
     _backward_in_buckets(writer, ddp_buckets(_in_ready_order(writer)))
-    writer.update(len(writer.model.weights), writer.model.elements)
-    return writer.instructions
+    return writer.updated()
 
 
 def horovod(writer: Writer) -> list[Instruction]:
@@ -36,16 +34,14 @@ def horovod(writer: Writer) -> list[Instruction]:
     writer.forward()
     _backward_in_buckets(writer, buckets)
     writer.copy("communication", writer.model.bytes)
-    writer.update(len(writer.model.weights), writer.model.elements)
-    return writer.instructions
+    return writer.updated()
 
 
 def own_overlap(writer: Writer) -> list[Instruction]:
     """The same with the buckets of beyond/overlap.py, into which gradients are copied."""
     writer.forward()
     _backward_in_buckets(writer, overlap_buckets(_in_ready_order(writer), writer.cell.bucket_bytes))
-    writer.update(len(writer.model.weights), writer.model.elements)
-    return writer.instructions
+    return writer.updated()
 
 
 def own_ring(writer: Writer) -> list[Instruction]:
@@ -56,8 +52,7 @@ def own_ring(writer: Writer) -> list[Instruction]:
     writer.copy("communication", size)
     writer.call("exchange", size / workers, repeats=2 * (workers - 1))
     writer.copy("communication", size, passes=(workers - 1) / workers + 2)
-    writer.update(len(writer.model.weights), writer.model.elements)
-    return writer.instructions
+    return writer.updated()
 
 
 def zero0(writer: Writer) -> list[Instruction]:
@@ -69,8 +64,7 @@ def zero0(writer: Writer) -> list[Instruction]:
     writer.call("all_reduce", size)
     writer.copy("communication", size, passes=2)
     writer.call("all_reduce", 4)  # has any worker's gradient overflown?
-    writer.update(len(writer.model.weights), writer.model.elements)
-    return writer.instructions
+    return writer.updated()
 
 
 def _in_ready_order(writer: Writer) -> list[Weight]:

@@ -1,10 +1,14 @@
-"""Writes a rank's program: the parts of a step that strategies have in common."""
+"""What each strategy runs in a step, as programs for the simulator; a Writer has what strategies have in common."""
+
+import importlib
 
 from benchmark.cost.architecture import Architecture
 from benchmark.cost.calibration import Profile
 from benchmark.cost.cell import Cell
 from benchmark.cost.compute_times import ComputeTimes
-from benchmark.cost.programs.program import Compute, Instruction, Start, Wait
+from benchmark.cost.programs.program import Compute, Instruction, Kind, Start, Wait
+from benchmark.strategies import STRATEGIES, one_process
+from common.errors import InputError
 from common.timeline.boxes import Phase
 
 
@@ -54,3 +58,28 @@ class Writer:
     def update(self, tensors: float, elements: float) -> None:
         """Clip, update, and drop the gradients."""
         self.compute("optimizer", self.times.update(tensors, elements))
+
+    def updated(self) -> list[Instruction]:
+        """Return the program, which ends with the update of the whole model."""
+        self.update(len(self.model.weights), self.model.elements)
+        return self.instructions
+
+
+def programs(cell: Cell, times: ComputeTimes) -> list[Kind]:
+    """Return what every kind of ranks does in a step of the cell; raises InputError where it cannot be run."""
+    check(cell)
+    row = STRATEGIES[cell.strategy]
+    file, name = row.program.split(":")
+    program = getattr(importlib.import_module(f"benchmark.cost.programs.{file}"), name)
+    if row.cuts:  # stages differ
+        kinds: list[Kind] = program(cell, times)
+        return kinds
+    return [Kind(range(cell.workers), tuple(program(Writer(cell, times))))]
+
+
+def check(cell: Cell) -> None:
+    """Raise InputError for what no machine can run, and for what offloading costs, which nothing here describes."""
+    if cell.strategy.endswith("_offload"):
+        raise InputError(f"--strategy {cell.strategy} is not predicted; use {cell.strategy.removesuffix('_offload')}")
+    if one_process in STRATEGIES[cell.strategy].limits and cell.workers > 1:
+        raise InputError(f"--strategy {cell.strategy} runs on one worker, got {cell.workers}; use ddp")

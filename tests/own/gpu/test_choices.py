@@ -71,14 +71,10 @@ def test_one_line_says_that_the_cpu_is_used(machine, capsys):
     assert (config.backend, process_group.choose_device(config).type) == ("gloo", "cpu")
 
 
-def test_the_other_workers_say_nothing(machine, capsys):
+def test_the_other_workers_say_nothing_and_a_script_that_starts_its_workers_decides_for_all(machine, capsys):
     machine(1)
     parse_glue_arguments("task2b_allreduce", ["--world_size", "4", "--local_rank", "1"])
     assert capsys.readouterr().out == ""
-
-
-def test_a_script_that_starts_its_workers_decides_for_all(machine):
-    machine(1)
     config = parse_gpt2_arguments("task2b_allreduce", [], world_size=2)
     assert (config.backend, config.no_cuda) == ("gloo", True)
 
@@ -96,16 +92,17 @@ def test_workers_on_four_nodes_with_a_gpu_each_use_nccl(machine):
     assert workers_on_machine(4, "127.0.0.1", {}) == 4
 
 
-def test_two_gpus_on_one_card_are_no_lost_contact():
-    error = dist.DistBackendError(DUPLICATE)
-    assert not process_group._is_lost_contact(error)
-    assert process_group._reason(error) == "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
-
-
-def test_a_peer_that_is_gone_is_lost_contact_and_the_last_error_is_shown():
-    error = dist.DistBackendError(REMOTE)
-    assert process_group._is_lost_contact(error)
-    assert process_group._reason(error) == "socketProgress: Connection closed by remote peer node1<40112>"
+@pytest.mark.parametrize(
+    ("said", "is_lost", "reason"),
+    [
+        (DUPLICATE, False, "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"),
+        (REMOTE, True, "socketProgress: Connection closed by remote peer node1<40112>"),
+    ],
+)
+def test_the_last_error_of_nccl_is_shown_and_only_a_peer_that_is_gone_is_lost_contact(said, is_lost, reason):
+    error = dist.DistBackendError(said)
+    assert process_group._is_lost_contact(error) == is_lost
+    assert process_group._reason(error) == reason
 
 
 def test_a_torch_without_cuda_beside_a_driver_is_said_at_the_start(machine, monkeypatch, capsys, tmp_path):
@@ -186,34 +183,25 @@ def on_nccl(monkeypatch):
     return play
 
 
-def test_collectives_of_nccl_are_counted(on_nccl):
-    on_nccl([nccl(0, "all_reduce"), nccl(1, "all_reduce"), nccl(2, "broadcast")])
+def test_collectives_of_nccl_are_counted_and_sends_left_out_since_they_are_counted_when_they_are_made(on_nccl):
+    sends = [nccl(0, "send 0->1", is_p2p=True), nccl(1, "coalesced")]
+    on_nccl([*sends, nccl(2, "all_reduce"), nccl(3, "all_reduce"), nccl(4, "broadcast")])
     log = CollectiveLog()
 
-    log.drain()
-
+    assert [(entry.name, entry.number) for entry in recorded()] == [
+        ("all_reduce", 0), ("all_reduce", 1), ("broadcast", 2),
+    ]  # fmt: skip
+    assert log.drain() == 5
+    assert log.drain() == 0
     assert [(entry["name"], entry["count"], entry["bytes"]) for entry in log.summary()] == [
         ("all_reduce", 2, 32), ("broadcast", 1, 16),
     ]  # fmt: skip
 
 
-def test_sends_of_nccl_are_left_out_since_they_are_counted_when_they_are_made(on_nccl):
-    on_nccl([nccl(0, "send 0->1", is_p2p=True), nccl(1, "coalesced"), nccl(2, "all_reduce")])
-    log = CollectiveLog()
-
-    assert [(entry.name, entry.number) for entry in recorded()] == [("all_reduce", 0)]
-    assert log.drain() == 3
-    assert log.drain() == 0
-
-
-def test_a_collective_of_nccl_is_pending_until_it_is_completed(on_nccl):
-    on_nccl([nccl(0, "all_reduce"), nccl(1, "all_reduce", "started"), nccl(2, "all_reduce", "scheduled")])
-    assert [entry.is_pending for entry in recorded()] == [False, True, True]
-
-
-def test_a_collective_of_nccl_that_is_complete_and_not_yet_retired_is_not_pending(on_nccl):
-    on_nccl([nccl(0, "all_reduce") | {"retired": False}])
-    assert not recorded()[0].is_pending
+def test_a_collective_of_nccl_is_pending_until_it_is_completed_also_if_it_is_not_yet_retired(on_nccl):
+    entries = [nccl(0, "all_reduce"), nccl(1, "all_reduce", "started"), nccl(2, "all_reduce", "scheduled")]
+    on_nccl([*entries, nccl(3, "all_reduce") | {"retired": False}])
+    assert [entry.is_pending for entry in recorded()] == [False, True, True, False]
 
 
 def test_a_thread_that_spins_for_a_pending_collective_waits(on_nccl, monkeypatch):

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 import threading
 import tomllib
@@ -26,7 +24,7 @@ from benchmark.engines.engine import Engine
 from benchmark.engines.operators import compile_operators
 from benchmark.engines.own_grid import OwnGrid
 from benchmark.engines.pipeline import Pipeline
-from benchmark.engines.single import DP, Single
+from benchmark.engines.single import DP
 from benchmark.engines.tensor import TensorParallel
 from benchmark.measure.meter import Meter, gpu_figures
 from benchmark.measure.payload import Payload
@@ -44,8 +42,6 @@ from common.timeline.waiting import Message
 from common.workers.process_group import Worker
 from course.table import load_course
 from task4_traffic.traffic import COUNTABLE, TrafficRecord
-from tests.own.gpu.engines import SCENES
-from tests.own.gpu.fake_gpu import on_fake_gpu
 from tests.own.made_timelines import during_backward
 
 GPU = torch.device("cuda", 0)
@@ -146,12 +142,11 @@ def test_with_cuda_deepspeeds_optimizer_for_cpus_is_built_only_to_offload(
     assert os.environ.get("DS_ACCELERATOR") == accelerator
 
 
-@pytest.mark.parametrize("on_gpu", [True, False])
-def test_deepspeed_overlaps_and_pins_on_a_gpu_alone(on_gpu):
-    zero = deepspeed_config(SETTINGS, "zero3_offload", on_gpu)["zero_optimization"]
-
-    pinned = {zero[name]["pin_memory"] for name in ("offload_optimizer", "offload_param")}
-    assert {zero["overlap_comm"], *pinned} == {on_gpu}
+def test_deepspeed_overlaps_and_pins_on_a_gpu_alone():
+    for on_gpu in (True, False):
+        zero = deepspeed_config(SETTINGS, "zero3_offload", on_gpu)["zero_optimization"]
+        pinned = {zero[name]["pin_memory"] for name in ("offload_optimizer", "offload_param")}
+        assert {zero["overlap_comm"], *pinned} == {on_gpu}
 
 
 def test_data_parallel_computes_in_the_dtype_that_was_asked_for(monkeypatch):
@@ -181,12 +176,12 @@ def test_a_model_that_is_cut_is_not_whole_on_the_gpu_first(engine, called):
     assert {parameter.device.type for parameter in wrap.call_args.args[-1].parameters()} == {"cpu"}
 
 
-@pytest.mark.parametrize("engine, file", [(Single, "state"), (Pipeline, "stage0"), (OwnGrid, "cell0")])
-def test_adamw_resumes_with_its_number_of_steps_on_the_cpu(engine, file, tmp_path):
-    torch.save({"model": {}, "scaler": {}, "optimizer": {"step": torch.ones(())}}, tmp_path / f"{file}.pt")
-    resumed = MagicMock(worker=ELSEWHERE)
+def test_adamw_resumes_with_its_number_of_steps_on_the_cpu(tmp_path):
+    file = tmp_path / "state.pt"
+    torch.save({"model": {}, "scaler": {}, "optimizer": {"step": torch.ones(())}}, file)
+    resumed = MagicMock(cuts_model=False, state_file=lambda folder: file)
 
-    engine.load(resumed, tmp_path)
+    Engine.load(resumed, tmp_path)
 
     assert resumed.optimizer.load_state_dict.call_args.args[0]["step"].device.type == "cpu"
 
@@ -228,12 +223,6 @@ def test_in_task_4_nccl_sends_along_a_ring_over_the_interface_that_is_counted(ca
 
     assert {name: os.environ[name] for name in COUNTABLE} == COUNTABLE
     assert (COUNTABLE["NCCL_ALGO"], COUNTABLE["NCCL_PROTO"], COUNTABLE["NCCL_NET"]) == ("Ring", "Simple", "Socket")
-
-
-@pytest.mark.skipif(not shutil.which("g++"), reason="compiles fake_cuda.cpp with g++")
-@pytest.mark.medium
-def test_the_benchmarks_own_engines_train_and_validate_on_fake_gpus():
-    assert on_fake_gpu("tests.own.gpu.engines", *SCENES) == dict.fromkeys(SCENES, "")
 
 
 # ------------------------------------------------------------------------------------------- what is measured
@@ -286,15 +275,6 @@ def test_without_kernels_in_the_trace_communication_is_not_measured():
 
     assert set(figures.values()) == {None}
     assert phases([{"wall": 1.0, "backward": 1.0}], figures, "ddp")["communication"] is None
-
-
-def test_a_worker_on_the_cpu_of_a_machine_with_gpus_is_traced_on_the_cpu(gpus):
-    gpus(1)
-
-    figures = read_trace([event("aten::mm", "cpu_op", 0, 60), event("gloo:all_reduce", "cpu_op", 40, 50)], steps=1)
-
-    assert figures["exposed_ms"] == pytest.approx(0.03)
-    assert figures["device_ms"] is None
 
 
 def test_the_peak_of_memory_on_a_gpu_is_that_of_the_timed_steps(gpus, monkeypatch):
@@ -388,7 +368,7 @@ def test_without_a_gpu_the_check_says_so_in_one_line_and_exits_with_2(check, cap
     assert capsys.readouterr().out == gpu_check.NO_GPU + "\n"
 
 
-@pytest.mark.parametrize("count, numbers", [(1, {1, 2, 8, 10}), (2, set(range(1, 11))), (4, set(range(1, 11)))])
+@pytest.mark.parametrize("count, numbers", [(1, {1, 2, 8, 10}), (4, set(range(1, 11)))])
 def test_checks_run_where_there_are_enough_gpus(count, numbers, check):
     code, rows = check(count)
 
@@ -399,13 +379,13 @@ def test_checks_run_where_there_are_enough_gpus(count, numbers, check):
 
 
 def test_the_first_check_runs_every_grader():
-    words = shlex.split(gpu_check.CHECKS[0].command)[1:]
-    tasks = load_course().tasks.values()
+    words = shlex.split(gpu_check.CHECKS[0].command)
+    folders = [word for word in words if (ROOT / word).is_dir()]
+    left_out = [word.partition("=")[2] for word in words if word.startswith("--ignore")]
+    files = {file for task in load_course().tasks.values() for file in (*task.tests, *task.whole)}
 
-    done = subprocess.run([sys.executable, *words, "--collect-only"], cwd=ROOT, capture_output=True, text=True)
-
-    collected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
-    assert {file for task in tasks for file in (*task.tests, *task.whole)} <= collected
+    assert files and all(any(file.startswith(f"{folder}/") for folder in folders) for file in files)
+    assert not any(file.startswith(f"{folder}/") for folder in left_out for file in files)
 
 
 def test_the_files_and_modules_of_the_checks_are_there():
