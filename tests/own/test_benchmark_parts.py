@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import random
 import re
 import subprocess
