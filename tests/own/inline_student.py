@@ -6,7 +6,7 @@ import time
 from course.table import load_course
 from grader import ranks
 from grader.grading import Grade, Session
-from staff.handout.regions import replace_in_tree
+from staff.handout.regions import replace_body
 from staff.proofs.bank import copy_tree
 
 HEAD = "import os, signal, subprocess, sys, threading, time\nimport torch\nimport torch.distributed as dist\n"
@@ -39,7 +39,9 @@ def view_of(tree, region):
 def view_with(folder, file, region, body):
     """The graders' view of the solved course with another body for a region."""
     copy_tree(folder)
-    replace_in_tree(folder, file, region, textwrap.dedent(body).strip() + "\n")
+    path = folder / file
+    solved = path.read_text(encoding="utf-8")
+    path.write_text(replace_body(solved, file, region, textwrap.dedent(body).strip() + "\n"), encoding="utf-8")
     return view_of(folder, region)
 
 
