@@ -278,7 +278,7 @@ def test_a_prediction_does_not_depend_on_its_cell_s_measurement_and_the_naive_on
     """Naive: 4 examples of 128 ms, a batch of 8: twice as long; then 4.47 MB over 12.5 MB/s."""
     place = Place(Cell("ddp", "gpt2-tiny", 2, 8), "100mbit")
     launches = [
-        [EngineTimes(name, "gpt2-tiny", 64, 8, 2, seconds, 10, {8: seconds}) for name in ("ddp", "ddp again")]
+        [EngineTimes(name, "gpt2-tiny", 64, 8, 2, seconds, 10) for name in ("ddp", "ddp again")]
         for seconds in (0.1, 0.9)
     ]
 
