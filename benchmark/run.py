@@ -7,6 +7,7 @@
 Written to --output_dir: result.json, losses.txt, tensorboard/, and what was asked for: checkpoints/, model/, traces.
 """
 
+import gc
 import json
 import sys
 from functools import partial
@@ -52,6 +53,7 @@ def work(settings: Settings) -> None:
             shapes = [parameter.shape for parameter in model.parameters()]
             engine = STRATEGIES[settings.strategy].make(settings, worker, model)
             del model
+            gc.collect()  # a model of transformers refers to itself: where it was cut, the rest would stay for a while
             measured = train(settings, worker, workload, engine, log, memory)
         result = assemble(settings, begin, shapes, measured, log)
         if (settings.save or settings.bleu) and (trained := whole_model(settings, engine, workload)):

@@ -1,5 +1,6 @@
 """Strategies that are resident in the same workers: each takes a step in its turn, and is looked at meanwhile."""
 
+import gc
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,8 @@ class ComparedStrategy:
         model = workload.build(self.settings, worker.device)
         self.shapes = [parameter.shape for parameter in model.parameters()]
         self.engine = STRATEGIES[strategy].make(self.settings, worker, model)
+        del model
+        gc.collect()  # see benchmark.run
         self.batches = worker.batches(workload.batches(self.settings))
         self.meter = Meter(worker) if label.endswith("metered") else None
         self.losses: list[torch.Tensor] = []
