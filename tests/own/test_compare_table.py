@@ -1,6 +1,7 @@
 """The table of benchmark.compare, from made-up rounds; and of compare A.json B.json: the same strategies twice."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ def compared(rounds, ms, gpu=NO_GPU, **figures):
     """Settings and rows of two workers; ms: by label, what a step takes in even and in odd rounds."""
     flags = ["--world_size", "2", "--max_steps", str(rounds + 3), "--batch_size", "4", "--length", "64"]
     settings, _ = parse(flags, "compare", add_flags=lambda parser: None)  # as compare does: it needs no TensorBoard
+    settings = replace(settings, no_cuda=gpu is NO_GPU)  # however many GPUs this machine has
     steps = rounds + 3
     measured = {
         "labels": list(ms),
