@@ -111,7 +111,7 @@ def remove_left_locks(folder: Path, unowned: set[Path]) -> set[Path]:
 def paths_in_use() -> set[Path]:
     """What this user's processes have open, and where they work.
 
-    Whoever builds has the lock open; when it is killed, ninja and g++ may go on in the lock's folder for a while.
+    The process that builds has the lock open. If it is killed, ninja and g++ can go on in the lock's folder.
     """
     used = set()
     for process in psutil.process_iter():

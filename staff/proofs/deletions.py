@@ -3,8 +3,8 @@
     python -m staff.proofs.deletions [--count 100] [--seed 1] [--jobs 2]
 
 Statements are drawn from the folders below, without regions (the banks prove those). The tests next to a statement
-are the files of tests/own and staff/tests that name its module, those that name it most often first. Prints every
-deletion that they did not notice; the last line is {"deletions": n, "noticed": n, "survived": ["file:line", ...]}.
+are the files of tests/own and staff/tests that name its module most often. Prints every deletion that they did not
+notice; the last line is {"deletions": n, "noticed": n, "survived": ["file:line", ...]}.
 """
 
 import argparse

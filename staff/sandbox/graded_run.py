@@ -47,7 +47,7 @@ UIDS = range(20_000, 60_000)  # where a container maps only 65,536 users, these 
 
 @dataclass(frozen=True)
 class Job:
-    """What the supervisor is told, see run_graded."""
+    """What the supervisor is to run, and under which limits; see run_graded."""
 
     tree: str
     report: str

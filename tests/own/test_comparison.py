@@ -49,7 +49,7 @@ ABAB = [SUM, OTHER, SUM, OTHER]
         [row(0, calls=[SUM] * 3), row(1, calls=[SUM] * 3), row(2, STOPPED, calls=[SUM] * 2, place="run_glue.py:7")],
         "ranks 0 and 1 wait for rank 2: rank 2 is stopped at run_glue.py:7",
     ),
-    (  # a death is told after the difference that may have caused it
+    (  # the difference that may have caused a death comes first
         [row(0, DIED, note="see its own output"), row(1, calls=[SUM, OTHER, OTHER]), row(2, calls=[SUM, OTHER, SUM])],
         "rank 1 left out all_reduce (3) in iteration 2; rank 0 died (see its own output)",
     ),

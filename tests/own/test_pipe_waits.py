@@ -72,7 +72,7 @@ class Wait(nn.Module):
         1, "partition 0 (cpu:0)  waits for a task; 1 result in its out-queue",
         ", but there is 1 result in the out-queue of partition 0: take each result from the out-queue of its partition",
     ),
-], ids=["none was put", "one lies in another queue"])  # fmt: skip
+], ids=["nothing was put", "one lies in another queue"])  # fmt: skip
 def test_a_result_that_is_awaited_in_vain_is_named(put, line, reason):
     piped = Pipe(labelled(*mlp()), 2)
     for _ in range(put):
