@@ -49,7 +49,7 @@ NO_JSON = ("task1_single", "-m cluster.ladder", "-m cluster.two_workers", "-m cl
 
 # What is not run here, and why; what is in brackets runs it in another form.
 ELSEWHERE = {
-    r"^make (setup|demo|demo-cluster|test|bank|check|verify|report)\b": "installs, or runs the tests (.ci/run)",
+    r"^make (setup|demo|demo-cluster|lint|test|bank|check|verify|report)\b": "installs, or runs the tests (.ci/run)",
     r"^make (handout|gradescope)\b": "test_handout.py, test_gradescope.py",
     r"install\.py benchmark": "installs; benchmark/README.md's figures were made with it",
     r"^source ": "a line for the user's shell",
