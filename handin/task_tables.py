@@ -8,7 +8,7 @@ from typing import Any
 
 from common.errors import InputError
 from common.timeline.parts import NAMES as PARTS
-from common.timeline.parts import milliseconds
+from common.timeline.parts import Parts, mean, milliseconds
 from common.timeline.trace import read_trace
 from handin.measures import ITERATIONS, iteration_time
 from handin.report_pictures import Pictures
@@ -115,7 +115,7 @@ SHOWN = {
 TIMELINE: dict[str, Shape] = {
     "run": is_text,
     "clock_error": is_number,
-    "steps": [{"rank": is_whole, "step": is_whole, **dict.fromkeys((*PARTS, "hidden"), or_null(is_number))}],
+    "steps": [{"rank": is_whole, "step": is_whole, **dict.fromkeys(("seconds", *PARTS, "hidden"), or_null(is_number))}],
 }
 
 
@@ -163,11 +163,9 @@ def problem(folder: Path, run: Run) -> str:
 
 def _cells(run: Run) -> list[list[object]]:
     """The mean of the steps for every rank."""
-    steps: list[dict[str, Any]] = [row for record in run.records for row in record["timeline"]["steps"]]
+    rows = [Parts(**row) for record in run.records for row in record["timeline"]["steps"]]
     found: list[list[object]] = []
-    for rank in sorted({row["rank"] for row in steps}):
-        mine = [row for row in steps if row["rank"] == rank]
-        columns = [[row[part] for row in mine] for part in (*PARTS, "hidden")]  # None: not measured, on a GPU
-        means = [None if None in column else sum(column) / len(column) for column in columns]
-        found.append([rank, *(milliseconds(value, 1) for value in means)])
+    for rank in sorted({row.rank for row in rows}):
+        means = mean([row for row in rows if row.rank == rank])
+        found.append([rank, *(milliseconds(means[name], 1) for name in (*PARTS, "hidden"))])
     return found
