@@ -152,15 +152,15 @@ def main() -> None:
         return
     load_workload(settings)  # a wrong name or empty data is said once, not by every worker
     make_ready(settings, [strategy for strategy, _ in wanted.values()])
-    rest = without(without(without(argv, "--workers"), "--strategy"), "--engine")
+    rest = without(argv, "--workers", "--strategy", "--engine")
     rows: list[dict] = []
     names = list(wanted)
     while names:
         kept.unlink(missing_ok=True)
-        words = ["--strategy", flags.names] if flags.names else []
-        words += ["--engine", flags.engines.rpartition(":")[0] + ":" + ",".join(names)]
-        if not flags.engines:
-            words = ["--strategy", ",".join(names)]
+        words = ["--strategy", ",".join(names)]
+        if flags.engines:
+            file = flags.engines.rpartition(":")[0]
+            words = ["--strategy", flags.names or "ddp", "--engine", f"{file}:{','.join(names)}"]
         code = start_workers("benchmark.prove", settings.world_size, [*rest, *words])
         done = json.loads(kept.read_text()) if kept.exists() else []
         rows += done

@@ -92,11 +92,11 @@ def prepare(folder: Path) -> None:
         ) from None
 
 
-def without(argv: list[str], flag: str) -> list[str]:
-    """The command line less one flag and its value: the launcher says it in its own words."""
+def without(argv: list[str], *flags: str) -> list[str]:
+    """The command line less some flags and their values: the launcher says these in its own words."""
     kept, skip = [], False
     for word in argv:
-        if not skip and word != flag and not word.startswith(flag + "="):
+        if not skip and word.partition("=")[0] not in flags:
             kept.append(word)
-        skip = word == flag
+        skip = word in flags
     return kept

@@ -22,7 +22,7 @@ from benchmark.checks.delayed_links import command_on_nodes
 from cluster.emulate import on_nodes, why_not
 from common.config import RunConfig
 from common.errors import InputError, exit_on_input_error
-from common.paths import ROOT, atomic_write, import_file
+from common.paths import ROOT, atomic_write
 
 PATIENCE = datetime.timedelta(seconds=60)  # with a collective that does not come to an end
 
@@ -63,11 +63,6 @@ def check_nodes() -> None:
     """Raises SkippedError if this machine cannot emulate nodes."""
     if reason := why_not():
         raise SkippedError(reason)
-
-
-def lesson(task: str) -> Any:
-    """The solved script of a task, as a module."""
-    return import_file(ROOT / task / "run_glue.py", f"lesson_{task}")
 
 
 def main() -> None:

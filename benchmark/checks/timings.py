@@ -40,7 +40,7 @@ from transformers import BertConfig, BertForSequenceClassification, get_linear_s
 
 from benchmark.checks.check import Row, check_parser, run_parts
 from benchmark.checks.pipeline_speed import pipe
-from benchmark.checks.ranks import lesson, on_ranks
+from benchmark.checks.ranks import on_ranks
 from benchmark.measure.intervals import ratio
 from benchmark.measure.turns import Step, Timed, take_rounds
 from common.arguments import parse_glue_arguments
@@ -51,7 +51,7 @@ from common.errors import exit_on_input_error
 from common.flags import positive
 from common.models.load import load_tokenizer
 from common.optim import set_seed
-from common.paths import ROOT
+from common.paths import ROOT, import_file
 from common.record import Record
 from common.workers.process_group import Worker
 from common.workers.pulse import Pulse
@@ -74,6 +74,11 @@ def measure(config: RunConfig, name: str, rounds: int, quick: bool) -> list[Row]
         rows.append({"share": what, "value": share, "holds": quick or within(share, timed.limits[what])})
     is_equal = timed.equal()
     return [*rows, {"losses or outcomes": "equal" if is_equal else "different", "holds": is_equal}]
+
+
+def lesson(task: str) -> Any:
+    """The solved script of a task, as a module."""
+    return import_file(ROOT / task / "run_glue.py", f"lesson_{task}")
 
 
 def within(value: float, limits: tuple[float, float] | None) -> bool:
