@@ -42,6 +42,7 @@ class Collective:
     group: str = ""  # the process group, and which of its calls this is: the same on all ranks of the group
     sequence: int = 0
     messages_before: int = 0  # entries that are left out
+    dtypes: tuple = ()  # of this rank's input tensors, such as Float
 
     @property
     def entry(self) -> int:
@@ -172,11 +173,11 @@ def _collective(entry: dict, messages_before: int = 0) -> Collective:
     name = entry["profiling_name"].split(":")[-1].split(" ")[0]
     name = {"allreduce": "all_reduce", "allgather": "all_gather", "all_reduce_barrier": "barrier"}.get(name, name)
     shapes = tuple(tuple(shape) for shape in entry.get("input_sizes", ()))
-    dtypes = [dtype.removeprefix("torch.") for dtype in entry.get("input_dtypes", ())]
+    dtypes = tuple(dtype.removeprefix("torch.") for dtype in entry.get("input_dtypes", ()))
     sizes = [math.prod(shape) * _BYTES.get(dtype, 1) for shape, dtype in zip(shapes, dtypes, strict=False)]
     # Gloo marks an entry as retired when it is complete. NCCL only does so later, in a thread of its own.
     on_nccl = entry["profiling_name"].startswith("nccl:")
     pending = entry["state"] != "completed" if on_nccl else not entry.get("retired", True)
     created, number = entry.get("time_created_ns") or 0, entry["record_id"] - messages_before
     group, sequence = str(entry.get("process_group", [""])[0]), entry.get("collective_seq_id") or 0
-    return Collective(number, name, sum(sizes), shapes, created, pending, group, sequence, messages_before)
+    return Collective(number, name, sum(sizes), shapes, created, pending, group, sequence, messages_before, dtypes)
