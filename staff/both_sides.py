@@ -17,11 +17,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from common.errors import InputError, exit_on_input_error
-from common.paths import ROOT
 from course.table import load_course
 from staff.grade.hand_ins import grader_files
-from staff.grade.submissions import write_files
-from staff.handout.assemble import assemble
+from staff.grade.submissions import clean_files, write_files
 from staff.proofs.grading_pool import Graded, Test, collect, grade, tree_folder, worker_processes
 
 COURSE = load_course()
@@ -71,7 +69,7 @@ def with_needs(region: str, tests: dict[str, Test]) -> set[str]:
 def graded(solved: set[str], seed: int) -> Graded:
     """Grade the handout with these regions solved."""
     with tree_folder() as tree:
-        write_files(assemble(ROOT, solved=solved).files, tree)
+        write_files(clean_files(solved=solved), tree)
         return grade(tree, grader_files(), seed)
 
 

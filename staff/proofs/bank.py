@@ -5,9 +5,8 @@ How an entry is written is told in staff/banks/mistakes/README.md.
 
 import ast
 import re
-import shutil
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 from common.errors import InputError, reading
 from common.paths import ROOT
 from course.table import files_matching, load_course
-from staff.grade.submissions import TREE
-from staff.handout.regions import replace_body, strip
+from staff.grade.submissions import TREE, write_files
+from staff.handout.regions import replace_body
 
 BANKS = ROOT / "staff" / "banks"
 KINDS = ("mistakes", "variants")
@@ -127,20 +126,7 @@ def _entry(kind: str, bank: str, name: str, row: dict[str, Any], table: dict[str
 
 def copy_tree(tree: Path) -> None:
     """Copy what the graders look for. Real copies: through a link a script would find the source's `common`."""
-    for file in files_matching(ROOT, TREE):
-        (tree / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / file, tree / file)
-
-
-def handed_in(tree: Path, without: Collection[str] = ()) -> dict[str, bytes]:
-    """Return the files of a copied tree that students may change, as one who has not written the regions `without`
-    hands them in: the lines of each region between its TODO and END TODO lines."""
-    course = load_course()
-    keep = set(course.regions) - set(without)
-    files = [file for file in files_matching(tree, TREE) if file.endswith(".py") and course.may_student_change(file)]
-    return {
-        file: strip((tree / file).read_text(encoding="utf-8"), file, course.readme, keep).encode() for file in files
-    }
+    write_files({file: (ROOT / file).read_bytes() for file in files_matching(ROOT, TREE)}, tree)
 
 
 def apply(entry: Entry, tree: Path) -> None:
