@@ -13,7 +13,7 @@ from typing import Any
 
 from common.errors import InputError, reading
 from common.paths import ROOT
-from course.table import files_matching, load_course
+from course.table import Course, files_matching, load_course
 from staff.grade.submissions import TREE, write_files
 from staff.handout.regions import replace_body
 
@@ -55,14 +55,12 @@ def load_bank(folder: Path = BANKS) -> list[Entry]:
     Raises:
         InputError: what is no entry, with its file and name.
     """
-    return [
-        _entry(kind, path.stem, name, row, table)
-        for kind in KINDS
-        for path in sorted((folder / kind).glob("*.toml"))
-        for table in [_read(path, f"{kind}/{path.name}")]
-        for name, row in table.items()
-        if isinstance(row, dict)
-    ]
+    files = [(kind, path) for kind in KINDS for path in sorted((folder / kind).glob("*.toml"))]
+    course = load_course()
+    entries = [entry for kind, path in files for entry in _entries(kind, path, f"{kind}/{path.name}", course)]
+    if wrong := next((entry for entry in entries if entry.error), None):
+        raise InputError(wrong.error)
+    return entries
 
 
 def load_file(path: Path) -> list[Entry]:
@@ -72,34 +70,31 @@ def load_file(path: Path) -> list[Entry]:
         InputError: no bank at all, or one without entries.
     """
     with reading(path):
-        table = _read(path, str(path))
-    tasks = load_course().tasks
-    entries = []
-    for name, row in table.items():
-        if name in ("task", "file"):
-            continue
-        try:
-            if table["task"] not in tasks:
-                raise InputError(f"expected a task of course.toml, one of {', '.join(tasks)}; got {table['task']!r}")
-            entries.append(_entry("file", path.stem, name, row, table))
-        except InputError as error:
-            entries.append(Entry("file", path.stem, name, table["task"], table["file"], {}, error=str(error)))
+        entries = list(_entries("file", path, str(path), load_course()))
     if not entries:
         raise InputError(f"{path}: expected at least one entry, got none")
     return entries
 
 
-def _read(path: Path, where: str) -> dict[str, Any]:
+def _entries(kind: str, path: Path, where: str, course: Course) -> Iterator[Entry]:
+    """Yield the entries of a file; one that is none says so in its `error`."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{where}: expected a bank as TOML, got {error}") from error
     if missing := [key for key in ("task", "file") if not isinstance(table.get(key), str)]:
         raise InputError(f"{where}: expected task and file at the top, got no {missing[-1]}")
-    return table
+    task, file = table.pop("task"), table.pop("file")
+    for name, row in table.items():
+        try:
+            if task not in course.tasks:
+                raise InputError(f"{where}: expected a task, one of {', '.join(course.tasks)}; got {task!r}")
+            yield _entry(kind, path.stem, name, row, task, file)
+        except InputError as error:
+            yield Entry(kind, path.stem, name, task, file, {}, error=str(error))
 
 
-def _entry(kind: str, bank: str, name: str, row: dict[str, Any], table: dict[str, Any]) -> Entry:
+def _entry(kind: str, bank: str, name: str, row: dict[str, Any], task: str, file: str) -> Entry:
     where = f"{kind}/{bank}.toml: {name!r}"
     known = {"body": dict, "patch": str, "file": str} | ({"fails": dict, "race": bool} if kind != "variants" else {})
     if not isinstance(row, dict):
@@ -120,8 +115,8 @@ def _entry(kind: str, bank: str, name: str, row: dict[str, Any], table: dict[str
     if kind == "mistakes" and not row.get("fails"):
         raise InputError(f"{where}: expected the tests that must fail, fails.test_name = [words], got none")
     fails = {test: (words,) if isinstance(words, str) else tuple(words) for test, words in row.get("fails", {}).items()}
-    file, bodies, race = row.get("file", table["file"]), row.get("body", {}), row.get("race", False)
-    return Entry(kind, bank, name, table["task"], file, bodies, row.get("patch", ""), fails, race)
+    bodies, race = row.get("body", {}), row.get("race", False)
+    return Entry(kind, bank, name, task, row.get("file", file), bodies, row.get("patch", ""), fails, race)
 
 
 def copy_tree(tree: Path) -> None:
