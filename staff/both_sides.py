@@ -34,10 +34,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.region) - set(COURSE.regions):
         raise InputError(f"--region: expected some of {', '.join(COURSE.regions)}; got {min(unknown)}")
+    tests, _ = collect()
+    sides = [("open", id, set(COURSE.regions) - {id}) for id in arguments.region]
+    sides += [("solved", id, with_needs(id, tests)) for id in arguments.region]
     with worker_processes(min(2, os.cpu_count() or 1)) as pool:
-        tests, _ = pool.submit(collect).result()
-        sides = [("open", id, set(COURSE.regions) - {id}) for id in arguments.region]
-        sides += [("solved", id, with_needs(id, tests)) for id in arguments.region]
         futures = [pool.submit(graded, solved, arguments.seed) for _, _, solved in sides]
         right = {"regions": len(arguments.region), "open": 0, "solved": 0}
         for (side, id, solved), future in zip(sides, futures, strict=True):

@@ -141,5 +141,5 @@ def graders_of(entry: Entry, tests: Tests, copies: dict[str, str], everything: b
         return tests | copy
     if everything:
         return tests
-    chosen = entry.fails or [name for name, test in tests.items() if test.file in ("", entry.file)]
+    chosen = entry.fails or [name for name, test in tests.items() if test.file == entry.file]
     return {name: tests[name] for name in chosen}
