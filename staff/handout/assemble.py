@@ -117,12 +117,7 @@ def write(handout: Handout, out: Path) -> Path:
         _write_folder(files, new)
         if out.exists():
             out.rename(old)
-        try:
-            new.rename(out)
-        except OSError:
-            if old.exists():
-                old.rename(out)
-            raise
+        new.rename(out)
     readme_first = {name: files[name] for name in sorted(files, key=lambda name: (name != "README.md", name))}
     write_zip(readme_first, archive, folder=out.name)
     return archive
