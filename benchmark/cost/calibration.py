@@ -108,10 +108,6 @@ class Calibration:
     def links(self) -> list[str]:
         return list(dict.fromkeys(table.link for table in self.transfers))
 
-    @property
-    def models(self) -> list[str]:
-        return list(dict.fromkeys(profile.model for profile in self.profiles))
-
 
 READ: dict[str, Callable[[dict[str, Any]], Any]] = {
     "profiles": lambda entry: Profile(**entry),

@@ -21,6 +21,7 @@ further hops. A link that was not calibrated takes loopback's processor time and
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmark.cost.calibration import LOOPBACK, Calibration, TransferTimes
@@ -85,7 +86,7 @@ class Table:
         return max(0.0, interpolate(self.bytes, self.cpu, size))
 
 
-def interpolate(places: list[int], values: list[float], place: float) -> float:
+def interpolate(places: Sequence[int], values: Sequence[float], place: float) -> float:
     """Return the value at `place`: a straight line between neighbours, and the last one beyond the end."""
     if len(places) == 1 or place <= places[0]:
         return values[0]

@@ -66,7 +66,7 @@ class ComputeTimes:
             self.scale = self._of_own_cores(profiles, low)
         elif wanted != low:
             self.notes[f"{wanted} workers that share this machine's cores are extrapolated from {low}"] = None
-            if high > wanted and pairs:
+            if low < wanted < high and pairs:
                 part = (wanted - low) / (high - low)
                 between = [combined(pair, lambda values: values[0] + part * (values[1] - values[0])) for pair in pairs]
                 return [replace(one, workers=wanted) for one in between]
@@ -114,13 +114,11 @@ class ComputeTimes:
 
     def _at(self, batch: float) -> Profile:
         batches = [profile.batch for profile in self.profiles]
+        is_inside = len(batches) > 1 and batch >= batches[0]
 
-        def at(values: list[float]) -> float:
-            if len(values) == 1:
-                return values[0] * batch / batches[0]
-            if batch < batches[0]:  # the line of the first two goes on
-                return max(0.0, values[0] + (values[1] - values[0]) / (batches[1] - batches[0]) * (batch - batches[0]))
-            return max(0.0, interpolate(batches, values, batch))
+        def at(seconds: Sequence[float]) -> float:
+            fixed, each = self._line(seconds)
+            return max(0.0, interpolate(batches, seconds, batch)) if is_inside else fixed + each * batch
 
         return combined(self.profiles, at)
 

@@ -176,10 +176,12 @@ def test_large_layers_that_multiply_faster_shorten_the_part_of_every_example(cal
 
 
 def test_of_three_workers_a_step_is_between_those_of_two_and_four(calibration):
-    """On two cores, four of them take twice as long as two."""
+    """On two cores, four of them take twice as long as two, and one alone as long where only two were calibrated."""
     two, three, four = (predict(calibration, cell("ddp", count)).parts["forward"] for count in (2, 3, 4))
+    only_two = replace(calibration, profiles=[one for one in calibration.profiles if one.workers == 2])
 
     assert four == pytest.approx(2 * two) and three == pytest.approx(1.5 * two)
+    assert predict(only_two, cell("single")).parts["forward"] == pytest.approx(two)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "own_zero2", "fsdp"])
