@@ -11,9 +11,10 @@ from benchmark.cost import calibration as stored
 from benchmark.cost.architecture import describe
 from benchmark.cost.calibration import EngineTimes, load, save
 from benchmark.cost.cell import Cell
-from benchmark.cost.compute_times import ComputeTimes, Cores
+from benchmark.cost.compute_times import ComputeTimes, Cores, combined
 from benchmark.cost.measuring.compute_parts import mean
-from benchmark.cost.predict_step import Surroundings, predict
+from benchmark.cost.predict_step import Surroundings, operations, predict
+from benchmark.cost.programs.program import Start, Wait
 from benchmark.predict import main, parse
 from benchmark.strategies import STRATEGIES
 from common.errors import InputError
@@ -175,13 +176,37 @@ def test_large_layers_that_multiply_faster_shorten_the_part_of_every_example(cal
     assert faster == pytest.approx(as_fast / 2)
 
 
-def test_of_three_workers_a_step_is_between_those_of_two_and_four(calibration):
-    """On two cores, four of them take twice as long as two, and one alone as long where only two were calibrated."""
-    two, three, four = (predict(calibration, cell("ddp", count)).parts["forward"] for count in (2, 3, 4))
-    only_two = replace(calibration, profiles=[one for one in calibration.profiles if one.workers == 2])
+def test_a_message_to_one_rank_is_no_operation_that_an_engine_costs_more_for(calibration):
+    """own_1f1b gathers tokens, adds the shared matrix, the loss and the norm, and sends 16 activations."""
+    assert operations(predict(calibration, cell("own_1f1b")).kinds) == 4
 
-    assert four == pytest.approx(2 * two) and three == pytest.approx(1.5 * two)
-    assert predict(only_two, cell("single")).parts["forward"] == pytest.approx(two)
+
+def test_of_three_workers_a_step_is_between_those_of_two_and_four(calibration):
+    """On two cores, four of them take three times as long as two here, and one alone as long as two."""
+    slow = [combined([one], lambda values: 1.5 * values[0]) for one in calibration.profiles if one.workers == 4]
+    of_two = [one for one in calibration.profiles if one.workers == 2]
+    small = [replace(one, copy_byte=1e-9) for one in calibration.small]
+    with_slow = replace(calibration, profiles=[*of_two, *slow], small=small)
+
+    times = [ComputeTimes(with_slow, describe("gpt2-tiny", 64), Cores(count)) for count in (1, 2, 3, 4)]
+
+    assert [one.step(4).seconds / times[1].step(4).seconds for one in times] == pytest.approx([1, 1, 2, 3])
+    assert [one.copies(1e6) for one in times] == pytest.approx([1e-3, 1e-3, 1.5e-3, 2e-3])
+
+
+@pytest.mark.parametrize(("strategy", "most"), [("own_zero1", 2), ("own_zero2", 2), ("own_zero3", 1)])
+def test_the_lessons_receive_gradients_before_too_many_are_in_transit(strategy, most, calibration):
+    (kind,) = predict(calibration, cell(strategy)).kinds
+    in_transit, counts = set(), []
+
+    for step in kind.program:
+        if isinstance(step, Start) and step.operation == "all_to_all":
+            in_transit.add(step.key)
+        elif isinstance(step, Wait):
+            in_transit.discard(step.key)
+        counts.append(len(in_transit))
+
+    assert max(counts) == most
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "own_zero2", "fsdp"])
@@ -198,13 +223,19 @@ def test_far_beyond_the_calibrated_workers_only_a_range_is_known(strategy, calib
 
 
 def test_the_slowest_of_more_workers_is_later(calibration):
-    """Of 2 normally distributed times the larger is 0.56 deviations above the mean, of 64 2.3."""
+    """Of 2 normally distributed times the larger is 0.56 deviations above the mean, of 64 2.3.
+
+    In a longer step, it grows as a random walk does.
+    """
     spread = replace(calibration, profiles=[replace(one, spread=0.001) for one in calibration.profiles])
     times = ComputeTimes(spread, describe("gpt2-tiny", 64), Cores(2))
 
     assert times.late(4, 1) == 0.0
     assert times.late(4, 2) == pytest.approx(0.001)
     assert times.late(4, 64) == pytest.approx(0.001 * 2.36 / 0.59, rel=0.05)
+    larger = ComputeTimes(spread, describe("gpt2-6x256", 64), Cores(2))
+    longer = larger.step(4).seconds / times.step(4).seconds
+    assert larger.late(4, 2) == pytest.approx(0.001 * longer**0.5)
 
 
 def test_a_model_that_deepspeed_cannot_keep_whole_is_gathered_twice(calibration):

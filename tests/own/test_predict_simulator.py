@@ -124,6 +124,17 @@ def test_directions_of_transfers_that_follow_one_another_overlap(lag, one_by_one
     assert together == pytest.approx(overlapping)
 
 
+def test_the_other_direction_too_carries_one_transfer_after_the_other():
+    """Three seconds there and then back, and one second there, which can come back only after the three."""
+    starts = [Start(str(size), "all_to_all", size, 2, (0,)) for size in (3.0, 1.0)]
+
+    found = simulate(
+        [Kind(range(2), (*starts, Wait("3.0"), Wait("1.0")))], Line(0.0, 1.0, lag=1.0), Machine(2, is_shared=True)
+    )
+
+    assert found.seconds == pytest.approx(3 + 3 + 1)
+
+
 def test_a_collective_begins_when_its_last_member_arrives():
     programs = [(Compute("forward", s), Start("a", "all_reduce", 2.0, 2, (0, 1)), Wait("a")) for s in (1.0, 5.0)]
 
