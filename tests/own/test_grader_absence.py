@@ -1,12 +1,8 @@
 """Tests that only show that something is not there: they run last in their region, and count beside passed ones."""
 
-import json
-import os
-
 import pytest
 
-from common.paths import ROOT
-from tests.own.started_processes import run
+from staff.proofs import grading_pool
 from tests.pipeline import test_schedule
 
 pytestmark = pytest.mark.medium
@@ -37,39 +33,37 @@ def test_the_optimizer_steps(): pass
 
 
 @pytest.fixture(scope="module")
-def tests(tmp_path_factory):
-    """The report's tests by name, in the order in which they ran with the real plugin."""
+def graded(tmp_path_factory):
+    """What the real plugin makes of these tests, in the order in which they ran."""
     folder = tmp_path_factory.mktemp("tests")
     (folder / "conftest.py").write_text("pytest_plugins = ['grader.plugin']\n")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
     (folder / "test_a.py").write_text(GRADERS)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    run("-m", "pytest", "-q", "--report", "report.json", "test_a.py", cwd=folder, env=environment)
-    tests = json.loads((folder / "report.json").read_text())["tests"]
-    return {test["id"].rpartition("::")[2]: test for test in tests}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(grading_pool, "ROOT", folder)
+        return grading_pool.grade(folder, ["test_a.py"], 1)
 
 
-def test_a_test_of_absence_runs_after_the_others_of_its_region_and_counts_with_them(tests):
-    assert list(tests) == [
-        "test_the_model_is_loaded", "test_nothing_is_imported", "test_backward_runs", "test_nothing_is_sent",
-        "test_the_optimizer_steps", "test_nothing_else_is_called",
+def test_a_test_of_absence_runs_after_the_others_of_its_region_and_counts_with_them(graded):
+    assert list(graded.statuses.items()) == [
+        ("test_the_model_is_loaded", "crashed"), ("test_nothing_is_imported", "skipped"),
+        ("test_backward_runs", "passed"), ("test_nothing_is_sent", "crashed"),
+        ("test_the_optimizer_steps", "passed"), ("test_nothing_else_is_called", "passed"),
     ]  # fmt: skip
-    of_1_3 = [tests[name] for name in ("test_the_optimizer_steps", "test_nothing_else_is_called")]
-    assert all(test["status"] == "passed" and test["points"] == test["max_points"] > 0 for test in of_1_3)
+    assert "1.3" not in graded.points_lost
 
 
-def test_a_test_of_absence_gives_nothing_while_another_test_of_its_region_fails(tests):
-    absence = tests["test_nothing_is_imported"]
-
-    assert (absence["status"], absence["points"]) == ("skipped", 0)
-    assert absence["message"] == (
-        "not counted yet: this test counts only when the other tests of region 1.1 pass; test_the_model_is_loaded has "
-        "not passed"
+def test_a_test_of_absence_gives_nothing_while_another_test_of_its_region_fails(graded):
+    assert graded.points_lost["1.1"] == 3
+    assert graded.seen["test_nothing_is_imported"].message.startswith(
+        "skipped: not counted yet: this test counts only when the other tests of region 1.1 pass; "
+        "test_the_model_is_loaded has not passed"
     )
 
 
-def test_what_a_test_of_absence_finds_is_said_even_where_it_cannot_count(tests):
-    assert tests["test_nothing_is_sent"]["status"] == "crashed"
-    assert tests["test_backward_runs"]["points"] == 2, "and it does not take the other tests' points"
+def test_what_a_test_of_absence_finds_does_not_take_the_other_tests_points(graded):
+    assert graded.points_lost["1.2"] == 1
 
 
 def test_two_nested_loops_earn_nothing():
