@@ -77,14 +77,6 @@ def test_every_graded_test_catches_a_wrong_program_by_name(in_this_process, caps
     assert end.value.code == 0
 
 
-def test_the_cover_fails_every_test_that_the_bank_fails_with_a_fraction_of_its_entries():
-    chosen = cover(BANK)
-
-    failed, failable = ({(e.task, t) for e in bank for t in e.fails} for bank in (chosen, BANK))
-    assert failed == failable
-    assert len(chosen) <= len(failable) < len(BANK) / 3
-
-
 def test_the_cover_prefers_one_entry_for_two_tests_to_a_wait_and_to_a_race():
     both = entry(test_a=("x",), test_b=("x",))
     waits = entry(test_a=("deadlock",), test_b=("x",))
