@@ -1,6 +1,7 @@
 """Reads which tests grade which region, and their weights, from the test files, which are not run."""
 
 import ast
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,11 +28,18 @@ def graded_tests(root: Path, course: Course) -> dict[str, GradedTest]:
 
 
 def marked(root: Path, file: str, name: str) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
-    """Yield the id of each test of a file that is marked `@name(...)`, and the mark's arguments."""
-    for function in ast.parse((root / file).read_bytes()).body:
+    """Return the id of each test of a file that is marked `@name(...)`, and the mark's arguments."""
+    return ((f"{file}::{test}", values, words) for test, values, words in _marked((root / file).read_bytes(), name))
+
+
+@functools.lru_cache(maxsize=128)  # whoever grades one tree after the other asks for the same files each time
+def _marked(source: bytes, name: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
+    found = []
+    for function in ast.parse(source).body:
         if isinstance(function, ast.FunctionDef):
             for mark in function.decorator_list:
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func).rpartition(".")[2] == name:
                     values = [ast.literal_eval(value) for value in mark.args]
                     words = {str(word.arg): ast.literal_eval(word.value) for word in mark.keywords}
-                    yield f"{file}::{function.name}", values, words
+                    found.append((function.name, values, words))
+    return found

@@ -14,7 +14,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -87,14 +87,14 @@ def formulas(code: str, every: bool = False) -> list[Formula]:
         tree = ast.parse(code)
     except SyntaxError:
         return []  # reported as code that does not compile
-    found = []
-    for scope in ast.walk(tree):
-        if isinstance(scope, ast.FunctionDef | ast.Module):
-            nodes = list(_within(scope))
-            once = _assigned_once(nodes)
-            made = [node for node in nodes if isinstance(node, ast.expr) and _is_arithmetic(node)]
-            parts = set() if every else {child for node in made for child in ast.iter_child_nodes(node)}
-            found += [_formula(node, names) for node in made if node not in parts for names in ({}, once)]
+    found, scopes = [], list[ast.AST]([tree])
+    for scope in scopes:
+        nodes = _within(scope)
+        scopes += [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        once = _assigned_once(nodes)
+        made = [node for node in nodes if isinstance(node, ast.expr) and _is_arithmetic(node)]
+        parts = set() if every else {child for node in made for child in ast.iter_child_nodes(node)}
+        found += [_formula(node, names) for node in made if node not in parts for names in ({}, once)]
     return [formula for formula in found if formula]
 
 
@@ -150,12 +150,13 @@ def _called(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
 
 
-def _within(scope: ast.AST) -> Iterator[ast.AST]:
+def _within(scope: ast.AST) -> list[ast.AST]:
     """All nodes of a scope but those of functions in it, which are scopes of their own."""
-    for child in ast.iter_child_nodes(scope):
-        yield child
-        if not isinstance(child, ast.FunctionDef):
-            yield from _within(child)
+    nodes = list(ast.iter_child_nodes(scope))
+    for node in nodes:  # those that are added are looked at, too
+        if not isinstance(node, ast.FunctionDef):
+            nodes += ast.iter_child_nodes(node)
+    return nodes
 
 
 def _assigned_once(nodes: list[ast.AST]) -> dict[str, ast.expr]:

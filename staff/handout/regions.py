@@ -57,7 +57,7 @@ class _Marker(NamedTuple):
     indent: str
 
 
-@functools.lru_cache(maxsize=64)  # entries of a bank ask for the same file, one after the other
+@functools.lru_cache(maxsize=512)  # entries of a bank and handouts ask for the same files, one after the other
 def find_regions(text: str, file: str = "file") -> tuple[Region, ...]:
     """The regions of one file, in order.
 

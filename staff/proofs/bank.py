@@ -4,6 +4,7 @@ How an entry is written is told in staff/banks/mistakes/README.md.
 """
 
 import ast
+import functools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -144,12 +145,18 @@ def apply(entry: Entry, tree: Path) -> None:
         for place, body in entry.bodies.items():
             region, _, part = place.partition("/")
             text = replace_body(text, entry.file, region, body.strip("\n"), int(part) if part else None)
-        equal = ast.dump(ast.parse(text)) == ast.dump(ast.parse(solved))
+        equal = _code(text) == _code(solved)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{entry}: {error}") from error
     if equal:
         raise InputError(f"{entry}: the entry equals the solution; change it")
     path.write_text(text, encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=16)  # each entry of a bank is compared with the same solved file
+def _code(text: str) -> str:
+    """Return what a Python file executes."""
+    return ast.dump(ast.parse(text))
 
 
 def hunks(patch: str) -> Iterator[tuple[str, str]]:

@@ -146,7 +146,7 @@ def die_with_parent() -> None:
 def tree_folder() -> Iterator[Path]:
     """An empty folder for one tree at a time; in one process it has the same name each time, if it can. So the zygote
     has to import common/ once for all trees, see grader/given_files.py."""
-    around = os.environ.get(TREES) or tempfile.gettempdir()
+    around = os.environ.get(TREES) or in_memory(tempfile.gettempdir())
     folder = Path(around, f"cos598d-tree-{os.getpid()}")
     try:
         folder.mkdir(mode=0o700)
@@ -187,7 +187,7 @@ def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
         os.chdir(ROOT)
         silent = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
         with silent[0], silent[1], contextlib.suppress(pytest.exit.Exception):
-            options = ["-q", "-p", "no:cacheprovider", "--tb=short", f"--tree={tree}", "--seed", str(seed)]
+            options = ["-q", "-p", "no:cacheprovider", "--tb=native", f"--tree={tree}", "--seed", str(seed)]
             pytest.main([*options, *tests], plugins=[watch])
     finally:
         signal.alarm(0)

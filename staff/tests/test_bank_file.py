@@ -60,7 +60,8 @@ def graded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "bank.toml").write_text(TOP + ENTRIES)
     (folder / "tmp").mkdir()
-    command = [sys.executable, "-m", "staff.mistakes", "--bank", folder / "bank.toml", "--seed", "5"]
+    command = [sys.executable, "-m", "staff.mistakes", "--bank", folder / "bank.toml"]
+    command += ["--seed", "5", "--workers", "1"]  # one that loads torch is enough
     environment = os.environ | {"TMPDIR": str(folder / "tmp")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stderr == ""

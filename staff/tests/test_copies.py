@@ -1,15 +1,18 @@
 """Copies of earlier regions in later scripts: what works is silent, what does not is a warning with file and line."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from course.todo import find_blocks, replace_block
 from staff.grade.submissions import write_files
+from staff.proofs.grading_pool import grade
 from staff.tests.handouts import solved_handout
-from tests.own.started_processes import run
 
+COPIES = "tests/test_copies.py"
+# Of two scripts; make bank looks at the copies of the others, too.
+OF_TASK_4 = f"{COPIES}::test_what_task_4_has_of_earlier_tasks_works"
+OF_TASK_3 = f"{COPIES}::test_what_gpt2_of_task_3_has_of_earlier_tasks_works"
 GLUE, TRAFFIC, PIPELINE = "task1_single/run_glue.py", "task4_traffic/run_glue.py", "pipeline/run_gpt2.py"
 
 
@@ -28,16 +31,9 @@ def change(tree: Path, file: str, region: str, body: str, part: int = 1) -> int:
     return block.line
 
 
-def graded(tree: Path, *tests: str) -> dict:
-    """The report of a run of these tests on a tree."""
-    report = tree / "report.json"
-    run("-m", "pytest", "-q", f"--tree={tree}", "--report", report, *tests, timeout=600)
-    return json.loads(report.read_text()) if report.exists() else {"warnings": []}
-
-
 @pytest.mark.proof
 def test_copies_that_work_give_no_warning(tree):
-    assert graded(tree, "tests/test_copies.py")["warnings"] == []
+    assert grade(tree, [COPIES], 1).warned == []
 
 
 @pytest.mark.slow
@@ -65,9 +61,7 @@ def test_copies_that_work_give_no_warning(tree):
 def test_a_copy_that_does_not_work_is_named_with_its_line_and_what_to_do(tree, file, region, part, body, words):
     line = change(tree, file, region, body, part)
 
-    report = graded(tree, "tests/test_copies.py")
-
-    (warning,) = report["warnings"]
+    (warning,) = grade(tree, [COPIES], 1).warned
     assert warning.startswith(f"{file}:{line}: ")
     assert words in warning
     assert f"these of your lines differ from the original ones: {region} (line " in warning
@@ -78,13 +72,13 @@ def test_a_copy_that_does_not_work_is_named_with_its_line_and_what_to_do(tree, f
 def test_a_copy_that_is_still_open_is_named_and_costs_nothing(tree):
     line = change(tree, TRAFFIC, "1.3", 'raise NotImplementedError("TODO 1.3: one step")')
 
-    wanted = "what_task_4 or gpt2_of_task_3 or scatter_cost"  # the copies of the other scripts: make bank, above
-    report = graded(tree, "-k", wanted, "tests/test_copies.py", "tests/task4/test_expected.py")
+    of_the_script = "tests/task4/test_expected.py::test_gather_and_scatter_cost_rank_0_more"
+    graded = grade(tree, [OF_TASK_4, OF_TASK_3, of_the_script], 1)
 
-    (warning,) = report["warnings"]
+    (warning,) = graded.warned
     assert warning.startswith(f"{TRAFFIC}:{line}: region 1.3 is not written here, but it is in {GLUE}:")
     assert warning.endswith("run `python submit.py carry`")
-    assert report["score"] == report["max_score"] == 1
+    assert set(graded.statuses.values()) == {"passed"} and graded.points_lost == {}
 
 
 @pytest.mark.medium
@@ -92,4 +86,4 @@ def test_nothing_is_said_of_copies_while_their_home_is_open(tree):
     change(tree, GLUE, "1.3", 'raise NotImplementedError("TODO 1.3: one step")')
     change(tree, TRAFFIC, "1.3", 'raise NotImplementedError("TODO 1.3: one step")')
 
-    assert graded(tree, "-k", "task_4_has_of", "tests/test_copies.py")["warnings"] == []
+    assert grade(tree, [OF_TASK_4], 1).warned == []

@@ -56,10 +56,10 @@ def test_the_overview_names_what_is_not_graded_yet_and_damaged_results_count_as_
     assert "2 not graded yet: bob, cy" in (tmp_path / "index.html").read_text()
 
 
-def start(hand_ins: Path, out: Path, part: int, parts: int) -> subprocess.Popen:
+def start(hand_ins: Path, out: Path, part: int, parts: int, python: str = sys.executable) -> subprocess.Popen:
     """One task of the array job, as SLURM starts it."""
     slurm = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_ARRAY_TASK_ID": str(part), "SLURM_ARRAY_TASK_COUNT": str(parts)}
-    environment = os.environ | slurm | {"OUT": str(out), "PYTHON": sys.executable, "SLURM_CPUS_PER_TASK": "1"}
+    environment = os.environ | slurm | {"OUT": str(out), "PYTHON": python, "SLURM_CPUS_PER_TASK": "1"}
     command = ["bash", str(ROOT / "staff/slurm/grade_class.sbatch"), f"{hand_ins}/*", "--tests", QUICK, "--seed", "5"]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -70,7 +70,19 @@ def figures_of(process: subprocess.Popen) -> dict:
     return json.loads(said.splitlines()[-1])
 
 
-@pytest.mark.medium
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_a_task_of_the_array_job_grades_its_part_of_all_hand_ins(tmp_path):
+    for name in ("ann", "bob"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+
+    words, _ = start(tmp_path / "in", tmp_path / "out", 2, 3, python="echo").communicate()
+
+    hand_ins = f"{tmp_path}/in/ann {tmp_path}/in/bob"
+    options = f"--out {tmp_path}/out --part 2/3 --jobs 1 --tests {QUICK} --seed 5"
+    assert words == f"-m staff.grade {hand_ins} {options}\n"
+
+
+@pytest.mark.proof
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
 def test_parts_at_once_with_one_killed_and_restarted_make_one_grade_book(tmp_path):
     contents = {"ann": clean_files()[HOME], "bob": (ROOT / HOME).read_bytes(), "cy": clean_files()[HOME]}

@@ -46,8 +46,3 @@ def test_what_the_graders_accept_starts_with_forkserver(entry, tmp_path):
 @pytest.mark.parametrize("entry", WRONG, ids=lambda entry: entry.name)
 def test_what_the_graders_refuse_for_its_start_fails_with_forkserver(entry, tmp_path):
     assert start(entry, tmp_path).returncode != 0
-
-
-def test_the_bank_has_both_kinds():
-    assert len(RIGHT) > 3
-    assert len(WRONG) > 4

@@ -74,10 +74,9 @@ def lines(command: Command) -> list[list[str]]:
     return [[*command.start, "--help"], [*command.start, "--no_such_flag"], [*command.start, *command.refused]]
 
 
-HEAVY = ("torch", "transformers", "datasets", "sklearn", "matplotlib", "pandas", "scipy")
+HEAVY = ("torch", "transformers", "torch._dynamo", "datasets", "sklearn", "matplotlib", "pandas", "scipy")
 INTERNAL = {"cluster.bandwidth", "cluster.guard", "cluster.cloudlab_profile"}  # started by others
 ON_GPUS = {"cluster.gpu_check"}  # asks torch for them first
-NOT_YET = ("datasets", "matplotlib", "pandas", "scipy", "sklearn", "torch._dynamo")
 RUN = """
 import json, runpy, sys
 seen = {}
@@ -96,39 +95,30 @@ print(json.dumps(seen))
 """
 
 
-def run_all(commands, watched):
-    """Run the command lines one after the other in one new process: exit code, and what is loaded by then, of each."""
-    todo = [line for command in commands for line in lines(command)]
-    process = [sys.executable, "-c", RUN % (watched,), json.dumps(todo)]
+@pytest.fixture(scope="module")
+def answer():
+    """Run all command lines, one after the other, in one new process; return a function that gives, for each line of a
+    command, the exit code and what is loaded by then."""
+    todo = [line for command in (*LIGHT, HELLO, *TRAINING) for line in lines(command)]
+    process = [sys.executable, "-c", RUN % (HEAVY,), json.dumps(todo)]
     done = subprocess.run(process, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.fixture(scope="module")
-def light():
-    return run_all((*LIGHT, HELLO), HEAVY)
+    answers = json.loads(done.stdout.splitlines()[-1])
+    return lambda command: [answers[" ".join(line)] for line in lines(command)]
 
 
 @pytest.mark.parametrize("command", LIGHT, ids=lambda command: command.start[-1])
-def test_a_command_that_trains_nothing_checks_its_flags_without_torch(command, light):
-    answers = [light[" ".join(line)] for line in lines(command)]
-
-    assert [code for code, _ in answers] == [0, 2, 2]
-    assert all(loaded == [] for _, loaded in answers)
+def test_a_command_that_trains_nothing_checks_its_flags_without_torch(command, answer):
+    assert answer(command) == [[code, []] for code in (0, 2, 2)]
 
 
-def test_the_first_program_of_the_course_loads_torch_and_no_transformers(light):
-    assert [light[" ".join(line)] for line in lines(HELLO)] == [[code, ["torch"]] for code in (0, 2, 2)]
+def test_the_first_program_of_the_course_loads_torch_and_no_transformers(answer):
+    assert answer(HELLO) == [[code, ["torch"]] for code in (0, 2, 2)]
 
 
-@pytest.mark.medium
-def test_task_scripts_check_their_flags_before_they_load_data_sets_and_plots():
-    answers = run_all(TRAINING, NOT_YET)
-
-    assert {line: [code, loaded] for line, (code, loaded) in answers.items()} == {
-        " ".join(line): [code, []] for command in TRAINING for line, code in zip(lines(command), (0, 2, 2), strict=True)
-    }
+@pytest.mark.parametrize("command", TRAINING, ids=lambda command: command.start[-1])
+def test_task_scripts_check_their_flags_before_they_load_data_sets_and_plots(command, answer):
+    assert answer(command) == [[code, ["torch", "transformers"]] for code in (0, 2, 2)]
 
 
 def test_every_command_of_the_course_is_tried():

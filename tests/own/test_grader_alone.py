@@ -63,10 +63,12 @@ def course(tmp_path):
     return tmp_path
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(("body", "points", "message"), [
-    ("return tensor * world_size", 2, ""),
-    ("return tensor / world_size", 0, "it is divided: multiply by world_size\nrank 0 of 3: result"),
+    pytest.param("return tensor * world_size", 2, "", marks=pytest.mark.proof),
+    pytest.param(
+        "return tensor / world_size", 0, "it is divided: multiply by world_size\nrank 0 of 3: result",
+        marks=pytest.mark.medium,
+    ),
 ])  # fmt: skip
 def test_another_course_is_graded_by_the_same_graders(course, body, points, message):
     (course / "lesson/tensors.py").write_text(LESSON.format(body=body))
@@ -77,5 +79,5 @@ def test_another_course_is_graded_by_the_same_graders(course, body, points, mess
 
     assert done.returncode in (0, 1), done.stdout + done.stderr
     report = json.loads((course / "report.json").read_text())
-    assert report["score"] == points
+    assert (report["score"], report["max_score"]) == (points, 2)
     assert [test["message"].startswith(message) for test in report["tests"]] == [True]

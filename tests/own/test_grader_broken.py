@@ -1,6 +1,5 @@
 """A student's broken file costs the points of that file and no others, and says what is wrong with it."""
 
-import json
 import shutil
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from common.paths import ROOT
 from course.table import load_course
 from staff.handout.assemble import assemble
+from staff.proofs.grading_pool import function_of, grade
 from tests.own.started_processes import run
 
 COURSE = load_course()
@@ -22,23 +22,16 @@ BROKEN = {
     "task3_ddp/run_gpt2.py": ("raise NotImplementedError('TODO')\n", "is not written yet"),
     "common/data_partition.py": ("", ""),
 }
-TESTS = [  # of each file, and one that looks at the imports of two, of which the first is broken
+TESTS = (  # one of each file
     "tests/task1/test_bert.py::test_the_pretrained_weights_are_loaded",
     "tests/start/test_joining.py::test_the_group_is_joined_where_and_as_it_was_told",
     "tests/gradients/test_averaging.py::test_all_reduce_leaves_the_mean_on_every_worker",
-    "tests/start/test_start.py::test_task2b_imports_only_what_the_course_allows",
     "tests/start/test_start.py::test_every_worker_is_started_and_waited_for",
     "tests/training/test_ddp.py::test_the_wrapped_model_averages_in_its_backward_pass",
     "tests/training/test_ddp.py::test_the_wrapped_gpt2_averages_in_its_backward_pass",
     "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices",
-]
-
-
-def graded(folder, *tests):
-    """Grade folder/tree; return the report's tests, and what is printed."""
-    options = ["-q", "-p", "no:cacheprovider", f"--tree={folder / 'tree'}", "--report", folder / "report.json"]
-    done = run("-m", "pytest", *options, *tests, timeout=400)
-    return json.loads((folder / "report.json").read_text())["tests"], done.stdout
+)
+IMPORTS = "tests/start/test_start.py::test_task2b_imports_only_what_the_course_allows"  # of two files
 
 
 @pytest.mark.medium
@@ -49,14 +42,13 @@ def test_a_file_that_does_not_load_costs_its_own_points_only(tmp_path):
         path = tmp_path / "tree" / file
         path.write_text(lines + path.read_text())
 
-    entries, _ = graded(tmp_path, *TESTS)
+    graded = grade(tmp_path / "tree", [*TESTS, IMPORTS], seed=1)
 
-    assert {entry["id"] for entry in entries} == set(TESTS)
-    for entry in entries:
-        imports = "imports_only" in entry["id"]
-        words = BROKEN["task2b_allreduce/run_glue.py" if imports else COURSE.regions[entry["region"]].file][1]
-        assert (entry["points"] == entry["max_points"]) == (words == ""), entry
-        assert words in entry["message"], entry
+    assert len(graded.seen) == len(TESTS) + 1
+    for file, test in [*zip(BROKEN, TESTS, strict=True), ("task2b_allreduce/run_glue.py", IMPORTS)]:
+        status, message = graded.statuses[function_of(test)], graded.seen[function_of(test)].message
+        assert (status == "passed") == (BROKEN[file][1] == ""), message
+        assert BROKEN[file][1] in message
 
 
 @pytest.mark.proof
@@ -68,7 +60,8 @@ def test_a_region_whose_placeholder_was_left_in_is_told_to_delete_it(tmp_path):
     (line,) = [line for line in handout.splitlines() if 'NotImplementedError("TODO 1.1' in line]
     file.write_text(handout.replace(line, f"    model = None\n{line}"))
 
-    _, said = graded(tmp_path, "--region", "1.1", "tests/task1/test_bert.py")
+    words = ["-q", "-p", "no:cacheprovider", "--region", "1.1", f"--tree={tmp_path / 'tree'}"]
+    said = run("-m", "pytest", *words, "tests/task1/test_bert.py").stdout
 
     assert 'its line `raise NotImplementedError("TODO 1.1: ...")` is still there, and was reached: delete it' in said
     assert "next: 1.1;" in said

@@ -1,16 +1,13 @@
 """The look at files: what reaches for the grader is marked with its line, and ordinary code is not."""
 
-import contextlib
 import subprocess
 
 import pytest
 
-from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
 from grader import imports
 from grader.tampering import look_at
-from staff.proofs.bank import apply, copy_tree, load_bank
 
 pytestmark = pytest.mark.medium
 
@@ -95,20 +92,6 @@ def test_no_file_of_the_solved_course_is_flagged():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
     assert look_at(ROOT, [file for file in tracked if COURSE.may_student_change(file)]) == []
-
-
-def test_no_variant_of_the_banks_is_flagged(tmp_path):
-    copy_tree(tmp_path)
-    found = []
-    for entry in load_bank():
-        if not entry.is_mistake:
-            before = (tmp_path / entry.file).read_bytes()
-            with contextlib.suppress(InputError):
-                apply(entry, tmp_path)
-                found += [(str(entry), flag) for flag in look_at(tmp_path, [entry.file])]
-            (tmp_path / entry.file).write_bytes(before)
-
-    assert found == []
 
 
 # --- imports ----------------------------------------------------------------------------------------------------------

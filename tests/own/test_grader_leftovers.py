@@ -15,6 +15,7 @@ from tests.own.inline_student import HEAD, wait_until
 pytestmark = pytest.mark.medium
 
 RANKS = 2
+TORCH_ALONE = {"preload": []}  # most tests here end the zygote: the next one loads no more than it needs
 
 
 # Whoever still lives of a rank's processes holds its lock, since all of them have inherited the open file.
@@ -71,7 +72,7 @@ def alive(folder):
 
 
 def test_double_forks_new_sessions_and_hopping_processes_are_gone_afterwards(play, tmp_path):
-    result = play(LEFTOVERS, folder=str(tmp_path))
+    result = play(LEFTOVERS, folder=str(tmp_path), **TORCH_ALONE)
 
     assert result.outcome == "returned"
     assert result.left_running >= 4
@@ -86,7 +87,7 @@ def test_an_interrupt_ends_all_ranks(play, tmp_path, monkeypatch):
 
     monkeypatch.setattr("grader.ranks.one_run.RankRun.result", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        play(LEFTOVERS, folder=str(tmp_path), stay=True)
+        play(LEFTOVERS, folder=str(tmp_path), stay=True, **TORCH_ALONE)
 
     assert alive(tmp_path) == []
 
@@ -96,7 +97,7 @@ def test_ranks_are_gone_when_their_grader_is_killed(tmp_path):
         import sys
         sys.path.insert(0, {str(ROOT)!r})
         from grader import ranks
-        arguments = {{"file": "run.py", "function": "go", "folder": {str(tmp_path)!r}, "stay": True}}
+        arguments = {{"file": "run.py", "function": "go", "folder": {str(tmp_path)!r}, "stay": True, "preload": []}}
         ranks.run("grader.inside.context:call", 2, arguments, tree={str(tmp_path)!r}, deadline=1000)
     """
     (tmp_path / "run.py").write_text(HEAD + textwrap.dedent(LEFTOVERS))
@@ -111,7 +112,7 @@ def test_ranks_are_gone_when_their_grader_is_killed(tmp_path):
 
 
 def test_a_rank_that_kills_its_parent_ends_this_run_only_and_the_next_has_its_walls(play, tmp_path, monkeypatch):
-    result = play(LEFTOVERS, folder=str(tmp_path), stay=True, kill=1)
+    result = play(LEFTOVERS, folder=str(tmp_path), stay=True, kill=1, **TORCH_ALONE)
 
     assert [rank.outcome for rank in result.ranks] == ["killed", "killed"]
     assert not Path((tmp_path / "1.ready").read_text()).exists()
@@ -119,7 +120,8 @@ def test_a_rank_that_kills_its_parent_ends_this_run_only_and_the_next_has_its_wa
 
     # Walls are built before any student code, also by a new parent; this one does no more than say its arguments.
     monkeypatch.setenv("COS598D_CONFINE", "builtins:print policy")
-    result = play("print('loaded')\ndef go(context):\n    return os.getcwd(), 'COS598D_CONFINE' in os.environ\n")
+    source = "print('loaded')\ndef go(context):\n    return os.getcwd(), 'COS598D_CONFINE' in os.environ\n"
+    result = play(source, **TORCH_ALONE)
     ranks.stop()
     for rank in result.ranks:
         folder, hook_is_known = rank.value

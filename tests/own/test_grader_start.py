@@ -1,13 +1,19 @@
 """How little a graded run waits for: which test files pytest opens, and what the zygote has loaded before it forks."""
 
+import mmap
 import re
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
 from common.paths import ROOT
 from course.table import load_course
 from grader import imports, ranks
+from grader.given_files import GivenCommon
 from grader.inside import preload
+from grader.inside.huge_pages import SIZE, HugePages
 from grader.selection import files_to_open
 from tests.own.started_processes import run
 
@@ -27,12 +33,6 @@ def test_where_the_table_cannot_tell_every_file_is_opened(markers):
     assert files_to_open(COURSE, None, markers) is None
 
 
-def test_every_region_of_the_table_opens_its_tests():
-    assert {id: files_to_open(COURSE, id, "") for id in COURSE.regions} == {
-        id: set(row.tests) for id, row in COURSE.regions.items()
-    }
-
-
 def test_a_region_opens_the_test_files_of_its_row_only_and_selects_its_tests():
     code = "import sys, pytest; pytest.main(sys.argv[1:]); print(*sorted(m for m in sys.modules if 'test_' in m))"
     *named, last = run("-c", code, "-q", "--collect-only", "--region", "1.2").stdout.splitlines()
@@ -44,22 +44,27 @@ def test_a_region_opens_the_test_files_of_its_row_only_and_selects_its_tests():
     ]  # fmt: skip
 
 
-def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has_it(tmp_path):
+@pytest.fixture(scope="module")
+def new_zygote(tmp_path_factory):
+    """The first runs of a new zygote: of torch alone, of a script, and of torch alone once more."""
     ranks.stop()
-    (tmp_path / "common").mkdir()
-    (tmp_path / "common/data_partition.py").write_text(
+    tree = tmp_path_factory.mktemp("tree")
+    (tree / "common").mkdir()
+    (tree / "common/data_partition.py").write_text(
         "import sys\nslow = {'transformers', 'transformers.modeling_utils'} & set(sys.modules)\n"
         "if slow:\n    raise RuntimeError(f'loaded: {sorted(slow)}')\n"
     )
-    (tmp_path / "run_glue.py").write_text((tmp_path / "common/data_partition.py").read_text())
-
+    (tree / "run_glue.py").write_text((tree / "common/data_partition.py").read_text())
     partition = {
         "file": "common/data_partition.py",
         "preload": imports.libraries(ROOT, "common/data_partition.py", COURSE),
     }
-    alone = ranks.run("grader.inside.context:load", 1, partition, tree=tmp_path)
-    script = ranks.run("grader.inside.context:load", 1, {"file": "run_glue.py"}, tree=tmp_path)
-    again = ranks.run("grader.inside.context:load", 1, partition, tree=tmp_path)
+    jobs = (partition, {"file": "run_glue.py"}, partition)
+    return [ranks.run("grader.inside.context:load", 1, job, tree=tree) for job in jobs]
+
+
+def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has_it(new_zygote):
+    alone, script, again = new_zygote
 
     assert alone.outcome == "returned"
     assert "loaded: ['transformers'" in script.explain()
@@ -98,3 +103,115 @@ def test_every_region_can_be_graded_alone(region):
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "--region", region, timeout=300)
 
     assert done.returncode == 0, done.stdout[-2000:]
+
+
+# --- the modules of common/ that every script imports, as long as the student has not changed common/ -----------------
+
+SCRIPT = """
+import sys
+there = "common.record" in sys.modules
+import common.paths, common.record
+print(there, common.paths.ROOT, getattr(common.record, "MINE", "ours"), type(common.record.__loader__).__module__)
+"""
+
+
+def make_tree(tree):
+    shutil.copytree(ROOT / "common", tree / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "run_glue.py").write_text(SCRIPT)
+    return tree
+
+
+def change(tree, addition):
+    with (tree / "common/record.py").open("a") as file:
+        file.write(f"\n{addition}\n")
+
+
+def printed(tree, given):
+    script = {"file": "run_glue.py", "preload": ["scripts"]}
+    result = ranks.run("grader.inside.context:load", 1, script, tree=tree, given=given)
+    assert result.outcome == "returned", result.explain()
+    return result.ranks[0].stdout.split()
+
+
+@pytest.fixture(scope="module")
+def first(new_zygote, tmp_path_factory):
+    """The first tree with a common/ for the zygote, which keeps its modules; and what a rank printed of them."""
+    tree = make_tree(tmp_path_factory.mktemp("first") / "tree")
+    given = GivenCommon(tree, COURSE).now()
+    record = tree / "common/record.py"
+    before = record.read_text()
+    change(tree, "MINE = 'mine'")  # after the look
+    said = printed(tree, given)
+    record.write_text(before)
+    return tree, said
+
+
+def test_no_line_of_the_tree_runs_in_the_process_that_forks_ranks(first):
+    tree, said = first
+
+    assert said[:3] == ["True", str(tree), "ours"]
+
+
+def test_a_second_tree_imports_its_own(first, tmp_path):
+    second = make_tree(tmp_path / "second")
+
+    assert printed(second, GivenCommon(second, COURSE).now())[:3] == ["False", str(second), "ours"]
+
+
+def test_a_rank_starts_with_the_modules_of_an_unchanged_common_and_a_change_between_two_runs_counts(first):
+    tree, _ = first
+    common, record = GivenCommon(tree, COURSE), tree / "common/record.py"
+    before = record.read_text()
+    assert printed(tree, common.now())[:3] == ["True", str(tree), "ours"]
+
+    change(tree, "MINE = 'mine'")
+    changed = printed(tree, common.now())
+    record.write_text(before)
+
+    assert changed[:3] == ["False", str(tree), "mine"]
+    assert printed(tree, common.now())[:3] == ["True", str(tree), "ours"]
+
+
+def test_a_solved_region_in_common_is_no_change_but_a_missing_file_is(tmp_path):
+    tree = make_tree(tmp_path / "tree")
+    (tree / "common/data_partition.py").write_text("solved = True\n")
+    assert GivenCommon(tree, COURSE).now() is not None
+
+    (tree / "common/optim.py").unlink()
+    assert GivenCommon(tree, COURSE).now() is None
+
+
+# --- the memory of the zygote -----------------------------------------------------------------------------------------
+
+SMALL = 4096  # bytes of a page
+MARK = b"here"
+
+
+@pytest.fixture
+def block():
+    """Memory for 16 huge pages, filled page by page, as a program fills its memory."""
+    with mmap.mmap(-1, 16 * SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        for at in range(0, len(memory), SMALL):
+            memory[at : at + len(MARK)] = MARK
+        yield memory
+
+
+def in_huge_pages() -> int:
+    """Bytes of this process's memory that are in huge pages."""
+    return int(re.findall(r"AnonHugePages: *(\d+)", Path("/proc/self/smaps_rollup").read_text())[0]) << 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="huge pages are asked for on Linux only")
+def test_memory_is_put_into_huge_pages_once_and_keeps_what_is_in_it(block):
+    before, pages = in_huge_pages(), HugePages()
+    pages.look()
+    tried = set(pages.left)
+    while pages.left:
+        pages.collapse_one()
+    pages.look()
+    assert len(tried) >= 15 and tried.isdisjoint(pages.left)
+
+    if in_huge_pages() == before:
+        pytest.skip("this system gives no huge pages: before Linux 6.1, or none are free")
+    assert in_huge_pages() - before >= 8 * SIZE
+    assert all(block[at : at + len(MARK)] == MARK for at in range(0, len(block), SMALL))
