@@ -1,4 +1,4 @@
-"""Lessons, task scripts and the benchmark's engines on fake GPUs: each scene takes two steps and evaluates.
+"""Lessons, task scripts and the benchmark's engines on fake GPUs: each scene takes one or two steps and evaluates.
 
 DDP's reducer reads the memory of tensors, so tasks 3 run with the bare model in its place. The stages of
 torch.distributed.pipelining agree on shapes through messages, which nobody answers here, so of pipeline/distributed.py
@@ -16,16 +16,31 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import benchmark.strategies
+from common.models.load import model_path
 from common.workers.process_group import Worker
 from tests.own.gpu.fake_gpu import fake_gpu, joined, script
+
+ONCE = ("--max_steps", "1")
+
+
+def small_gpt2() -> GPT2LMHeadModel:
+    return GPT2LMHeadModel(GPT2Config.from_pretrained(model_path("tiny", "gpt2"), n_layer=2))
+
+
+def flags_of_small_gpt2(folder: Path) -> tuple[str, ...]:
+    """Save the model when it is first asked for; return the flags of a script that uses it."""
+    if not (folder / "model").exists():
+        small_gpt2().save_pretrained(folder / "model")
+    return ("--model_name_or_path", str(folder / "model"), "--tokenizer_name", "tiny")
 
 
 def beyond(folder: Path, *flags: str, ranks: tuple[int, ...] = (1,), world_size: int = 2) -> None:
     import beyond.run_gpt2
 
+    flags += flags_of_small_gpt2(folder)
     for rank in ranks:
         with fake_gpu(world_size), mock.patch.object(beyond.run_gpt2, "from_folder", return_value=None):
-            script("beyond.run_gpt2", folder, rank, world_size, *flags)
+            script("beyond.run_gpt2", folder / "out", rank, world_size, *flags)
 
 
 def task(folder: Path, module: str, world_size: int = 2, entry: str = "main") -> None:
@@ -33,7 +48,7 @@ def task(folder: Path, module: str, world_size: int = 2, entry: str = "main") ->
     import task3_ddp.run_gpt2
 
     with without_ddp(task3_ddp.run_glue), without_ddp(task3_ddp.run_gpt2), fake_gpu():
-        script(module, folder, world_size - 1, world_size, entry=entry)
+        script(module, folder, world_size - 1, world_size, *ONCE, entry=entry)
 
 
 def without_ddp(module: ModuleType) -> Any:
@@ -44,13 +59,14 @@ def resume(folder: Path, strategy: str) -> None:
     """Each of two ranks saves on its own GPU; the second resumes."""
     shards = str(folder / "shards")
     with torch.serialization.skip_data(materialize_fake_tensors=True):  # the file has shapes and devices
-        beyond(folder, "--strategy", strategy, "--save_to", shards, ranks=(0, 1))
+        beyond(folder, "--strategy", strategy, "--save_to", shards, *ONCE, ranks=(0, 1))
     beyond(folder, "--strategy", strategy, "--resume_from", shards)
 
 
 def pipeline(folder: Path, mode: str, devices: int, *flags: str) -> None:
+    flags += flags_of_small_gpt2(folder)
     with fake_gpu(devices):
-        script("pipeline.run_gpt2", folder, 0, 1, "--model_parallel_mode", mode, *flags)
+        script("pipeline.run_gpt2", folder / "out", 0, 1, "--model_parallel_mode", mode, *flags)
 
 
 def clip_between_processes(folder: Path) -> None:
@@ -82,7 +98,7 @@ def engine(folder: Path, strategy: str, world_size: int = 2) -> None:
     for rank in sorted({0, world_size - 1}):
         with fake_gpu(1), joined(rank, world_size):
             worker = Worker(rank, world_size, torch.device("cuda", 0))  # each on a node of its own
-            model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=99, n_positions=8))
+            model = small_gpt2()
             tested = benchmark.strategies.STRATEGIES[strategy].make(settings, worker, model)  # type: ignore[arg-type]
             tokens = torch.ones(1, 8, dtype=torch.long)
             for _ in range(2):
