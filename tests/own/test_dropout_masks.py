@@ -18,6 +18,7 @@ pytestmark = pytest.mark.medium
 
 OWN_SEED = "set_seed(config.seed + worker.rank"
 FLAGS = ("--no_cuda", "--dropout", "0.1")
+SHORT = ("--batch_size", "8", "--model_max_length", "16")  # so little that no operation takes several threads
 
 
 def generator():
@@ -62,7 +63,9 @@ def differ(first, second):
 
 
 def test_two_workers_drop_different_units(masks):
-    first, second = masks("task2b_allreduce.run_glue", "--do_train", "--per_gpu_train_batch_size", "4")
+    first, second = masks(
+        "task2b_allreduce.run_glue", "--do_train", "--per_gpu_train_batch_size", "4", "--max_seq_length", "32"
+    )
 
     assert differ(first, second)
 
@@ -75,15 +78,14 @@ def test_every_script_with_several_workers_has_a_seed_for_each():
 
 
 def test_a_tensor_group_drops_the_same_activations_and_each_rank_its_own_attention_weights(masks):
-    first, second = masks("beyond.run_gpt2", "--strategy", "tensor", "--batch_size", "8")
+    first, second = masks("beyond.run_gpt2", "--strategy", "tensor", *SHORT)
 
     assert first["activations"] == second["activations"] != []
     assert first["attention"] and not set(first["attention"]) & set(second["attention"])
 
 
 def test_the_tensor_groups_of_a_grid_drop_different_units(masks):
-    flags = ("--strategy", "grid", "--grid", "data=2,tensor=2", "--batch_size", "8")
-    ranks = masks("beyond.run_gpt2", *flags, world_size=4)
+    ranks = masks("beyond.run_gpt2", "--strategy", "grid", "--grid", "data=2,tensor=2", *SHORT, world_size=4)
 
     assert ranks[0]["activations"] == ranks[1]["activations"] and ranks[2]["activations"] == ranks[3]["activations"]
     assert differ(ranks[0], ranks[2]) and differ(ranks[1], ranks[3])
